@@ -1,0 +1,1 @@
+"""The harness: everything that is neither a method nor a task."""

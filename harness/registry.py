@@ -1,0 +1,52 @@
+"""Specs such as `clip_b(share=0.02, mode=paper)` resolved against a table of dataclasses; imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import yaml
+
+from harness.config import UserError, nearest, typed
+
+T = TypeVar("T")
+SPEC = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
+
+
+def split(spec: str, separator: str) -> list[str]:
+    """Split at a separator, but not inside brackets."""
+    parts, depth = [""], 0
+    for character in spec:
+        depth += (character in "([") - (character in ")]")
+        if character == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def parse(spec: str) -> tuple[str, dict[str, Any]]:
+    """`name(key=value, ...)` -> name and options."""
+    match = SPEC.fullmatch(spec)
+    if match is None:
+        raise UserError(f"{spec!r} is no specification; write name or name(key=value, ...)")
+    name, inside = match.groups()
+    options = {}
+    for part in split(inside or "", ","):
+        if not part.strip():
+            continue
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(f"{part.strip()!r} in {spec!r} is no option; write key=value")
+        options[key.strip()] = yaml.safe_load(value)
+    return name, options
+
+
+def build(kind: str, table: Mapping[str, type[T]], spec: str, shared: Mapping[str, Mapping[str, Any]] | None = None) -> T:
+    """The entry of `table` that `spec` names, with the options of the spec over the shared ones over its defaults."""
+    name, options = parse(spec)
+    if name not in table:
+        raise UserError(f"unknown {kind} {name!r}; {nearest(name, table)}")
+    cls = table[name]
+    return typed(cls(), {**(shared or {}).get(name, {}), **options}, f"{name}.")
