@@ -8,9 +8,9 @@ metrics. Whose gradient counts is another question, answered by a method's weigh
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +38,8 @@ class TokenStats:
     ref_logp: Tensor | None = None  # of the reference model
 
     def at(self, index_T: Tensor) -> TokenStats:
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return TokenStats(**{name: None if value is None else value[index_T] for name, value in fields.items()})
+        taken: dict[str, Any] = {name: None if x is None else x[index_T] for name, x in vars(self).items()}
+        return TokenStats(**taken)
 
     @property
     def discriminator(self) -> Tensor:
@@ -97,6 +97,11 @@ class TokenBatch:
         return torch.arange(len(self), device=self.lengths_B.device).repeat_interleave(self.lengths_B)
 
     @property
+    def within_T(self) -> Tensor:
+        """Place of each token in its response, 0 ..."""
+        return torch.arange(len(self.index_T), device=self.index_T.device) - self.starts_B[self.sequence_T]
+
+    @property
     def starts_B(self) -> Tensor:
         """Where each response begins among the flat tokens."""
         return self.lengths_B.cumsum(0) - self.lengths_B
@@ -121,7 +126,9 @@ class TokenBatch:
 
     def split(self, parts: int) -> Iterator[TokenBatch]:
         """Mini-batches of whole groups: each gets the same number of them, in order."""
-        per_part = (int(self.groups_B.max()) + 1) // parts
+        groups = int(self.groups_B.max()) + 1
+        assert groups % parts == 0
+        per_part = groups // parts
         for part in range(parts):
             yield self.take(torch.nonzero(self.groups_B // per_part == part).flatten().tolist())
 
@@ -144,7 +151,7 @@ class TokenBatch:
         return x_T.new_zeros(len(self)).index_add(0, self.sequence_T, x_T)
 
     def mean(self, x_T: Tensor) -> Tensor:
-        return ranks.total(x_T.double().sum()) / self.count(torch.ones_like(x_T))
+        return ranks.total(x_T.double().sum()) / self.tokens
 
     def std(self, x_T: Tensor) -> Tensor:
         """The population's (divided by n, not n - 1)."""
@@ -157,6 +164,10 @@ class TokenBatch:
 
     def count(self, mask_T: Tensor) -> float:
         return float(ranks.total(mask_T.sum()))
+
+    @property
+    def tokens(self) -> float:
+        return self.count(torch.ones_like(self.index_T))
 
     @property
     def responses(self) -> float:

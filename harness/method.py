@@ -21,12 +21,19 @@ if TYPE_CHECKING:
     from harness.batch import TokenBatch, TokenStats
 
 
+def fraction(**values: float | None) -> None:
+    for key, value in values.items():
+        if value is not None and not 0 <= value <= 1:
+            raise UserError(f"{key} is {value}; allowed: 0 to 1")
+
+
 @dataclass(frozen=True)
 class Component:
+    source: ClassVar[str] = ""  # the paper
     # What the trainer must compute beyond logp and the entropy before the update:
     # values (a critic), ref_logp (the model before training), sum_p2, entropy_grad (H in the loss, with gradient)
     needs: ClassVar[frozenset[str]] = frozenset()
-    min_group: ClassVar[int] = 1
+    min_group: ClassVar[int] = 1  # responses to a prompt without which it has nothing to learn from
 
 
 @dataclass(frozen=True)
@@ -49,13 +56,23 @@ class Objective(Component):
     def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
         raise NotImplementedError
 
-    def surrogate(self, current: TokenStats, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        """What is maximised, token by token."""
-        raise NotImplementedError
+    def whiten(self, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        """The advantages as the surrogate takes them; a critic learns from them as they were before."""
+        return advantages_T
 
-    def returns(self, old: TokenStats, batch: TokenBatch) -> Tensor:
-        """What a critic should predict; only of objectives that need values."""
-        raise NotImplementedError
+    def surrogate(self, current: TokenStats, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        """What is maximised, token by token: by default PPO's clipped ratio times the advantage."""
+        ratio_T = (current.logp - old.logp).exp()
+        bound_T = ratio_T.detach().clamp(1 - self.clip_low, 1 + self.clip_high)
+        clipped_T = (ratio_T > bound_T) & (advantages_T > 0) | (ratio_T < bound_T) & (advantages_T < 0)
+        factor_T = self.clipped(ratio_T, bound_T).where(clipped_T, ratio_T)
+        if self.dual_clip is not None:
+            factor_T = factor_T.clamp(max=self.dual_clip).where(advantages_T < 0, factor_T)
+        return factor_T * advantages_T
+
+    def clipped(self, ratio_T: Tensor, bound_T: Tensor) -> Tensor:
+        """What stands for the ratio of a token beyond the clip: by default the bound, a constant without gradient."""
+        return bound_T
 
     def value_loss(self, values_T: Tensor, old_values_T: Tensor, returns_T: Tensor) -> Tensor:
         """The critic's loss, token by token; only of objectives that need values."""
@@ -64,7 +81,7 @@ class Objective(Component):
     def scale(self, batch: TokenBatch, counted_T: Tensor) -> Tensor:
         """The factor of each token in the loss of one optimiser step; denominators count the tokens of `counted_T`."""
         if self.normalise == "token":
-            return counted_T / batch.count(counted_T)
+            return counted_T / max(batch.count(counted_T), 1.0)
         if self.normalise == "sequence":
             return counted_T / (batch.responses * batch.per_sequence(counted_T).clamp(min=1))[batch.sequence_T]
         return counted_T / (batch.responses * batch.budget)
@@ -124,8 +141,8 @@ class Signal:
     returns_T: Tensor | None  # for a critic
 
     def at(self, index_T: Tensor) -> Signal:
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "old"}
-        return Signal(self.old.at(index_T), **{k: None if v is None else v[index_T] for k, v in fields.items()})
+        taken: dict[str, Any] = {k: None if x is None else x[index_T] for k, x in vars(self).items() if k != "old"}
+        return Signal(self.old.at(index_T), **taken)
 
 
 class Method:
@@ -147,7 +164,9 @@ class Method:
             assert isinstance(base, Objective)
             objectives = [base]
         if len(objectives) > 1:
-            raise UserError(f"method {spec!r} has {len(objectives)} objectives; allowed: one, and any number of controls")
+            raise UserError(
+                f"method {spec!r} has {len(objectives)} objectives; allowed: one, and any number of controls"
+            )
         names = [type(c).__name__ for c in controls]
         if len(set(names)) < len(names):
             raise UserError(f"method {spec!r} names a control twice")
@@ -172,8 +191,9 @@ class Method:
 
     def signal(self, old: TokenStats, batch: TokenBatch, minibatches: list[TokenBatch]) -> Signal:
         """Before the update: advantages over whole groups, weights over the whole batch, the scale of each step."""
-        returns_T = self.objective.returns(old, batch) if "values" in self.needs else None
         advantages_T = self.objective.advantages(old, batch)
+        returns_T = None if old.values is None else advantages_T + old.values
+        advantages_T = self.objective.whiten(advantages_T, batch)
         for control in self.controls:
             advantages_T = control.reshape(advantages_T, old, batch)
         every_T = old.logp.new_ones(old.logp.shape)
@@ -188,6 +208,14 @@ class Method:
             scale_T[part.index_T] = self.objective.scale(part, counted_T[part.index_T])
             term_scale_T[part.index_T] = self.objective.scale(part, every_T[part.index_T])
         return Signal(old, advantages_T, weights_T, scale_T, term_scale_T, returns_T)
+
+    def contributing(self, batch: TokenBatch, signal: Signal) -> TokenBatch:
+        """The responses of a mini-batch that have a gradient: those of groups without signal have none, unless a term
+        gives them one. At least one response is left, so that the optimiser steps whatever the rewards were."""
+        if self.objective.kl_coef or any(type(control).term is not Control.term for control in self.controls):
+            return batch
+        live_T = (signal.advantages_T * signal.weights_T)[batch.index_T].abs()
+        return batch.take(batch.per_sequence(live_T).nonzero().flatten().tolist() or [0])
 
     def loss(self, current: TokenStats, signal: Signal, batch: TokenBatch) -> Tensor:
         """The loss of a part of a mini-batch; the losses of its parts add up to that of the mini-batch."""

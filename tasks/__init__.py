@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import Protocol
-
 from harness import registry
+from tasks.countdown import Countdown
+from tasks.task import SPLITS, Problem, Task, Verdict
+
+__all__ = ["SPLITS", "TASKS", "Problem", "Task", "Verdict", "build"]
+
+TASKS: dict[str, type[Task]] = {
+    "countdown": Countdown,
+}
 
 
-class Verdict(StrEnum):
-    RIGHT = "right"
-    WRONG = "wrong"
-    UNPARSED = "unparsed"
-    TIMEOUT = "timeout"
-    ERROR = "error"
+def build(spec: str) -> Task:
+    """`countdown(count=4)` -> the task."""
+    return registry.build("task", TASKS, spec)

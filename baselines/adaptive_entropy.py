@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from harness.config import UserError, at_least
+from harness.method import Control
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenStats
+
+
+@dataclass(frozen=True)
+class AdaptiveEntropy(Control):
+    """An entropy bonus that is on below a target entropy, with a coefficient that moves towards the target.
+
+    L_t = -c_k 1[H_{k-1} <= target] H_t, with H_k the mean entropy before the update of step k, and afterwards
+    c_{k+1} = clip(c_k + delta sign(target - H_k), lowest, highest). The indicator follows the step before, as in the
+    released code, whose values are the defaults (the paper has delta 0.005); it is off before the first step is over.
+    """
+
+    source = "arXiv:2505.22312"
+    needs = frozenset({"entropy_grad"})
+
+    target: float = 0.2
+    delta: float = 1e-4
+    lowest: float = 0.0
+    highest: float = 0.005
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least(0, target=self.target, delta=self.delta, lowest=self.lowest)
+        if not self.lowest <= self.start <= self.highest:
+            raise UserError(f"start is {self.start}; allowed: from lowest ({self.lowest}) to highest ({self.highest})")
+
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        return {"coefficient": self.start, "active": 0.0}
+
+    def term(self, current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
+        assert current.entropy is not None
+        return -self.memory["coefficient"] * self.memory["active"] * current.entropy
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        entropy, coefficient = metrics["entropy/mean"], self.memory["coefficient"]
+        direction = (entropy < self.target) - (entropy > self.target)
+        self.memory["coefficient"] = min(max(coefficient + self.delta * direction, self.lowest), self.highest)
+        self.memory["active"] = float(entropy <= self.target)
+
+    def state(self) -> dict[str, float]:
+        return dict(self.memory)
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        self.memory.update(state)

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baselines.grpo import Grpo
+from harness.config import at_least
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class CeGppo(Grpo):
+    """GRPO in which tokens beyond the clip keep a bounded gradient, weighted by side.
+
+    J_t = beta1 (1 - clip_low)  r/sg[r] A   where r < 1 - clip_low  and A < 0
+          beta2 (1 + clip_high) r/sg[r] A   where r > 1 + clip_high and A > 0
+          r A                               otherwise,       and at least dual_clip * A where A < 0.
+
+    The form of the authors' code; beta1 = 0.75 is their value for 7 B (0.5 for 1.5 B). beta1 = beta2 = 1 is GPPO
+    (arXiv 2508.07629). At one update per rollout batch r = 1, and it is GRPO.
+    """
+
+    source = "arXiv:2509.20712"
+
+    dual_clip: float | None = 10.0
+    beta1: float = 0.75
+    beta2: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(0, beta1=self.beta1, beta2=self.beta2)
+
+    def clipped(self, ratio_T: Tensor, bound_T: Tensor) -> Tensor:
+        weight_T = (self.beta2 * bound_T).where(ratio_T > 1, self.beta1 * bound_T)
+        return weight_T * (ratio_T / ratio_T.detach())

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.config import UserError, at_least, one_of
+from harness.method import Control, fraction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class ClipB(Control):
+    """Drops the tokens whose entropy discriminator S* is an outlier of the rollout batch.
+
+    S* = p (H + log p), D = S* - mean S*, sigma = population deviation of D over the rollout batch on all ranks.
+    mode reference: tokens with A < 0 are kept where D >= -mu sigma, all others always (the authors' code).
+    mode paper: all tokens are kept where -mu sigma <= D <= mu_high sigma (mu_high: as mu).
+    share, instead of mu: this share of all response tokens is dropped, the largest outliers first; in mode reference
+    the most negative D among A < 0, in mode paper the largest |D|. Tokens on the safe side of the mean are never
+    dropped, nor are any beyond the share where several tie, so less may be dropped.
+
+    The authors' code takes log p from the rollout engine and H from the trainer; here both are the trainer's. It also
+    leaves dropped tokens out of the denominator of the loss, which reference_denominator=true does.
+    """
+
+    source = "arXiv:2602.03392"
+
+    mode: str = "reference"
+    mu: float = 2.5
+    mu_high: float | None = None
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        one_of("mode", self.mode, ("reference", "paper"))
+        at_least(0, mu=self.mu, mu_high=self.mu_high)
+        fraction(share=self.share)
+        if self.share is not None and self.mu != type(self).mu:
+            raise UserError(f"both share ({self.share}) and mu ({self.mu}) are given; allowed: one of them")
+        if self.mu_high is not None and (self.mode != "paper" or self.share is not None):
+            raise UserError(f"mu_high is {self.mu_high}; allowed: only with mode=paper and without share")
+
+    def deviation(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        return old.discriminator - batch.mean(old.discriminator)
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
+        deviation_T = self.deviation(old, batch)
+        sigma = batch.std(deviation_T)
+        if sigma < 1e-12:
+            return 1.0
+        if self.share is not None:
+            size_T = deviation_T.abs() if self.mode == "paper" else harm(deviation_T, advantages_T)
+            return size_T <= batch.kth_largest(size_T, round(self.share * batch.tokens) + 1).clamp(min=0)
+        if self.mode == "paper":
+            mu_high = self.mu if self.mu_high is None else self.mu_high
+            return (deviation_T >= -self.mu * sigma) & (deviation_T <= mu_high * sigma)
+        return self.reference(deviation_T, sigma, advantages_T, batch)
+
+    def reference(self, deviation_T: Tensor, sigma: Tensor, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return (advantages_T >= 0) | (deviation_T >= -self.mu * sigma)
+
+
+def harm(deviation_T: Tensor, advantages_T: Tensor) -> Tensor:
+    """How strongly a token of negative advantage lowers the entropy; 0 for all others."""
+    return (-deviation_T).masked_fill(advantages_T >= 0, 0)

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.config import at_least
+from harness.method import Control
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenStats
+
+
+@dataclass(frozen=True)
+class EntropyBonus(Control):
+    """Adds the mean entropy of the policy to the objective, with a fixed coefficient.
+
+    L_t = -coefficient * H_t, with the gradient through the full-vocabulary H of the present policy.
+    """
+
+    source = "arXiv:1707.06347"
+    needs = frozenset({"entropy_grad"})
+
+    coefficient: float = 0.01
+
+    def __post_init__(self) -> None:
+        at_least(0, coefficient=self.coefficient)
+
+    def term(self, current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
+        assert current.entropy is not None
+        return -self.coefficient * current.entropy

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.method import Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class Grpo(Objective):
+    """Clipped policy gradient whose baseline is the mean reward of the responses to the same prompt.
+
+    A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6), the same for all tokens of response i, with the sample deviation
+    (n - 1) over the group; J_t = min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A), and at least dual_clip * A
+    where A < 0. With divide_by_std=false and normalise=constant it is Dr. GRPO (arXiv 2503.20783).
+
+    Unlike the paper, the loss is a mean over tokens and has no KL term unless asked, as in nearly all later work.
+    """
+
+    source = "arXiv:2402.03300"
+    min_group = 2
+
+    divide_by_std: bool = True
+
+    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        rewards_PG = batch.grouped(batch.rewards_B)
+        advantages_PG = rewards_PG - rewards_PG.mean(1, keepdim=True)
+        if self.divide_by_std:
+            advantages_PG = advantages_PG / (rewards_PG.std(1, keepdim=True) + 1e-6)
+        return advantages_PG.flatten()[batch.sequence_T]

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.config import at_least
+from harness.method import Objective, fraction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class Ppo(Objective):
+    """Clipped policy gradient with a learned critic and generalised advantage estimation.
+
+    delta_t = R_t + gamma V_{t+1} - V_t with the reward on the last token and V = 0 after it (also where a response was
+    cut off), A_t = sum_l (gamma lam)^l delta_{t+l}, returns A_t + V_t. The policy sees (A - mean) / sqrt(var + 1e-8),
+    whitened over all tokens of the rollout batch; L_V = 0.5 max((V - Ret)^2, (clip(V, V_old +- value_clip) - Ret)^2).
+
+    A KL term, if asked for, is part of the loss and not of the reward.
+    """
+
+    source = "arXiv:1707.06347"
+    needs = frozenset({"values"})
+
+    gamma: float = 1.0
+    lam: float = 1.0
+    value_clip: float | None = 0.5
+    critic_lr: float = 1e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction(gamma=self.gamma, lam=self.lam)
+        at_least(0, value_clip=self.value_clip, critic_lr=self.critic_lr)
+
+    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        assert old.values is not None
+        after_T = batch.lengths_B[batch.sequence_T] - 1 - batch.within_T
+        last_T = after_T == 0
+        rewards_T = batch.rewards_B[batch.sequence_T] * last_T
+        delta_T = rewards_T + self.gamma * old.values.roll(-1) * ~last_T - old.values
+        return discounted(delta_T, self.gamma * self.lam, after_T)
+
+    def whiten(self, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return (advantages_T - batch.mean(advantages_T)) / (batch.std(advantages_T) ** 2 + 1e-8).sqrt()
+
+    def value_loss(self, values_T: Tensor, old_values_T: Tensor, returns_T: Tensor) -> Tensor:
+        loss_T = (values_T - returns_T) ** 2
+        if self.value_clip is not None:
+            near_T = values_T.clamp(old_values_T - self.value_clip, old_values_T + self.value_clip)
+            loss_T = loss_T.maximum((near_T - returns_T) ** 2)
+        return 0.5 * loss_T
+
+
+def discounted(x_T: Tensor, factor: float, after_T: Tensor) -> Tensor:
+    """sum_l factor^l x_{t+l} within each response, where `after_T` tokens follow token t.
+
+    Each pass doubles how many terms every sum holds, so a response of n tokens takes log2(n) passes instead of n.
+    """
+    terms = 1
+    while (after_T >= terms).any():
+        x_T = x_T + factor**terms * x_T.roll(-terms) * (after_T >= terms)
+        terms *= 2
+    return x_T

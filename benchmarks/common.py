@@ -1,0 +1,36 @@
+"""What the benchmarks share: a trainer as a cell would build it, and a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness import cell, config
+from harness.trainer import Trainer
+
+console = Console(width=120, highlight=False)
+
+
+def trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer:
+    """A trainer of the demo's configuration, before its first step."""
+    settings = config.load("demo", overrides)
+    record = {"config": dataclasses.asdict(settings), "method": method, "task": "countdown", "model": "countdown-tiny"}
+    built, _ = cell.build({**record, "seed": 0}, folder)
+    built.engine.load(built.policy.module)
+    return built
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(*columns, title=title, title_justify="left", box=None, header_style="dim")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores\n", style="dim")

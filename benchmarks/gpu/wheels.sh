@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Fetch what a GPU machine without a network lacks beside torch and transformers:
+#     benchmarks/gpu/wheels.sh FOLDER [python version, 3.12] [architecture, x86_64]
+# mlflow-skinny with sqlalchemy and alembic is all of MLflow that runs and leaderboards need.
+set -euo pipefail
+folder=${1:?usage: wheels.sh FOLDER [PYTHON_VERSION] [ARCHITECTURE]}
+version=${2:-3.12}
+arch=${3:-x86_64}
+platforms=()
+for glibc in 39 34 28 27 24 17; do platforms+=(--platform "manylinux_2_${glibc}_${arch}"); done
+python3 -m pip download -qq --no-deps --only-binary=:all: --implementation cp --python-version "$version" \
+    "${platforms[@]}" --platform "manylinux2014_${arch}" -d "$folder" \
+    omegaconf==2.4.0 lm-eval==0.4.13 mlflow-skinny==3.17.2 mlflow-tracing==3.17.2 sqlalchemy alembic mako greenlet \
+    datasets==5.2.0 dill multiprocess xxhash evaluate more-itertools word2number pytablewriter dataproperty mbstrdecoder \
+    pathvalidate tabledata tcolorpy typepy rouge-score nltk sqlitedict zstandard chardet cachetools databricks-sdk fastapi \
+    gitpython gitdb smmap importlib-metadata opentelemetry-api opentelemetry-sdk opentelemetry-proto \
+    opentelemetry-semantic-conventions python-dotenv sqlparse starlette uvicorn google-auth pyasn1 pyasn1-modules \
+    scikit-learn rich

@@ -1,0 +1,126 @@
+"""Speed of the embedded rollout engine against decoding with transformers, in tokens a second.
+
+    python benchmarks/rollout.py [--threads 2] [--repeats 7]
+
+All of them sample from the same random Qwen2 model, at temperature 1, the same number of tokens (no end of sequence),
+and keep the log-probabilities. Repeats are interleaved, so that a busy moment of the machine hits all of them alike;
+the table shows each one's best repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from harness.rollout.embedded import EmbeddedEngine
+
+NEVER = -1  # an end of sequence that is never sampled
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    hidden: int
+    heads: int
+    prompts: int
+    group: int
+    prompt_tokens: int
+    new_tokens: int
+
+    def model(self) -> Qwen2ForCausalLM:
+        torch.manual_seed(0)
+        config = Qwen2Config(
+            vocab_size=30,
+            hidden_size=self.hidden,
+            intermediate_size=4 * self.hidden,
+            num_hidden_layers=3,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads,
+            max_position_embeddings=128,
+            tie_word_embeddings=True,
+        )
+        return Qwen2ForCausalLM(config).eval()
+
+
+SETTINGS = (
+    Setting("0.8 M parameters, batch of 128, 48 new tokens", 128, 4, 16, 8, 12, 48),
+    Setting("demo, training: 0.2 M parameters, 64 x 16, 11 new tokens", 64, 2, 64, 16, 9, 11),
+    Setting("demo, evaluation: 0.2 M parameters, 256 x 32, 11 new tokens", 64, 2, 256, 32, 9, 11),
+)
+
+
+def decode_loop(model: Qwen2ForCausalLM, ids_BL: Tensor, new_tokens: int) -> tuple[Tensor, Tensor]:
+    """The plain loop over the model's own forward pass."""
+    cache, tokens, logp = DynamicCache(config=model.config), [], []
+    step_ids = ids_BL
+    for _ in range(new_tokens):
+        logits = model(input_ids=step_ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        logp_BV = torch.log_softmax(logits, -1)
+        step_ids = torch.multinomial(logp_BV.exp(), 1)
+        tokens.append(step_ids)
+        logp.append(logp_BV.gather(1, step_ids))
+    return torch.cat(tokens, 1), torch.cat(logp, 1)
+
+
+def generate(model: Qwen2ForCausalLM, ids_BL: Tensor, new_tokens: int) -> tuple[Tensor, Tensor]:
+    how = GenerationConfig(
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=new_tokens,
+        min_new_tokens=new_tokens,
+        return_dict_in_generate=True,
+        output_scores=True,
+        pad_token_id=0,
+    )
+    out = model.generate(ids_BL, attention_mask=torch.ones_like(ids_BL), generation_config=how)
+    return out.sequences, model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
+
+
+def compare(setting: Setting, repeats: int) -> None:
+    model = setting.model()
+    prompts = torch.randint(model.config.vocab_size, (setting.prompts, setting.prompt_tokens))
+    ids_BL = prompts.repeat_interleave(setting.group, 0)
+    engine = EmbeddedEngine(NEVER)
+    engine.load(model)
+    ours = {"temperature": 1.0, "max_new_tokens": setting.new_tokens}
+    contenders: dict[str, Callable[[], object]] = {
+        "embedded engine": lambda: engine.generate(
+            prompts.tolist(), setting.group, seeds=range(setting.prompts), **ours
+        ),
+        "loop over transformers, DynamicCache": lambda: decode_loop(model, ids_BL, setting.new_tokens),
+        "transformers generate": lambda: generate(model, ids_BL, setting.new_tokens),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    with torch.inference_mode():
+        for repeat in range(repeats + 1):
+            for name, run in contenders.items():
+                start = time.perf_counter()
+                run()
+                if repeat:  # the first is for warming up
+                    seconds[name].append(time.perf_counter() - start)
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"\n{setting.name} ({parameters / 1e6:.2f} M), {torch.get_num_threads()} threads, best of {repeats}")
+    base = min(seconds["loop over transformers, DynamicCache"])
+    for name, times in seconds.items():
+        rate = len(ids_BL) * setting.new_tokens / min(times)
+        print(f"  {name:38s} {rate:10,.0f} tokens/s {base / min(times):6.2f} x the loop  {min(times) * 1e3:8.1f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    for setting in SETTINGS:
+        compare(setting, arguments.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The one checkpoint of a cell: saved atomically, the older one deleted only when the newer one is on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.files import atomic
+
+
+def save(folder: Path, step: int, state: dict[str, Any]) -> None:
+    path = folder / f"step-{step:06d}.pt"
+    with atomic(path) as file:
+        torch.save({"step": step, **state}, file)
+    for older in folder.glob("step-*.pt"):
+        if older != path:
+            older.unlink()
+
+
+def latest(folder: Path, device: str) -> dict[str, Any] | None:
+    paths = sorted(folder.glob("step-*.pt"))
+    return torch.load(paths[-1], map_location=device, weights_only=True) if paths else None

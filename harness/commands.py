@@ -1,0 +1,169 @@
+"""What each command of the command line does; each imports what it needs, and gives its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness import cli, config as configs
+from harness.config import Config, UserError
+from harness.matrix import Cell, cells, claim
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from harness import models
+    from harness.launch import local
+    from harness.progress import LiveView
+
+    config = cli.load(arguments)
+    matrix = cells(config)
+    jobs = arguments.jobs or max((os.cpu_count() or 1) // config.hardware.threads, 1)
+    if jobs < 1:
+        raise UserError(f"--jobs is {jobs}; allowed: 1 and more")
+    claim(config)
+    for model in config.models:
+        models.resolve(model).folder(say=console.print)
+    todo = [cell for cell in matrix if cell.progress().state != "done"]
+    console.print(f"matrix {config.name}: {len(matrix)} cells, {len(matrix) - len(todo)} done before, {len(todo)} to run")
+    if todo:
+        with LiveView(console, matrix, todo, config.tracking_uri) as view:
+            local.run(todo, jobs, view)
+    sync_all(config, matrix)
+    show_leaderboard(config, matrix, "table")
+    failed = [(cell, cell.progress()) for cell in matrix if cell.progress().state != "done"]
+    for cell, progress in failed:
+        console.print(f"[red]{progress.state}[/]  {cell.label}: {progress.reason}  ({cell.folder / 'log.txt'})")
+    return 1 if failed else 0
+
+
+def sync_all(config: Config, matrix: list[Cell]) -> None:
+    from harness import tracking
+
+    for cell in matrix:
+        if (cell.folder / "state.json").exists():
+            tracking.sync(cell.folder, config.tracking_uri)
+
+
+def sync(arguments: argparse.Namespace) -> int:
+    config = cli.load(arguments)
+    matrix = cells(config)
+    sync_all(config, matrix)
+    console.print(f"MLflow at {config.tracking_uri} holds what {len(matrix)} cells have recorded")
+    return 0
+
+
+def show_leaderboard(config: Config, matrix: list[Cell], how: str) -> None:
+    from harness import leaderboard
+
+    print(leaderboard.render(board(config, matrix), how), end="")
+
+
+def board(config: Config, matrix: list[Cell]) -> list:
+    import tasks
+    from harness import leaderboard
+
+    expected = [
+        leaderboard.Expected(
+            cell.method, cell.task, [tasks.build(spec).name for spec in cell.evaluation_tasks], cell.model, cell.seed, cell.key
+        )
+        for cell in matrix
+    ]
+    return leaderboard.rows(config.tracking_uri, config.name, expected, config.baseline, config.eval.k)
+
+
+def leaderboard(arguments: argparse.Namespace) -> int:
+    config = cli.load(arguments)
+    show_leaderboard(config, cells(config), arguments.format)
+    return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    from harness import report as page
+
+    config = cli.load(arguments)
+    matrix = cells(config)
+    path = page.write(config, matrix, board(config, matrix))
+    console.print(f"wrote {path}")
+    return 0
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    from harness import models
+    from harness.progress import duration
+
+    config = cli.load(arguments)
+    matrix = cells(config)
+    states = [cell.progress() for cell in matrix]
+    table = Table("state", "cells", box=None, header_style="dim")
+    for state in ("done", "running", "stale", "failed", "planned"):
+        number = sum(progress.state == state for progress in states)
+        if number:
+            table.add_row(state, str(number))
+    console.print(f"matrix {config.name}: {len(matrix)} cells in {config.folder}")
+    console.print(table)
+    train, evaluation = config.train, config.eval
+    responses = train.steps * train.prompts * train.group
+    console.print(
+        f"a cell trains on {responses:,} responses of at most {config.rollout.max_new_tokens:,} tokens "
+        f"({responses * config.rollout.max_new_tokens:,} tokens at most), {train.steps * train.updates * train.epochs:,} updates"
+    )
+    measured = [progress.seconds for progress in states if progress.state == "done"]
+    missing = sum(progress.state != "done" for progress in states)
+    if measured:
+        seconds = sum(measured) / len(measured) * missing
+        console.print(f"{missing} cells to run: about {duration(seconds)} of one process, by the cells that are done")
+    else:
+        console.print(f"{missing} cells to run; how long is known once the first is done")
+    for name in config.models:
+        parameters = models.resolve(name).parameters()
+        # float32 weights, gradient, and two moments of AdamW; a critic doubles it.
+        console.print(f"model {name}: " + (f"{parameters:,} parameters, {parameters * 16 / 2**30:.2f} GiB to train" if parameters else "size unknown until its folder is here"))
+    return 0
+
+
+def status(arguments: argparse.Namespace) -> int:
+    config = cli.load(arguments)
+    table = Table("cell", "state", "step", "entropy", "reward", "reason", box=None, header_style="dim")
+    matrix = cells(config)
+    for cell in matrix:
+        progress = cell.progress()
+        numbers = [f"{progress.metrics[k]:.3f}" if k in progress.metrics else "" for k in ("entropy/mean", "reward/mean")]
+        table.add_row(cell.label, progress.state, f"{progress.step}/{config.train.steps}", *numbers, progress.reason or "")
+    console.print(table)
+    ours = {cell.folder for cell in matrix}
+    others = [path for path in config.folder.glob("*/config.yaml") if path.parent not in ours]
+    if others:
+        console.print(f"{len(others)} more cells in {config.folder} belong to earlier versions of this configuration")
+    return 0
+
+
+def listing(arguments: argparse.Namespace) -> int:
+    import baselines
+    import tasks
+    from harness import models
+
+    def first_line(thing: object) -> str:
+        return (thing.__doc__ or "").strip().splitlines()[0]
+
+    table = Table(box=None, show_header=False)
+    if arguments.what == "methods":
+        for name, cls in baselines.table(arguments.plugin).items():
+            table.add_row(name, first_line(cls), cls.source)
+    elif arguments.what == "tasks":
+        for name, task in tasks.TASKS.items():
+            table.add_row(name, first_line(task))
+    elif arguments.what == "models":
+        for name in models.names():
+            table.add_row(name, models.resolve(name).summary())
+    else:
+        for path in sorted(configs.CONFIGS.glob("*.yaml")):
+            comment = path.read_text().splitlines()[0]
+            table.add_row(path.stem, comment.removeprefix("#").strip())
+    console.print(table)
+    return 0

@@ -1,0 +1,1 @@
+"""How cells get machines."""

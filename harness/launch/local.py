@@ -1,0 +1,103 @@
+"""Cells as processes of this machine, side by side; one that fails or dies costs itself alone.
+
+Heavy imports happen once, in a server process from which every cell is forked.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Protocol
+
+from harness import files
+from harness.matrix import Cell
+
+
+class Watcher(Protocol):
+    """Hears what happens while cells run."""
+
+    def tick(self, running: list[Cell], waiting: int) -> None: ...
+
+    def ended(self, cell: Cell) -> None: ...
+
+
+def start(cell: Cell) -> BaseProcess:
+    process = multiprocessing.get_context("forkserver").Process(target=work, args=(str(cell.folder),), daemon=True)
+    process.start()
+    return process
+
+
+def work(folder: str) -> None:
+    from harness import cell
+
+    cell.main(folder)
+
+
+@contextmanager
+def server(threads: int) -> Iterator[None]:
+    """The process that imports torch and its kin once; thread counts are fixed before it starts."""
+    wanted = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["harness.cell"])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+def died(cell: Cell, process: BaseProcess) -> None:
+    """Leave a reason where the process could not."""
+    path = cell.folder / "state.json"
+    state = files.read_json(path) if path.exists() else {"state": "running", "reason": None, "durable_step": -1}
+    code = process.exitcode or 0
+    if state["state"] == "running":
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        files.write_json(path, {**state, "state": "failed", "reason": f"its process ended by {name}{hint}"})
+
+
+def run(cells: list[Cell], jobs: int, watcher: Watcher, poll: float = 0.2) -> None:
+    """Run the cells, `jobs` at a time, in order. Interrupted, it stops them; their checkpoints stay."""
+    waiting = list(cells)
+    running: list[tuple[Cell, BaseProcess, float]] = []
+    hardware = cells[0].config.hardware
+    with server(hardware.threads):
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    cell = waiting.pop(0)
+                    cell.write()
+                    running.append((cell, start(cell), time.monotonic()))
+                time.sleep(poll)
+                for entry in list(running):
+                    cell, process, started = entry
+                    limit = hardware.timeout_minutes
+                    if limit is not None and process.is_alive() and time.monotonic() - started > 60 * limit:
+                        process.kill()
+                        process.join()
+                        files.write_json(
+                            cell.folder / "state.json",
+                            {
+                                **files.read_json(cell.folder / "state.json"),
+                                "state": "failed",
+                                "reason": f"it took longer than hardware.timeout_minutes ({limit})",
+                            },
+                        )
+                    if not process.is_alive():
+                        process.join()
+                        died(cell, process)
+                        running.remove(entry)
+                        watcher.ended(cell)
+                watcher.tick([cell for cell, _, _ in running], len(waiting))
+        finally:
+            for _, process, _ in running:
+                process.terminate()
+            for _, process, _ in running:
+                process.join()

@@ -1,0 +1,157 @@
+"""From axes to cells: which cells a configuration means, who each of them is, and how far each has come."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+import baselines
+import tasks
+from harness import files, models
+from harness.config import Config, UserError
+from harness.method import Method
+
+MARKER = "matrix.json"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one task with one model and one seed."""
+
+    config: Config
+    method: str
+    task: str
+    model: str
+    seed: int
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What defines the result; paths, launchers, trackers and file names do not."""
+        table = baselines.table(self.config.plugins)
+        return {
+            "method": Method.of(self.method, table, self.config.method_options).identity(),
+            "task": tasks.identity(tasks.build(self.task)),
+            "evaluation_tasks": [tasks.identity(tasks.build(spec)) for spec in self.evaluation_tasks],
+            "model": models.resolve(self.model).identity(),
+            "seed": self.seed,
+            **{part: dataclasses.asdict(getattr(self.config, part)) for part in ("train", "rollout", "eval")},
+        }
+
+    @cached_property
+    def key(self) -> str:
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def evaluation_tasks(self) -> list[str]:
+        return self.config.eval.tasks or [self.task]
+
+    @property
+    def label(self) -> str:
+        varied = [self.method]
+        varied += [self.task] if len(self.config.tasks) > 1 else []
+        varied += [self.model] if len(self.config.models) > 1 else []
+        return " ".join([*varied, f"seed {self.seed}"])
+
+    @property
+    def folder(self) -> Path:
+        name = "-".join([self.method, self.task, Path(self.model).name, f"s{self.seed}", self.key])
+        return self.config.folder / re.sub(r"[^\w.+-]+", "_", name)
+
+    def write(self) -> None:
+        """The folder of the cell with all that its process needs to know."""
+        record = {
+            "cell": self.key,
+            "matrix": self.config.name,
+            **{axis: getattr(self, axis) for axis in ("method", "task", "model", "seed")},
+            "identity": self.identity,
+            "config": dataclasses.asdict(self.config),
+        }
+        files.write_text(self.folder / "config.yaml", yaml.safe_dump(record, sort_keys=False))
+
+    def progress(self) -> Progress:
+        path = self.folder / "state.json"
+        if not path.exists():
+            return Progress("planned")
+        record = files.read_json(path)
+        state = record["state"]
+        if state == "running" and not locked(self.folder):
+            state = "stale"  # its process is gone; the next run goes on from the last checkpoint
+        last = last_metrics(self.folder)
+        return Progress(state, record["reason"], last.get("step", 0), last.get("metrics", {}), record.get("seconds", 0.0))
+
+
+@dataclass(frozen=True)
+class Progress:
+    state: str  # planned | running | done | failed | stale
+    reason: str | None = None
+    step: int = 0
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0  # of work so far
+
+
+def locked(folder: Path) -> bool:
+    """Whether a living process works on the cell."""
+    try:
+        with FileLock(folder / "lock", timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def last_metrics(folder: Path) -> dict[str, Any]:
+    """The last whole line of metrics.jsonl."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return {}
+    with open(path, "rb") as file:
+        file.seek(max(path.stat().st_size - 2**16, 0))
+        lines = file.read().split(b"\n")[:-1]
+    return json.loads(lines[-1]) if lines else {}
+
+
+def cells(config: Config) -> list[Cell]:
+    """Every cell of the matrix, checked; seeds outermost, so that an unfinished matrix compares methods fairly."""
+    table = baselines.table(config.plugins)
+    for spec in [*config.methods, config.baseline]:
+        method = Method.of(spec, table, config.method_options)
+        if config.train.group < method.min_group:
+            raise UserError(
+                f"train.group is {config.train.group}, but method {spec!r} compares the responses to one prompt "
+                f"(allowed: {method.min_group} and more)"
+            )
+    for name in config.method_options:
+        if name not in table:
+            raise UserError(f"method_options names an unknown method {name!r}")
+    if config.baseline not in config.methods:
+        raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")
+    axes = itertools.product(config.seeds, config.tasks, config.models, config.methods)
+    matrix = [Cell(config, method, task, model, seed) for seed, task, model, method in axes]
+    seen: dict[str, Cell] = {}
+    for cell in matrix:
+        if cell.key in seen:
+            raise UserError(f"methods {seen[cell.key].method!r} and {cell.method!r} are the same; name one of them")
+        seen[cell.key] = cell
+    return matrix
+
+
+def claim(config: Config) -> None:
+    """Make sure that the results folder is this matrix's own, and mark it."""
+    folder, marker = config.folder, config.folder / MARKER
+    if marker.exists():
+        owner = files.read_json(marker)["matrix"]
+        if owner != config.name:
+            raise UserError(f"{folder} belongs to the matrix {owner!r}, not {config.name!r}; choose another name= or results=")
+    elif folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} holds files that entrobench did not make; choose another name= or results=")
+    else:
+        files.write_json(marker, {"matrix": config.name})

@@ -1,0 +1,156 @@
+"""The model that is trained, its critic, and their optimisers: token batches in, TokenStats out, losses back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+
+from harness import ranks
+from harness.batch import TokenBatch, TokenStats
+from harness.config import Train, UserError
+from harness.tokenstats import token_stats
+
+
+class CellFailure(Exception):
+    """Training cannot go on; the message is the reason that users see."""
+
+
+class Learner:
+    """A module with its optimiser. Losses are added up by `backward`; `step` applies them."""
+
+    def __init__(self, module: nn.Module, train: Train, lr: float, device: str, dtype: torch.dtype, micro: int) -> None:
+        self.module = module.to(device).train()
+        self.train, self.lr, self.device, self.dtype, self.micro = train, lr, device, dtype, micro
+        self.optimizer = torch.optim.AdamW(
+            module.parameters(), lr=lr, betas=(train.betas[0], train.betas[1]), weight_decay=train.weight_decay
+        )
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device, self.dtype)
+
+    def micro_batches(self, batch: TokenBatch) -> Iterator[TokenBatch]:
+        return batch.micro_batches(self.micro)
+
+    def flat(self, batch: TokenBatch, of_tokens: Callable[[TokenBatch], Tensor]) -> Tensor:
+        """A function of each token, without gradient, put together from micro-batches."""
+        result = torch.empty(len(batch.index_T), device=self.device)
+        for part in self.micro_batches(batch):
+            result[part.index_T] = of_tokens(part)
+        return result
+
+    def backward(self, loss: Tensor) -> None:
+        if not torch.isfinite(loss):
+            raise CellFailure(f"the loss of the {type(self).__name__.lower()} is {loss.item()}")
+        loss.backward()
+
+    def step(self, step: int) -> float:
+        """One optimiser step on all that was added up; gives the norm of the gradient before clipping."""
+        parameters = [p for p in self.module.parameters() if p.grad is not None]
+        for parameter in parameters if ranks.several() else ():
+            parameter.grad = ranks.total(parameter.grad)
+        norm = clip_grad_norm_(parameters, self.train.grad_clip).item()
+        if not torch.isfinite(torch.tensor(norm)):
+            raise CellFailure(f"the gradient of the {type(self).__name__.lower()} is not finite (its norm is {norm})")
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * min(1.0, step / max(self.train.warmup_steps, 1))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def state(self) -> dict[str, object]:
+        return {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state(self, state: dict[str, dict[str, object]]) -> None:
+        self.module.load_state_dict(state["module"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def hidden_states(backbone: nn.Module, batch: TokenBatch, device: str) -> Tensor:
+    """The hidden state from which each response token is predicted, flat.
+
+    Sequences are padded on the right: under causal attention no real token sees the padding, so no mask is needed.
+    """
+    ids_BL = nn.utils.rnn.pad_sequence(batch.sequences, batch_first=True).to(device, non_blocking=True)
+    hidden_BLD = backbone(input_ids=ids_BL, use_cache=False).last_hidden_state
+    within_T = torch.arange(len(batch.index_T), device=device) - batch.starts_B[batch.sequence_T]
+    position_T = batch.prompt_lengths_B[batch.sequence_T] + within_T - 1
+    return hidden_BLD[batch.sequence_T, position_T]
+
+
+def targets(batch: TokenBatch, device: str) -> Tensor:
+    lengths = batch.prompt_lengths_B.tolist()
+    return torch.cat([s[n:] for s, n in zip(batch.sequences, lengths, strict=True)]).to(device, non_blocking=True)
+
+
+def load_model(folder: Path | str) -> PreTrainedModel:
+    """A causal language model with float32 weights whose logits are hidden @ head.T, which is what we compute."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        raise UserError(f"model {folder} has no plain linear head, which the token statistics need")
+    if getattr(model.config, "final_logit_softcapping", None):
+        raise UserError(f"model {folder} caps its logits (final_logit_softcapping), which is not supported")
+    return model
+
+
+class Policy(Learner):
+    module: PreTrainedModel
+
+    def __init__(
+        self, folder: Path, train: Train, temperature: float, device: str, dtype: torch.dtype, micro: int
+    ) -> None:
+        super().__init__(load_model(folder), train, train.lr, device, dtype, micro)
+        self.temperature = temperature
+
+    def stats(self, batch: TokenBatch, needs: frozenset[str] = frozenset(), *, entropy: bool = True) -> TokenStats:
+        """Of the present policy, without gradient."""
+        parts, order = [], []
+        with torch.no_grad():
+            for part in self.micro_batches(batch):
+                parts.append(self._forward(part, entropy=entropy, sum_p2="sum_p2" in needs))
+                order.append(part.index_T)
+        back_T = torch.cat(order).argsort()
+        columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(TokenStats)}
+        return TokenStats(**{name: None if xs[0] is None else torch.cat(xs)[back_T] for name, xs in columns.items()})
+
+    def current(self, batch: TokenBatch, needs: frozenset[str]) -> TokenStats:
+        """Of the present policy, with gradient."""
+        grad = "entropy_grad" in needs
+        return self._forward(batch, entropy=grad, entropy_grad=grad)
+
+    def _forward(self, batch: TokenBatch, **which: bool) -> TokenStats:
+        with self.autocast():
+            hidden_TD = hidden_states(self.module.base_model, batch, self.device)
+            head_VD = self.module.get_output_embeddings().weight
+            return token_stats(hidden_TD, head_VD, targets(batch, self.device), self.temperature, **which)
+
+
+class Critic(Learner):
+    """The value of each response token's context: the base model's body under a scalar head that starts at zero."""
+
+    def __init__(
+        self, folder: Path, train: Train, lr: float, device: str, dtype: torch.dtype, micro: int
+    ) -> None:
+        body = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        head = nn.Linear(body.config.hidden_size, 1)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        super().__init__(nn.ModuleDict({"body": body, "head": head}), train, lr, device, dtype, micro)
+
+    def values(self, batch: TokenBatch) -> Tensor:
+        with torch.no_grad():
+            return self.flat(batch, self.current)
+
+    def current(self, batch: TokenBatch) -> Tensor:
+        with self.autocast():
+            hidden_TD = hidden_states(self.module["body"], batch, self.device)
+        return self.module["head"](hidden_TD.float()).squeeze(-1)

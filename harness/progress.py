@@ -1,0 +1,97 @@
+"""What a person sees while a matrix runs, and the feeding of MLflow along the way."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from harness import tracking
+from harness.config import UserError
+from harness.matrix import Cell
+
+QUIET_SECONDS = 30  # between two lines where there is no terminal to redraw
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {seconds:02d} s"
+
+
+class LiveView:
+    """Cells done, and for each running cell its step, entropy and reward; lines instead where there is no terminal."""
+
+    def __init__(self, console: Console, cells: list[Cell], todo: list[Cell], uri: str) -> None:
+        self.console, self.todo, self.uri = console, todo, uri
+        self.total, self.done, self.failed = len(cells), len(cells) - len(todo), 0
+        self.steps = sum(cell.config.train.steps for cell in todo)
+        self.steps_before = {cell.key: cell.progress().step for cell in todo}
+        self.started = self.last_line = time.monotonic()
+        self.fed: dict[str, int] = {}
+        self.store_away = False
+        self.live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> LiveView:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def tick(self, running: list[Cell], waiting: int) -> None:
+        for cell in running:
+            self.feed(cell)
+        if self.live:
+            self.live.update(self.picture(running, waiting))
+        elif time.monotonic() - self.last_line > QUIET_SECONDS:
+            self.last_line = time.monotonic()
+            self.console.print(self.headline(running, waiting))
+
+    def ended(self, cell: Cell) -> None:
+        self.feed(cell, last=True)
+        progress = cell.progress()
+        self.done += progress.state == "done"
+        self.failed += progress.state != "done"
+        if progress.state == "done":
+            head = next((f"{v:.3f}" for k, v in progress.metrics.items() if k.endswith("/avg")), "?")
+            entropy = progress.metrics.get("entropy/mean", float("nan"))
+            self.console.print(f"[green]done[/]    {cell.label}: Avg@K {head}, entropy {entropy:.3f}", highlight=False)
+        else:
+            self.console.print(f"[red]failed[/]  {cell.label}: {progress.reason}", highlight=False)
+
+    def feed(self, cell: Cell, *, last: bool = False) -> None:
+        """Bring MLflow up to the last checkpoint; that it is away costs one warning and nothing else."""
+        if self.store_away:
+            return
+        step = tracking.durable_step(cell.folder)
+        if not last and step <= self.fed.get(cell.key, -1):
+            return
+        self.fed[cell.key] = step
+        try:
+            tracking.sync(cell.folder, self.uri)
+        except UserError as error:
+            self.store_away = True
+            self.console.print(f"[yellow]MLflow is not fed:[/] {error} The records are kept; `entrobench sync` feeds it later.")
+
+    def headline(self, running: list[Cell], waiting: int) -> str:
+        steps = sum(cell.progress().step - self.steps_before[cell.key] for cell in self.todo)
+        total = self.steps - sum(self.steps_before.values())
+        elapsed = time.monotonic() - self.started
+        left = f"about {duration(elapsed / steps * (total - steps))} left" if steps else "time left unknown yet"
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.done} of {self.total} cells done{failed}, {len(running)} running, {waiting} waiting; {left}"
+
+    def picture(self, running: list[Cell], waiting: int) -> Group:
+        table = Table(box=None, header_style="dim", pad_edge=False)
+        for column in ("cell", "step", "entropy", "reward"):
+            table.add_column(column, justify="left" if column == "cell" else "right")
+        for cell in running:
+            progress = cell.progress()
+            numbers = [f"{progress.metrics[key]:.3f}" if key in progress.metrics else "" for key in ("entropy/mean", "reward/mean")]
+            table.add_row(cell.label, f"{progress.step}/{cell.config.train.steps}", *numbers)
+        return Group(Text(self.headline(running, waiting)), table)

@@ -1,0 +1,288 @@
+"""The engine in this process: batched decoding over the weights of a Llama-shaped model, with a KV cache.
+
+Prompts run through the model once and their keys and values are copied to the n samples. Prompts are padded on the
+right, so that no real token sees padding under causal attention; responses all begin at the same slot of the cache,
+and the padding between is masked. Sequences that have ended leave the batch as it shrinks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from harness.batch import Rollout
+from harness.config import UserError, at_least, one_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # one table of frequencies, whatever the length
+COMPACT_BELOW = 0.75  # share of sequences still going at which the others' place is given up
+TURNED = re.compile(r"\.[qk]_(proj|norm)\.")  # weights whose rows rotary embedding turns
+BLOCK = 16  # slots: attention over fewer is slower on a CPU, and CUDA's kernels want masks aligned to it
+CUDA_LOOK_EVERY = 8  # steps between looks at who has ended: each waits for the device
+
+# (layer, queries, keys, values), each [N, heads, head_dim], to what the queries read, [N, heads * head_dim]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+Linear = tuple[Tensor, Tensor | None]  # weight and bias
+
+
+@dataclass(frozen=True)
+class Layer:
+    attention_norm: Tensor
+    qkv: Linear
+    qk_norm: Tensor | None  # one row a head
+    out: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+def uniforms(seed: int, n: int, length: int) -> Tensor:
+    """One number for each sample and position, always drawn on the CPU, so that every device samples the same."""
+    return torch.rand(n, length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def sample(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens of softmax(logits / temperature) by the inverse of its distribution function, and their log-probabilities.
+
+    The first token whose cumulative sum exceeds u * total: since u < 1 there is one, and since the sum grows there, its
+    probability is not 0. At temperature 0 the distribution is a point, with log-probability 0.
+    """
+    if temperature == 0:
+        tokens_B = logits_BV.argmax(-1)
+        return tokens_B, torch.zeros_like(tokens_B, dtype=torch.float32)
+    logp_BV = torch.log_softmax(logits_BV.float() / temperature, dim=-1)
+    cumulative_BV = logp_BV.double().exp_().cumsum(-1)
+    thresholds_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
+    # Logits that are not a number lead past the end; their log-probability then tells.
+    tokens_B1 = torch.searchsorted(cumulative_BV, thresholds_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
+    return tokens_B1.squeeze(1), logp_BV.gather(1, tokens_B1).squeeze(1)
+
+
+def pairs_together(rows: Tensor, head_dim: int) -> Tensor:
+    """Brings the two halves of each head side by side, so that rotary embedding is a product of complex numbers."""
+    return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(rows.shape)
+
+
+def rotate(x_NHD: Tensor, rotation_N: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(x_NHD.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rotation_N[:, None]).flatten(-2).to(x_NHD.dtype)
+
+
+def attend_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """One new token of each sequence: q [B, kv heads, queries a kv head, head_dim]; k, v [B, kv heads, L, head_dim]."""
+    if q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    # On a CPU the fused kernel takes twice as long for a single query.
+    scores = (q @ k.transpose(-1, -2)).mul_(q.shape[-1] ** -0.5).add_(bias)
+    return scores.softmax(-1) @ v
+
+
+def drop_ended(cache: Tensor, alive_B: Tensor, used: int) -> Tensor | None:
+    """Moves the last living sequences of the cache to the places of ended ones; gives the new order of the living."""
+    living = alive_B.nonzero().squeeze(1)
+    count = len(living)
+    if count > COMPACT_BELOW * len(alive_B):
+        return None
+    holes, movers = (~alive_B[:count]).nonzero().squeeze(1), living[living >= count]
+    cache[:, :, holes, :, :used] = cache[:, :, movers, :, :used]
+    order = torch.arange(count, device=cache.device)
+    order[holes] = movers
+    return order
+
+
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Everything that would make the engine sample from another distribution than the model's."""
+    config = model.config
+    one_of("the model's architecture (model_type)", config.model_type, ARCHITECTURES)
+    one_of("the model's hidden_act", config.hidden_act, ("silu",))
+    rope = config.rope_parameters
+    one_of("the model's rope_type", rope["rope_type"], STATIC_ROPE)
+    if getattr(config, "sliding_window", None) is not None:
+        raise UserError(f"the model's sliding_window is {config.sliding_window}; the embedded engine needs null")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        share = rope["partial_rotary_factor"]
+        raise UserError(f"the model's partial_rotary_factor is {share}; the embedded engine needs 1.0")
+
+
+class EmbeddedEngine:
+    """An Engine (see harness.rollout). Sequences are decoded `max_sequences` at a time, which bounds the cache."""
+
+    def __init__(
+        self, eos: int, device: str = "cpu", dtype: torch.dtype = torch.float32, max_sequences: int = 512
+    ) -> None:
+        self.eos, self.device, self.dtype, self.max_sequences = eos, device, dtype, max_sequences
+        self.look_every = CUDA_LOOK_EVERY if torch.device(device).type == "cuda" else 1
+        self.buffers: dict[str, Tensor] = {}
+
+    @torch.inference_mode()
+    def load(self, model: PreTrainedModel) -> None:
+        refuse_unsupported(model)
+        config, rotary = model.config, model.model.rotary_emb
+        self.eps = config.rms_norm_eps
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = model.model.layers[0].self_attn.head_dim
+        self.inv_freq = rotary.inv_freq.to(self.device, torch.float32)
+        self.rotary_scale = torch.tensor(rotary.attention_scaling, device=self.device)
+        weights = dict(model.named_parameters())  # a head tied to the embedding is not listed twice
+        self.embedding = self._fused(weights, "model.embed_tokens.weight")
+        self.head = self._fused(weights, "lm_head.weight") if "lm_head.weight" in weights else self.embedding
+        self.norm = self._fused(weights, "model.norm.weight")
+        self.layers = [self._layer(weights, f"model.layers.{i}.") for i in range(config.num_hidden_layers)]
+
+    def _layer(self, weights: dict[str, Tensor], at: str) -> Layer:
+        def linear(*names: str) -> Linear:
+            weight, bias = ([f"{at}{name}.{kind}" for name in names] for kind in ("weight", "bias"))
+            return self._fused(weights, *weight), self._fused(weights, *bias) if bias[0] in weights else None
+
+        qk_norm = None
+        if f"{at}self_attn.q_norm.weight" in weights:
+            both = self._fused(weights, f"{at}self_attn.q_norm.weight", f"{at}self_attn.k_norm.weight")
+            counts = torch.tensor([self.heads, self.kv_heads], device=self.device)
+            qk_norm = both.view(2, -1).repeat_interleave(counts, 0)
+        return Layer(
+            attention_norm=self._fused(weights, f"{at}input_layernorm.weight"),
+            qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            qk_norm=qk_norm,
+            out=linear("self_attn.o_proj"),
+            mlp_norm=self._fused(weights, f"{at}post_attention_layernorm.weight"),
+            gate_up=linear("mlp.gate_proj", "mlp.up_proj"),
+            down=linear("mlp.down_proj"),
+        )
+
+    def _fused(self, weights: dict[str, Tensor], *names: str) -> Tensor:
+        """The named weights one below the other in a buffer of our own, which later loads fill again."""
+        parts = [pairs_together(weights[n], self.head_dim) if TURNED.search(n) else weights[n] for n in names]
+        rows = [len(part) for part in parts]
+        shape = (sum(rows), *parts[0].shape[1:])
+        if names[0] not in self.buffers or self.buffers[names[0]].shape != shape:
+            self.buffers[names[0]] = torch.empty(shape, dtype=self.dtype, device=self.device)
+        buffer = self.buffers[names[0]]
+        for target, part in zip(buffer.split(rows), parts, strict=True):
+            target.copy_(part)
+        return buffer
+
+    @torch.inference_mode()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], n: int, *, seeds: Sequence[int], temperature: float, max_new_tokens: int
+    ) -> list[list[Rollout]]:
+        at_least(0, temperature=temperature)
+        assert len(prompts) == len(seeds)
+        assert all(prompts)
+        assert n > 0
+        assert max_new_tokens > 0
+        groups: list[list[Rollout]] = [[] for _ in prompts]
+        width = min(n, self.max_sequences)
+        together = self.max_sequences // width
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # little padding
+        for first in range(0, n, width):
+            for start in range(0, len(order), together):
+                part = order[start : start + together]
+                draws = [uniforms(seeds[i], n, max_new_tokens)[first : first + width] for i in part]
+                for i, group in zip(part, self._decode([prompts[i] for i in part], draws, temperature), strict=True):
+                    groups[i].extend(group)
+        return groups
+
+    def _decode(self, prompts: list[Sequence[int]], draws: list[Tensor], temperature: float) -> list[list[Rollout]]:
+        n, budget = draws[0].shape
+        batch, longest = len(prompts) * n, max(len(prompt) for prompt in prompts)
+        capacity = math.ceil((longest + budget - 1) / BLOCK) * BLOCK  # the last token is sampled and never read
+        lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        lengths_B = lengths_P.repeat_interleave(n)
+        slots = torch.arange(capacity, device=self.device)
+        rotations = torch.polar(self.rotary_scale, slots[:, None] * self.inv_freq)
+        # What a token may read: its prompt, not the padding after it, and each slot once it is filled.
+        bias_BL = torch.zeros(batch, capacity, dtype=self.dtype, device=self.device)
+        bias_BL = bias_BL.masked_fill_(slots >= lengths_B[:, None], -torch.inf)
+        shape = (len(self.layers), 2, batch, self.kv_heads, capacity, self.head_dim)
+        cache = torch.empty(shape, dtype=self.dtype, device=self.device)
+        cache[..., longest:BLOCK, :] = 0  # read from the start, with weight 0
+
+        uniforms_TB = torch.cat(draws).to(self.device).T.contiguous()
+        tokens_TB = torch.full((budget, batch), self.eos, device=self.device)
+        logp_TB = torch.zeros(budget, batch, device=self.device)
+        rows, alive = torch.arange(batch, device=self.device), torch.ones(batch, dtype=torch.bool, device=self.device)
+        logits = self._prefill(cache, prompts, lengths_P, rotations).repeat_interleave(n, 0)
+        for t in range(budget):
+            tokens, logp = sample(logits, temperature, uniforms_TB[t, rows])
+            tokens_TB[t, rows], logp_TB[t, rows] = tokens, logp
+            alive &= tokens != self.eos
+            if t + 1 == budget:
+                break
+            if (t + 1) % self.look_every == 0 and (order := drop_ended(cache, alive, longest + t)) is not None:
+                rows, tokens, alive = rows[order], tokens[order], alive[order]
+                bias_BL = bias_BL[order]
+                if not len(rows):
+                    break
+            bias_BL[:, longest + t] = 0
+            logits = self._step(cache, tokens, longest + t, rotations[lengths_B[rows] + t], bias_BL)
+        if not logp_TB.isfinite().all():
+            raise FloatingPointError("the model's logits are not finite")
+        return self._rollouts(prompts, n, tokens_TB, logp_TB)
+
+    def _rollouts(
+        self, prompts: list[Sequence[int]], n: int, tokens_TB: Tensor, logp_TB: Tensor
+    ) -> list[list[Rollout]]:
+        """What was sampled up to the first end of sequence; whatever came after it is no part of the response."""
+        rollouts: list[Rollout] = []
+        for tokens, logp in zip(tokens_TB.T.tolist(), logp_TB.T.tolist(), strict=True):
+            finished = self.eos in tokens
+            end = tokens.index(self.eos) + 1 if finished else len(tokens)
+            rollouts.append(Rollout(list(prompts[len(rollouts) // n]), tokens[:end], logp[:end], finished))
+        return [rollouts[start : start + n] for start in range(0, len(rollouts), n)]
+
+    def _prefill(self, cache: Tensor, prompts: list[Sequence[int]], lengths_P: Tensor, rotations: Tensor) -> Tensor:
+        """Fills the cache with the prompts, each as often as it has samples; gives the logits after each prompt."""
+        count, longest = len(prompts), max(len(prompt) for prompt in prompts)
+        ids_PL = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(self.device)
+
+        def attend(layer: int, *qkv: Tensor) -> Tensor:
+            q, k, v = (x.unflatten(0, (count, longest)).transpose(1, 2) for x in qkv)
+            for ours, theirs in zip(cache[layer], (k, v), strict=True):
+                ours.unflatten(0, (count, -1))[..., :longest, :] = theirs[:, None]
+            read = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+            return read.transpose(1, 2).reshape(count * longest, -1)
+
+        hidden = self._hidden(ids_PL.flatten(), rotations[:longest].repeat(count, 1), attend)
+        last = torch.arange(count, device=self.device) * longest + lengths_P - 1
+        return F.linear(hidden[last], self.head)
+
+    def _step(self, cache: Tensor, tokens_B: Tensor, slot: int, rotation_B: Tensor, bias_BL: Tensor) -> Tensor:
+        """Reads one token of each sequence into a slot of the cache; gives the logits of the next."""
+        batch, seen = len(tokens_B), max(slot + 1, BLOCK)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache[layer, :, :batch, :, :seen]
+            keys[:, :, slot], values[:, :, slot] = k, v
+            grouped = q.unflatten(1, (self.kv_heads, -1))
+            return attend_one(grouped, keys, values, bias_BL[:, None, None, :seen]).reshape(batch, -1)
+
+        return F.linear(self._hidden(tokens_B, rotation_B, attend), self.head)
+
+    def _hidden(self, tokens_N: Tensor, rotation_N: Tensor, attend: Attend) -> Tensor:
+        x = F.embedding(tokens_N, self.embedding)
+        width, head_dim, turned = x.shape[-1:], self.head_dim, self.heads + self.kv_heads
+        for i, layer in enumerate(self.layers):
+            normed = F.rms_norm(x, width, layer.attention_norm, self.eps)
+            qkv = F.linear(normed, *layer.qkv).unflatten(1, (-1, head_dim))
+            qk, v = qkv.split((turned, self.kv_heads), 1)
+            if layer.qk_norm is not None:
+                qk = F.rms_norm(qk, (head_dim,), eps=self.eps) * layer.qk_norm
+            q, k = rotate(qk, rotation_N).split((self.heads, self.kv_heads), 1)
+            x += F.linear(attend(i, q, k, v), *layer.out)
+            normed = F.rms_norm(x, width, layer.mlp_norm, self.eps)
+            gate, up = F.linear(normed, *layer.gate_up).chunk(2, -1)
+            x += F.linear(F.silu(gate).mul_(up), *layer.down)
+        return F.rms_norm(x, width, self.norm, self.eps)

@@ -1,0 +1,245 @@
+"""The loop of reinforcement fine-tuning, top to bottom as an algorithm box."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness import checkpoint, files, metrics, seeds
+from harness.batch import Rollout, TokenBatch, TokenStats
+from harness.config import Config
+from harness.evaluate import evaluate, render
+from harness.method import Method, Signal
+from harness.metrics import Stopwatch
+from harness.policy import CellFailure, Critic, Policy
+from harness.rollout import Engine
+from harness.tracking import MetricsLog
+from tasks import Problem, Task, Verdict
+
+# Before the first update of a step the policy is the one that `old` came from, so the ratio is 1 up to rounding.
+RATIO_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
+
+
+class Trainer:
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        task: Task,
+        evaluation_tasks: list[Task],
+        policy: Policy,
+        critic: Critic | None,
+        reference: Policy | None,
+        engine: Engine,
+        tokenizer: Any,
+        seed: int,
+        folder: Path,
+    ) -> None:
+        self.config, self.method, self.task, self.evaluation_tasks = config, method, task, evaluation_tasks
+        self.policy, self.critic, self.reference, self.engine = policy, critic, reference, engine
+        self.tokenizer, self.seed, self.folder = tokenizer, seed, folder
+        self.problems = task.problems("train")
+        self.log = MetricsLog(folder)
+        self.done_steps = -1  # -1: not even the evaluation before training is done
+
+    def run(self, on_durable: Callable[[int], None]) -> None:
+        """Train to the end from wherever the last checkpoint stands; `on_durable` hears of steps that are safe."""
+        self.resume()
+        self.engine.load(self.policy.module)
+        for step in range(self.done_steps + 1, self.config.train.steps + 1):
+            watch = Stopwatch()
+            record = self.train_step(step, watch) if step else {}
+            with watch.phase("evaluate"):
+                record |= self.evaluate(step) if self.evaluation_due(step) else {}
+            self.log.append(step, time.time(), record | watch.seconds)
+            self.done_steps = step
+            if step and (step % self.config.checkpoint.every == 0 or step == self.config.train.steps):
+                self.save()
+                on_durable(step)
+
+    def train_step(self, step: int, watch: Stopwatch) -> dict[str, float]:
+        train, method, policy = self.config.train, self.method, self.policy
+        problems = self.prompts(step)
+        with watch.phase("rollout"):
+            groups = self.sample(problems, step)
+        with watch.phase("verify"):
+            verdicts = self.verify(problems, groups)
+            batch = TokenBatch.of(
+                groups, [float(v == Verdict.RIGHT) for v in verdicts], self.config.rollout.max_new_tokens, policy.device
+            )
+        with watch.phase("stats"):
+            old = self.stats_before(batch)
+            minibatches = list(batch.split(train.updates))
+            signal = method.signal(old, batch, minibatches)
+        if not torch.isfinite(signal.weights_T).all() or not torch.isfinite(signal.advantages_T).all():
+            raise CellFailure(f"method {method.name} gives weights or advantages that are not finite")
+
+        log_ratios: list[Tensor] = []
+        advantages: list[Tensor] = []
+        losses, norms = [], []
+        with watch.phase("update"):
+            for minibatch in minibatches * train.epochs:
+                loss = 0.0
+                for part in policy.micro_batches(method.contributing(minibatch, signal)):
+                    current, fixed = self.stats_during(part, old), signal.at(part.index_T)
+                    part_loss = method.loss(current, fixed, part)
+                    policy.backward(part_loss)
+                    loss += part_loss.item()
+                    log_ratios.append(current.logp.detach() - fixed.old.logp)
+                    advantages.append(fixed.advantages_T)
+                if not norms:
+                    self.check_first_ratio(log_ratios)
+                losses.append(loss)
+                norms.append(policy.step(step))
+        value_record = self.train_critic(minibatches, signal, step, watch) if self.critic else {}
+        with watch.phase("sync"):
+            self.engine.load(policy.module)
+
+        record = {
+            **metrics.of_rollouts(groups, batch, [str(v) for v in verdicts]),
+            **metrics.of_mismatch(batch, old.logp),
+            **metrics.of_signal(signal, batch),
+            **metrics.of_ratios(log_ratios, advantages, method.objective),
+            **value_record,
+            "loss/policy": float(np.mean(losses)),
+            "gradient/norm": float(np.mean(norms)),
+            "tokens/generated": float(len(batch.index_T)),
+        }
+        method.observe(record)
+        for name, state in method.state().items():
+            record |= {f"state/{name}/{key}": value for key, value in state.items()}
+        if step == 1 or step % self.config.checkpoint.every == 0:
+            self.keep_samples(step, problems, groups, verdicts)
+        return record
+
+    # The parts of a step
+
+    def prompts(self, step: int) -> list[Problem]:
+        """The problems of a step: a place in an endless row of shuffled passes, fixed by the seed and the step."""
+        size, count = len(self.problems), self.config.train.prompts
+        places = range((step - 1) * count, step * count)
+        orders = {
+            number: np.random.default_rng(seeds.derive("order", self.seed, number)).permutation(size)
+            for number in {place // size for place in places}
+        }
+        return [self.problems[orders[place // size][place % size]] for place in places]
+
+    def sample(self, problems: list[Problem], step: int) -> list[list[Rollout]]:
+        return self.engine.generate(
+            [render(self.tokenizer, problem.prompt) for problem in problems],
+            self.config.train.group,
+            seeds=[seeds.derive("rollout", self.seed, step, place) for place in range(len(problems))],
+            temperature=self.config.rollout.temperature,
+            max_new_tokens=self.config.rollout.max_new_tokens,
+        )
+
+    def verify(self, problems: list[Problem], groups: list[list[Rollout]]) -> list[Verdict]:
+        texts = self.tokenizer.batch_decode([r.response for g in groups for r in g], skip_special_tokens=True)
+        asked = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
+        return [self.task.verdict(problem, text) for problem, text in zip(asked, texts, strict=True)]
+
+    def stats_before(self, batch: TokenBatch) -> TokenStats:
+        """All that methods may ask of the policy before the update."""
+        needs = self.method.needs
+        old = self.policy.stats(batch, needs)
+        ref_logp_T = self.reference.stats(batch, entropy=False).logp if self.reference else None
+        values_T = self.critic.values(batch) if self.critic else None
+        return TokenStats(old.logp, old.entropy, old.sum_p2, old.sum_p2_logp, values_T, ref_logp_T)
+
+    def stats_during(self, part: TokenBatch, old: TokenStats) -> TokenStats:
+        current = self.policy.current(part, self.method.needs)
+        ref_logp_T = None if old.ref_logp is None else old.ref_logp[part.index_T]
+        return TokenStats(current.logp, current.entropy, ref_logp=ref_logp_T)
+
+    def check_first_ratio(self, log_ratios: list[Tensor]) -> None:
+        worst = torch.cat(log_ratios).abs().max().item()
+        if worst > RATIO_TOLERANCE[self.policy.dtype]:
+            raise CellFailure(
+                f"the importance ratio of the first update is not 1 (|log ratio| up to {worst:.2g}): the policy is not "
+                "the one that the old log-probabilities came from"
+            )
+
+    def train_critic(
+        self, minibatches: list[TokenBatch], signal: Signal, step: int, watch: Stopwatch
+    ) -> dict[str, float]:
+        assert self.critic is not None
+        losses, norms = [], []
+        with watch.phase("critic"):
+            for minibatch in minibatches * self.config.train.epochs:
+                loss = 0.0
+                for part in self.critic.micro_batches(minibatch):
+                    part_loss = self.method.value_loss(self.critic.current(part), signal.at(part.index_T))
+                    self.critic.backward(part_loss)
+                    loss += part_loss.item()
+                losses.append(loss)
+                norms.append(self.critic.step(step))
+        return {"loss/critic": float(np.mean(losses)), "gradient/critic_norm": float(np.mean(norms))}
+
+    # Evaluation, samples, checkpoints
+
+    def evaluation_due(self, step: int) -> bool:
+        every = self.config.eval.every
+        return step in (0, self.config.train.steps) or (every > 0 and step % every == 0)
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        settings, record = self.config.eval, {}
+        for task in self.evaluation_tasks:
+            result = evaluate(
+                task,
+                self.engine,
+                self.tokenizer,
+                split=settings.split,
+                problems=settings.problems,
+                samples=settings.samples,
+                temperature=settings.temperature,
+                max_new_tokens=self.config.rollout.max_new_tokens,
+                seed=seeds.derive("evaluate", self.seed, step),
+            )
+            name = f"{task.name}-{step:06d}"
+            files.write_json(
+                self.folder / "evals" / f"{name}.json",
+                {
+                    "task": task.name,
+                    "step": step,
+                    "problems": result.problems,
+                    "right": result.right,
+                    "verdicts": result.verdicts,
+                    "metrics": result.metrics,
+                },
+            )
+            files.write_lines(self.folder / "samples" / f"evaluate-{name}.jsonl", result.samples)
+            record |= {f"eval/{task.name}/{key}": value for key, value in result.metrics.items()}
+        return record
+
+    def keep_samples(
+        self, step: int, problems: list[Problem], groups: list[list[Rollout]], verdicts: list[Verdict]
+    ) -> None:
+        size = self.config.train.group
+        lines = []
+        for place, (problem, group) in enumerate(zip(problems[:8], groups, strict=False)):
+            texts = self.tokenizer.batch_decode([rollout.response for rollout in group])
+            judged = verdicts[place * size : (place + 1) * size]
+            lines.append({"problem": problem.id, "prompt": problem.prompt, "responses": texts, "verdicts": judged})
+        files.write_lines(self.folder / "samples" / f"train-{step:06d}.jsonl", lines)
+
+    def learners(self) -> dict[str, Policy | Critic]:
+        return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
+
+    def save(self) -> None:
+        state = {name: learner.state() for name, learner in self.learners().items()}
+        checkpoint.save(self.folder / "checkpoints", self.done_steps, {**state, "method": self.method.state()})
+
+    def resume(self) -> None:
+        state = checkpoint.latest(self.folder / "checkpoints", self.policy.device)
+        if state is not None:
+            self.done_steps = state["step"]
+            self.method.load_state(state["method"])
+            for name, learner in self.learners().items():
+                learner.load_state(state[name])
+        self.log.truncate(self.done_steps)

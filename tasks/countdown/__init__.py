@@ -1,0 +1,225 @@
+r"""Countdown: reach a target from a few given numbers, each used exactly once, with + - *.
+
+    6 7 3=39:        ->        \boxed{(6*7)-3}
+
+Problems are made here, from no data: a problem is a multiset of numbers with a target that they reach while every
+intermediate value stays between 0 and the largest target. Most have several solutions, so diversity pays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, combinations_with_replacement
+from math import comb
+from operator import add, mul, sub
+from typing import ClassVar
+
+from harness.config import UserError, one_of
+from tasks.task import SPLITS, Problem, Verdict
+
+Numbers = tuple[int, ...]  # in ascending order
+
+OPERATORS = {"+": add, "-": sub, "*": mul}
+MULTISETS = 1000  # of numbers, at most: where there are more, a seeded draw of them
+HELD_OUT = 10  # one problem in ten is for testing, another one for validation
+
+BOX = "\\boxed{"
+LONGEST = 256  # characters of an expression
+TOKENS = re.compile(r"[0-9]+|[-+*()]")  # not \d, which matches digits of every script
+ALPHABET = re.compile(r"[-+*() 0-9]*")
+
+
+@dataclass(frozen=True)
+class Countdown:
+    """Arithmetic puzzles, made here: reach a target from given numbers."""
+
+    name: ClassVar[str] = "countdown"
+
+    count: int = 3  # numbers given
+    largest: int = 12  # of them, from 1
+    target: int = 60  # the largest target, and the largest intermediate value
+
+    def __post_init__(self) -> None:
+        for key, low, high in (("count", 2, 5), ("largest", 2, 99), ("target", 2, 999)):
+            if not low <= getattr(self, key) <= high:
+                raise UserError(f"countdown.{key} is {getattr(self, key)}; allowed: {low} to {high}")
+
+    def problems(self, split: str) -> list[Problem]:
+        """All problems where the multisets of numbers are few, else those of a seeded draw of 1,000 multisets."""
+        one_of("split", split, SPLITS)
+        return [problem(*key) for key in keys(self, split)]
+
+    def verdict(self, problem: Problem, response: str) -> Verdict:
+        """RIGHT if the last box holds an expression of the target's value that uses each number exactly once."""
+        start = response.rfind(BOX)
+        end = response.find("}", start)
+        if start < 0 or end < 0:
+            return Verdict.UNPARSED
+        read = evaluate(response[start + len(BOX) : end])
+        if read is None:
+            return Verdict.UNPARSED
+        value, used = read
+        numbers, target = parse_key(problem.answer)
+        return Verdict.RIGHT if value == target and tuple(sorted(used)) == numbers else Verdict.WRONG
+
+
+def evaluate(text: str) -> tuple[int, list[int]] | None:
+    """The value of an expression and the numbers in it; None for what is no expression of numbers, + - * and brackets.
+
+    Two stacks instead of recursion, so that no nesting is too deep; no sign in front of a number or a bracket.
+    """
+    if len(text) > LONGEST or not ALPHABET.fullmatch(text):
+        return None
+    values: list[int] = []
+    pending: list[str] = []
+    used: list[int] = []
+    operand = True  # is due next
+
+    def reduce() -> None:
+        right = values.pop()
+        values[-1] = OPERATORS[pending.pop()](values[-1], right)
+
+    for token in TOKENS.findall(text):
+        if operand != (token == "(" or token.isdigit()):
+            return None
+        if token == "(":
+            pending.append(token)
+        elif operand:
+            used.append(int(token))
+            values.append(used[-1])
+            operand = False
+        elif token == ")":
+            while pending and pending[-1] != "(":
+                reduce()
+            if not pending:
+                return None
+            pending.pop()
+        else:
+            while pending and pending[-1] != "(" and (token != "*" or pending[-1] == "*"):
+                reduce()
+            pending.append(token)
+            operand = True
+    if operand or "(" in pending:
+        return None
+    while pending:
+        reduce()
+    return values[0], used
+
+
+# Problems
+
+
+def key_of(numbers: Numbers, target: int) -> str:
+    return f"{','.join(map(str, numbers))}={target}"
+
+
+@cache
+def parse_key(key: str) -> tuple[Numbers, int]:
+    numbers, _, target = key.partition("=")
+    return tuple(int(number) for number in numbers.split(",")), int(target)
+
+
+def digest(numbers: Numbers, target: int) -> int:
+    return int.from_bytes(hashlib.sha256(key_of(numbers, target).encode()).digest()[:8])
+
+
+def split_of(numbers: Numbers, target: int) -> str:
+    """Depends on the problem alone, whatever the other options are; the order of the numbers does not matter."""
+    return {0: "test", 1: "validation"}.get(digest(numbers, target) % HELD_OUT, "train")
+
+
+@cache
+def multisets(task: Countdown) -> list[Numbers]:
+    total = comb(task.largest + task.count - 1, task.count)
+    if total <= MULTISETS:
+        return list(combinations_with_replacement(range(1, task.largest + 1), task.count))
+    rng = random.Random(0)
+    drawn: set[Numbers] = set()
+    while len(drawn) < MULTISETS:
+        drawn.add(tuple(sorted(rng.randint(1, task.largest) for _ in range(task.count))))
+    return sorted(drawn)
+
+
+@cache
+def keys(task: Countdown, split: str) -> list[tuple[Numbers, int]]:
+    """In the order of their digests, so that the first few are a fair draw."""
+    everything = ((numbers, value) for numbers in multisets(task) for value in reachable(numbers, task.target))
+    return sorted((key for key in everything if split_of(*key) == split), key=lambda key: digest(*key))
+
+
+def problem(numbers: Numbers, target: int) -> Problem:
+    shuffled = random.Random(digest(numbers, target)).sample(numbers, len(numbers))
+    key = key_of(numbers, target)
+    return Problem(id=key, prompt=prompt(shuffled, target), answer=key)
+
+
+def prompt(numbers: list[int], target: int) -> str:
+    return f"{' '.join(map(str, numbers))}={target}:"
+
+
+# Expressions
+
+
+@cache
+def partitions(numbers: Numbers) -> list[tuple[Numbers, Numbers]]:
+    """The ways to give some numbers to the left operand and the others to the right one."""
+    positions = range(len(numbers))
+    found = set()
+    for size in range(1, len(numbers)):
+        for chosen in combinations(positions, size):
+            left = tuple(numbers[i] for i in chosen)
+            found.add((left, tuple(numbers[i] for i in positions if i not in chosen)))
+    return sorted(found)
+
+
+@cache
+def reachable(numbers: Numbers, highest: int) -> frozenset[int]:
+    """The values of all expressions that use each number once and never leave 0..highest."""
+    if len(numbers) == 1:
+        return frozenset(number for number in numbers if number <= highest)
+    found: set[int] = set()
+    for left, right in partitions(numbers):
+        if left <= right:  # the mirror image gives the same sums, products and non-negative differences
+            for a in reachable(left, highest):
+                for b in reachable(right, highest):
+                    found.update((a + b, abs(a - b), a * b))
+    return frozenset(value for value in found if value <= highest)
+
+
+@cache
+def last_steps(numbers: Numbers, value: int, highest: int) -> list[tuple[str, Numbers, int, Numbers, int]]:
+    """Every last operation that gives this value: its sign, and the numbers and the value of both operands."""
+    steps = []
+    for left, right in partitions(numbers):
+        rights = reachable(right, highest)
+        for a in reachable(left, highest):
+            factors = [value // a] if a and value % a == 0 else rights if a == value == 0 else ()
+            candidates = (("+", [value - a]), ("-", [a - value]), ("*", factors))
+            steps += [(sign, left, a, right, b) for sign, bs in candidates for b in bs if b in rights]
+    return sorted(steps)
+
+
+def expression(rng: random.Random, numbers: Numbers, value: int, highest: int) -> str:
+    """A random expression of this value; every operand that is not a number stands in brackets."""
+    if len(numbers) == 1:
+        return str(value)
+    sign, left, a, right, b = rng.choice(last_steps(numbers, value, highest))
+    parts = ((left, expression(rng, left, a, highest)), (right, expression(rng, right, b, highest)))
+    return sign.join(text if len(operand) == 1 else f"({text})" for operand, text in parts)
+
+
+def examples(task: Countdown, seed: int, solving: float = 0.6) -> Iterator[tuple[str, str]]:
+    """Prompts of training problems with responses, for ever: this share solves them, the rest are any expressions
+    over the given numbers, so that a model learns to write answers before it is good at them."""
+    rng = random.Random(seed)
+    train = keys(task, "train")
+    while True:
+        numbers, target = rng.choice(train)
+        value = target if rng.random() < solving else rng.choice(sorted(reachable(numbers, task.target)))
+        text = expression(rng, numbers, value, task.target)
+        yield prompt(rng.sample(numbers, len(numbers)), target), f"{BOX}{text}}}"

@@ -1,0 +1,193 @@
+"""TokenBatch against loops, and its statistics on two ranks against those of one process."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ragged import Case, batch_of, case, rollouts
+from torch import Tensor
+from torch.multiprocessing import spawn
+
+import baselines
+from harness.batch import Rollout, TokenBatch, TokenStats
+from harness.method import Method
+
+
+def made(seed: int = 0, groups: int = 6, size: int = 3) -> tuple[list[Rollout], TokenBatch]:
+    groups_of = rollouts(seed, groups, size)
+    batch = TokenBatch.of(groups_of, [float(i) for i in range(groups * size)], 16, "cpu")
+    return [rollout for group in groups_of for rollout in group], batch
+
+
+def check(part: TokenBatch, flat: list[Rollout], rows: list[int]) -> None:
+    """`part` holds exactly the responses `rows` of the batch of `flat`."""
+    starts = [sum(len(r.response) for r in flat[:row]) for row in range(len(flat))]
+    assert [s.tolist() for s in part.sequences] == [flat[row].prompt + flat[row].response for row in rows]
+    assert part.prompt_lengths_B.tolist() == [len(flat[row].prompt) for row in rows]
+    assert part.lengths_B.tolist() == [len(flat[row].response) for row in rows]
+    assert part.groups_B.tolist() == [row // 3 for row in rows]
+    assert part.rewards_B.tolist() == [float(row) for row in rows]
+    assert part.behaviour_logp_T.tolist() == pytest.approx([x for row in rows for x in flat[row].logp])
+    assert part.index_T.tolist() == [starts[row] + i for row in rows for i in range(len(flat[row].response))]
+    assert part.sequence_T.tolist() == [k for k, row in enumerate(rows) for _ in flat[row].response]
+    assert part.within_T.tolist() == [i for row in rows for i in range(len(flat[row].response))]
+    assert part.starts_B.tolist() == [sum(len(flat[r].response) for r in rows[:k]) for k in range(len(rows))]
+    assert (len(part), part.responses) == (len(rows), len(rows))
+    assert part.tokens == len(part.index_T)
+    assert part.budget == 16
+
+
+def test_a_batch_and_any_part_of_a_part_hold_the_right_tokens() -> None:
+    flat, batch = made()
+    check(batch, flat, list(range(18)))
+    check(batch.take([5]), flat, [5])
+    check(batch.take([11, 2, 7]), flat, [11, 2, 7])
+    check(batch.take([11, 2, 7, 3]).take([3, 0]), flat, [3, 11])
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 6])
+def test_split_gives_whole_groups_in_order(parts: int) -> None:
+    flat, batch = made()
+    size = 18 // parts
+    pieces = list(batch.split(parts))
+    assert len(pieces) == parts
+    for number, piece in enumerate(pieces):
+        check(piece, flat, list(range(number * size, (number + 1) * size)))
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 40, 100, 10_000])
+def test_micro_batches_hold_every_response_once_within_the_budget(tokens: int) -> None:
+    flat, batch = made(1)
+    lengths = [len(r.prompt) + len(r.response) for r in flat]
+    pieces = list(batch.micro_batches(tokens))
+    rows = [[round(x) for x in piece.rewards_B.tolist()] for piece in pieces]
+    assert sorted(row for piece in rows for row in piece) == list(range(18))
+    for piece, held in zip(pieces, rows, strict=True):
+        check(piece, flat, held)
+        assert len(held) == 1 or max(lengths[row] for row in held) * len(held) <= tokens
+    ordered = [lengths[row] for piece in rows for row in piece]
+    assert ordered == sorted(ordered)
+    # No piece could have taken the first response of the next one.
+    for held, following in itertools.pairwise(rows):
+        assert lengths[following[0]] * (len(held) + 1) > tokens
+
+
+def test_micro_batches_of_a_minibatch_point_into_the_whole_batch() -> None:
+    flat, batch = made(2)
+    x_T = torch.arange(len(batch.index_T))
+    second = list(batch.split(2))[1]
+    for piece in second.micro_batches(30):
+        rows = [round(x) for x in piece.rewards_B.tolist()]
+        check(piece, flat, rows)
+        assert torch.equal(x_T[piece.index_T], piece.index_T)
+
+
+def test_sums_by_response_and_rows_by_group() -> None:
+    flat, batch = made(3)
+    x_T = torch.arange(len(batch.index_T), dtype=torch.float64) ** 2
+    sums, start = [], 0
+    for rollout in flat:
+        sums.append(sum(float(t) ** 2 for t in range(start, start + len(rollout.response))))
+        start += len(rollout.response)
+    assert batch.per_sequence(x_T).tolist() == sums
+    rows = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0, 7.0, 8.0]]
+    assert batch.grouped(batch.rewards_B)[:3].tolist() == rows
+    half = list(batch.split(2))[1]
+    assert half.grouped(half.rewards_B)[0].tolist() == [9.0, 10.0, 11.0]
+
+
+def test_statistics_over_tokens() -> None:
+    _, batch = made(4)
+    x_T = torch.randn(len(batch.index_T), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = x_T.tolist()
+    assert batch.mean(x_T).item() == pytest.approx(statistics.fmean(values), rel=1e-13)
+    assert batch.std(x_T).item() == pytest.approx(statistics.pstdev(values), rel=1e-13)
+    assert batch.count(x_T > 0.5) == sum(x > 0.5 for x in values)
+    for k in (1, 2, 17, len(values)):
+        assert batch.kth_largest(x_T, k).item() == sorted(values, reverse=True)[k - 1]
+    for k in (0, len(values) + 1):
+        assert batch.kth_largest(x_T, k).item() == -math.inf
+
+
+def test_the_mean_of_many_float32_values_is_not_that_of_a_float32_sum() -> None:
+    batch = batch_of([[Rollout([0], [0] * 100_000, [0.0] * 100_000, True)]], [0.0])
+    x_T = torch.full((100_000,), 1 / 3) + torch.linspace(0, 1e-3, 100_000)
+    assert batch.mean(x_T).item() == pytest.approx(math.fsum(x_T.tolist()) / 100_000, rel=1e-12)
+
+
+def test_the_discriminator_and_its_expectation() -> None:
+    stats = TokenStats(
+        logp=torch.tensor([0.25]).log(),
+        entropy=torch.tensor([1.5]),
+        sum_p2=torch.tensor([0.4]),
+        sum_p2_logp=torch.tensor([-0.3]),
+    )
+    assert stats.discriminator.item() == pytest.approx(0.25 * (1.5 + math.log(0.25)))
+    assert stats.expected_discriminator.item() == pytest.approx(1.5 * 0.4 - 0.3)
+
+
+# Two ranks
+
+SPECS = (
+    "ppo+clip_b(mu=1)",
+    "ppo+clip_b(share=0.1, reference_denominator=true)",
+    "grpo(normalise=sequence)+clip_v(mu=0.5, max_frac=0.03)",
+    "grpo(normalise=constant)+clip_v(share=0.05, mode=paper)",
+)
+
+
+# The groups of each rank. A mini-batch is made of one part from each rank: here groups 0-3, then 4-7.
+RANKS = ([0, 1, 4, 5], [2, 3, 6, 7])
+
+
+def tokens_of(c: Case, groups: Sequence[int]) -> Tensor:
+    return c.batch.take([row for row, group in enumerate(c.batch.groups_B.tolist()) if group in groups]).index_T
+
+
+def measured(c: Case, groups: Sequence[int]) -> dict[str, Tensor]:
+    """What a process that holds these groups makes of them."""
+    rewards = [
+        x for x, group in zip(c.batch.rewards_B.tolist(), c.batch.groups_B.tolist(), strict=True) if group in groups
+    ]
+    batch = batch_of([c.groups[i] for i in groups], rewards)
+    old = c.old.at(tokens_of(c, groups))
+    result = {
+        "mean": batch.mean(old.logp),
+        "std": batch.std(old.logp),
+        "kth": torch.stack([batch.kth_largest(old.logp, k) for k in (1, 7, 40, 10**6)]),
+        "count": torch.tensor([batch.count(old.logp < -1), batch.responses, batch.tokens]),
+    }
+    for spec in SPECS:
+        signal = Method.of(spec, baselines.table()).signal(old, batch, list(batch.split(2)))
+        result |= {f"{spec} {name}_T": getattr(signal, f"{name}_T") for name in ("advantages", "weights", "scale")}
+    return result
+
+
+def rank_main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    torch.save(measured(case(0, groups=8), RANKS[rank]), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_ranks_see_what_one_process_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    spawn(rank_main, args=(tmp_path,), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    c = case(0, groups=8)
+    for name, alone in measured(c, range(8)).items():
+        together = alone.new_zeros(alone.shape)
+        for rank, groups in enumerate(RANKS):
+            if name.endswith("_T"):
+                together[tokens_of(c, groups)] = ranks[rank][name]
+            else:
+                assert torch.equal(ranks[0][name], ranks[rank][name])
+                together = ranks[rank][name]
+        torch.testing.assert_close(together, alone, rtol=1e-13, atol=1e-13)

@@ -1,0 +1,195 @@
+"""The masks of Clip_B and Clip_V against loops written from the formulas (loops.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import loops
+import pytest
+import torch
+from ragged import Case, batch_of, case, rollouts
+
+import baselines
+from harness.batch import TokenBatch, TokenStats
+from harness.method import Method
+
+
+def weights(spec: str, c: Case) -> list[bool]:
+    signal = Method.of(spec, baselines.table()).signal(c.old, c.batch, [c.batch])
+    assert set(signal.weights_T.tolist()) <= {0.0, 1.0}
+    return (signal.weights_T == 1).tolist()
+
+
+def dropped(keep: list[bool]) -> int:
+    return keep.count(False)
+
+
+CASES = [case(seed, groups=8, size=4, longest=12) for seed in range(5)]
+
+
+@pytest.mark.parametrize("c", CASES, ids=range(5))
+@pytest.mark.parametrize("mu", [0, 0.5, 1, 1.5])
+def test_clip_b(c: Case, mu: float) -> None:
+    s, a = loops.taken(c)[0], loops.group_advantages(c)
+    assert weights(f"clip_b(mu={mu})", c) == loops.keep_clip_b(s, a, "reference", mu)
+    assert weights(f"clip_b(mu={mu}, mode=paper)", c) == loops.keep_clip_b(s, a, "paper", mu)
+    assert weights(f"clip_b(mu={mu}, mode=paper, mu_high=1)", c) == loops.keep_clip_b(s, a, "paper", mu, 1)
+
+
+@pytest.mark.parametrize("c", CASES, ids=range(5))
+@pytest.mark.parametrize("mu", [0, 0.5, 1, 1.5])
+@pytest.mark.parametrize("max_frac", [1e-4, 0.013, 0.05, 1])
+def test_clip_v(c: Case, mu: float, max_frac: float) -> None:
+    s, n, a = *loops.taken(c), loops.group_advantages(c)
+    expected = loops.keep_clip_v(s, n, a, "reference", mu, max_frac=max_frac)
+    assert weights(f"clip_v(mu={mu}, max_frac={max_frac})", c) == expected
+    assert weights(f"clip_v(mu={mu}, mode=paper)", c) == loops.keep_clip_v(s, n, a, "paper", mu)
+    assert weights(f"clip_v(mu={mu}, mode=paper, mu_high=1)", c) == loops.keep_clip_v(s, n, a, "paper", mu, 1)
+
+
+def test_the_defaults_are_those_of_the_released_code() -> None:
+    c = CASES[0]
+    s, n, a = *loops.taken(c), loops.group_advantages(c)
+    assert weights("clip_b", c) == loops.keep_clip_b(s, a, "reference", 2.5)
+    assert weights("clip_v", c) == loops.keep_clip_v(s, n, a, "reference", 8.5, max_frac=1e-4)
+    identity = Method.of("clip_b+clip_v", baselines.table()).identity()
+    assert [(x["mode"], x["mu"]) for x in identity[1:]] == [("reference", 2.5), ("reference", 8.5)]
+    assert identity[2]["max_frac"] == 1e-4
+
+
+def test_the_cap_of_clip_v_keeps_all_but_the_worst_tokens() -> None:
+    c = CASES[1]
+    tokens = len(c.batch.index_T)
+    a = torch.tensor(loops.group_advantages(c))
+    capped = {}
+    for max_frac in (0, 2.5 / tokens, 5.5 / tokens, 1):
+        keep_T = torch.tensor(weights(f"clip_v(mu=0.3, max_frac={max_frac})", c))
+        capped[max_frac] = int((~keep_T & (a < 0)).sum())
+        assert keep_T[a > 0].all()
+        assert not keep_T[a == 0].all(), "tokens without advantage are not under the cap"
+    assert list(capped.values())[:3] == [1, 2, 5]
+    assert capped[1] > 5
+
+
+@pytest.mark.parametrize("mode", ["reference", "paper"])
+@pytest.mark.parametrize("share", [0, 0.005, 0.02, 0.1])
+@pytest.mark.parametrize("c", CASES, ids=range(5))
+def test_a_share_is_exactly_met(c: Case, share: float, mode: str) -> None:
+    s, n = loops.taken(c)
+    a = loops.group_advantages(c)
+    deviations = {"clip_b": loops.centred(s), "clip_v": [x - y for x, y in zip(s, n, strict=True)]}
+    for name, d in deviations.items():
+        keep = weights(f"{name}(share={share}, mode={mode})", c)
+        assert dropped(keep) == round(share * len(s))
+        assert keep == loops.keep_share(d, a, mode, share)
+
+
+@pytest.mark.parametrize("name", ["clip_b", "clip_v"])
+def test_a_share_never_reaches_beyond_the_centre(name: str) -> None:
+    c = CASES[2]
+    s, n = loops.taken(c)
+    a = loops.group_advantages(c)
+    d = loops.centred(s) if name == "clip_b" else [x - y for x, y in zip(s, n, strict=True)]
+    keep = weights(f"{name}(share=1)", c)
+    assert keep == [not (x < 0 and y < 0) for x, y in zip(a, d, strict=True)]
+    assert dropped(weights(f"{name}(share=1, mode=paper)", c)) == len(s)
+
+
+def test_a_share_does_the_same_as_the_mu_that_it_stands_for() -> None:
+    c = CASES[3]
+    by_mu = weights("clip_b(mu=1.2)", c)
+    assert dropped(by_mu) > 0
+    assert weights(f"clip_b(share={dropped(by_mu) / len(by_mu)})", c) == by_mu
+
+
+def handmade(p: list[float], h: list[float], advantages: list[float]) -> tuple[TokenStats, torch.Tensor, TokenBatch]:
+    """Statistics without a distribution behind them: S* = p (h + log p), N = 0."""
+    length = len(p)
+    batch = batch_of(rollouts(0, 1, 1), [1.0])
+    batch = dataclasses.replace(batch, lengths_B=torch.tensor([length]), index_T=torch.arange(length))
+    p_T, h_T = torch.tensor(p, dtype=torch.float64), torch.tensor(h, dtype=torch.float64)
+    zero_T = torch.zeros(length, dtype=torch.float64)
+    return TokenStats(p_T.log(), h_T, zero_T, zero_T), torch.tensor(advantages, dtype=torch.float64), batch
+
+
+@pytest.mark.parametrize("name", ["clip_b", "clip_v"])
+def test_equal_tokens_are_treated_equally(name: str) -> None:
+    """Which of several equal tokens is dropped must not hang on their order: at the edge of a share, none is."""
+    p = [0.1, 0.1, 0.1, 0.2, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9]
+    stats, advantages_T, batch = handmade(p, [0.1] * 10, [-1.0] * 10)
+    cls = baselines.METHODS[name]
+    # S* is lowest for p = 0.2, then for the three of p = 0.1.
+    for limit, number in ((0.1, 1), (0.2, 1), (0.3, 1), (0.4, 4)):
+        clips = [cls(share=limit), *([cls(mu=0.1, max_frac=limit)] if name == "clip_v" else [])]
+        for clip in clips:
+            keep_T = clip.weights(stats, advantages_T, batch)
+            assert int((~keep_T).sum()) == number
+            assert len(set(keep_T[:3].tolist())) == 1
+
+
+@pytest.mark.parametrize("spec", ["clip_b(mu=0)", "clip_b(mode=paper, mu=0)", "clip_b(share=0.5)", "clip_v(mu=0)"])
+def test_without_spread_all_tokens_are_kept(spec: str) -> None:
+    c = case(1)
+    alike = {"logp": -1.0, "entropy": 0.7, "sum_p2": 0.2, "sum_p2_logp": -0.1}
+    c.old = dataclasses.replace(c.old, **{k: torch.full_like(c.old.logp, x) for k, x in alike.items()})
+    assert all(weights(spec, c))
+
+
+@pytest.mark.parametrize("name", ["clip_b", "clip_v"])
+def test_the_sign_that_counts_is_the_token_s(name: str) -> None:
+    """With a critic the tokens of one response have advantages of both signs."""
+    c = CASES[4]
+    a = loops.whitened(loops.gae(c, 1, 1))
+    spans = loops.responses(c)
+    assert any(min(a[t] for t in span) < 0 < max(a[t] for t in span) for span in spans)
+    s, n = loops.taken(c)
+    keep = loops.keep_clip_b(s, a, "reference", 0.8)
+    if name == "clip_v":
+        keep = loops.keep_clip_v(s, n, a, "reference", 0.8, max_frac=1)
+    assert 0 < dropped(keep) < len(keep)
+    assert weights(f"ppo+{name}(mu=0.8{', max_frac=1' * (name == 'clip_v')})", c) == keep
+
+
+@pytest.mark.parametrize(
+    "spec", ["clip_b(mu=0.8)", "clip_v(mu=0.8, max_frac=0.03)", "clip_b(share=0.1)", "clip_v(share=0.1)"]
+)
+def test_the_order_of_responses_and_the_length_of_prompts_do_not_matter(spec: str) -> None:
+    c = CASES[0]
+    m = Method.of(f"ppo+{spec}", baselines.table())
+    whole = m.signal(c.old, c.batch, [c.batch])
+    order = torch.randperm(len(c.batch), generator=torch.Generator().manual_seed(0)).tolist()
+    shuffled = c.batch.take(order)
+    signal = m.signal(c.old.at(shuffled.index_T), dataclasses.replace(shuffled, index_T=c.batch.index_T), [])
+    assert torch.equal(signal.weights_T, whole.weights_T[shuffled.index_T])
+    torch.testing.assert_close(signal.advantages_T, whole.advantages_T[shuffled.index_T], rtol=1e-12, atol=1e-12)
+
+    padded_groups = [[dataclasses.replace(r, prompt=[1] * 40 + r.prompt) for r in group] for group in c.groups]
+    padded = batch_of(padded_groups, c.batch.rewards_B.tolist())
+    signal = m.signal(c.old, padded, [padded])
+    assert torch.equal(signal.weights_T, whole.weights_T)
+    assert torch.equal(signal.advantages_T, whole.advantages_T)
+
+
+@pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
+def test_dropped_tokens_leave_the_denominator_only_on_demand(normalise: str) -> None:
+    c = CASES[0]
+    spec = f"grpo(normalise={normalise})+clip_b(mu=0.5"
+    ours, theirs = (
+        Method.of(f"{spec}, reference_denominator={flag})", baselines.table()).signal(c.old, c.batch, [c.batch])
+        for flag in ("false", "true")
+    )
+    keep, tokens = ours.weights_T.tolist(), len(ours.weights_T)
+    assert torch.equal(ours.weights_T, theirs.weights_T)
+    assert torch.equal(ours.term_scale_T, theirs.term_scale_T)
+    assert torch.equal(ours.scale_T, ours.term_scale_T)
+    spans = loops.responses(c)
+    for span in spans:
+        for t in span:
+            kept = sum(keep[u] for u in span)
+            full, short = {
+                "token": (tokens, sum(keep)),
+                "sequence": (len(spans) * len(span), len(spans) * max(kept, 1)),
+                "constant": (len(spans) * c.batch.budget,) * 2,
+            }[normalise]
+            assert ours.scale_T[t].item() == pytest.approx(1 / full)
+            assert theirs.scale_T[t].item() == pytest.approx(keep[t] / short)

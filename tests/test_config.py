@@ -1,0 +1,126 @@
+"""Configuration: every shipped file loads, and every mistake is one clear sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import config, matrix, registry
+from harness.config import UserError
+
+
+@pytest.mark.parametrize("path", sorted(config.CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_config_plans(path: Path) -> None:
+    loaded = config.load(str(path))
+    planned = matrix.cells(loaded)
+    axes = (loaded.methods, loaded.tasks, loaded.models, loaded.seeds)
+    assert len(planned) == len({cell.key for cell in planned})
+    assert {(c.method, c.task, c.model, c.seed) for c in planned} == {
+        (m, t, b, s) for m in axes[0] for t in axes[1] for b in axes[2] for s in axes[3]
+    }
+    assert path.read_text().startswith("# "), "the first line says what it is, for `entrobench list configs`"
+
+
+def test_shipped_configs_say_only_what_differs_from_the_defaults() -> None:
+    from omegaconf import OmegaConf
+
+    def flat(value: object, prefix: str = "") -> dict[str, object]:
+        if isinstance(value, dict):
+            return {k: v for key, child in value.items() for k, v in flat(child, f"{prefix}{key}.").items()}
+        return {prefix: value}
+
+    defaults = flat(OmegaConf.to_container(OmegaConf.structured(config.Config())))
+    for path in config.CONFIGS.glob("*.yaml"):
+        for key, value in flat(OmegaConf.to_container(OmegaConf.load(path))).items():
+            assert defaults.get(key, "absent") != value, f"{path.name}: {key} {value} is the default"
+
+
+def test_demo_is_seven_methods_by_three_seeds() -> None:
+    assert len(matrix.cells(config.load("demo"))) == 21
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.stpes=3", ["unknown key train.stpes", "did you mean 'steps'"]),
+        ("trian.steps=3", ["unknown key trian", "did you mean 'train'"]),
+        ("train.steps=many", ["train.steps", "many"]),
+        ("train=3", ["train is 3", "mapping"]),
+        ("methods=[clip_bb]", ["unknown method 'clip_bb'", "did you mean 'clip_b'"]),
+        ("methods=[grpo,ppo+ce_gppo]", ["2 objectives", "allowed: one"]),
+        ("methods=[grpo,clip_b+clip_b]", ["names a control twice"]),
+        ("methods=[grpo,'clip_b(mu=x)']", ["clip_b.mu", "x"]),
+        ("methods=[grpo,'clip_b(nu=1)']", ["unknown key clip_b.nu", "did you mean 'mu'"]),
+        ("methods=[grpo,'clip_b(mode=papr)']", ["mode is 'papr'", "did you mean 'paper'"]),
+        ("methods=[grpo,'clip_b(mu']", ["'clip_b(mu' is no specification"]),
+        ("methods=[grpo,'clip_b(mu)']", ["is no option", "key=value"]),
+        ("methods=[grpo,grpo]", ["'grpo' twice"]),
+        ("methods=[grpo,grpo+clip_b,clip_b]", ["'grpo+clip_b' and 'clip_b' are the same"]),
+        ("methods=[]", ["methods is empty"]),
+        ("baseline=vanilla", ["unknown method 'vanilla'"]),
+        ("baseline=gspo", ["unknown method 'gspo'"]),
+        ("baseline='grpo(clip_low=0.1)'", ["baseline", "not among methods"]),
+        ("tasks=[countdwn]", ["unknown task 'countdwn'", "did you mean 'countdown'"]),
+        ("models=[countdown-tny]", ["countdown-tny", "did you mean 'countdown-tiny'"]),
+        ("train.group=1", ["train.group is 1", "allowed: 2 and more"]),
+        ("eval.k=64", ["eval.k is 64", "eval.samples (32)"]),
+        ("rollout.top_p=0.9", ["rollout.top_p is 0.9", "temperature alone"]),
+        ("rollout.temperature=0", ["rollout.temperature is 0", "more than 0"]),
+        ("train.updates=3", ["train.updates is 3", "divide train.prompts (64)"]),
+        ("train.steps=0", ["train.steps is 0", "1 and more"]),
+        ("hardware.device=tpu", ["hardware.device is 'tpu'", "auto, cpu, cuda"]),
+        ("rollout.engine=sglang", ["rollout.engine is 'sglang'"]),
+        ("method_options.clipb.mu=1", ["method_options", "'clipb'"]),
+        ("train.steps", ["not an override", "key=value"]),
+    ],
+)
+def test_mistakes_are_one_sentence(override: str, words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        matrix.cells(config.load("demo", [override]))
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("methods: [grpo\ntrain: {")
+    for name, words in [(str(broken), "cannot be read"), ("dmo", "did you mean 'demo'"), (str(tmp_path / "no.yaml"), "no file")]:
+        with pytest.raises(UserError, match=words):
+            config.load(name)
+
+
+def test_specs_nest_and_split() -> None:
+    assert registry.split("ppo+clip_b(mu=1+1,mode=paper)", "+") == ["ppo", "clip_b(mu=1+1,mode=paper)"]
+    assert registry.parse(" clip_b( share=0.02, mode = paper ) ") == ("clip_b", {"share": 0.02, "mode": "paper"})
+    assert registry.parse("grpo") == ("grpo", {})
+
+
+def test_shared_options_reach_every_spec_and_inline_ones_win() -> None:
+    loaded = config.load("demo", ["methods=[grpo,clip_b,'clip_b(mu=3.0)+ppo']", "method_options.clip_b.mu=1.5"])
+    mus = [c.identity["method"][-1].get("mu") for c in matrix.cells(loaded)][:3]
+    assert mus == [None, 1.5, 3.0]
+
+
+def test_identity_is_what_defines_the_result() -> None:
+    def keys(*overrides: str) -> list[str]:
+        return [cell.key for cell in matrix.cells(config.load("demo", overrides))]
+
+    before = keys()
+    for harmless in ("results=elsewhere", "name=other", "tracking.uri=http://127.0.0.1:1", "hardware.threads=2", "checkpoint.every=7"):
+        assert keys(harmless) == before
+    for telling in ("train.lr=1e-4", "eval.samples=64", "rollout.temperature=0.9", "method_options.grpo.clip_low=0.1"):
+        assert keys(telling)[0] != before[0]
+
+
+def test_planning_and_reporting_start_without_torch() -> None:
+    code = (
+        "import sys; from harness import cli, commands, config, matrix, leaderboard, statistics; "
+        "matrix.cells(config.load('demo')); "
+        "heavy = {'torch', 'transformers', 'lm_eval', 'mlflow', 'datasets', 'matplotlib'} & set(sys.modules); "
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

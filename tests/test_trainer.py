@@ -1,0 +1,189 @@
+"""The loop on the real model: repeatable bit for bit, indifferent to how tokens are split, stoppable at any moment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness import cell, config, matrix
+from harness.batch import Rollout, TokenBatch
+from harness.metrics import Stopwatch
+from harness.policy import CellFailure, Policy
+from harness.trainer import Trainer
+
+SHORT = ["train.steps=4", "train.prompts=8", "train.group=8", "train.warmup_steps=0", "train.lr=1e-3", "checkpoint.every=2"]
+SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=0"]
+
+
+def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
+    torch.set_num_threads(1)
+    settings = config.load("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
+    record: dict[str, Any] = {"config": dataclasses.asdict(settings), "method": method, "task": "countdown"}
+    trainer, _ = cell.build({**record, "model": "countdown-tiny", "seed": 0}, folder)
+    trainer.engine.load(trainer.policy.module)
+    return trainer
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """All that was logged, without what a clock says."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {"step": line["step"], **{k: v for k, v in line["metrics"].items() if not k.startswith("time/")}} for line in lines
+    ]
+
+
+def weights(trainer: Trainer) -> list[torch.Tensor]:
+    return [p.detach().clone() for learner in trainer.learners().values() for p in learner.module.parameters()]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("method", ["grpo+clip_b", "ppo", "adaptive_entropy(target=9,delta=0.01,high=1)"])
+def test_same_seed_same_bits_and_a_resumed_run_is_the_uninterrupted_one(method: str, tmp_path: Path) -> None:
+    whole = build(tmp_path / "whole", method)
+    whole.run(lambda step: None)
+    again = build(tmp_path / "again", method)
+
+    class Killed(Exception):
+        pass
+
+    def kill(step: int) -> None:
+        # As a SIGKILL in the middle of step 4 would leave it: step 3 logged, the checkpoint at step 2.
+        again.train_step(3, Stopwatch())
+        again.log.append(3, 0.0, {"reward/mean": 77.0})
+        raise Killed
+
+    with pytest.raises(Killed):
+        again.run(kill)
+    resumed = build(tmp_path / "again", method)
+    resumed.run(lambda step: None)
+    assert records(tmp_path / "again") == records(tmp_path / "whole")
+    assert [line["step"] for line in records(tmp_path / "whole")] == [0, 1, 2, 3, 4]
+    assert same(weights(resumed), weights(whole))
+    assert resumed.method.state() == whole.method.state()
+    first = records(tmp_path / "whole")[1]
+    assert first["reward/mean"] > 0, "nothing to learn from would make this test empty"
+
+
+def test_another_seed_or_method_changes_the_run_but_not_its_first_rollouts(tmp_path: Path) -> None:
+    plain, clipped = build(tmp_path / "a", "grpo"), build(tmp_path / "b", "clip_b(share=0.2)")
+    one, other = plain.train_step(1, Stopwatch()), clipped.train_step(1, Stopwatch())
+    for key in ("reward/mean", "entropy/mean", "responses/distinct", "responses/length"):
+        assert one[key] == other[key], "methods of a seed block share initial weights, prompts and sampling seeds"
+    assert not same(weights(plain), weights(clipped))
+    plain.seed = 1
+    assert [p.id for p in plain.prompts(1)] != [p.id for p in clipped.prompts(1)]
+
+
+def test_the_prompt_order_depends_on_the_step_alone(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", "train.prompts=64")
+    late = [p.id for p in trainer.prompts(40)]
+    seen = [p.id for step in range(1, 41) for p in trainer.prompts(step)]
+    assert seen[-64:] == late
+    size = len(trainer.problems)
+    for start in range(0, len(seen) - size, size):
+        assert len(set(seen[start : start + size])) == size, "a pass shows every problem once"
+
+
+@pytest.mark.parametrize("method", ["grpo", "grpo(normalise=sequence)+entropy_bonus(coefficient=0.1)", "grpo(kl_coef=0.1)+clip_v"])
+def test_micro_batches_give_the_gradient_of_one_big_batch(method: str, tmp_path: Path) -> None:
+    gradients = []
+    for budget in (10**6, 200):
+        trainer = build(tmp_path, method, f"hardware.micro_tokens={budget}")
+        groups = trainer.sample(trainer.prompts(1), 1)
+        rewards = [float(i % 3 == 0) for i in range(64)]
+        batch = TokenBatch.of(groups, rewards, 20, "cpu")
+        old = trainer.stats_before(batch)
+        minibatches = list(batch.split(2))
+        signal = trainer.method.signal(old, batch, minibatches)
+        parts = list(trainer.policy.micro_batches(minibatches[1]))
+        assert len(parts) == 1 if budget == 10**6 else len(parts) > 3
+        for part in parts:
+            loss = trainer.method.loss(trainer.stats_during(part, old), signal.at(part.index_T), part)
+            trainer.policy.backward(loss)
+        gradients.append([p.grad for p in trainer.policy.module.parameters() if p.grad is not None])
+    for big, small in zip(*gradients, strict=True):
+        torch.testing.assert_close(small, big, rtol=1e-4, atol=1e-7)
+    assert any(big.abs().max() > 1e-4 for big in gradients[0])
+
+
+def test_statistics_do_not_depend_on_padding_or_neighbours(tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    short = Rollout([5, 6, 7], [8, 9], [-1.0, -1.0], True)
+    long = Rollout([5, 6, 7, 8, 9, 10], list(range(5, 20)), [-1.0] * 15, False)
+    alone = trainer.policy.stats(TokenBatch.of([[short]], [0.0], 20, "cpu"), frozenset({"sum_p2"}))
+    both = trainer.policy.stats(TokenBatch.of([[long], [short]], [0.0, 0.0], 20, "cpu"), frozenset({"sum_p2"}))
+    for name in ("logp", "entropy", "sum_p2", "sum_p2_logp"):
+        torch.testing.assert_close(getattr(both, name)[15:], getattr(alone, name), rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_equal_the_full_forward(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", "rollout.temperature=0.7")
+    rollout = Rollout([5, 6, 7], [8, 9, 10], [0.0] * 3, True)
+    stats = trainer.policy.stats(TokenBatch.of([[rollout]], [0.0], 20, "cpu"), frozenset({"sum_p2"}))
+    with torch.no_grad():
+        logits = trainer.policy.module(torch.tensor([[5, 6, 7, 8, 9, 10]])).logits[0, 2:5].double() / 0.7
+    logp_TV = logits.log_softmax(-1)
+    p_TV = logp_TV.exp()
+    expected = {
+        "logp": logp_TV[range(3), [8, 9, 10]],
+        "entropy": -(p_TV * logp_TV).sum(-1),
+        "sum_p2": (p_TV**2).sum(-1),
+        "sum_p2_logp": (p_TV**2 * logp_TV).sum(-1),
+    }
+    for name, value in expected.items():
+        torch.testing.assert_close(getattr(stats, name).double(), value, rtol=1e-5, atol=1e-5)
+
+
+def test_a_policy_that_moved_since_the_statistics_is_noticed(tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    with torch.no_grad():
+        before = trainer.stats_before
+
+        def moved(batch: TokenBatch) -> Any:
+            stats = before(batch)
+            next(trainer.policy.module.parameters()).add_(0.05)
+            return stats
+
+        trainer.stats_before = moved  # type: ignore[method-assign]
+    with pytest.raises(CellFailure, match="ratio of the first update is not 1"):
+        trainer.train_step(1, Stopwatch())
+
+
+def test_non_finite_losses_and_gradients_stop_with_a_reason(tmp_path: Path) -> None:
+    policy: Policy = build(tmp_path).policy
+    parameter = next(policy.module.parameters())
+    with pytest.raises(CellFailure, match="loss of the policy is nan"):
+        policy.backward(parameter.sum() * float("nan"))
+    before = parameter.detach().clone()
+    parameter.grad = torch.full_like(parameter, float("inf"))
+    with pytest.raises(CellFailure, match="gradient of the policy is not finite"):
+        policy.step(1)
+    assert torch.equal(parameter, before)
+
+
+def test_done_means_that_every_step_and_answer_is_there(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", "train.steps=1")
+    trainer.run(lambda step: None)
+    cell.check_complete(trainer)
+    path = tmp_path / "evals" / "countdown-000001.json"
+    record = json.loads(path.read_text())
+    record["right"][3].pop()
+    path.write_text(json.dumps(record))
+    with pytest.raises(CellFailure, match="lacks samples"):
+        cell.check_complete(trainer)
+    trainer.log.truncate(0)
+    with pytest.raises(CellFailure, match="1 steps where 2"):
+        cell.check_complete(trainer)
+
+
+def test_cells_of_a_matrix_have_their_own_folders(tmp_path: Path) -> None:
+    planned = matrix.cells(config.load("demo", [f"results={tmp_path}"]))
+    assert len({c.folder for c in planned}) == 21
