@@ -19,9 +19,9 @@ class ClipB(Control):
     S* = p (H + log p), D = S* - mean S*, sigma = population deviation of D over the rollout batch on all ranks.
     mode reference: tokens with A < 0 are kept where D >= -mu sigma, all others always (the authors' code).
     mode paper: all tokens are kept where -mu sigma <= D <= mu_high sigma (mu_high: as mu).
-    share, instead of mu: this share of all response tokens is dropped, the largest outliers first; in mode reference
-    the most negative D among A < 0, in mode paper the largest |D|. Tokens on the safe side of the mean are never
-    dropped, nor are any beyond the share where several tie, so less may be dropped.
+    share, instead of mu: this share of all response tokens is dropped, the largest outliers first: in mode reference
+    the lowest D < 0 among A < 0, in mode paper the largest |D|. Of several that tie at the edge none is dropped, so
+    that their order has no say; less than the share is dropped then, or where there are not enough such tokens.
 
     The authors' code takes log p from the rollout engine and H from the trainer; here both are the trainer's. It also
     leaves dropped tokens out of the denominator of the loss, which reference_denominator=true does.

@@ -35,10 +35,16 @@ def main(*overrides: str) -> None:
             alive = Path(cell.folder / "state.json").stat().st_mtime - Path(cell.folder / "config.yaml").stat().st_mtime
             fixed.append(alive - sum(totals.values()))
     rows = [[f"wall time of {len(cells)} cells", f"{wall:.0f} s"]]
-    rows += [["fixed cost of a cell, median", f"{median(fixed):.1f} s"], ["of the first, imports included", f"{max(fixed):.1f} s"]]
+    rows += [
+        ["fixed cost of a cell, median", f"{median(fixed):.1f} s"],
+        ["of the first, imports included", f"{max(fixed):.1f} s"],
+    ]
     whole = sum(map(sum, phases.values()))
     rows += [
-        [f"{key.removeprefix('time/').removesuffix('_s')}, a cell that has it", f"{mean(values):.1f} s ({sum(values) / whole:.0%} of all)"]
+        [
+            f"{key.removeprefix('time/').removesuffix('_s')}, a cell that has it",
+            f"{mean(values):.1f} s ({sum(values) / whole:.0%} of all)",
+        ]
         for key, values in sorted(phases.items(), key=lambda item: -sum(item[1]))
     ]
     show("The demo", ["", ""], rows)

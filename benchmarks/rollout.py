@@ -1,15 +1,13 @@
-"""Speed of the embedded rollout engine against decoding with transformers, in tokens a second.
+"""Speed of the embedded rollout engine against decoding with transformers, in one run.
 
-    python benchmarks/rollout.py [--threads 2] [--repeats 7]
-
-All of them sample from the same random Qwen2 model, at temperature 1, the same number of tokens (no end of sequence),
-and keep the log-probabilities. Repeats are interleaved, so that a busy moment of the machine hits all of them alike;
-the table shows each one's best repeat.
+All of them sample the same number of tokens (no end of sequence) from the same random Qwen2 model at temperature 1 and
+keep their log-probabilities. Repeats are interleaved, so that a busy moment of the machine hits all of them alike; the
+table shows each one's best repeat.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +16,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.common import show
 from harness.rollout.embedded import EmbeddedEngine
 
+LOOP = "loop over transformers, DynamicCache"
 NEVER = -1  # an end of sequence that is never sampled
 
 
@@ -68,7 +68,7 @@ def decode_loop(model: Qwen2ForCausalLM, ids_BL: Tensor, new_tokens: int) -> tup
     return torch.cat(tokens, 1), torch.cat(logp, 1)
 
 
-def generate(model: Qwen2ForCausalLM, ids_BL: Tensor, new_tokens: int) -> tuple[Tensor, Tensor]:
+def transformers_generate(model: Qwen2ForCausalLM, ids_BL: Tensor, new_tokens: int) -> tuple[Tensor, Tensor]:
     how = GenerationConfig(
         do_sample=True,
         top_k=0,
@@ -88,13 +88,17 @@ def compare(setting: Setting, repeats: int) -> None:
     ids_BL = prompts.repeat_interleave(setting.group, 0)
     engine = EmbeddedEngine(NEVER)
     engine.load(model)
-    ours = {"temperature": 1.0, "max_new_tokens": setting.new_tokens}
+
+    def embedded() -> None:
+        seeds = range(setting.prompts)
+        engine.generate(
+            prompts.tolist(), setting.group, seeds=seeds, temperature=1.0, max_new_tokens=setting.new_tokens
+        )
+
     contenders: dict[str, Callable[[], object]] = {
-        "embedded engine": lambda: engine.generate(
-            prompts.tolist(), setting.group, seeds=range(setting.prompts), **ours
-        ),
-        "loop over transformers, DynamicCache": lambda: decode_loop(model, ids_BL, setting.new_tokens),
-        "transformers generate": lambda: generate(model, ids_BL, setting.new_tokens),
+        "embedded engine": embedded,
+        LOOP: lambda: decode_loop(model, ids_BL, setting.new_tokens),
+        "transformers generate": lambda: transformers_generate(model, ids_BL, setting.new_tokens),
     }
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     with torch.inference_mode():
@@ -104,23 +108,20 @@ def compare(setting: Setting, repeats: int) -> None:
                 run()
                 if repeat:  # the first is for warming up
                     seconds[name].append(time.perf_counter() - start)
-    parameters = sum(p.numel() for p in model.parameters())
-    print(f"\n{setting.name} ({parameters / 1e6:.2f} M), {torch.get_num_threads()} threads, best of {repeats}")
-    base = min(seconds["loop over transformers, DynamicCache"])
-    for name, times in seconds.items():
-        rate = len(ids_BL) * setting.new_tokens / min(times)
-        print(f"  {name:38s} {rate:10,.0f} tokens/s {base / min(times):6.2f} x the loop  {min(times) * 1e3:8.1f} ms")
+    best = {name: min(times) for name, times in seconds.items()}
+    tokens = len(ids_BL) * setting.new_tokens
+    show(
+        f"Rollout, {setting.name}; {torch.get_num_threads()} threads, best of {repeats}",
+        ["", "tokens/s", "to the loop", "ms"],
+        [[name, f"{tokens / s:,.0f}", f"{best[LOOP] / s:.2f} x", f"{s * 1e3:.1f}"] for name, s in best.items()],
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=7)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+def main(repeats: int = 7, threads: int = 2) -> None:
+    torch.set_num_threads(threads)
     for setting in SETTINGS:
-        compare(setting, arguments.repeats)
+        compare(setting, repeats)
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

@@ -37,6 +37,12 @@ class TokenStats:
     values: Tensor | None = None  # of a critic
     ref_logp: Tensor | None = None  # of the reference model
 
+    @classmethod
+    def cat(cls, parts: Sequence[TokenStats]) -> TokenStats:
+        columns: dict[str, list[Any]] = {name: [vars(part)[name] for part in parts] for name in vars(parts[0])}
+        joined: dict[str, Any] = {name: None if xs[0] is None else torch.cat(xs) for name, xs in columns.items()}
+        return cls(**joined)
+
     def at(self, index_T: Tensor) -> TokenStats:
         taken: dict[str, Any] = {name: None if x is None else x[index_T] for name, x in vars(self).items()}
         return TokenStats(**taken)

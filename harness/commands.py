@@ -30,7 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     for model in config.models:
         models.resolve(model).folder(say=console.print)
     todo = [cell for cell in matrix if cell.progress().state != "done"]
-    console.print(f"matrix {config.name}: {len(matrix)} cells, {len(matrix) - len(todo)} done before, {len(todo)} to run")
+    console.print(
+        f"matrix {config.name}: {len(matrix)} cells, {len(matrix) - len(todo)} done before, {len(todo)} to run"
+    )
     if todo:
         with LiveView(console, matrix, todo, config.tracking_uri) as view:
             local.run(todo, jobs, view)
@@ -70,7 +72,12 @@ def board(config: Config, matrix: list[Cell]) -> list:
 
     expected = [
         leaderboard.Expected(
-            cell.method, cell.task, [tasks.build(spec).name for spec in cell.evaluation_tasks], cell.model, cell.seed, cell.key
+            cell.method,
+            cell.task,
+            [tasks.build(spec).name for spec in cell.evaluation_tasks],
+            cell.model,
+            cell.seed,
+            cell.key,
         )
         for cell in matrix
     ]
@@ -123,7 +130,14 @@ def plan(arguments: argparse.Namespace) -> int:
     for name in config.models:
         parameters = models.resolve(name).parameters()
         # float32 weights, gradient, and two moments of AdamW; a critic doubles it.
-        console.print(f"model {name}: " + (f"{parameters:,} parameters, {parameters * 16 / 2**30:.2f} GiB to train" if parameters else "size unknown until its folder is here"))
+        console.print(
+            f"model {name}: "
+            + (
+                f"{parameters:,} parameters, {parameters * 16 / 2**30:.2f} GiB to train"
+                if parameters
+                else "size unknown until its folder is here"
+            )
+        )
     return 0
 
 
@@ -133,8 +147,12 @@ def status(arguments: argparse.Namespace) -> int:
     matrix = cells(config)
     for cell in matrix:
         progress = cell.progress()
-        numbers = [f"{progress.metrics[k]:.3f}" if k in progress.metrics else "" for k in ("entropy/mean", "reward/mean")]
-        table.add_row(cell.label, progress.state, f"{progress.step}/{config.train.steps}", *numbers, progress.reason or "")
+        numbers = [
+            f"{progress.metrics[k]:.3f}" if k in progress.metrics else "" for k in ("entropy/mean", "reward/mean")
+        ]
+        table.add_row(
+            cell.label, progress.state, f"{progress.step}/{config.train.steps}", *numbers, progress.reason or ""
+        )
     console.print(table)
     ours = {cell.folder for cell in matrix}
     others = [path for path in config.folder.glob("*/config.yaml") if path.parent not in ours]

@@ -177,7 +177,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
         raise UserError(f"{path} cannot be read as a configuration: {str(error).splitlines()[0]}") from error
     if not isinstance(given, dict):
         raise UserError(f"{path} holds no mapping of keys")
-    config = cast(Config, typed(Config(), given, ""))
+    config: Config = typed(Config(), cast(dict[str, Any], given), "")
     config.name = config.name or path.stem
     validate(config)
     return config
@@ -193,7 +193,9 @@ def validate(config: Config) -> None:
             raise UserError(f"{axis} names {next(v for v in values if values.count(v) > 1)!r} twice")
     at_least(1, **{f"train.{k}": getattr(train, k) for k in ("steps", "prompts", "group", "updates", "epochs")})
     at_least(1, **{"eval.samples": evaluation.samples, "eval.k": evaluation.k, "eval.problems": evaluation.problems})
-    at_least(1, **{"rollout.max_new_tokens": config.rollout.max_new_tokens, "hardware.threads": config.hardware.threads})
+    at_least(
+        1, **{"rollout.max_new_tokens": config.rollout.max_new_tokens, "hardware.threads": config.hardware.threads}
+    )
     at_least(1, **{"checkpoint.every": config.checkpoint.every})
     at_least(0, **{"eval.every": evaluation.every, "train.warmup_steps": train.warmup_steps, "train.lr": train.lr})
     if train.prompts % train.updates:

@@ -244,19 +244,21 @@ def render(rows: Sequence[Row], how: str) -> str:
 
 def as_csv(rows: Sequence[Row]) -> str:
     flat = [dict(leaves(dataclasses.asdict(row))) for row in rows]
+    fullest_first = sorted(flat, key=len, reverse=True)  # a row without results has few columns
     file = io.StringIO()
-    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in flat for key in row)), lineterminator="\n")
+    names = list(dict.fromkeys(name for row in fullest_first for name in row))
+    writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
     return file.getvalue()
 
 
 def leaves(value: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Columns such as pass_at_k.16.low; what is None has no column of its own."""
+    """Columns such as pass_at_k.16.low; an estimate that is missing has none, a limit that is missing is empty."""
     for key, child in value.items():
         if isinstance(child, dict):
             yield from leaves(child, f"{prefix}{key}.")
-        elif child is not None:
+        elif child is not None or key in ("low", "high"):
             yield f"{prefix}{key}", child
 
 

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 import baselines
 import tasks
-from harness import files, models
+from harness import files, models, registry
 from harness.config import Config, UserError
 from harness.method import Method
 
@@ -40,8 +40,8 @@ class Cell:
         table = baselines.table(self.config.plugins)
         return {
             "method": Method.of(self.method, table, self.config.method_options).identity(),
-            "task": tasks.identity(tasks.build(self.task)),
-            "evaluation_tasks": [tasks.identity(tasks.build(spec)) for spec in self.evaluation_tasks],
+            "task": registry.identity(tasks.build(self.task)),
+            "evaluation_tasks": [registry.identity(tasks.build(spec)) for spec in self.evaluation_tasks],
             "model": models.resolve(self.model).identity(),
             "seed": self.seed,
             **{part: dataclasses.asdict(getattr(self.config, part)) for part in ("train", "rollout", "eval")},
@@ -87,7 +87,9 @@ class Cell:
         if state == "running" and not locked(self.folder):
             state = "stale"  # its process is gone; the next run goes on from the last checkpoint
         last = last_metrics(self.folder)
-        return Progress(state, record["reason"], last.get("step", 0), last.get("metrics", {}), record.get("seconds", 0.0))
+        return Progress(
+            state, record["reason"], last.get("step", 0), last.get("metrics", {}), record.get("seconds", 0.0)
+        )
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,9 @@ def claim(config: Config) -> None:
     if marker.exists():
         owner = files.read_json(marker)["matrix"]
         if owner != config.name:
-            raise UserError(f"{folder} belongs to the matrix {owner!r}, not {config.name!r}; choose another name= or results=")
+            raise UserError(
+                f"{folder} belongs to the matrix {owner!r}, not {config.name!r}; choose another name= or results="
+            )
     elif folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} holds files that entrobench did not make; choose another name= or results=")
     else:

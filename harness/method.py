@@ -187,7 +187,7 @@ class Method:
 
     def identity(self) -> list[dict[str, Any]]:
         """All that defines the method, for the hash of a cell."""
-        return [{"component": type(c).__name__, **dataclasses.asdict(c)} for c in self.components]
+        return [registry.identity(component) for component in self.components]
 
     def signal(self, old: TokenStats, batch: TokenBatch, minibatches: list[TokenBatch]) -> Signal:
         """Before the update: advantages over whole groups, weights over the whole batch, the scale of each step."""

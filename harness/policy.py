@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -54,9 +53,10 @@ class Learner:
 
     def step(self, step: int) -> float:
         """One optimiser step on all that was added up; gives the norm of the gradient before clipping."""
-        parameters = [p for p in self.module.parameters() if p.grad is not None]
-        for parameter in parameters if ranks.several() else ():
-            parameter.grad = ranks.total(parameter.grad)
+        parameters = list(self.module.parameters())
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad = ranks.total(parameter.grad)
         norm = clip_grad_norm_(parameters, self.train.grad_clip).item()
         if not torch.isfinite(torch.tensor(norm)):
             raise CellFailure(f"the gradient of the {type(self).__name__.lower()} is not finite (its norm is {norm})")
@@ -113,14 +113,10 @@ class Policy(Learner):
 
     def stats(self, batch: TokenBatch, needs: frozenset[str] = frozenset(), *, entropy: bool = True) -> TokenStats:
         """Of the present policy, without gradient."""
-        parts, order = [], []
+        parts = list(self.micro_batches(batch))
         with torch.no_grad():
-            for part in self.micro_batches(batch):
-                parts.append(self._forward(part, entropy=entropy, sum_p2="sum_p2" in needs))
-                order.append(part.index_T)
-        back_T = torch.cat(order).argsort()
-        columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(TokenStats)}
-        return TokenStats(**{name: None if xs[0] is None else torch.cat(xs)[back_T] for name, xs in columns.items()})
+            found = [self._forward(part, entropy=entropy, sum_p2="sum_p2" in needs) for part in parts]
+        return TokenStats.cat(found).at(torch.cat([part.index_T for part in parts]).argsort())
 
     def current(self, batch: TokenBatch, needs: frozenset[str]) -> TokenStats:
         """Of the present policy, with gradient."""
@@ -137,14 +133,13 @@ class Policy(Learner):
 class Critic(Learner):
     """The value of each response token's context: the base model's body under a scalar head that starts at zero."""
 
-    def __init__(
-        self, folder: Path, train: Train, lr: float, device: str, dtype: torch.dtype, micro: int
-    ) -> None:
+    def __init__(self, folder: Path, train: Train, lr: float, device: str, dtype: torch.dtype, micro: int) -> None:
         body = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
         head = nn.Linear(body.config.hidden_size, 1)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        super().__init__(nn.ModuleDict({"body": body, "head": head}), train, lr, device, dtype, micro)
+        self.body, self.head = body, head
+        super().__init__(nn.ModuleList([body, head]), train, lr, device, dtype, micro)
 
     def values(self, batch: TokenBatch) -> Tensor:
         with torch.no_grad():
@@ -152,5 +147,5 @@ class Critic(Learner):
 
     def current(self, batch: TokenBatch) -> Tensor:
         with self.autocast():
-            hidden_TD = hidden_states(self.module["body"], batch, self.device)
-        return self.module["head"](hidden_TD.float()).squeeze(-1)
+            hidden_TD = hidden_states(self.body, batch, self.device)
+        return self.head(hidden_TD.float()).squeeze(-1)

@@ -76,7 +76,9 @@ class LiveView:
             tracking.sync(cell.folder, self.uri)
         except UserError as error:
             self.store_away = True
-            self.console.print(f"[yellow]MLflow is not fed:[/] {error} The records are kept; `entrobench sync` feeds it later.")
+            self.console.print(
+                f"[yellow]MLflow is not fed:[/] {error} The records are kept; `entrobench sync` feeds it later."
+            )
 
     def headline(self, running: list[Cell], waiting: int) -> str:
         steps = sum(cell.progress().step - self.steps_before[cell.key] for cell in self.todo)
@@ -92,6 +94,9 @@ class LiveView:
             table.add_column(column, justify="left" if column == "cell" else "right")
         for cell in running:
             progress = cell.progress()
-            numbers = [f"{progress.metrics[key]:.3f}" if key in progress.metrics else "" for key in ("entropy/mean", "reward/mean")]
+            numbers = [
+                f"{progress.metrics[key]:.3f}" if key in progress.metrics else ""
+                for key in ("entropy/mean", "reward/mean")
+            ]
             table.add_row(cell.label, f"{progress.step}/{cell.config.train.steps}", *numbers)
         return Group(Text(self.headline(running, waiting)), table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -43,10 +44,17 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def build(kind: str, table: Mapping[str, type[T]], spec: str, shared: Mapping[str, Mapping[str, Any]] | None = None) -> T:
+def build(
+    kind: str, table: Mapping[str, type[T]], spec: str, shared: Mapping[str, Mapping[str, Any]] | None = None
+) -> T:
     """The entry of `table` that `spec` names, with the options of the spec over the shared ones over its defaults."""
     name, options = parse(spec)
     if name not in table:
         raise UserError(f"unknown {kind} {name!r}; {nearest(name, table)}")
     cls = table[name]
     return typed(cls(), {**(shared or {}).get(name, {}), **options}, f"{name}.")
+
+
+def identity(component: Any) -> dict[str, Any]:
+    """All that defines a component, for the hash of a cell."""
+    return {"component": type(component).__name__, **dataclasses.asdict(component)}

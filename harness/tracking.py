@@ -149,7 +149,7 @@ def sync(folder: Path, uri: str) -> None:
         if tags.items() <= run.data.tags.items():
             return
         send_metrics(client, run.info.run_id, lines[sent:])
-        send_params(client, run, record)
+        send_params(client, run.info.run_id, record)
         client.log_artifact(run.info.run_id, str(folder / "config.yaml"))
         if ended:
             for name in ("evals", "samples"):
@@ -229,16 +229,14 @@ def name_of(key: str) -> str:
     return re.sub(r"[^\w/.: -]", "_", key.replace("@", "_at_"))
 
 
-def send_params(client: MlflowClient, run: Run, record: dict[str, Any]) -> None:
-    """The factors; MLflow refuses to change one, and a cell's never change."""
+def send_params(client: MlflowClient, run_id: str, record: dict[str, Any]) -> None:
+    """The factors. MLflow takes the same value again and no other; a cell's never change."""
     from mlflow.entities import Param
 
     factors = {key: record[key] for key in ("method", "task", "model", "seed")}
     for part in ("train", "rollout", "eval"):
         factors |= {f"{part}.{key}": value for key, value in record["config"][part].items()}
-    new = {key: str(value)[:LONGEST_VALUE] for key, value in factors.items() if key not in run.data.params}
-    if new:
-        client.log_batch(run.info.run_id, params=[Param(key, value) for key, value in new.items()])
+    client.log_batch(run_id, params=[Param(key, str(value)[:LONGEST_VALUE]) for key, value in factors.items()])
 
 
 def send_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:

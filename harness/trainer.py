@@ -82,7 +82,8 @@ class Trainer:
 
         log_ratios: list[Tensor] = []
         advantages: list[Tensor] = []
-        losses, norms = [], []
+        losses: list[float] = []
+        norms: list[float] = []
         with watch.phase("update"):
             for minibatch in minibatches * train.epochs:
                 loss = 0.0
@@ -188,7 +189,8 @@ class Trainer:
         return step in (0, self.config.train.steps) or (every > 0 and step % every == 0)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        settings, record = self.config.eval, {}
+        settings = self.config.eval
+        record: dict[str, float] = {}
         for task in self.evaluation_tasks:
             result = evaluate(
                 task,

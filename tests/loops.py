@@ -171,7 +171,7 @@ class Oracle:
 
     advantages: Sequence[float]
     keep: Sequence[bool] | None = None
-    reference_denominator: bool = False
+    counted: Sequence[bool] | None = None  # by the denominator; None: every token
     normalise: str = "token"
     low: float = 0.2
     high: float = 0.2
@@ -184,7 +184,7 @@ class Oracle:
         """The loss of the responses `rows` as one mini-batch, and its gradient with respect to each token's logits."""
         spans = [responses(case)[row] for row in rows]
         keep = self.keep or [True] * len(self.advantages)
-        counted = keep if self.reference_denominator else [True] * len(keep)
+        counted = self.counted or [True] * len(keep)
         total, gradient = 0.0, {}
         for span in spans:
             for t in span:
@@ -196,7 +196,7 @@ class Oracle:
                 else:
                     value, slope = kept_gradient(r, self.advantages[t], self.low, self.high, self.dual, *self.betas)
                 kl, kl_slope = divergence(logp, float(case.old.ref_logp[t]), self.kl[0])
-                surrogate_factor = keep[t] / self.denominator(case, spans, span, counted)
+                surrogate_factor = keep[t] * counted[t] / self.denominator(case, spans, span, counted)
                 term_factor = 1 / self.denominator(case, spans, span, [True] * len(keep))
                 total += -surrogate_factor * value + term_factor * (self.kl[1] * kl - self.bonus * entropy(p))
                 by_logp = -surrogate_factor * slope + term_factor * self.kl[1] * kl_slope

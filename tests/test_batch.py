@@ -133,6 +133,19 @@ def test_the_discriminator_and_its_expectation() -> None:
     assert stats.expected_discriminator.item() == pytest.approx(1.5 * 0.4 - 0.3)
 
 
+def test_statistics_of_parts_put_together_are_those_of_the_whole() -> None:
+    c = case(5)
+    parts = list(c.batch.micro_batches(30))
+    assert len(parts) > 2
+    found = TokenStats.cat([c.old.at(part.index_T) for part in parts])
+    found = found.at(torch.cat([part.index_T for part in parts]).argsort())
+    for name, x in vars(c.old).items():
+        assert torch.equal(getattr(found, name), x)
+    alone = TokenStats.cat([TokenStats(c.old.logp[:2]), TokenStats(c.old.logp[2:])]).at(torch.tensor([3, 0]))
+    assert torch.equal(alone.logp, c.old.logp[[3, 0]])
+    assert alone.entropy is alone.values is None
+
+
 # Two ranks
 
 SPECS = (

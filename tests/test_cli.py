@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
-SHORT = ["methods=[grpo,clip_b]", "seeds=[0,1]", "train.steps=4", "train.prompts=8", "train.group=8", "checkpoint.every=1"]
+SHORT = [
+    "methods=[grpo,clip_b]",
+    "seeds=[0,1]",
+    "train.steps=4",
+    "train.prompts=8",
+    "train.group=8",
+    "checkpoint.every=1",
+]
 SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=2"]
 
 
@@ -70,7 +77,10 @@ def test_a_changed_config_makes_new_cells(finished: Path) -> None:
 
 def test_the_leaderboard_is_read_from_mlflow_alone(finished: Path, tmp_path: Path) -> None:
     rows = json.loads(entrobench("leaderboard", "demo", *SHORT, "--format", "json", cwd=finished).stdout)
-    assert [row["method"] for row in rows] == ["grpo", "clip_b"] or {row["method"] for row in rows} == {"grpo", "clip_b"}
+    assert [row["method"] for row in rows] == ["grpo", "clip_b"] or {row["method"] for row in rows} == {
+        "grpo",
+        "clip_b",
+    }
     for row in rows:
         assert row["seeds_done"] == row["seeds_expected"] == 2
         assert row["task"] == "countdown"
@@ -99,19 +109,28 @@ def test_status_list_and_report(finished: Path) -> None:
     status = entrobench("status", "demo", *SHORT, cwd=finished).stdout
     assert status.count("done") == 4
     assert "4/4" in status
-    for what, name in [("methods", "ce_gppo"), ("tasks", "countdown"), ("models", "countdown-tiny"), ("configs", "smoke")]:
+    for what, name in [
+        ("methods", "ce_gppo"),
+        ("tasks", "countdown"),
+        ("models", "countdown-tiny"),
+        ("configs", "smoke"),
+    ]:
         assert name in entrobench("list", what, cwd=finished).stdout
     entrobench("report", "demo", *SHORT, cwd=finished)
     page = (finished / "results/demo/report/report.html").read_text()
     assert page.count("<svg") == 2
     assert "clip_b" in page
-    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace("http://creativecommons.org", "")
+    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
 
 
 def test_killed_anywhere_it_ends_with_the_same_metrics(finished: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness.cli", "run", "demo", *SHORT, "--jobs", "2"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
+    ) as process:
         deadline = time.monotonic() + 120
         while not any("checkpoints" in str(path) for path in tmp_path.glob("results/demo/*/checkpoints/*.pt")):
             assert process.poll() is None

@@ -88,7 +88,11 @@ def test_mistakes_are_one_sentence(override: str, words: list[str]) -> None:
 def test_unreadable_files(tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("methods: [grpo\ntrain: {")
-    for name, words in [(str(broken), "cannot be read"), ("dmo", "did you mean 'demo'"), (str(tmp_path / "no.yaml"), "no file")]:
+    for name, words in [
+        (str(broken), "cannot be read"),
+        ("dmo", "did you mean 'demo'"),
+        (str(tmp_path / "no.yaml"), "no file"),
+    ]:
         with pytest.raises(UserError, match=words):
             config.load(name)
 
@@ -110,7 +114,13 @@ def test_identity_is_what_defines_the_result() -> None:
         return [cell.key for cell in matrix.cells(config.load("demo", overrides))]
 
     before = keys()
-    for harmless in ("results=elsewhere", "name=other", "tracking.uri=http://127.0.0.1:1", "hardware.threads=2", "checkpoint.every=7"):
+    for harmless in (
+        "results=elsewhere",
+        "name=other",
+        "tracking.uri=http://127.0.0.1:1",
+        "hardware.threads=2",
+        "checkpoint.every=7",
+    ):
         assert keys(harmless) == before
     for telling in ("train.lr=1e-4", "eval.samples=64", "rollout.temperature=0.9", "method_options.grpo.clip_low=0.1"):
         assert keys(telling)[0] != before[0]

@@ -254,7 +254,7 @@ def make_row(method: str, avg: float, delta: Estimate, **changes: Any) -> Row:
 
 BOARD = [
     make_row("grpo", 0.5, estimate(0.0)),
-    make_row("b(mu=[1])", 0.625, estimate(0.125, 0.0625)),
+    make_row("b[bold]", 0.625, estimate(0.125, 0.0625)),
     make_row("clip_v", 0.25, estimate(-0.25, 0.125)),
     make_row("ppo", 0.375, estimate(-0.125, 0.125)),
     make_row("ce_gppo", 0.375, estimate(0.125), seeds_done=1),
@@ -270,7 +270,7 @@ def test_markdown_marks_what_the_interval_separates_and_nothing_else() -> None:
         "| method | Avg@K | Pass@16 | Avg@K - grpo | Pass@16 - grpo | entropy, first step | last step | seeds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         "| grpo | 0.500 ±0.010 | 0.750 ±0.020 | baseline | baseline | 2.000 ±0.125 | 0.500 | 3 of 3 |",
-        "| b(mu=[1]) | 0.625 ±0.010 | 0.875 ±0.020 | +0.125 ±0.062 ▲ | +0.125 ±0.062 ▲ | 2.000 ±0.125 | 0.500 | 3 of 3 |",
+        "| b[bold] | 0.625 ±0.010 | 0.875 ±0.020 | +0.125 ±0.062 ▲ | +0.125 ±0.062 ▲ | 2.000 ±0.125 | 0.500 | 3 of 3 |",
         "| clip_v | 0.250 ±0.010 | 0.500 ±0.020 | -0.250 ±0.125 ▼ | -0.250 ±0.125 ▼ | 2.000 ±0.125 | 0.500 | 3 of 3 |",
         "| ppo | 0.375 ±0.010 | 0.625 ±0.020 | -0.125 ±0.125 | -0.125 ±0.125 | 2.000 ±0.125 | 0.500 | 3 of 3 |",
         "| ce_gppo | 0.375 ±0.010 | 0.625 ±0.020 | +0.125 | +0.125 | 2.000 ±0.125 | 0.500 | 1 of 3 |",
@@ -319,6 +319,12 @@ def test_csv_has_a_column_for_every_number() -> None:
     assert [line["method"] for line in read] == [row.method for row in BOARD]
     assert float(read[1]["delta_to_baseline.pass_at_k.16.high"]) == 0.1875
     assert (read[4]["delta_to_baseline.avg_at_k.low"], read[5]["avg_at_k.mean"]) == ("", "")
+    names = list(read[0])
+    assert names[names.index("pass_at_k.16.mean") :][:3] == [
+        "pass_at_k.16.mean",
+        "pass_at_k.16.low",
+        "pass_at_k.16.high",
+    ]
 
 
 def test_an_unknown_format_is_refused() -> None:

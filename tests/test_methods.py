@@ -36,6 +36,10 @@ def clip_v(c: Case, advantages: list[float], mode: str, mu: float, max_frac: flo
     return loops.keep_clip_v(*loops.taken(c), advantages, mode, mu, max_frac=max_frac)
 
 
+def both(first: list[bool], second: list[bool]) -> list[bool]:
+    return [x and y for x, y in zip(first, second, strict=True)]
+
+
 # spec -> the same as loops; {} takes further options of the objective
 ORACLES = {
     "grpo({})": lambda c: Oracle(loops.group_advantages(c)),
@@ -58,18 +62,26 @@ ORACLES = {
     "grpo({})+clip_b(mu=0.7)": lambda c: Oracle(a := loops.group_advantages(c), keep=clip_b(c, a, "reference", 0.7)),
     "ppo({})+clip_b(mu=0.7)": lambda c: Oracle(a := ppo_advantages(c), keep=clip_b(c, a, "reference", 0.7)),
     "ppo({})+clip_b(mu=1, mode=paper, reference_denominator=true)": lambda c: Oracle(
-        a := ppo_advantages(c), keep=clip_b(c, a, "paper", 1), reference_denominator=True
+        a := ppo_advantages(c), keep=(k := clip_b(c, a, "paper", 1)), counted=k
     ),
     "ce_gppo({})+clip_v(mu=0.5, max_frac=0.1)": lambda c: Oracle(
         a := loops.group_advantages(c), dual=10, betas=(0.75, 1), keep=clip_v(c, a, "reference", 0.5, 0.1)
     ),
-    "grpo({})+clip_v(mu=0.5, reference_denominator=true)+entropy_bonus(coefficient=0.02)": lambda c: Oracle(
-        a := loops.group_advantages(c), keep=clip_v(c, a, "reference", 0.5), reference_denominator=True, bonus=0.02
+    "grpo({})+entropy_bonus(coefficient=0.02)+clip_v(mu=0.5, reference_denominator=true)": lambda c: Oracle(
+        a := loops.group_advantages(c), keep=(k := clip_v(c, a, "reference", 0.5)), counted=k, bonus=0.02
     ),
-    "grpo(kl_coef=0.1,{})+clip_b(mu=1)+clip_v(mode=paper, mu=1)": lambda c: Oracle(
+    "grpo(kl_coef=0.1,{})+clip_b(mu=1)+clip_v(mode=paper, mu=1, reference_denominator=true)": lambda c: Oracle(
         a := loops.group_advantages(c),
-        keep=[x and y for x, y in zip(clip_b(c, a, "reference", 1), clip_v(c, a, "paper", 1), strict=True)],
+        keep=both(clip_b(c, a, "reference", 1), k := clip_v(c, a, "paper", 1)),
+        counted=k,
         kl=("k2", 0.1),
+    ),
+    "grpo({})+clip_b(mu=0.7, reference_denominator=true)+clip_v(mode=paper, mu=1, reference_denominator=true)": (
+        lambda c: Oracle(
+            a := loops.group_advantages(c),
+            keep=(k := both(clip_b(c, a, "reference", 0.7), clip_v(c, a, "paper", 1))),
+            counted=k,
+        )
     ),
 }
 
@@ -209,7 +221,9 @@ def test_the_adaptive_coefficient_follows_the_released_rule() -> None:
     assert trajectory == up + down
 
 
-@pytest.mark.parametrize(("entropies", "coefficient"), [([], 0.0), ([0.4], 0.1), ([0.4, 0.3], 0.2), ([0.4, 0.6], 0.0)])
+@pytest.mark.parametrize(
+    ("entropies", "coefficient"), [([], 0.0), ([0.4], 0.1), ([0.4, 0.3], 0.2), ([0.4, 0.3, 0.6], 0.0)]
+)
 def test_the_adaptive_bonus_acts_only_below_the_target(entropies: list[float], coefficient: float) -> None:
     c = case(7)
     m = method("grpo+adaptive_entropy(target=0.5, delta=0.1, highest=1)")

@@ -198,6 +198,74 @@ def test_a_sync_killed_between_metrics_and_tags_duplicates_nothing(tmp_path: Pat
     assert runs(mlflow_uri)[0].data.tags["status"] == "done"
 
 
+class Killed(BaseException):
+    pass
+
+
+class Mortal:
+    """A client that dies at its n-th call, before it or right after."""
+
+    def __init__(self, client: Any, calls: float, after: bool = False) -> None:
+        self.client, self.calls, self.after = client, calls, after
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls -= 1
+            if self.calls == 0 and not self.after:
+                raise Killed
+            result = getattr(self.client, name)(*args, **kwargs)
+            if self.calls == 0:
+                raise Killed
+            return result
+
+        return call
+
+
+def everything(uri: str) -> Any:
+    (run,) = runs(uri)
+    own = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
+    artifacts = Path(run.info.artifact_uri.removeprefix("file://"))
+    listed = {str(path.relative_to(artifacts)) for path in artifacts.rglob("*.*")}
+    info = (run.info.status, run.info.start_time, run.info.end_time)
+    return own, run.data.params, info, listed, history(uri, "entropy/mean"), history(uri, "reward/mean")
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
+    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2)
+    files.write_json(folder / "evals" / "countdown-000002.json", {"step": 2})
+    set_state(folder, "done", durable=2)
+    client_of = tracking.client_of
+
+    def fresh(name: str) -> str:
+        (tmp_path / name).mkdir()
+        return f"sqlite:///{shutil.copy(migrated, tmp_path / name / 'mlflow.db')}"
+
+    def sync_dying_at(call: float, uri: str) -> Mortal:
+        mortal = Mortal(client_of(uri), call, after)
+        with monkeypatch.context() as patch:
+            patch.setattr(tracking, "client_of", lambda uri: mortal)
+            tracking.sync(folder, uri)
+        return mortal
+
+    whole = fresh("whole")
+    calls = int(-sync_dying_at(0, whole).calls)
+    assert calls >= 8
+    for call in range(1, calls + 1):
+        (folder / "mlflow.json").unlink(missing_ok=True)
+        uri = fresh(f"{call}")
+        with pytest.raises(Killed):
+            sync_dying_at(call, uri)
+        with tracking.store(uri, write=False) as client:
+            found = client.search_runs([e.experiment_id for e in client.search_experiments()], "tags.status = 'done'")
+        assert len(found) == (after and call == calls)
+        tracking.sync(folder, uri)
+        assert everything(uri) == everything(whole)
+
+
 def test_values_that_are_not_finite_are_kept(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     MetricsLog(folder).append(0, 1.0, {"a": math.nan, "b": math.inf, "c": -math.inf})
@@ -266,14 +334,15 @@ def test_a_run_that_was_deleted_is_made_anew(tmp_path: Path, mlflow_uri: str) ->
     assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1)
 
 
-def test_a_second_sync_writes_nothing(tmp_path: Path, mlflow_uri: str) -> None:
+def test_a_second_sync_only_asks(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1)
     set_state(folder, "done", durable=1)
     tracking.sync(folder, mlflow_uri)
-    before = (tmp_path / "mlflow.db").read_bytes()
+    mortal = Mortal(tracking.client_of(mlflow_uri), calls=2)
+    monkeypatch.setattr(tracking, "client_of", lambda uri: mortal)
     tracking.sync(folder, mlflow_uri)
-    assert (tmp_path / "mlflow.db").read_bytes() == before
+    assert mortal.calls == 1
 
 
 # A store that is not there

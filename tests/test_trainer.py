@@ -16,7 +16,14 @@ from harness.metrics import Stopwatch
 from harness.policy import CellFailure, Policy
 from harness.trainer import Trainer
 
-SHORT = ["train.steps=4", "train.prompts=8", "train.group=8", "train.warmup_steps=0", "train.lr=1e-3", "checkpoint.every=2"]
+SHORT = [
+    "train.steps=4",
+    "train.prompts=8",
+    "train.group=8",
+    "train.warmup_steps=0",
+    "train.lr=1e-3",
+    "checkpoint.every=2",
+]
 SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=0"]
 
 
@@ -33,7 +40,8 @@ def records(folder: Path) -> list[dict[str, Any]]:
     """All that was logged, without what a clock says."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {"step": line["step"], **{k: v for k, v in line["metrics"].items() if not k.startswith("time/")}} for line in lines
+        {"step": line["step"], **{k: v for k, v in line["metrics"].items() if not k.startswith("time/")}}
+        for line in lines
     ]
 
 
@@ -92,7 +100,9 @@ def test_the_prompt_order_depends_on_the_step_alone(tmp_path: Path) -> None:
         assert len(set(seen[start : start + size])) == size, "a pass shows every problem once"
 
 
-@pytest.mark.parametrize("method", ["grpo", "grpo(normalise=sequence)+entropy_bonus(coefficient=0.1)", "grpo(kl_coef=0.1)+clip_v"])
+@pytest.mark.parametrize(
+    "method", ["grpo", "grpo(normalise=sequence)+entropy_bonus(coefficient=0.1)", "grpo(kl_coef=0.1)+clip_v"]
+)
 def test_micro_batches_give_the_gradient_of_one_big_batch(method: str, tmp_path: Path) -> None:
     gradients = []
     for budget in (10**6, 200):

@@ -44,7 +44,12 @@ def plot(curves: dict[str, Series], title: str, label: str) -> str:
         colour = f"C{number}"
         axes.plot(steps, [np.mean(points[s]) for s in steps], color=colour, label=method, linewidth=1.6)
         axes.fill_between(
-            steps, [min(points[s]) for s in steps], [max(points[s]) for s in steps], color=colour, alpha=0.15, linewidth=0
+            steps,
+            [min(points[s]) for s in steps],
+            [max(points[s]) for s in steps],
+            color=colour,
+            alpha=0.15,
+            linewidth=0,
         )
     axes.set(title=title, xlabel="step", ylabel=label)
     axes.spines[["top", "right"]].set_visible(False)
@@ -67,7 +72,9 @@ def write(config: Config, cells: Sequence[Cell], rows: Sequence[Row]) -> Path:
         )
     for task in config.tasks:
         here = [cell for cell in done if cell.task == task]
-        plots[f"entropy-{task}"] = plot(series(here, "entropy/mean"), f"Entropy while training on {task}", "nats a token")
+        plots[f"entropy-{task}"] = plot(
+            series(here, "entropy/mean"), f"Entropy while training on {task}", "nats a token"
+        )
     folder = config.folder / "report"
     for name, svg in plots.items():
         files.write_text(folder / f"{name}.svg", svg)
@@ -76,7 +83,7 @@ def write(config: Config, cells: Sequence[Cell], rows: Sequence[Row]) -> Path:
         f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line)}</tr>"
         for tag, line in [("th", header), *(("td", line) for line in body)]
     )
-    inline = "".join(f"<figure>{svg[svg.index('<svg'):]}</figure>" for svg in plots.values())
+    inline = "".join(f"<figure>{svg[svg.index('<svg') :]}</figure>" for svg in plots.values())
     page = (
         f"<!doctype html><meta charset=utf-8><title>{html.escape(config.name)}</title><style>{STYLE}</style>"
         f"<h1>{html.escape(config.name)}</h1><table>{table}</table>{inline}"

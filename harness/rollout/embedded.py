@@ -33,8 +33,6 @@ CUDA_LOOK_EVERY = 8  # steps between looks at who has ended: each waits for the 
 
 # (layer, queries, keys, values), each [N, heads, head_dim], to what the queries read, [N, heads * head_dim]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-
-
 Linear = tuple[Tensor, Tensor | None]  # weight and bias
 
 

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.batch import TokenStats
 
+Columns = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]  # the first fields of TokenStats
 CHUNK = 2**25  # logits held at once (tokens x vocabulary)
 
 
@@ -29,14 +30,13 @@ def token_stats(
     chunk = max(CHUNK // len(weight_VD), 1)
     spans = [slice(start, start + chunk) for start in range(0, len(targets_T), chunk)]
 
-    def of(span: slice) -> tuple[Tensor | None, ...]:
+    def of(span: slice) -> Columns:
         arguments = (hidden_TD[span], weight_VD, targets_T[span], temperature, entropy, entropy_grad, sum_p2)
         if torch.is_grad_enabled() and len(spans) > 1:
             return checkpoint(_dense, *arguments, use_reentrant=False)
         return _dense(*arguments)
 
-    columns = zip(*(of(span) for span in spans), strict=True)
-    return TokenStats(*(None if parts[0] is None else torch.cat(parts) for parts in columns))
+    return TokenStats.cat([TokenStats(*of(span)) for span in spans])
 
 
 def _dense(
@@ -47,7 +47,7 @@ def _dense(
     entropy: bool,
     entropy_grad: bool,
     sum_p2: bool,
-) -> tuple[Tensor | None, ...]:
+) -> Columns:
     logp_TV = torch.log_softmax((hidden_TD @ weight_VD.T).float() / temperature, dim=-1)
     logp_T = logp_TV.gather(1, targets_T[:, None]).squeeze(1)
     with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_grad):

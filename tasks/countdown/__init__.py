@@ -213,7 +213,7 @@ def expression(rng: random.Random, numbers: Numbers, value: int, highest: int) -
     return sign.join(text if len(operand) == 1 else f"({text})" for operand, text in parts)
 
 
-def examples(task: Countdown, seed: int, solving: float = 0.6) -> Iterator[tuple[str, str]]:
+def examples(task: Countdown, seed: int, solving: float) -> Iterator[tuple[str, str]]:
     """Prompts of training problems with responses, for ever: this share solves them, the rest are any expressions
     over the given numbers, so that a model learns to write answers before it is good at them."""
     rng = random.Random(seed)

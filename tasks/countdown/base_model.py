@@ -8,10 +8,10 @@ from math import cos, pi
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 import tasks
 from tasks.countdown import BOX, Countdown, examples
@@ -19,24 +19,30 @@ from tasks.countdown.recipe import Recipe
 
 PAD, END = "<pad>", "<eos>"
 CHARACTERS = "0123456789+-*()=: }"
+BYTE_LEVEL_SPACE = "\u0120"
 LONGEST = 256  # tokens of a prompt with its response
 WEIGHT_DECAY = 0.01
 GRAD_CLIP = 1.0
 FINAL_LR = 0.1  # of the peak
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each character and one for the opening of the box; other characters are an error, not a token."""
-    vocabulary = {token: number for number, token in enumerate((PAD, END, BOX, *CHARACTERS))}
-    backend = Tokenizer(models.WordLevel(vocabulary))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|."), behavior="isolated")
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, eos_token=END, model_max_length=LONGEST)
+def tokenizer(task: Countdown) -> Qwen2Tokenizer:
+    """A token for each character, for each number that can occur, and for the opening of the box.
+
+    Whole numbers instead of digits: the same training beats random answers by three times as much, in less time.
+    Of the class that AutoTokenizer takes for a Qwen2 model whatever its folder says, without any merges.
+    """
+    vocabulary = {token: index for index, token in enumerate((PAD, END, *CHARACTERS.replace(" ", BYTE_LEVEL_SPACE)))}
+    encoder = Qwen2Tokenizer(
+        vocabulary, merges=[], unk_token=None, pad_token=PAD, eos_token=END, model_max_length=LONGEST
+    )
+    encoder.add_tokens([BOX, *map(str, range(10, max(task.largest, task.target) + 1))])
+    return encoder
 
 
-def model(recipe: Recipe, characters: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+def model(recipe: Recipe, encoder: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     config = Qwen2Config(
-        vocab_size=len(characters),
+        vocab_size=len(encoder),
         hidden_size=recipe.hidden,
         intermediate_size=recipe.mlp * recipe.hidden,
         num_hidden_layers=recipe.layers,
@@ -45,23 +51,21 @@ def model(recipe: Recipe, characters: PreTrainedTokenizerFast) -> Qwen2ForCausal
         max_position_embeddings=LONGEST,
         tie_word_embeddings=False,
         bos_token_id=None,
-        eos_token_id=characters.eos_token_id,
-        pad_token_id=characters.pad_token_id,
+        eos_token_id=encoder.eos_token_id,
+        pad_token_id=encoder.pad_token_id,
     )
     return Qwen2ForCausalLM(config)
 
 
-def batches(
-    recipe: Recipe, task: Countdown, characters: PreTrainedTokenizerFast
-) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer) -> Iterator[tuple[Tensor, Tensor]]:
     """Token ids, padded on the right, and the targets: -100 in the prompt and in the padding."""
     stream = examples(task, recipe.seed, recipe.solving)
     for _ in range(recipe.steps):
         prompts, responses = zip(*islice(stream, recipe.batch), strict=True)
-        heads = characters(list(prompts))["input_ids"]
-        tails = characters([response + END for response in responses])["input_ids"]
+        heads = encoder(list(prompts))["input_ids"]
+        tails = encoder([response + END for response in responses])["input_ids"]
         longest = max(len(head) + len(tail) for head, tail in zip(heads, tails, strict=True))
-        ids_BT = torch.full((recipe.batch, longest), characters.pad_token_id)
+        ids_BT = torch.full((recipe.batch, longest), encoder.pad_token_id)
         targets_BT = torch.full((recipe.batch, longest), -100)
         for row, (head, tail) in enumerate(zip(heads, tails, strict=True)):
             end = len(head) + len(tail)
@@ -78,12 +82,12 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     return recipe.lr * (FINAL_LR + (1 - FINAL_LR) * (1 + cos(pi * progress)) / 2)
 
 
-def train(recipe: Recipe, task: Countdown, characters: PreTrainedTokenizerFast, device: str) -> Qwen2ForCausalLM:
-    with torch.random.fork_rng():
+def train(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer, device: str) -> Qwen2ForCausalLM:
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        network = model(recipe, characters).to(device)
+        network = model(recipe, encoder).to(device)
     optimizer = torch.optim.AdamW(network.parameters(), weight_decay=WEIGHT_DECAY)
-    for step, (ids_BT, targets_BT) in enumerate(batches(recipe, task, characters)):
+    for step, (ids_BT, targets_BT) in enumerate(batches(recipe, task, encoder)):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, step)
         # Padding stands on the right, where causal attention never looks: no mask is needed.
@@ -97,16 +101,23 @@ def train(recipe: Recipe, task: Countdown, characters: PreTrainedTokenizerFast, 
     return network.cpu().eval()
 
 
-def build(recipe: Recipe, folder: Path, device: str = "cpu") -> None:
+def build(recipe: Recipe, folder: Path) -> None:
     """Make the model and save it as an ordinary Hugging Face folder; on a CPU the same bits for the same recipe."""
     task = tasks.build(recipe.task)
     assert isinstance(task, Countdown)
-    characters = tokenizer()
+    device = recipe.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    encoder = tokenizer(task)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        network = train(recipe, task, characters, device)
+        network = train(recipe, task, encoder, device)
     finally:
         torch.set_num_threads(threads)
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
     network.save_pretrained(folder)
-    characters.save_pretrained(folder)
+    if shown:
+        enable_progress_bar()
+    encoder.save_pretrained(folder)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.config import UserError, at_least
+from harness.config import UserError, at_least, one_of
+
+VERSION = 1  # of what build() makes of a recipe: another one makes new models
 
 
 @dataclass(frozen=True)
@@ -16,14 +18,16 @@ class Recipe:
     layers: int = 3
     heads: int = 2
     mlp: int = 4  # width of the feed-forward layers, in hidden sizes
-    steps: int = 400
-    batch: int = 128
+    steps: int = 800
+    batch: int = 64
     lr: float = 4e-3
     warmup_steps: int = 30
-    solving: float = 0.6  # share of the examples that solve their problem
+    solving: float = 0.8  # share of the examples that solve their problem
     seed: int = 0
+    device: str = "cpu"  # auto: a GPU where there is one, and then not the same bits every time
 
     def __post_init__(self) -> None:
+        one_of("recipe.device", self.device, ("auto", "cpu", "cuda"))
         counts = ("hidden", "layers", "heads", "mlp", "steps", "batch", "warmup_steps")
         at_least(1, **{f"recipe.{key}": getattr(self, key) for key in counts})
         if self.hidden % (2 * self.heads):

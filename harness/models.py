@@ -1,0 +1,151 @@
+"""The models by name: a Hugging Face folder, or one that is made here from a recipe; imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock
+
+import tasks
+from harness import registry
+from harness.config import CONFIGS, UserError, nearest, typed
+from tasks.countdown.recipe import VERSION, Recipe
+
+MODELS = CONFIGS / "models"
+NEEDED = {  # of a Hugging Face folder: one file of each row
+    "config.json": ("config.json",),
+    "weights": ("*.safetensors", "pytorch_model*.bin"),
+    "tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.json"),
+}
+DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+
+
+def default_cache() -> Path:
+    return Path(os.environ.get("ENTROBENCH_CACHE") or Path.home() / ".cache" / "entrobench")
+
+
+def silent(message: str) -> None:
+    """Where nobody needs to hear why it takes a while."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Either a path (of a local folder, or a name on the Hugging Face hub) or a recipe."""
+
+    name: str
+    path: str | None = None
+    recipe: Recipe | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """What defines the model, for the hash of a cell and of the cache."""
+        if self.recipe is None:
+            return {"path": self.path}
+        task = registry.identity(tasks.build(self.recipe.task))
+        return {"recipe": {**dataclasses.asdict(self.recipe), "task": task}, "version": VERSION}
+
+    def folder(self, cache: Path | None = None, say: Callable[[str], None] = silent) -> Path:
+        """Its Hugging Face folder, made or downloaded on the first demand."""
+        if self.recipe is not None:
+            return self.made(self.recipe, cache or default_cache(), say)
+        assert self.path is not None
+        if Path(self.path).is_dir():
+            return complete(Path(self.path), self.name)
+        return complete(downloaded(self.path, self.name), self.name)
+
+    def made(self, recipe: Recipe, cache: Path, say: Callable[[str], None]) -> Path:
+        folder = self.cached(cache)
+        if folder.is_dir():
+            return folder
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"the cache {cache} cannot be written ({error.strerror}); set ENTROBENCH_CACHE") from error
+        with FileLock(folder.with_suffix(".lock")):
+            if not folder.is_dir():  # another process may have made it while this one waited
+                say(f"making the model {self.name} ({self.summary()}), once; kept in {folder}")
+                from tasks.countdown import base_model
+
+                partial = folder.with_suffix(".partial")
+                shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
+                base_model.build(recipe, partial)
+                partial.rename(folder)
+        return folder
+
+    def cached(self, cache: Path) -> Path:
+        key = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
+        return cache / "models" / f"{self.name}-{key}"
+
+    def parameters(self) -> int | None:
+        """How many, by the headers of its weights; None before its folder is here, and for weights without a header."""
+        folder = Path(self.path) if self.path is not None else self.cached(default_cache())
+        files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+        return sum(map(parameters_in, files)) if files else None
+
+    def summary(self) -> str:
+        if self.recipe is None:
+            return f"the Hugging Face model {self.path}"
+        r = self.recipe
+        return f"made for {r.task}: {r.layers} layers of {r.hidden}, {r.steps} supervised steps of {r.batch} examples"
+
+
+def parameters_in(file: Path) -> int:
+    with open(file, "rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def complete(folder: Path, name: str) -> Path:
+    missing = [what for what, patterns in NEEDED.items() if not any(any(folder.glob(p)) for p in patterns)]
+    if missing:
+        raise UserError(
+            f"model {name!r}: the folder {folder} is no Hugging Face model, it has no {', no '.join(missing)}"
+        )
+    return folder
+
+
+def downloaded(path: str, name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=list(DOWNLOADED)))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model {name!r}: {path} is neither a local folder nor to be had from the Hugging Face hub: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+
+
+def names() -> list[str]:
+    return sorted(file.stem for file in MODELS.glob("*.yaml"))
+
+
+def resolve(name: str) -> Model:
+    """The name of a file in configs/models/, or the path of a local Hugging Face folder."""
+    if name in names():
+        return read(MODELS / f"{name}.yaml")
+    if Path(name).is_dir():
+        complete(Path(name), name)
+        return Model(name=Path(name).resolve().name, path=str(Path(name).resolve()))
+    raise UserError(f"unknown model {name!r}; {nearest(name, names())}, or the path of a Hugging Face folder")
+
+
+def read(file: Path) -> Model:
+    try:
+        given = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as error:
+        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(given, dict) or len(given) != 1 or not set(given) <= {"path", "recipe"}:
+        raise UserError(f"{file} must hold one key, path (of a Hugging Face folder, or its name on the hub) or recipe")
+    if "path" in given:
+        return Model(file.stem, path=str(given["path"]))
+    return Model(file.stem, recipe=typed(Recipe(), given["recipe"] or {}, "recipe."))
