@@ -161,11 +161,18 @@ def typed(schema: Any, given: dict[str, Any], where: str) -> Any:
         raise UserError(f"{where}{key}: {str(error).splitlines()[0]}") from error
 
 
+def with_base(path: Path) -> list[Any]:
+    """The file, after the one that its key `base` names."""
+    layer = OmegaConf.load(path)
+    base = layer.pop("base", None) if OmegaConf.is_dict(layer) else None
+    return [*(with_base(find(base)) if base else []), layer]
+
+
 def load(name: str, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a file, with `key=value` overrides on top."""
     path = find(name)
     try:
-        layers = [OmegaConf.load(path)]
+        layers = with_base(path)
         for override in overrides:
             if "=" not in override:
                 raise UserError(f"{override!r} is not an override; write key=value, for example train.steps=10")

@@ -36,7 +36,10 @@ def score(doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
     (responses,) = results
     verdicts = [str(task_of(doc["spec"]).verdict(problem, response)) for response in responses]
     right = verdicts.count(Verdict.RIGHT)
-    return {"avg": verdicts, **{f"pass@{k}": float(pass_at_k(len(verdicts), right, k)) for k in powers_of_two(len(verdicts))}}
+    return {
+        "avg": verdicts,
+        **{f"pass@{k}": float(pass_at_k(len(verdicts), right, k)) for k in powers_of_two(len(verdicts))},
+    }
 
 
 def share_right(verdicts: list[list[str]]) -> float:

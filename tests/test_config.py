@@ -34,8 +34,12 @@ def test_shipped_configs_say_only_what_differs_from_the_defaults() -> None:
 
     defaults = flat(OmegaConf.to_container(OmegaConf.structured(config.Config())))
     for path in config.CONFIGS.glob("*.yaml"):
-        for key, value in flat(OmegaConf.to_container(OmegaConf.load(path))).items():
-            assert defaults.get(key, "absent") != value, f"{path.name}: {key} {value} is the default"
+        effective = dict(defaults)
+        for layer in config.with_base(path):
+            given = flat(OmegaConf.to_container(layer))
+            for key, value in given.items():
+                assert effective.get(key, "absent") != value, f"{path.name}: {key} {value} holds already"
+            effective |= given
 
 
 def test_demo_is_seven_methods_by_three_seeds() -> None:
@@ -69,7 +73,7 @@ def test_demo_is_seven_methods_by_three_seeds() -> None:
         ("eval.k=64", ["eval.k is 64", "eval.samples (32)"]),
         ("rollout.top_p=0.9", ["rollout.top_p is 0.9", "temperature alone"]),
         ("rollout.temperature=0", ["rollout.temperature is 0", "more than 0"]),
-        ("train.updates=3", ["train.updates is 3", "divide train.prompts (64)"]),
+        ("train.updates=5", ["train.updates is 5", "divide train.prompts (48)"]),
         ("train.steps=0", ["train.steps is 0", "1 and more"]),
         ("hardware.device=tpu", ["hardware.device is 'tpu'", "auto, cpu, cuda"]),
         ("rollout.engine=sglang", ["rollout.engine is 'sglang'"]),
@@ -104,9 +108,9 @@ def test_specs_nest_and_split() -> None:
 
 
 def test_shared_options_reach_every_spec_and_inline_ones_win() -> None:
-    loaded = config.load("demo", ["methods=[grpo,clip_b,'clip_b(mu=3.0)+ppo']", "method_options.clip_b.mu=1.5"])
-    mus = [c.identity["method"][-1].get("mu") for c in matrix.cells(loaded)][:3]
-    assert mus == [None, 1.5, 3.0]
+    loaded = config.load("demo", ["methods=[grpo,clip_b,'clip_b(share=0.3)+ppo']"])
+    shares = [c.identity["method"][-1].get("share") for c in matrix.cells(loaded)][:3]
+    assert shares == [None, 0.02, 0.3]
 
 
 def test_identity_is_what_defines_the_result() -> None:
