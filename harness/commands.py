@@ -36,11 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
     if todo:
         with LiveView(console, matrix, todo, config.tracking_uri) as view:
             local.run(todo, jobs, view)
+    failed = [cell for cell in matrix if cell.progress().state != "done"]
+    for cell in failed:
+        console.print(f"[red]{cell.progress().state}[/]  {cell.label}: see {cell.folder / 'log.txt'}")
     sync_all(config, matrix)
     show_leaderboard(config, matrix, "table")
-    failed = [(cell, cell.progress()) for cell in matrix if cell.progress().state != "done"]
-    for cell, progress in failed:
-        console.print(f"[red]{progress.state}[/]  {cell.label}: {progress.reason}  ({cell.folder / 'log.txt'})")
     return 1 if failed else 0
 
 

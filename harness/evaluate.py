@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import lm_eval.api.task
 from lm_eval.api.instance import Instance
@@ -160,15 +159,13 @@ def of_rollouts(groups: list[list[Rollout]]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without lm-eval's bar over the problems, and without its hint on metadata, which it gives for every dataset
-    made by a function; all its other messages pass."""
+    """Without lm-eval's hint on metadata, which it gives for every dataset made by a function; all else passes."""
 
     def wanted(record: logging.LogRecord) -> bool:
         return "Custom kwargs can be passed to `--metadata`" not in record.getMessage()
 
     lm_eval.api.task.eval_logger.addFilter(wanted)
     try:
-        with patch.object(lm_eval.api.task, "tqdm", lambda items, **_: items):
-            yield
+        yield
     finally:
         lm_eval.api.task.eval_logger.removeFilter(wanted)

@@ -41,7 +41,12 @@ def work(folder: str) -> None:
 @contextmanager
 def server(threads: int) -> Iterator[None]:
     """The process that imports torch and its kin once; thread counts are fixed before it starts."""
-    wanted = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    wanted = {
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",  # bars would fill the logs of cells
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     multiprocessing.get_context("forkserver").set_forkserver_preload(["harness.cell"])

@@ -24,6 +24,7 @@ LONGEST = 256  # tokens of a prompt with its response
 WEIGHT_DECAY = 0.01
 GRAD_CLIP = 1.0
 FINAL_LR = 0.1  # of the peak
+IGNORED = -100  # as a target, by torch's cross entropy
 
 
 def tokenizer(task: Countdown) -> Qwen2Tokenizer:
@@ -58,20 +59,19 @@ def model(recipe: Recipe, encoder: Qwen2Tokenizer) -> Qwen2ForCausalLM:
 
 
 def batches(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer) -> Iterator[tuple[Tensor, Tensor]]:
-    """Token ids, padded on the right, and the targets: -100 in the prompt and in the padding."""
+    """Token ids, padded on the right, and the targets: none in the prompt and in the padding."""
     stream = examples(task, recipe.seed, recipe.solving)
     for _ in range(recipe.steps):
         prompts, responses = zip(*islice(stream, recipe.batch), strict=True)
         heads = encoder(list(prompts))["input_ids"]
         tails = encoder([response + END for response in responses])["input_ids"]
         longest = max(len(head) + len(tail) for head, tail in zip(heads, tails, strict=True))
-        ids_BT = torch.full((recipe.batch, longest), encoder.pad_token_id)
-        targets_BT = torch.full((recipe.batch, longest), -100)
-        for row, (head, tail) in enumerate(zip(heads, tails, strict=True)):
-            end = len(head) + len(tail)
-            ids_BT[row, :end] = torch.tensor(head + tail)
-            targets_BT[row, len(head) : end] = torch.tensor(tail)
-        yield ids_BT, targets_BT
+        ids, targets = [], []
+        for head, tail in zip(heads, tails, strict=True):
+            padding = longest - len(head) - len(tail)
+            ids.append(head + tail + [encoder.pad_token_id] * padding)
+            targets.append([IGNORED] * len(head) + tail + [IGNORED] * padding)
+        yield torch.tensor(ids), torch.tensor(targets)
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
