@@ -39,7 +39,9 @@ class ClipB(Control):
         at_least(0, mu=self.mu, mu_high=self.mu_high)
         fraction(share=self.share)
         if self.share is not None and self.mu != type(self).mu:
-            raise UserError(f"both share ({self.share}) and mu ({self.mu}) are given; allowed: one of them (share=null takes one away)")
+            raise UserError(
+                f"both share ({self.share}) and mu ({self.mu}) are given; allowed: one of them (share=null takes one away)"
+            )
         if self.mu_high is not None and (self.mode != "paper" or self.share is not None):
             raise UserError(f"mu_high is {self.mu_high}; allowed: only with mode=paper and without share")
 

@@ -40,14 +40,6 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Delta:
-    """The difference to the baseline, paired by seed and problem."""
-
-    avg_at_k: Estimate
-    pass_at_k: dict[int, Estimate]
-
-
-@dataclass(frozen=True)
 class Row:
     """One method, evaluated on one task, with one model. Estimates are None before the first seed is done."""
 
@@ -60,7 +52,8 @@ class Row:
     pass_at_k: dict[int, Estimate]
     entropy_initial: Estimate | None
     entropy_final: Estimate | None
-    delta_to_baseline: Delta | None  # None where no seed is done by both
+    delta_to_baseline: Estimate | None  # of Avg@K, paired by seed and problem; None where no seed is done by both
+    delta_pass_at_k: dict[int, Estimate]
     seeds_done: int
     seeds_expected: int
 
@@ -202,7 +195,8 @@ def row_of(entry: Entry, baseline: Entry, k: int, label: str) -> Row:
         pass_at_k={each: mean(results, each) for each in ks},
         entropy_initial=mean_interval(np.array([r.entropy[0] for r in results])) if results else None,
         entropy_final=mean_interval(np.array([r.entropy[1] for r in results])) if results else None,
-        delta_to_baseline=Delta(difference(pairs, None), {n: difference(pairs, n) for n in ks}) if pairs else None,
+        delta_to_baseline=difference(pairs, None) if pairs else None,
+        delta_pass_at_k={each: difference(pairs, each) for each in ks if pairs},
         seeds_done=len(results),
         seeds_expected=entry.expected,
     )
@@ -276,7 +270,7 @@ def numbers(row: Row) -> list[str]:
     return [
         shown(row.avg_at_k),
         shown(row.pass_at_k.get(row.k)),
-        *([compared(delta.avg_at_k, row), compared(delta.pass_at_k[row.k], row)] if delta else ["", ""]),
+        *([compared(delta, row), compared(row.delta_pass_at_k[row.k], row)] if delta else ["", ""]),
         shown(row.entropy_initial),
         shown(row.entropy_final),
         f"{row.seeds_done} of {row.seeds_expected}",

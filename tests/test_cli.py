@@ -18,6 +18,7 @@ SHORT = [
     "seeds=[0,1]",
     "train.steps=4",
     "train.prompts=8",
+    "train.updates=2",
     "train.group=8",
     "checkpoint.every=1",
 ]
@@ -101,7 +102,7 @@ def test_the_leaderboard_is_read_from_mlflow_alone(finished: Path, tmp_path: Pat
         for record in finished.glob("results/demo/*/metrics.away"):
             record.rename(record.with_suffix(".jsonl"))
     assert again == rows
-    for how, start in [("md", "|"), ("csv", "method,")]:
+    for how, start in [("md", "**countdown, countdown-tiny**"), ("csv", "method,")]:
         assert entrobench("leaderboard", "demo", *SHORT, "--format", how, cwd=finished).stdout.startswith(start)
 
 

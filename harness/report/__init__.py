@@ -83,10 +83,11 @@ def write(config: Config, cells: Sequence[Cell], rows: Sequence[Row]) -> Path:
         f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line)}</tr>"
         for tag, line in [("th", header), *(("td", line) for line in body)]
     )
+    notes = "".join(f"<p>{html.escape(note)}</p>" for note in leaderboard.notes(rows))
     inline = "".join(f"<figure>{svg[svg.index('<svg') :]}</figure>" for svg in plots.values())
     page = (
         f"<!doctype html><meta charset=utf-8><title>{html.escape(config.name)}</title><style>{STYLE}</style>"
-        f"<h1>{html.escape(config.name)}</h1><table>{table}</table>{inline}"
+        f"<h1>{html.escape(config.name)}</h1><table>{table}</table>{notes}{inline}"
     )
     files.write_text(folder / "report.html", page)
     return folder / "report.html"
