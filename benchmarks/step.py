@@ -48,8 +48,9 @@ def theirs(steps: int, folder: Path) -> list[float]:
     problems = {problem.prompt: problem for problem in built.problems}
 
     def reward(prompts: list[str], completions: list[str], **_: object) -> list[float]:
-        pairs = zip(prompts, completions, strict=True)
-        return [float(built.task.verdict(problems[p], c) == Verdict.RIGHT) for p, c in pairs]
+        asked = [problems[prompt] for prompt in prompts]
+        verdicts = built.task.verdicts(list(zip(asked, completions, strict=True)))
+        return [float(verdict == Verdict.RIGHT) for verdict in verdicts]
 
     arguments = GRPOConfig(
         output_dir=str(folder / "trl"),

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once,
 
 import baselines
 import tasks
-from harness import files, models
+from harness import files, models, verify
 from harness.config import Config, UserError, typed
+from harness.filter import Asker, pool
 from harness.method import Method
 from harness.policy import CellFailure, Critic, Policy
+from harness.rendering import instructed
 from harness.rollout.embedded import EmbeddedEngine
 from harness.tracking import MetricsLog
 from harness.trainer import Trainer
@@ -38,30 +41,39 @@ def device_of(config: Config) -> tuple[str, torch.dtype]:
     return device, getattr(torch, config.train.dtype)
 
 
-def build(record: dict[str, Any], folder: Path) -> tuple[Trainer, str]:
+def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = print) -> tuple[Trainer, str]:
     config: Config = typed(Config(), record["config"], "")
     device, dtype = device_of(config)
     torch.set_num_threads(config.hardware.threads)
+    verify.choose(config.verify)
     torch.manual_seed(record["seed"])
     method = Method.of(record["method"], baselines.table(config.plugins), config.method_options)
-    base = models.resolve(record["model"]).folder()
+    model = models.resolve(record["model"])
+    base = model.folder()
     common = (config.train, config.rollout.temperature, device, dtype, config.hardware.micro_tokens)
     policy = Policy(base, *common)
     critic = None
     if "values" in method.needs:
-        critic_lr = getattr(method.objective, "critic_lr")
+        critic_lr = getattr(method.objective, "critic_lr")  # noqa: B009  only objectives with a critic have one
         critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware.micro_tokens)
     tokenizer = AutoTokenizer.from_pretrained(base)
+    engine = EmbeddedEngine(tokenizer.eos_token_id, device, dtype)
+    task = instructed(tasks.build(record["task"]), model.chat)
+    if config.train.filter is not None:
+        engine.load(policy.module)  # which has not been trained yet
+    asker = Asker(model.identity(), task, engine, tokenizer, config.rollout, config.verify.max_failures, model.chat)
     trainer = Trainer(
         config,
         method,
-        tasks.build(record["task"]),
-        [tasks.build(spec) for spec in config.eval.tasks or [record["task"]]],
+        task,
+        [instructed(tasks.build(spec), model.chat) for spec in config.eval.tasks or [record["task"]]],
+        pool(asker, config.train.filter, models.default_cache(), config.train.prompts, say),
         policy,
         critic,
         Policy(base, *common) if "ref_logp" in method.needs else None,
-        EmbeddedEngine(tokenizer.eos_token_id, device, dtype),
+        engine,
         tokenizer,
+        model.chat,
         record["seed"],
         folder,
     )
@@ -75,8 +87,9 @@ def check_complete(trainer: Trainer) -> None:
     if steps != expected:
         raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {len(expected)} were expected")
     for task in trainer.evaluation_tasks:
+        samples = trainer.config.eval.of(task.name).samples
         result = files.read_json(trainer.folder / "evals" / f"{task.name}-{expected[-1]:06d}.json")
-        if not result["right"] or {len(row) for row in result["right"]} != {trainer.config.eval.samples}:
+        if not result["right"] or {len(row) for row in result["right"]} != {samples}:
             raise CellFailure(f"the last evaluation of {task.name} lacks samples")
 
 
@@ -90,20 +103,26 @@ def run(folder: Path) -> None:
         state.update(changes, seconds=earlier + time.time() - started)  # of work, over all lives of the cell
         files.write_json(folder / "state.json", state)
 
-    def durable(step: int) -> None:
-        save(durable_step=step)
+    def durable(**changes: Any) -> None:
+        """What was done so far is safe."""
+        save(**changes)
         if os.getppid() != launcher:
             sys.exit("stopped: the launcher is gone; the next run goes on from here")
 
+    def say(text: str) -> None:
+        print(text, flush=True)
+        durable(reason=text)
+
     save()
     try:
-        trainer, state["device"] = build(record, folder)
-        trainer.run(durable)
+        trainer, state["device"] = build(record, folder, say)
+        save(reason=None)
+        trainer.run(lambda step: durable(durable_step=step))
         check_complete(trainer)
         if trainer.config.checkpoint.save_model:
             trainer.policy.module.save_pretrained(folder / "model")
             trainer.tokenizer.save_pretrained(folder / "model")
-    except (CellFailure, UserError) as failure:
+    except (CellFailure, verify.TooManyFailures, UserError) as failure:
         save(state="failed", reason=str(failure))
         sys.exit(f"failed: {failure}")
     except Exception as error:  # whatever it is, it ends this cell alone, with its name and the full story in the log

@@ -11,6 +11,9 @@ from pathlib import Path
 from harness import config as configs
 from harness.config import Config, UserError
 
+FUNCTIONS = {"list": "listing", "eval": "evaluate"}  # of commands whose names Python has taken
+EVAL = "Avg@K, Pass@K and maj@K of any model, without training; what was sampled is kept and never sampled again"
+
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
@@ -35,6 +38,23 @@ def parser() -> argparse.ArgumentParser:
     board.add_argument("--format", choices=["table", "md", "csv", "json"], default="table")
     add("report", "one self-contained HTML page: the table and the curves")
     add("sync", "feed MLflow from the cells' own records")
+    alone = commands.add_parser("eval", help=EVAL, description=EVAL)
+    alone.add_argument("--model", required=True, help="a name of `entrobench list models`, or a folder")
+    alone.add_argument("--tasks", required=True, metavar="TASK,...", help="names of `entrobench list tasks`")
+    alone.add_argument("--samples", type=int, help="responses to each problem (default: as the task's file says)")
+    alone.add_argument("--problems", type=int, help="only the first so many (default: all)")
+    alone.add_argument("--temperature", type=float, help="0: greedy (default: as the task's file says)")
+    alone.add_argument("--max-new-tokens", type=int, help="of a response (default: as the task's file says)")
+    alone.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
+    alone.add_argument("--beyond-context", action="store_true", help="also beyond the model's max_position_embeddings")
+    alone.add_argument("--out", type=Path, help="folder for samples and results (default: results/eval/MODEL)")
+    text = "fetch, clean, divide and fingerprint the real problem sets; and what of them stands in the training set"
+    data = commands.add_parser("data", help=text, description=text)
+    actions = data.add_subparsers(dest="action", required=True, metavar="prepare|check")
+    prepare = actions.add_parser("prepare", help="make the sets in the cache, from the hub or from a local copy")
+    prepare.add_argument("sets", nargs="*", metavar="SET", help="for example aime24 (default: all)")
+    prepare.add_argument("--from", dest="origin", metavar="FROM", help="a file, a folder, or the id of a hub's copy")
+    actions.add_parser("check", help="which evaluation problems stand in the training set")
     listing = commands.add_parser("list", help="what exists, one line each", description="what exists, one line each")
     listing.add_argument("what", choices=["methods", "tasks", "models", "configs"])
     listing.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="further methods")
@@ -53,12 +73,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     from harness import commands
 
     try:
-        code = getattr(commands, arguments.command.replace("list", "listing"))(arguments)
+        code = getattr(commands, FUNCTIONS.get(arguments.command, arguments.command))(arguments)
     except UserError as error:
         print(f"entrobench: {error}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
-        print("\nentrobench: interrupted; the same command goes on from the last checkpoints", file=sys.stderr)
+        print("\nentrobench: interrupted; what is done is kept, and the same command goes on", file=sys.stderr)
         code = 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

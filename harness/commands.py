@@ -81,7 +81,8 @@ def board(config: Config, matrix: list[Cell]) -> list:
         )
         for cell in matrix
     ]
-    return leaderboard.rows(config.tracking_uri, config.name, expected, config.baseline, config.eval.k)
+    ks = {task: config.eval.of(task).k for each in expected for task in each.eval_tasks}
+    return leaderboard.rows(config.tracking_uri, config.name, expected, config.baseline, ks)
 
 
 def leaderboard(arguments: argparse.Namespace) -> int:
@@ -101,43 +102,10 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    from harness import models
-    from harness.progress import duration
+    from harness import plan as plans
 
     config = cli.load(arguments)
-    matrix = cells(config)
-    states = [cell.progress() for cell in matrix]
-    table = Table("state", "cells", box=None, header_style="dim")
-    for state in ("done", "running", "stale", "failed", "planned"):
-        number = sum(progress.state == state for progress in states)
-        if number:
-            table.add_row(state, str(number))
-    console.print(f"matrix {config.name}: {len(matrix)} cells in {config.folder}")
-    console.print(table)
-    train, evaluation = config.train, config.eval
-    responses = train.steps * train.prompts * train.group
-    console.print(
-        f"a cell trains on {responses:,} responses of at most {config.rollout.max_new_tokens:,} tokens "
-        f"({responses * config.rollout.max_new_tokens:,} tokens at most), {train.steps * train.updates * train.epochs:,} updates"
-    )
-    measured = [progress.seconds for progress in states if progress.state == "done"]
-    missing = sum(progress.state != "done" for progress in states)
-    if measured:
-        seconds = sum(measured) / len(measured) * missing
-        console.print(f"{missing} cells to run: about {duration(seconds)} of one process, by the cells that are done")
-    else:
-        console.print(f"{missing} cells to run; how long is known once the first is done")
-    for name in config.models:
-        parameters = models.resolve(name).parameters()
-        # float32 weights, gradient, and two moments of AdamW; a critic doubles it.
-        console.print(
-            f"model {name}: "
-            + (
-                f"{parameters:,} parameters, {parameters * 16 / 2**30:.2f} GiB to train"
-                if parameters
-                else "size unknown until its folder is here"
-            )
-        )
+    plans.show(console, plans.of(config, cells(config), plans.this_machine(config)))
     return 0
 
 
@@ -158,6 +126,28 @@ def status(arguments: argparse.Namespace) -> int:
     others = [path for path in config.folder.glob("*/config.yaml") if path.parent not in ours]
     if others:
         console.print(f"{len(others)} more cells in {config.folder} belong to earlier versions of this configuration")
+    return 0
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    import tasks
+    from harness import models, registry
+    from harness.verify import TooManyFailures
+
+    model = models.resolve(arguments.model)
+    asked = [tasks.build(spec) for spec in registry.split(arguments.tasks, ",")]
+    from harness import assess  # from here on with torch: what is misspelled is known by now
+
+    given = ("samples", "temperature", "max_new_tokens", "problems", "seed", "beyond_context")
+    wanted = assess.Wanted(**{key: getattr(arguments, key) for key in given})
+    out = arguments.out or Path("results") / "eval" / model.name
+    try:
+        found = assess.assess(model, asked, wanted, out, console.print)
+    except TooManyFailures as failure:
+        console.print(f"[red]failed[/]  {failure}; what was sampled is kept in {out}")
+        return 1
+    assess.show(console, found)
+    console.print(f"samples and results: {out}")
     return 0
 
 
@@ -183,5 +173,35 @@ def listing(arguments: argparse.Namespace) -> int:
         for path in sorted(configs.CONFIGS.glob("*.yaml")):
             comment = path.read_text().splitlines()[0]
             table.add_row(path.stem, comment.removeprefix("#").strip())
+    console.print(table)
+    return 0
+
+
+def data(arguments: argparse.Namespace) -> int:
+    return data_prepare(arguments) if arguments.action == "prepare" else data_check()
+
+
+def data_prepare(arguments: argparse.Namespace) -> int:
+    from harness import data as sets
+
+    table = Table("set", "problems", "rows", "left out", "mended", "fingerprint", box=None, header_style="dim")
+    for about in sets.prepare(arguments.sets, arguments.origin, console.print):
+        counts = (sum(about["problems"].values()), about["rows"], sum(about["dropped"].values()))
+        mended = sum(number for reason, number in about["repaired"].items() if reason != sets.clean.UNWRAPPED)
+        table.add_row(about["name"], *(f"{n:,}" for n in (*counts, mended)), about["fingerprint"][:12])
+    console.print(table)
+    console.print(f"kept in {sets.folder()}; a set's .json says where it is from, what was left out, and why")
+    return 0
+
+
+def data_check() -> int:
+    from harness import data as sets
+
+    table = Table("set", "problems", "word for word", "near", "verdict", box=None, header_style="dim")
+    for name, found in sets.check().items():
+        numbers = (str(found[key]) for key in ("problems", "contained", "near"))
+        table.add_row(name, *numbers, "contaminated" if found["near"] else "clean")
+    near = f"near: half of its {sets.overlap.N}-grams, or word for word"
+    console.print(f"problems that also stand in {sets.TRAINED}; {near}")
     console.print(table)
     return 0

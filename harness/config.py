@@ -6,10 +6,12 @@ import dataclasses
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil, floor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args, get_type_hints
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -39,6 +41,23 @@ def at_least(low: float, **values: float | None) -> None:
 
 
 @dataclass
+class Filter:
+    """Which problems are trained on, by how often the model solves them before any training."""
+
+    n: int = 16  # responses to each problem
+    low: float = 1 / 16  # pass rates up to this are too hard
+    high: float = 15 / 16  # and from this on too easy
+
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most right responses of n that lie strictly between low and high.
+
+        By the decimals that were written: 0.9 as a float is a little more than 9/10.
+        """
+        low, high = (Fraction(str(rate)) * self.n for rate in (self.low, self.high))
+        return floor(low) + 1, ceil(high) - 1
+
+
+@dataclass
 class Train:
     steps: int = 300
     prompts: int = 64  # prompts of one step
@@ -50,6 +69,7 @@ class Train:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     weight_decay: float = 0.0
     grad_clip: float = 1.0
+    filter: Filter | None = None  # null: every problem is trained on
     dtype: str = "auto"  # compute type; master weights are float32. auto: bfloat16 on cuda, float32 on a CPU
 
 
@@ -58,6 +78,7 @@ class RolloutConfig:
     engine: str = "embedded"
     temperature: float = 1.0
     max_new_tokens: int = 7168
+    max_prompt_tokens: int | None = None  # problems with longer prompts are not trained on; null: there are none
 
 
 @dataclass
@@ -69,6 +90,24 @@ class Eval:
     k: int = 16  # the K of the headline Pass@K
     temperature: float = 0.7
     every: int = 0  # also evaluate every so many steps; 0: only before training and at the end
+    beyond_context: bool = False  # also where prompt and response exceed the model's max_position_embeddings
+    by_task: dict[str, dict[str, Any]] = field(default_factory=dict)  # problems, samples, k, temperature of one task
+
+    def of(self, task: str) -> Eval:
+        """The settings that hold for one evaluation task, by its name."""
+        given, where = self.by_task.get(task, {}), f"eval.by_task.{task}."
+        for key in given:
+            if key not in BY_TASK:
+                raise UserError(f"unknown key {where}{key}; {nearest(str(key), BY_TASK)}")
+        settings: Eval = typed(dataclasses.replace(self, by_task={}), given, where)
+        return settings
+
+
+@dataclass
+class Verify:
+    limit_s: float = 5.0  # for one answer; what takes longer is a timeout, which is no right answer
+    workers: int = 2  # processes that judge what is no integer
+    max_failures: float = 0.05  # share of timeouts and errors in a step or an evaluation above which the cell stops
 
 
 @dataclass
@@ -102,6 +141,7 @@ class Config:
     train: Train = field(default_factory=Train)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     eval: Eval = field(default_factory=Eval)
+    verify: Verify = field(default_factory=Verify)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     hardware: Hardware = field(default_factory=Hardware)
     tracking: Tracking = field(default_factory=Tracking)
@@ -116,6 +156,8 @@ class Config:
     def tracking_uri(self) -> str:
         return self.tracking.uri or f"sqlite:///{Path(self.results) / 'mlflow.db'}"
 
+
+BY_TASK = ("problems", "samples", "k", "temperature")  # what an evaluation task may have of its own
 
 # Asked for often, and wrong here: the log-probabilities that are trained are those of the untruncated softmax.
 TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
@@ -134,6 +176,13 @@ def find(name: str, folder: Path = CONFIGS) -> Path:
     return shipped[name]
 
 
+def section(schema: Any, key: str) -> Any:
+    """The dataclass under a key, with its defaults where the schema has none yet; None under any other key."""
+    hint = get_type_hints(schema if isinstance(schema, type) else type(schema))[key]
+    kinds = (kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and dataclasses.is_dataclass(kind))
+    return next((kind() for kind in kinds), None)
+
+
 def refuse_unknown_keys(given: Any, schema: Any, prefix: str = "") -> None:
     known = {f.name: f for f in dataclasses.fields(schema)}
     for key, value in given.items():
@@ -144,15 +193,15 @@ def refuse_unknown_keys(given: Any, schema: Any, prefix: str = "") -> None:
             )
         if key not in known:
             raise UserError(f"unknown key {prefix}{key}; {nearest(str(key), known)}")
-        child = getattr(schema, str(key), None)
-        if dataclasses.is_dataclass(child):
+        child = section(schema, str(key))
+        if child is not None and (value is not None or getattr(schema, str(key)) is not None):
             if not isinstance(value, dict):
                 raise UserError(f"{prefix}{key} is {value!r}; it must be a mapping of keys")
             refuse_unknown_keys(value, child, f"{prefix}{key}.")
 
 
 def typed(schema: Any, given: dict[str, Any], where: str) -> Any:
-    """`given` laid over the defaults of the dataclass `schema`, with names and types checked."""
+    """`given` laid over the defaults of the dataclass `schema` (or its class), with names and types checked."""
     refuse_unknown_keys(given, schema, where)
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given))
@@ -164,7 +213,7 @@ def typed(schema: Any, given: dict[str, Any], where: str) -> Any:
 def with_base(path: Path) -> list[Any]:
     """The file, after the one that its key `base` names."""
     layer = OmegaConf.load(path)
-    base = layer.pop("base", None) if OmegaConf.is_dict(layer) else None
+    base = layer.pop("base", None) if isinstance(layer, DictConfig) else None
     return [*(with_base(find(base)) if base else []), layer]
 
 
@@ -199,18 +248,47 @@ def validate(config: Config) -> None:
         if len(set(values)) < len(values):
             raise UserError(f"{axis} names {next(v for v in values if values.count(v) > 1)!r} twice")
     at_least(1, **{f"train.{k}": getattr(train, k) for k in ("steps", "prompts", "group", "updates", "epochs")})
-    at_least(1, **{"eval.samples": evaluation.samples, "eval.k": evaluation.k, "eval.problems": evaluation.problems})
     at_least(
         1, **{"rollout.max_new_tokens": config.rollout.max_new_tokens, "hardware.threads": config.hardware.threads}
     )
-    at_least(1, **{"checkpoint.every": config.checkpoint.every})
+    at_least(1, **{"checkpoint.every": config.checkpoint.every, "verify.workers": config.verify.workers})
+    if config.verify.limit_s <= 0:
+        raise UserError(f"verify.limit_s is {config.verify.limit_s}; allowed: more than 0")
+    if not 0 <= config.verify.max_failures <= 1:
+        raise UserError(f"verify.max_failures is {config.verify.max_failures}; allowed: 0 to 1")
     at_least(0, **{"eval.every": evaluation.every, "train.warmup_steps": train.warmup_steps, "train.lr": train.lr})
     if train.prompts % train.updates:
         raise UserError(f"train.updates is {train.updates}; it must divide train.prompts ({train.prompts})")
     if config.rollout.temperature <= 0:
         raise UserError(f"rollout.temperature is {config.rollout.temperature}; training needs more than 0")
-    if evaluation.k > evaluation.samples:
-        raise UserError(f"eval.k is {evaluation.k}, more than eval.samples ({evaluation.samples}); allowed: up to that")
+    if train.filter is not None:
+        validate_filter(train.filter)
+    at_least(1, **{"rollout.max_prompt_tokens": config.rollout.max_prompt_tokens})
+    validate_evaluation(evaluation, "eval.")
+    for task in evaluation.by_task:
+        validate_evaluation(evaluation.of(task), f"eval.by_task.{task}.")
     one_of("hardware.device", config.hardware.device, ("auto", "cpu", "cuda"))
     one_of("train.dtype", train.dtype, ("auto", "float32", "bfloat16"))
     one_of("rollout.engine", config.rollout.engine, ("embedded",))
+
+
+def validate_filter(given: Filter) -> None:
+    at_least(1, **{"train.filter.n": given.n})
+    if not 0 <= given.low < given.high <= 1:
+        raise UserError(
+            f"train.filter keeps pass rates between low ({given.low}) and high ({given.high}); "
+            "allowed: 0 <= low < high <= 1"
+        )
+    fewest, most = given.bounds()
+    if fewest > most:
+        raise UserError(
+            f"train.filter.n is {given.n}, and no share of {given.n} lies strictly between low ({given.low}) and high "
+            f"({given.high}); allowed: more responses, or a wider range"
+        )
+
+
+def validate_evaluation(settings: Eval, where: str) -> None:
+    at_least(1, **{f"{where}{key}": getattr(settings, key) for key in ("samples", "k", "problems")})
+    at_least(0, **{f"{where}temperature": settings.temperature})
+    if settings.k > settings.samples:
+        raise UserError(f"{where}k is {settings.k}, more than {where}samples ({settings.samples}); allowed: up to that")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lm_eval.api.task
 from lm_eval.api.instance import Instance
@@ -21,17 +22,22 @@ from lm_eval.evaluator import evaluate as lm_evaluate
 from lm_eval.tasks import TaskManager
 
 import tasks
-from harness import seeds
-from harness.batch import Rollout
+from harness import data, files, seeds
 from harness.config import UserError
+from harness.rendering import PLAIN, Chat, render
 from harness.rollout import Engine
+from harness.verify import check_failures
 from tasks import Task, Verdict
-from tasks.scoring import metric_list
+from tasks.scoring import dataset_of, metric_list, score_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
+Record = dict[str, Any]  # of a problem: its id, the prompt, responses, lengths in tokens, finished, distinct, verdicts
+
 FILTER = "all"
+TOGETHER = 512  # responses of one batch, where batches are kept
 
 
 @dataclass(frozen=True)
@@ -41,43 +47,124 @@ class Evaluation:
     right: list[list[int]]  # problem by sample, 0 or 1
     verdicts: dict[str, int]  # how many of each
     metrics: dict[str, float]
-    samples: list[dict[str, Any]]  # problem, prompt, responses, verdicts
+    samples: list[Record]
+    flags: list[str]  # what a reader must know of the problems
 
 
-def render(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """The tokens that a model is given, in training and in evaluation alike."""
-    if getattr(tokenizer, "chat_template", None):
-        messages = [{"role": "user", "content": prompt}]
-        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-    return list(tokenizer(prompt)["input_ids"])
+def silent(done: int, of: int) -> None:
+    """Where nobody waits to hear how many problems have been asked."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """An engine and how it is asked."""
+
+    engine: Engine
+    tokenizer: PreTrainedTokenizerBase
+    seed: int
+    chat: Chat = PLAIN
+    context: int | None = None  # tokens of a prompt with its response, at most
+    kept: Path | None = None  # a folder for batches that need not be sampled again
+    heard: Callable[[int, int], None] = silent
+
+    def ask(self, task: str, prompts: Mapping[str, str], n: int, temperature: float, budget: int) -> list[Record]:
+        """n responses to the prompt of each problem. A batch depends on its problems alone, not on what was kept."""
+        ids = {problem: render(self.tokenizer, prompt, self.chat) for problem, prompt in prompts.items()}
+        self.check_room(task, [len(tokens) for tokens in ids.values()], budget)
+        if self.kept is None:
+            return self.sample(prompts, ids, n, temperature, budget)
+        records: list[Record] = []
+        for path, names in self.batches(list(prompts), n):
+            batch = {problem: prompts[problem] for problem in names}
+            found = known(path, batch)
+            if found is None:
+                found = self.sample(batch, ids, n, temperature, budget)
+                files.write_lines(path, found)
+            records += found
+            self.heard(len(records), len(prompts))
+        return records
+
+    def batches(self, of_problems: Sequence[T], n: int) -> Iterator[tuple[Path, Sequence[T]]]:
+        """The files that are kept, and what belongs into each."""
+        assert self.kept is not None
+        together = max(TOGETHER // n, 1)
+        for number, start in enumerate(range(0, len(of_problems), together)):
+            yield self.kept / f"{number:04d}.jsonl", of_problems[start : start + together]
+
+    def judged(self, records: Sequence[Record], n: int) -> None:
+        """Keep the verdicts with the responses, of which there may be more than were asked for this time."""
+        for path, part in self.batches(records, n):
+            by_problem = {record["problem"]: record for record in part}
+            files.write_lines(path, [by_problem.get(kept["problem"], kept) for kept in files.read_lines(path)])
+
+    def sample(
+        self, batch: Mapping[str, str], ids: Mapping[str, list[int]], n: int, temperature: float, budget: int
+    ) -> list[Record]:
+        groups = self.engine.generate(
+            [ids[problem] for problem in batch],
+            n,
+            seeds=[seeds.derive(self.seed, problem) for problem in batch],
+            temperature=temperature,
+            max_new_tokens=budget,
+        )
+        return [
+            {
+                "problem": problem,
+                "prompt": prompt,
+                "responses": self.tokenizer.batch_decode([r.response for r in group], skip_special_tokens=True),
+                "lengths": [len(rollout.response) for rollout in group],
+                "finished": [rollout.finished for rollout in group],
+                "distinct": len({tuple(rollout.response) for rollout in group}),
+            }
+            for (problem, prompt), group in zip(batch.items(), groups, strict=True)
+        ]
+
+    def check_room(self, task: str, lengths: Sequence[int], budget: int) -> None:
+        if self.context is None or max(lengths) + budget <= self.context:
+            return
+        number = sum(length + budget > self.context for length in lengths)
+        room = self.context - max(lengths)
+        raise UserError(
+            f"max_new_tokens is {budget}, but with {number} of {len(lengths)} prompts of {task} that exceeds the "
+            f"model's max_position_embeddings ({self.context}; the longest prompt has {max(lengths)} tokens); allowed: "
+            + (f"up to {room}, or " if room > 0 else "")
+            + "eval.beyond_context=true (--beyond-context), where positions go on and answers may get worse"
+        )
+
+    def notes(self, prompts: Sequence[str]) -> list[str]:
+        """What a reader of the scores must know: a tokenizer without a token for a character may just leave it out."""
+        lossy = 0
+        for prompt in prompts:
+            read = self.tokenizer.decode(render(self.tokenizer, prompt, self.chat))
+            lossy += not {c for c in prompt if c.isalnum()} <= set(read)
+        return [f"the tokenizer leaves letters out of {lossy} of {len(prompts)} prompts"] if lossy else []
+
+
+def known(path: Path, batch: Mapping[str, str]) -> list[Record] | None:
+    """The responses that were kept, if they are to the same prompts, whatever else was asked beside them."""
+    found = {record["problem"]: record for record in files.read_lines(path)} if path.exists() else {}
+    prompts = {problem: found[problem]["prompt"] for problem in batch if problem in found}
+    return [found[problem] for problem in batch] if prompts == batch else None
 
 
 class EngineLM(LM):
     """An lm-eval model over an engine: the repeats of a request become the samples of one prompt."""
 
-    def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         super().__init__()
-        self.engine, self.tokenizer, self.seed = engine, tokenizer, seed
-        self.groups: dict[str, list[Rollout]] = {}  # by problem
+        self.sampler = sampler
+        self.records: dict[str, Record] = {}  # by problem
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         repeats = Counter(request.doc["id"] for request in requests)
-        contexts = {request.doc["id"]: request.args[0] for request in requests}
+        prompts = {request.doc["id"]: request.args[0] for request in requests}
         settings = requests[0].args[1]
         assert len(set(repeats.values())) == 1, "every problem is asked equally often"
         assert not settings["until"], "the engine stops at the end of a sequence and nowhere else"
-        groups = self.engine.generate(
-            [render(self.tokenizer, context) for context in contexts.values()],
-            repeats[requests[0].doc["id"]],
-            seeds=[seeds.derive(self.seed, problem) for problem in contexts],
-            temperature=settings["temperature"],
-            max_new_tokens=settings["max_gen_toks"],
-        )
-        self.groups = dict(zip(contexts, groups, strict=True))
-        texts = {
-            problem: iter(self.tokenizer.batch_decode([r.response for r in group], skip_special_tokens=True))
-            for problem, group in self.groups.items()
-        }
+        number, task = repeats[requests[0].doc["id"]], requests[0].task_name
+        records = self.sampler.ask(task, prompts, number, settings["temperature"], settings["max_gen_toks"])
+        self.records = {record["problem"]: record for record in records}
+        texts = {record["problem"]: iter(record["responses"]) for record in records}
         return [next(texts[request.doc["id"]]) for request in requests]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
@@ -89,15 +176,14 @@ class EngineLM(LM):
 
 def evaluate(
     task: Task,
-    engine: Engine,
-    tokenizer: PreTrainedTokenizerBase,
+    sampler: Sampler,
     *,
     split: str,
     problems: int | None,
     samples: int,
     temperature: float,
     max_new_tokens: int,
-    seed: int,
+    max_failures: float,
 ) -> Evaluation:
     """`samples` responses to each of the first `problems` problems of a split (None: to all), judged by the task.
 
@@ -106,8 +192,10 @@ def evaluate(
     """
     available = len(task.problems(split))
     if not 1 <= (problems or available) <= available:
-        raise UserError(f"eval.problems is {problems}, but {tasks.spec(task)} has {available} in its {split} split")
+        raise UserError(f"eval.problems is {problems}, but {task.name} has {available} in its {split} split")
     overrides = {
+        "custom_dataset": lambda **_: dataset_of(task, [split]),
+        "process_results": partial(score_of, task),
         "test_split": split,
         "repeats": samples,
         "filter_list": [{"name": FILTER, "filter": [{"function": "take_first_k", "k": samples}]}],
@@ -118,54 +206,55 @@ def evaluate(
             "temperature": temperature,
             "max_gen_toks": max_new_tokens,
         },
-        "metadata": {"spec": tasks.spec(task), "splits": [split]},
     }
-    model = EngineLM(engine, tokenizer, seed)
+    model = EngineLM(sampler)
     with quiet():
-        manager = TaskManager(include_path=Path(tasks.__file__).parent / task.name, include_defaults=False)
+        manager = TaskManager(include_path=tasks.folder(task), include_defaults=False)
         loaded = manager.load({"group": "evaluation", "task": [{"task": task.name, **overrides}]})
         result = lm_evaluate(model, {**loaded, "groups": {}}, limit=problems, bootstrap_iters=0, log_samples=True)
     assert result is not None
     rows = sorted(result["samples"][task.name], key=lambda row: row["doc_id"])
+    records = [model.records[row["doc"]["id"]] | {"verdicts": row["avg"]} for row in rows]
+    if sampler.kept is not None:
+        sampler.judged(records, samples)
+    check_failures((verdict for record in records for verdict in record["verdicts"]), max_failures)
     scores = {key: value for key, value in result["results"][task.name].items() if key.endswith(f",{FILTER}")}
     metrics = {key.removesuffix(f",{FILTER}"): value for key, value in scores.items() if "_stderr" not in key}
     return Evaluation(
         task=task.name,
-        problems=[row["doc"]["id"] for row in rows],
-        right=[[int(verdict == Verdict.RIGHT) for verdict in row["avg"]] for row in rows],
-        verdicts=dict(Counter(verdict for row in rows for verdict in row["avg"])),
-        metrics=metrics | of_rollouts(list(model.groups.values())),
-        samples=[
-            {
-                "problem": row["doc"]["id"],
-                "prompt": row["doc"]["prompt"],
-                "responses": row["filtered_resps"][0],
-                "verdicts": row["avg"],
-            }
-            for row in rows
-        ],
+        problems=[record["problem"] for record in records],
+        right=[[int(verdict == Verdict.RIGHT) for verdict in record["verdicts"]] for record in records],
+        verdicts=dict(Counter(verdict for record in records for verdict in record["verdicts"])),
+        metrics=metrics | of_tokens(records),
+        samples=records,
+        flags=data.flags(task.name) if task.name in data.SETS else [],
     )
 
 
-def of_rollouts(groups: list[list[Rollout]]) -> dict[str, float]:
-    rollouts = [rollout for group in groups for rollout in group]
-    distinct = [len({tuple(rollout.response) for rollout in group}) / len(group) for group in groups]
+def of_tokens(records: Sequence[Record]) -> dict[str, float]:
+    """What the text alone does not tell lm-eval."""
+    lengths = [length for record in records for length in record["lengths"]]
+    finished = [end for record in records for end in record["finished"]]
     return {
-        "truncated": sum(not rollout.finished for rollout in rollouts) / len(rollouts),
-        "length": sum(len(rollout.response) for rollout in rollouts) / len(rollouts),
-        "distinct": sum(distinct) / len(distinct),
+        "truncated": finished.count(False) / len(finished),
+        "length": sum(lengths) / len(lengths),
+        "distinct": sum(record["distinct"] / len(record["lengths"]) for record in records) / len(records),
     }
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without lm-eval's hint on metadata, which it gives for every dataset made by a function; all else passes."""
+    """Without lm-eval's bar over the problems, and its hint on metadata that it gives for every dataset made by a
+    function; all else passes."""
 
     def wanted(record: logging.LogRecord) -> bool:
         return "Custom kwargs can be passed to `--metadata`" not in record.getMessage()
 
+    bar = lm_eval.api.task.tqdm
+    lm_eval.api.task.tqdm = partial(bar, disable=True)
     lm_eval.api.task.eval_logger.addFilter(wanted)
     try:
         yield
     finally:
         lm_eval.api.task.eval_logger.removeFilter(wanted)
+        lm_eval.api.task.tqdm = bar

@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import IO, Any
 
 
+def default_cache() -> Path:
+    """Where models and problem sets are kept once they are made."""
+    return Path(os.environ.get("ENTROBENCH_CACHE") or Path.home() / ".cache" / "entrobench")
+
+
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,6 +37,11 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
+
+
+def read_lines(path: Path) -> list[Any]:
+    """One JSON value a line, whatever else counts as the end of a line in Unicode."""
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
 def write_lines(path: Path, records: Iterable[Any]) -> None:

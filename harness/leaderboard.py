@@ -7,7 +7,7 @@ import dataclasses
 import io
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PAGE = 1000  # runs that MLflow gives at a time, at most
 BETTER, WORSE = "▲", "▼"
+FLAG = " †"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Row:
     delta_pass_at_k: dict[int, Estimate]
     seeds_done: int
     seeds_expected: int
+    flags: list[str] = field(default_factory=list)  # what a reader must know of the task's problems
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Result:
     problems: list[str]
     right_JN: np.ndarray
     entropy: tuple[float, float]  # at the first and at the last training step
+    flags: list[str]
 
     def scores(self, k: int | None) -> Floats:
         """Of each problem: Avg@K over all samples (k is None) or Pass@k."""
@@ -85,7 +88,8 @@ class Entry:
     results: dict[int, Result] = field(default_factory=dict)  # by seed
 
 
-def rows(uri: str, matrix: str, expected: Sequence[Expected], baseline: str, k: int) -> list[Row]:
+def rows(uri: str, matrix: str, expected: Sequence[Expected], baseline: str, ks: Mapping[str, int]) -> list[Row]:
+    """`ks`: the K of the headline Pass@K, by evaluation task."""
     results = read(uri, matrix, {each.cell for each in expected})
     entries: dict[tuple[str, str, str, str], Entry] = {}
     trainings: dict[str, set[str]] = {}
@@ -102,7 +106,7 @@ def rows(uri: str, matrix: str, expected: Sequence[Expected], baseline: str, k: 
         theirs = entries[baseline, entry.trained_on, entry.task, entry.model]
         check_comparable(entry, theirs)
         label = entry.task if len(trainings[entry.task]) == 1 else f"{entry.task} (trained on {entry.trained_on})"
-        table.append(row_of(entry, theirs, k, label))
+        table.append(row_of(entry, theirs, ks[entry.task], label))
     return table
 
 
@@ -150,7 +154,8 @@ def results_of(client: MlflowClient, run: Run, folder: str) -> dict[str, Result]
     for path in paths.values():
         record = files.read_json(Path(client.download_artifacts(run.info.run_id, path, folder)))
         entropy = (points[0].value, points[-1].value)
-        results[record["task"]] = Result(record["problems"], np.array(record["right"]), entropy)
+        flags = record.get("flags", [])  # which earlier versions did not write
+        results[record["task"]] = Result(record["problems"], np.array(record["right"]), entropy, flags)
     return results
 
 
@@ -199,6 +204,7 @@ def row_of(entry: Entry, baseline: Entry, k: int, label: str) -> Row:
         delta_pass_at_k={each: difference(pairs, each) for each in ks if pairs},
         seeds_done=len(results),
         seeds_expected=entry.expected,
+        flags=sorted({flag for result in results for flag in result.flags}),
     )
 
 
@@ -231,7 +237,10 @@ def render(rows: Sequence[Row], how: str) -> str:
     for row in rows:
         sections.setdefault((row.task, row.model), []).append(row)
     as_section = as_table if how == "table" else as_markdown
-    parts = [as_section(f"{task}, {model}", section) for (task, model), section in sections.items()]
+    parts = [
+        as_section(f"{task}, {model}{FLAG * any(row.flags for row in section)}", section)
+        for (task, model), section in sections.items()
+    ]
     bullet = "- " if how == "md" else ""
     return "\n".join([*parts, "".join(f"{bullet}{note}\n" for note in notes(rows))])
 
@@ -252,17 +261,20 @@ def leaves(value: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
     for key, child in value.items():
         if isinstance(child, dict):
             yield from leaves(child, f"{prefix}{key}.")
+        elif isinstance(child, list):
+            yield f"{prefix}{key}", "; ".join(child)
         elif child is not None or key in ("low", "high"):
             yield f"{prefix}{key}", child
 
 
 def cells_of(rows: Sequence[Row]) -> list[list[str]]:
-    """The header and the lines of a table for people; task and model are columns where they vary."""
+    """The header and the lines of a table for people; task, model and k are columns where they vary."""
     first = rows[0]
-    varied = [axis for axis in ("task", "model") if len({getattr(row, axis) for row in rows}) > 1]
-    deltas = [f"Avg@K - {first.baseline}", f"Pass@{first.k} - {first.baseline}"]
-    header = ["method", *varied, "Avg@K", f"Pass@{first.k}", *deltas, "entropy, first step", "last step", "seeds"]
-    return [header, *([row.method, *(getattr(row, axis) for axis in varied), *numbers(row)] for row in rows)]
+    varied = [axis for axis in ("task", "model", "k") if len({getattr(row, axis) for row in rows}) > 1]
+    headline = "Pass@k" if "k" in varied else f"Pass@{first.k}"
+    deltas = [f"Avg@K - {first.baseline}", f"{headline} - {first.baseline}"]
+    header = ["method", *varied, "Avg@K", headline, *deltas, "entropy, first step", "last step", "seeds"]
+    return [header, *([row.method, *(str(getattr(row, axis)) for axis in varied), *numbers(row)] for row in rows)]
 
 
 def numbers(row: Row) -> list[str]:
@@ -306,7 +318,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
     if any(row.seeds_done < row.seeds_expected for row in rows):
         texts.append("Not every expected cell is done; differences use the seeds that both have.")
-    return texts
+    return texts + sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})
 
 
 def as_markdown(title: str, rows: Sequence[Row]) -> str:

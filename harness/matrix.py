@@ -18,10 +18,12 @@ from filelock import FileLock, Timeout
 import baselines
 import tasks
 from harness import files, models, registry
-from harness.config import Config, UserError
+from harness.config import Config, UserError, nearest
 from harness.method import Method
+from tasks import check_split
 
 MARKER = "matrix.json"
+LONGEST_NAME = 180  # characters of a cell's folder before its key; options may hold whole sentences
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Cell:
             "model": models.resolve(self.model).identity(),
             "seed": self.seed,
             **{part: dataclasses.asdict(getattr(self.config, part)) for part in ("train", "rollout", "eval")},
+            "verify": {"limit_s": self.config.verify.limit_s},
         }
 
     @cached_property
@@ -64,8 +67,8 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        name = "-".join([self.method, self.task, Path(self.model).name, f"s{self.seed}", self.key])
-        return self.config.folder / re.sub(r"[^\w.+-]+", "_", name)
+        name = re.sub(r"[^\w.+-]+", "_", "-".join([self.method, self.task, Path(self.model).name, f"s{self.seed}"]))
+        return self.config.folder / f"{name[:LONGEST_NAME]}-{self.key}"
 
     def write(self) -> None:
         """The folder of the cell with all that its process needs to know."""
@@ -134,6 +137,14 @@ def cells(config: Config) -> list[Cell]:
     for name in config.method_options:
         if name not in table:
             raise UserError(f"method_options names an unknown method {name!r}")
+    for spec in config.tasks:
+        check_split(tasks.build(spec), "train", "the split to train on")
+    for spec in config.eval.tasks or config.tasks:
+        check_split(tasks.build(spec), config.eval.split, "eval.split")
+    evaluated = {tasks.build(spec).name for spec in config.eval.tasks or config.tasks}
+    for name in config.eval.by_task:
+        if name not in evaluated:
+            raise UserError(f"eval.by_task names {name!r}, which is not evaluated; {nearest(name, evaluated)}")
     if config.baseline not in config.methods:
         raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")
     axes = itertools.product(config.seeds, config.tasks, config.models, config.methods)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,10 @@ from filelock import FileLock
 import tasks
 from harness import registry
 from harness.config import CONFIGS, UserError, nearest, typed
+from harness.files import default_cache
+from harness.rendering import PLAIN, Chat
+from harness.shape import Shape, of_config
+from tasks.countdown import Countdown
 from tasks.countdown.recipe import VERSION, Recipe
 
 MODELS = CONFIGS / "models"
@@ -28,10 +31,6 @@ NEEDED = {  # of a Hugging Face folder: one file of each row
     "tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.json"),
 }
 DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-
-
-def default_cache() -> Path:
-    return Path(os.environ.get("ENTROBENCH_CACHE") or Path.home() / ".cache" / "entrobench")
 
 
 def silent(message: str) -> None:
@@ -45,9 +44,16 @@ class Model:
     name: str
     path: str | None = None
     recipe: Recipe | None = None
+    chat: Chat = PLAIN
+    stated: Shape | None = None  # what its file says of a model that may not be here yet
 
     def identity(self) -> dict[str, Any]:
-        """What defines the model, for the hash of a cell and of the cache."""
+        """What defines the model and how it is spoken to, for the hash of a cell."""
+        chat = self.chat.identity()
+        return self.origin() | ({"chat": chat} if chat else {})
+
+    def origin(self) -> dict[str, Any]:
+        """Where the weights come from, for the hash of the cache."""
         if self.recipe is None:
             return {"path": self.path}
         task = registry.identity(tasks.build(self.recipe.task))
@@ -82,14 +88,33 @@ class Model:
         return folder
 
     def cached(self, cache: Path) -> Path:
-        key = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
+        key = hashlib.sha256(json.dumps(self.origin(), sort_keys=True).encode()).hexdigest()[:12]
         return cache / "models" / f"{self.name}-{key}"
+
+    def here(self) -> Path | None:
+        """Its folder if it is on this machine and complete, by a look at files alone."""
+        if self.path is None:
+            folder: Path | None = self.cached(default_cache())
+        else:
+            folder = Path(self.path) if Path(self.path).is_dir() else snapshot(self.path)
+        return folder if folder is not None and folder.is_dir() and not missing(folder) else None
 
     def parameters(self) -> int | None:
         """How many, by the headers of its weights; None before its folder is here, and for weights without a header."""
-        folder = Path(self.path) if self.path is not None else self.cached(default_cache())
-        files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+        folder = self.here()
+        files = sorted(folder.glob("*.safetensors")) if folder is not None else []
         return sum(map(parameters_in, files)) if files else None
+
+    def shape(self) -> Shape | None:
+        """As its folder says if it is here, else as its file or its recipe does."""
+        folder = self.here()
+        if folder is not None:
+            return of_config(json.loads((folder / "config.json").read_text()))
+        if self.recipe is not None:
+            task = tasks.build(self.recipe.task)
+            assert isinstance(task, Countdown)
+            return self.recipe.shape(task)
+        return self.stated
 
     def summary(self) -> str:
         if self.recipe is None:
@@ -104,13 +129,27 @@ def parameters_in(file: Path) -> int:
     return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
+def missing(folder: Path) -> list[str]:
+    return [what for what, patterns in NEEDED.items() if not any(any(folder.glob(p)) for p in patterns)]
+
+
 def complete(folder: Path, name: str) -> Path:
-    missing = [what for what, patterns in NEEDED.items() if not any(any(folder.glob(p)) for p in patterns)]
-    if missing:
+    if lacking := missing(folder):
         raise UserError(
-            f"model {name!r}: the folder {folder} is no Hugging Face model, it has no {', no '.join(missing)}"
+            f"model {name!r}: the folder {folder} is no Hugging Face model, it has no {', no '.join(lacking)}"
         )
     return folder
+
+
+def snapshot(path: str) -> Path | None:
+    """Where a model of the Hugging Face hub lies if it has been downloaded before."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(path, "config.json")
+    except ValueError:  # no name that the hub could have
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def downloaded(path: str, name: str) -> Path:
@@ -130,13 +169,17 @@ def names() -> list[str]:
 
 
 def resolve(name: str) -> Model:
-    """The name of a file in configs/models/, or the path of a local Hugging Face folder."""
+    """The name of a file in configs/models/, the path of such a file, or of a local Hugging Face folder."""
     if name in names():
         return read(MODELS / f"{name}.yaml")
+    if Path(name).suffix == ".yaml" and Path(name).is_file():
+        return read(Path(name))
     if Path(name).is_dir():
         complete(Path(name), name)
         return Model(name=Path(name).resolve().name, path=str(Path(name).resolve()))
-    raise UserError(f"unknown model {name!r}; {nearest(name, names())}, or the path of a Hugging Face folder")
+    raise UserError(
+        f"unknown model {name!r}; {nearest(name, names())}, or the path of a model's YAML file or Hugging Face folder"
+    )
 
 
 def read(file: Path) -> Model:
@@ -144,8 +187,16 @@ def read(file: Path) -> Model:
         given = yaml.safe_load(file.read_text())
     except yaml.YAMLError as error:
         raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
-    if not isinstance(given, dict) or len(given) != 1 or not set(given) <= {"path", "recipe"}:
-        raise UserError(f"{file} must hold one key, path (of a Hugging Face folder, or its name on the hub) or recipe")
-    if "path" in given:
-        return Model(file.stem, path=str(given["path"]))
-    return Model(file.stem, recipe=typed(Recipe(), given["recipe"] or {}, "recipe."))
+    if not isinstance(given, dict) or ("path" in given) == ("recipe" in given):
+        raise UserError(
+            f"{file} must hold one key, path (of a Hugging Face folder, or its name on the hub) or recipe; beside it "
+            f"may stand shape and {', '.join(each.name for each in dataclasses.fields(Chat))}"
+        )
+    path, recipe, shape = (given.pop(key, None) for key in ("path", "recipe", "shape"))
+    chat = typed(Chat(), given, "")
+    if path is not None:
+        stated = None if shape is None else typed(Shape, shape, "shape.")
+        return Model(file.stem, path=str(path), chat=chat, stated=stated)
+    if shape is not None:
+        raise UserError(f"{file} states the shape of a model that is made by its recipe; leave it out")
+    return Model(file.stem, recipe=typed(Recipe(), recipe or {}, "recipe."), chat=chat)

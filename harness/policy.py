@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from harness import ranks
 from harness.batch import TokenBatch, TokenStats
@@ -91,15 +91,20 @@ def targets(batch: TokenBatch, device: str) -> Tensor:
     return torch.cat([s[n:] for s, n in zip(batch.sequences, lengths, strict=True)]).to(device, non_blocking=True)
 
 
-def load_model(folder: Path | str) -> PreTrainedModel:
-    """A causal language model with float32 weights whose logits are hidden @ head.T, which is what we compute."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A causal language model whose logits are hidden @ head.T, which is what we compute."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise UserError(f"model {folder} has no plain linear head, which the token statistics need")
     if getattr(model.config, "final_logit_softcapping", None):
         raise UserError(f"model {folder} caps its logits (final_logit_softcapping), which is not supported")
     return model
+
+
+def context_of(config: PreTrainedConfig) -> int | None:
+    """The tokens of a prompt with its response that a model was made for."""
+    return getattr(config, "max_position_embeddings", None)
 
 
 class Policy(Learner):

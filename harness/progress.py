@@ -51,6 +51,9 @@ class LiveView:
         elif time.monotonic() - self.last_line > QUIET_SECONDS:
             self.last_line = time.monotonic()
             self.console.print(self.headline(running, waiting))
+            for cell in running:
+                if cell.progress().reason:
+                    self.console.print(f"{cell.label}: {cell.progress().reason}")
 
     def ended(self, cell: Cell) -> None:
         self.feed(cell, last=True)
@@ -90,13 +93,13 @@ class LiveView:
 
     def picture(self, running: list[Cell], waiting: int) -> Group:
         table = Table(box=None, header_style="dim", pad_edge=False)
-        for column in ("cell", "step", "entropy", "reward"):
-            table.add_column(column, justify="left" if column == "cell" else "right")
+        for column in ("cell", "step", "entropy", "reward", ""):
+            table.add_column(column, justify="right" if column in ("step", "entropy", "reward") else "left")
         for cell in running:
             progress = cell.progress()
             numbers = [
                 f"{progress.metrics[key]:.3f}" if key in progress.metrics else ""
                 for key in ("entropy/mean", "reward/mean")
             ]
-            table.add_row(cell.label, f"{progress.step}/{cell.config.train.steps}", *numbers)
+            table.add_row(cell.label, f"{progress.step}/{cell.config.train.steps}", *numbers, progress.reason or "")
         return Group(Text(self.headline(running, waiting)), table)

@@ -12,18 +12,19 @@ import yaml
 from harness.config import UserError, nearest, typed
 
 T = TypeVar("T")
+QUOTED_OR_ONE = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|.""", re.DOTALL)
 SPEC = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 
 def split(spec: str, separator: str) -> list[str]:
-    """Split at a separator, but not inside brackets."""
+    """Split at a separator, but not inside brackets or quotes."""
     parts, depth = [""], 0
-    for character in spec:
-        depth += (character in "([") - (character in ")]")
-        if character == separator and depth == 0:
+    for piece in QUOTED_OR_ONE.findall(spec):
+        depth += (piece in "([") - (piece in ")]")
+        if piece == separator and depth == 0:
             parts.append("")
         else:
-            parts[-1] += character
+            parts[-1] += piece
     return parts
 
 

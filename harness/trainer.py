@@ -11,15 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness import checkpoint, files, metrics, seeds
+from harness import checkpoint, data, files, metrics, seeds
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Config
-from harness.evaluate import evaluate, render
+from harness.evaluate import Sampler, evaluate
+from harness.filter import Pool
 from harness.method import Method, Signal
 from harness.metrics import Stopwatch
-from harness.policy import CellFailure, Critic, Policy
+from harness.policy import CellFailure, Critic, Policy, context_of
+from harness.rendering import Chat, render
 from harness.rollout import Engine
 from harness.tracking import MetricsLog
+from harness.verify import check_failures
 from tasks import Problem, Task, Verdict
 
 # Before the first update of a step the policy is the one that `old` came from, so the ratio is 1 up to rounding.
@@ -33,18 +36,20 @@ class Trainer:
         method: Method,
         task: Task,
         evaluation_tasks: list[Task],
+        pool: Pool,
         policy: Policy,
         critic: Critic | None,
         reference: Policy | None,
         engine: Engine,
         tokenizer: Any,
+        chat: Chat,
         seed: int,
         folder: Path,
     ) -> None:
         self.config, self.method, self.task, self.evaluation_tasks = config, method, task, evaluation_tasks
         self.policy, self.critic, self.reference, self.engine = policy, critic, reference, engine
-        self.tokenizer, self.seed, self.folder = tokenizer, seed, folder
-        self.problems = task.problems("train")
+        self.tokenizer, self.chat, self.seed, self.folder = tokenizer, chat, seed, folder
+        self.problems, self.pool = pool.problems, pool
         self.log = MetricsLog(folder)
         self.done_steps = -1  # -1: not even the evaluation before training is done
 
@@ -54,7 +59,7 @@ class Trainer:
         self.engine.load(self.policy.module)
         for step in range(self.done_steps + 1, self.config.train.steps + 1):
             watch = Stopwatch()
-            record = self.train_step(step, watch) if step else {}
+            record = self.train_step(step, watch) if step else dict(self.pool.record)
             with watch.phase("evaluate"):
                 record |= self.evaluate(step) if self.evaluation_due(step) else {}
             self.log.append(step, time.time(), record | watch.seconds)
@@ -133,7 +138,7 @@ class Trainer:
 
     def sample(self, problems: list[Problem], step: int) -> list[list[Rollout]]:
         return self.engine.generate(
-            [render(self.tokenizer, problem.prompt) for problem in problems],
+            [render(self.tokenizer, problem.prompt, self.chat) for problem in problems],
             self.config.train.group,
             seeds=[seeds.derive("rollout", self.seed, step, place) for place in range(len(problems))],
             temperature=self.config.rollout.temperature,
@@ -143,7 +148,9 @@ class Trainer:
     def verify(self, problems: list[Problem], groups: list[list[Rollout]]) -> list[Verdict]:
         texts = self.tokenizer.batch_decode([r.response for g in groups for r in g], skip_special_tokens=True)
         asked = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
-        return [self.task.verdict(problem, text) for problem, text in zip(asked, texts, strict=True)]
+        verdicts = self.task.verdicts(list(zip(asked, texts, strict=True)))
+        check_failures(verdicts, self.config.verify.max_failures)
+        return verdicts
 
     def stats_before(self, batch: TokenBatch) -> TokenStats:
         """All that methods may ask of the policy before the update."""
@@ -189,19 +196,21 @@ class Trainer:
         return step in (0, self.config.train.steps) or (every > 0 and step % every == 0)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        settings = self.config.eval
         record: dict[str, float] = {}
+        context = None if self.config.eval.beyond_context else context_of(self.policy.module.config)
+        seed = seeds.derive("evaluate", self.seed, step)
+        sampler = Sampler(self.engine, self.tokenizer, seed, self.chat, context)
         for task in self.evaluation_tasks:
+            settings = self.config.eval.of(task.name)
             result = evaluate(
                 task,
-                self.engine,
-                self.tokenizer,
+                sampler,
                 split=settings.split,
                 problems=settings.problems,
                 samples=settings.samples,
                 temperature=settings.temperature,
                 max_new_tokens=self.config.rollout.max_new_tokens,
-                seed=seeds.derive("evaluate", self.seed, step),
+                max_failures=self.config.verify.max_failures,
             )
             name = f"{task.name}-{step:06d}"
             files.write_json(
@@ -213,6 +222,7 @@ class Trainer:
                     "right": result.right,
                     "verdicts": result.verdicts,
                     "metrics": result.metrics,
+                    "flags": result.flags if self.task.name == data.TRAINED else [],
                 },
             )
             files.write_lines(self.folder / "samples" / f"evaluate-{name}.jsonl", result.samples)

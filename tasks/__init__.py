@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, cast
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from harness import registry
+from tasks.aime24 import AIME24
+from tasks.aime25 import AIME25
+from tasks.amc23 import AMC23
 from tasks.countdown import Countdown
-from tasks.task import SPLITS, Problem, Task, Verdict
+from tasks.dapo500 import DAPO500
+from tasks.dapo_math import DapoMath
+from tasks.gsm8k import GSM8K
+from tasks.math500 import MATH500
+from tasks.task import SPLITS, Problem, Task, Verdict, check_split
 
-__all__ = ["SPLITS", "TASKS", "Problem", "Task", "Verdict", "build", "spec"]
+__all__ = ["SPLITS", "TASKS", "Problem", "Task", "Verdict", "build", "check_split", "folder", "settings"]
 
 TASKS: dict[str, type[Task]] = {
+    "aime24": AIME24,
+    "aime25": AIME25,
+    "amc23": AMC23,
     "countdown": Countdown,
+    "dapo500": DAPO500,
+    "dapo_math": DapoMath,
+    "gsm8k": GSM8K,
+    "math500": MATH500,
 }
 
 
@@ -21,7 +39,24 @@ def build(spec: str) -> Task:
     return registry.build("task", TASKS, spec)
 
 
-def spec(task: Task) -> str:
-    """The task -> `countdown(count=4, largest=12, target=60)`."""
-    options = dataclasses.asdict(cast(Any, task))
-    return f"{task.name}({', '.join(f'{key}={value}' for key, value in options.items())})"
+def folder(task: Task) -> Path:
+    """Where its class is written, and its lm-eval file beside it."""
+    return Path(inspect.getfile(type(task))).parent
+
+
+class PlainLoader(yaml.SafeLoader):
+    """Reads lm-eval's files without importing what they name."""
+
+
+PlainLoader.add_constructor("!function", lambda loader, node: node.value)
+
+
+def settings(task: Task) -> Mapping[str, Any]:
+    """What the task's lm-eval file says, for those who start without lm-eval."""
+    return read(folder(task) / f"{task.name}.yaml")
+
+
+def read(file: Path) -> dict[str, Any]:
+    given = yaml.load(file.read_text(), PlainLoader)
+    included = given.pop("include", None)
+    return (read(file.parent / included) if included else {}) | given

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import tasks
 from harness.statistics import pass_at_k
-from tasks.task import SPLITS, Problem, Task, Verdict
+from harness.verify import extract, integer, spelling, tidy
+from tasks.task import Problem, Task, Verdict
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+# For lm-eval's own command, which knows the task by its specification
 
 
 @cache
@@ -19,26 +24,39 @@ def task_of(spec: str) -> Task:
     return tasks.build(spec)
 
 
-def dataset(spec: str, splits: Sequence[str] = SPLITS, **_: Any) -> dict[str, Dataset]:
-    """The problems of a task by split. lm-eval hands over all of the YAML's metadata, of which the rest is its own."""
-    from datasets import Dataset
-
-    task = task_of(spec)
-    return {
-        split: Dataset.from_list([{"spec": spec, **vars(problem)} for problem in task.problems(split)])
-        for split in splits
-    }
+def dataset(spec: str, **_: Any) -> dict[str, Dataset]:
+    """The splits to evaluate on. lm-eval hands over all of the YAML's metadata, of which the rest is its own."""
+    splits = [split for split in task_of(spec).splits if split != "train"]
+    return dataset_of(task_of(spec), splits, spec=spec)
 
 
 def score(doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
-    """The verdicts on all responses to a problem, under the name of the average; and Pass@k for powers of two."""
+    return score_of(task_of(doc["spec"]), doc, results)
+
+
+# For everyone
+
+
+def dataset_of(task: Task, splits: Sequence[str], **more: str) -> dict[str, Dataset]:
+    from datasets import Dataset
+
+    return {
+        split: Dataset.from_list([{**vars(problem), **more} for problem in task.problems(split)]) for split in splits
+    }
+
+
+def score_of(task: Task, doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
+    """Of one problem: the verdicts on all responses, under the name of their average, and what follows from them."""
     problem = Problem(doc["id"], doc["prompt"], doc["answer"])
     (responses,) = results
-    verdicts = [str(task_of(doc["spec"]).verdict(problem, response)) for response in responses]
-    right = verdicts.count(Verdict.RIGHT)
+    verdicts = task.verdicts([(problem, response) for response in responses])
+    number, right = len(verdicts), verdicts.count(Verdict.RIGHT)
     return {
-        "avg": verdicts,
-        **{f"pass@{k}": float(pass_at_k(len(verdicts), right, k)) for k in powers_of_two(len(verdicts))},
+        "avg": [str(verdict) for verdict in verdicts],
+        **{f"pass@{k}": float(pass_at_k(number, right, k)) for k in powers_of_two(number)},
+        f"maj@{number}": majority([vote(response) for response in responses], verdicts),
+        "unparsed": verdicts.count(Verdict.UNPARSED) / number,
+        "characters": sum(map(len, responses)) / number,
     }
 
 
@@ -47,11 +65,38 @@ def share_right(verdicts: list[list[str]]) -> float:
     return sum(row.count(Verdict.RIGHT) for row in verdicts) / sum(map(len, verdicts))
 
 
+def majority(votes: Sequence[str | None], verdicts: Sequence[Verdict]) -> float:
+    """Whether the answer given most often is right; between equals the lot decides, so the share of the right ones.
+
+    Answers are told apart by how they are written, never by the verdict: to count only the right ones as equal in
+    value would favour them.
+    """
+    counts = Counter(vote for vote in votes if vote is not None)
+    if not counts:
+        return 0.0
+    leaders = {vote for vote, count in counts.items() if count == max(counts.values())}
+    right = {vote for vote, verdict in zip(votes, verdicts, strict=True) if verdict == Verdict.RIGHT}
+    return len(leaders & right) / len(leaders)
+
+
+def vote(response: str) -> str | None:
+    """What the last box holds, in one way of writing."""
+    answer = extract(response)
+    if answer is None:
+        return None
+    number = integer(answer)
+    return spelling(tidy(answer)) if number is None else str(number)
+
+
 def powers_of_two(highest: int) -> list[int]:
     return [2**i for i in range(highest.bit_length())]
 
 
 def metric_list(samples: int) -> list[dict[str, Any]]:
     """What `score` returns for so many samples, in lm-eval's terms."""
-    passes = [{"metric": f"pass@{k}", "aggregation": "mean", "higher_is_better": True} for k in powers_of_two(samples)]
-    return [{"metric": "avg", "aggregation": share_right, "higher_is_better": True}, *passes]
+    better = [*(f"pass@{k}" for k in powers_of_two(samples)), f"maj@{samples}"]
+    return [
+        {"metric": "avg", "aggregation": share_right, "higher_is_better": True},
+        *({"metric": name, "aggregation": "mean", "higher_is_better": True} for name in better),
+        *({"metric": name, "aggregation": "mean", "higher_is_better": False} for name in ("unparsed", "characters")),
+    ]

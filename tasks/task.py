@@ -1,10 +1,13 @@
-"""What a task is: problems in three splits, and a verdict on each response."""
+"""What a task is: problems in up to three splits, and verdicts on responses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Protocol
+
+from harness.config import UserError, one_of
 
 
 class Verdict(StrEnum):
@@ -29,9 +32,18 @@ class Task(Protocol):
     """A frozen dataclass of the task's options; loads nothing heavy before it is asked for problems."""
 
     name: ClassVar[str]  # of the task's folder, and of the lm-eval YAML in it
+    splits: ClassVar[tuple[str, ...]]  # that it has; training needs train, evaluation test
 
     def problems(self, split: str) -> list[Problem]:
         """The problems of train, validation or test, in a fixed order; no problem is in two of them."""
         ...
 
-    def verdict(self, problem: Problem, response: str) -> Verdict: ...
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        """On responses to problems; all at once, since judging may be worth several processes."""
+        ...
+
+
+def check_split(task: Task, split: str, key: str = "split") -> None:
+    one_of(key, split, SPLITS)
+    if split not in task.splits:
+        raise UserError(f"{key} is {split!r}, but the task {task.name} has only {' and '.join(task.splits)}")

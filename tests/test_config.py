@@ -71,8 +71,17 @@ def test_demo_is_seven_methods_by_three_seeds() -> None:
         ("models=[countdown-tny]", ["countdown-tny", "did you mean 'countdown-tiny'"]),
         ("train.group=1", ["train.group is 1", "allowed: 2 and more"]),
         ("eval.k=64", ["eval.k is 64", "eval.samples (32)"]),
+        ("eval.by_task.countdown.k=64", ["eval.by_task.countdown.k is 64", "eval.by_task.countdown.samples (32)"]),
+        ("eval.by_task.countdown.problems=0", ["eval.by_task.countdown.problems is 0", "1 and more"]),
+        ("eval.by_task.countdown.smples=8", ["unknown key eval.by_task.countdown.smples", "did you mean 'samples'"]),
+        ("eval.by_task.countdown.every=8", ["unknown key eval.by_task.countdown.every", "allowed: k, problems"]),
+        ("eval.by_task.countdown.k=few", ["eval.by_task.countdown.k", "few"]),
+        ("eval.by_task.countdwn.k=4", ["eval.by_task names 'countdwn'", "did you mean 'countdown'"]),
         ("rollout.top_p=0.9", ["rollout.top_p is 0.9", "temperature alone"]),
         ("rollout.temperature=0", ["rollout.temperature is 0", "more than 0"]),
+        ("verify.limit_s=0", ["verify.limit_s is 0", "more than 0"]),
+        ("verify.workers=0", ["verify.workers is 0", "1 and more"]),
+        ("verify.max_failures=5", ["verify.max_failures is 5", "0 to 1"]),
         ("train.updates=5", ["train.updates is 5", "divide train.prompts (48)"]),
         ("train.steps=0", ["train.steps is 0", "1 and more"]),
         ("hardware.device=tpu", ["hardware.device is 'tpu'", "auto, cpu, cuda"]),
@@ -101,10 +110,33 @@ def test_unreadable_files(tmp_path: Path) -> None:
             config.load(name)
 
 
+def test_one_evaluation_task_may_have_settings_of_its_own() -> None:
+    settings = config.load("paper").eval
+    of = {task: settings.of(task) for task in settings.tasks}
+    assert {task: (each.samples, each.k) for task, each in of.items()} == {
+        "aime24": (32, 32),
+        "aime25": (32, 32),
+        "dapo500": (8, 8),
+    }
+    assert {each.temperature for each in of.values()} == {0.7}
+    assert {each.every for each in of.values()} == {20}
+
+
+def test_the_14b_runs_are_those_of_7b_with_another_model() -> None:
+    small, large = config.load("paper"), config.load("paper-14b")
+    assert large.models == ["qwen2.5-14b-instruct"]
+    large.models, large.name = small.models, small.name
+    assert large == small
+
+
 def test_specs_nest_and_split() -> None:
     assert registry.split("ppo+clip_b(mu=1+1,mode=paper)", "+") == ["ppo", "clip_b(mu=1+1,mode=paper)"]
     assert registry.parse(" clip_b( share=0.02, mode = paper ) ") == ("clip_b", {"share": 0.02, "mode": "paper"})
     assert registry.parse("grpo") == ("grpo", {})
+    said = r"""aime24(instruction='One, two) "three" + it''s \boxed{}')"""
+    assert registry.split(f"{said},b", ",") == [said, "b"]
+    assert registry.parse(said) == ("aime24", {"instruction": r"""One, two) "three" + it's \boxed{}"""})
+    assert registry.parse(r'a(x="1, \", 2", y=3)') == ("a", {"x": '1, ", 2', "y": 3})
 
 
 def test_shared_options_reach_every_spec_and_inline_ones_win() -> None:
@@ -124,9 +156,18 @@ def test_identity_is_what_defines_the_result() -> None:
         "tracking.uri=http://127.0.0.1:1",
         "hardware.threads=2",
         "checkpoint.every=7",
+        "verify.workers=3",
+        "verify.max_failures=0.5",
     ):
         assert keys(harmless) == before
-    for telling in ("train.lr=1e-4", "eval.samples=64", "rollout.temperature=0.9", "method_options.grpo.clip_low=0.1"):
+    for telling in (
+        "train.lr=1e-4",
+        "eval.samples=64",
+        "eval.by_task.countdown.k=8",
+        "verify.limit_s=1",
+        "rollout.temperature=0.9",
+        "method_options.grpo.clip_low=0.1",
+    ):
         assert keys(telling)[0] != before[0]
 
 

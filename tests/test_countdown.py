@@ -253,12 +253,6 @@ def test_an_unknown_split_is_named() -> None:
         Countdown().problems("tset")
 
 
-def test_a_task_survives_its_specification() -> None:
-    task = Countdown(count=4, largest=20)
-    assert tasks.spec(task) == "countdown(count=4, largest=20, target=60)"
-    assert tasks.build(tasks.spec(task)) == task
-
-
 def test_tasks_import_without_torch() -> None:
     code = "import sys, tasks; tasks.build('countdown').problems('test'); print({'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -40,6 +40,7 @@ class Matrix:
         trained_on: str = "countdown",
         listed: bool = True,
         state: str = "done",
+        flags: dict[str, list[str]] | None = None,
     ) -> None:
         """A cell; `right` of each evaluation task, None for one that has not started."""
         cell = f"{method}-{seed}-{trained_on}-{listed}".encode().hex()
@@ -59,12 +60,14 @@ class Matrix:
             # An earlier evaluation, which must not count.
             for step, matrix in ((0, 1 - right_JN), (len(entropy), right_JN)):
                 result = {"task": task, "step": step, "problems": problems, "right": matrix.tolist()}
+                result |= {} if flags is None else {"flags": flags.get(task, [])}
                 files.write_json(folder / "evals" / f"{task}-{step:06d}.json", result)
         files.write_json(folder / "state.json", {"state": state, "reason": None, "durable_step": len(entropy)})
         tracking.sync(folder, self.uri)
 
     def rows(self, baseline: str = "grpo", k: int = 4) -> list[Row]:
-        return rows(self.uri, "demo", self.expected, baseline, k)
+        ks = {task: k for each in self.expected for task in each.eval_tasks}
+        return rows(self.uri, "demo", self.expected, baseline, ks)
 
 
 @pytest.fixture
@@ -184,6 +187,24 @@ def test_every_evaluation_task_is_a_row_and_trainings_do_not_mix(matrix: Matrix)
     }
 
 
+def test_a_flag_of_a_task_is_a_footnote_of_its_table_alone(matrix: Matrix) -> None:
+    right = {"aime": draw(1, 0.5), "amc": draw(2, 0.5)}
+    matrix.add("grpo", 0, right, flags={"amc": ["contaminated: 3 of 6"]})
+    matrix.add("clip_b", 0, right)  # as runs of earlier versions are
+    found = matrix.rows()
+    assert {(row.method, row.task): row.flags for row in found if row.flags} == {
+        ("grpo", "amc"): ["contaminated: 3 of 6"]
+    }
+    for how in ("md", "table"):
+        lines = leaderboard.render(found, how).splitlines()
+        assert sum("†" in line for line in lines) == 2
+        assert any(line.strip("* ") == "amc, tiny †" for line in lines)
+        assert lines[-1].removeprefix("- ") == "† amc: contaminated: 3 of 6"
+    assert [each["flags"] for each in json.loads(leaderboard.render(found, "json"))].count([]) == 3
+    told = csv.DictReader(io.StringIO(leaderboard.render(found, "csv")))
+    assert sorted(line["flags"] for line in told) == ["", "", "", "contaminated: 3 of 6"]
+
+
 def test_runs_come_in_pages(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(5):
         matrix.add("grpo", seed, {"countdown": draw(seed, 0.5)})
@@ -201,6 +222,17 @@ def test_other_problems_are_refused(matrix: Matrix) -> None:
         matrix.rows()
 
 
+def test_each_task_has_its_own_k(matrix: Matrix) -> None:
+    for method in ("grpo", "clip_b"):
+        matrix.add(method, 0, {"countdown": draw(0, 0.5), "other": draw(1, 0.5, (6, 8))})
+    found = rows(matrix.uri, "demo", matrix.expected, "grpo", {"countdown": 4, "other": 8})
+    assert {(row.task, row.k) for row in found} == {("countdown", 4), ("other", 8)}
+    header, *body = leaderboard.cells_of(found)
+    assert header[:5] == ["method", "task", "k", "Avg@K", "Pass@k"]
+    assert {tuple(line[1:3]) for line in body} == {("countdown", "4"), ("other", "8")}
+    assert "Pass@8" in leaderboard.cells_of([row for row in found if row.task == "other"])[0]
+
+
 def test_another_number_of_samples_is_refused(matrix: Matrix) -> None:
     matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
     matrix.add("grpo", 1, {"countdown": draw(0, 0.5, (6, 8))})
@@ -212,10 +244,10 @@ def test_a_store_or_an_experiment_that_is_missing_is_one_sentence(tmp_path: Path
     expected = [Expected("grpo", "countdown", ["countdown"], "tiny", 0, "0123456789ab")]
     missing = f"sqlite:///{tmp_path / 'nowhere' / 'mlflow.db'}"
     with pytest.raises(UserError, match=r"there is no MLflow store at .*nowhere/mlflow.db; `entrobench run`"):
-        rows(missing, "demo", expected, "grpo", 4)
+        rows(missing, "demo", expected, "grpo", {"countdown": 4})
     assert not (tmp_path / "nowhere").exists()
     with pytest.raises(UserError, match=r"has no experiment 'demo'; `entrobench run`"):
-        rows(mlflow_uri, "demo", expected, "grpo", 4)
+        rows(mlflow_uri, "demo", expected, "grpo", {"countdown": 4})
 
 
 def test_a_run_without_its_evaluation_is_one_sentence(matrix: Matrix) -> None:

@@ -65,8 +65,7 @@ def write(config: Config, cells: Sequence[Cell], rows: Sequence[Row]) -> Path:
     if not done:
         raise UserError(f"no cell of {config.name!r} is done yet; `entrobench run {config.name}` runs them")
     plots = {}
-    for task in sorted({row.task for row in rows}):
-        k = config.eval.k
+    for task, k in sorted({(row.task, row.k) for row in rows}):
         plots[f"pass_at_{k}-{task}"] = plot(
             series(done, f"eval/{task}/pass@{k}"), f"Pass@{k} on {task}, {config.eval.split} problems", f"Pass@{k}"
         )

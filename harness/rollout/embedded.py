@@ -20,11 +20,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from harness.batch import Rollout
 from harness.config import UserError, at_least, one_of
+from harness.shape import ARCHITECTURES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # one table of frequencies, whatever the length
 COMPACT_BELOW = 0.75  # share of sequences still going at which the others' place is given up
 TURNED = re.compile(r"\.[qk]_(proj|norm)\.")  # weights whose rows rotary embedding turns

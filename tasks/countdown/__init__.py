@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, combinations_with_replacement
@@ -19,8 +19,8 @@ from math import comb
 from operator import add, mul, sub
 from typing import ClassVar
 
-from harness.config import UserError, one_of
-from tasks.task import SPLITS, Problem, Verdict
+from harness.config import UserError
+from tasks.task import SPLITS, Problem, Verdict, check_split
 
 Numbers = tuple[int, ...]  # in ascending order
 
@@ -39,6 +39,7 @@ class Countdown:
     """Arithmetic puzzles, made here: reach a target from given numbers."""
 
     name: ClassVar[str] = "countdown"
+    splits: ClassVar[tuple[str, ...]] = SPLITS
 
     count: int = 3  # numbers given
     largest: int = 12  # of them, from 1
@@ -51,8 +52,11 @@ class Countdown:
 
     def problems(self, split: str) -> list[Problem]:
         """All problems where the multisets of numbers are few, else those of a seeded draw of 1,000 multisets."""
-        one_of("split", split, SPLITS)
+        check_split(self, split)
         return [problem(*key) for key in keys(self, split)]
+
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        return [self.verdict(problem, response) for problem, response in pairs]
 
     def verdict(self, problem: Problem, response: str) -> Verdict:
         """RIGHT if the last box holds an expression of the target's value that uses each number exactly once."""

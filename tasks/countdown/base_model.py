@@ -14,11 +14,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 import tasks
-from tasks.countdown import BOX, Countdown, examples
-from tasks.countdown.recipe import Recipe
+from tasks.countdown import Countdown, examples
+from tasks.countdown.recipe import CHARACTERS, END, PAD, Recipe, words
 
-PAD, END = "<pad>", "<eos>"
-CHARACTERS = "0123456789+-*()=: }"
 BYTE_LEVEL_SPACE = "\u0120"
 LONGEST = 256  # tokens of a prompt with its response
 WEIGHT_DECAY = 0.01
@@ -37,7 +35,7 @@ def tokenizer(task: Countdown) -> Qwen2Tokenizer:
     encoder = Qwen2Tokenizer(
         vocabulary, merges=[], unk_token=None, pad_token=PAD, eos_token=END, model_max_length=LONGEST
     )
-    encoder.add_tokens([BOX, *map(str, range(10, max(task.largest, task.target) + 1))])
+    encoder.add_tokens(words(task))
     return encoder
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.config import UserError, at_least, one_of
+from harness.shape import Shape
+from tasks.countdown import BOX, Countdown
 
 VERSION = 1  # of what build() makes of a recipe: another one makes new models
+PAD, END = "<pad>", "<eos>"
+CHARACTERS = "0123456789+-*()=: }"
 
 
 @dataclass(frozen=True)
@@ -36,3 +40,21 @@ class Recipe:
             )
         if not 0 <= self.solving <= 1:
             raise UserError(f"recipe.solving is {self.solving}; allowed: 0 to 1")
+
+    def shape(self, task: Countdown) -> Shape:
+        return Shape(
+            architecture="qwen2",
+            vocabulary=2 + len(CHARACTERS) + len(words(task)),
+            hidden=self.hidden,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.heads,
+            head_dim=self.hidden // self.heads,
+            mlp=self.mlp * self.hidden,
+            qkv_bias=True,
+        )
+
+
+def words(task: Countdown) -> list[str]:
+    """The tokens that are more than a character: the opening of the box, and each number that can occur."""
+    return [BOX, *map(str, range(10, max(task.largest, task.target) + 1))]

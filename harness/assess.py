@@ -1,0 +1,177 @@
+"""Avg@K and Pass@K of any model, without training; what was sampled is kept with its verdicts, never sampled again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+import tasks
+from harness import files, registry
+from harness.batch import Rollout
+from harness.cell import device_of
+from harness.config import Config, Verify, at_least
+from harness.evaluate import Evaluation, Sampler, evaluate
+from harness.leaderboard import shown
+from harness.models import Model
+from harness.policy import context_of, load_model
+from harness.rendering import instructed
+from harness.rollout.embedded import EmbeddedEngine
+from harness.statistics import Estimate, mean_interval
+from tasks import Task
+from tasks.scoring import powers_of_two
+
+MOST_TOGETHER = 512  # sequences that are decoded side by side
+PROMPT = 2048  # tokens that a prompt is thought to have when memory is shared out
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line says; None: what the task's own file says."""
+
+    samples: int | None = None
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+    problems: int | None = None  # None: all
+    seed: int = 0
+    beyond_context: bool = False
+
+    def __post_init__(self) -> None:
+        whole = {"--samples": self.samples, "--problems": self.problems, "--max-new-tokens": self.max_new_tokens}
+        at_least(1, **whole)
+        at_least(0, **{"--temperature": self.temperature})
+
+    def of(self, task: Task) -> dict[str, Any]:
+        """The sampling of a task."""
+        said = tasks.settings(task)
+        generation = said["generation_kwargs"]
+        return {
+            "split": said["test_split"],
+            "samples": self.samples or said["repeats"],
+            "temperature": generation["temperature"] if self.temperature is None else self.temperature,
+            "max_new_tokens": self.max_new_tokens or generation["max_gen_toks"],
+        }
+
+
+@dataclass(frozen=True)
+class Assessment:
+    evaluation: Evaluation
+    settings: dict[str, Any]
+    folder: Path
+    notes: list[str]
+
+    def avg(self) -> Estimate:
+        """Over all samples, with an interval over problems."""
+        return mean_interval(np.array(self.evaluation.right, dtype=float).mean(axis=1))
+
+    def record(self) -> dict[str, Any]:
+        kept = {key: value for key, value in vars(self.evaluation).items() if key != "samples"}
+        return {**kept, "settings": self.settings, "notes": self.notes, "folder": self.folder.name}
+
+
+class EngineOnDemand:
+    """An engine whose weights are not read before something is sampled: all may have been kept."""
+
+    def __init__(self, folder: Path, eos: int, budget: int) -> None:
+        self.folder, self.eos, self.budget = folder, eos, budget
+
+    @cached_property
+    def engine(self) -> EmbeddedEngine:
+        device, dtype = device_of(Config())
+        model = load_model(self.folder, dtype)
+        engine = EmbeddedEngine(self.eos, device, dtype, side_by_side(model.config, device, dtype, self.budget))
+        engine.load(model)
+        return engine
+
+    def load(self, model: PreTrainedModel) -> None:
+        raise NotImplementedError("these weights are those of a folder")
+
+    def generate(self, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:
+        return self.engine.generate(prompts, n, **settings)
+
+
+def side_by_side(config: Any, device: str, dtype: torch.dtype, budget: int) -> int:
+    """Sequences whose keys and values fill half of the memory; of all memory, since what is free varies by the run."""
+    heads = config.num_key_value_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    each = 2 * config.num_hidden_layers * heads * size * dtype.itemsize * (PROMPT + budget)
+    total = (
+        torch.cuda.get_device_properties(0).total_memory
+        if device == "cuda"
+        else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    )
+    return int(min(max(total // 2 // each, 1), MOST_TOGETHER))
+
+
+def fingerprint(folder: Path) -> list[list[Any]]:
+    """Changes whenever the files of a model do: a path alone may hold another model tomorrow."""
+    found = sorted(path for path in folder.iterdir() if path.is_file())
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in found]
+
+
+def assess(
+    model: Model, asked: Sequence[Task], wanted: Wanted, out: Path, say: Callable[[str], None]
+) -> list[Assessment]:
+    asked = [instructed(task, model.chat) for task in asked]
+    folder = model.folder(say=say)
+    disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    context = None if wanted.beyond_context else context_of(AutoConfig.from_pretrained(folder))
+    sampling = [wanted.of(task) for task in asked]
+    engine = EngineOnDemand(folder, tokenizer.eos_token_id, max(each["max_new_tokens"] for each in sampling))
+    found = []
+    for task, settings in zip(asked, sampling, strict=True):
+        identity = {
+            "model": model.identity(),
+            "files": fingerprint(folder),
+            "task": registry.identity(task),
+            "seed": wanted.seed,
+            **settings,
+        }
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+        kept = out / f"{task.name}-{key}"
+        files.write_json(kept / "settings.json", identity)
+
+        def heard(done: int, of: int, name: str = task.name) -> None:
+            say(f"{name}: {done} of {of} problems sampled")
+
+        sampler = Sampler(engine, tokenizer, wanted.seed, model.chat, context, kept / "samples", heard)
+        evaluation = evaluate(task, sampler, problems=wanted.problems, max_failures=Verify().max_failures, **settings)
+        notes = sampler.notes([record["prompt"] for record in evaluation.samples])
+        found.append(Assessment(evaluation, settings, kept, notes))
+    record = {"model": model.name, "identity": model.identity(), "tasks": [each.record() for each in found]}
+    files.write_json(out / "results.json", record)
+    return found
+
+
+def show(console: Console, found: Sequence[Assessment]) -> None:
+    """A line for each task; what only some of them have is empty for the others."""
+    rows = [(each.evaluation, each.evaluation.metrics, each.settings["samples"]) for each in found]
+    ks = [k for k in powers_of_two(max(samples for _, _, samples in rows)) if k > 1]
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for column in ("task", "problems", "K", "Avg@K", *(f"Pass@{k}" for k in ks), "maj@K", "truncated", "length"):
+        table.add_column(column, justify="left" if column == "task" else "right", no_wrap=True)
+    for each, (evaluation, metrics, samples) in zip(found, rows, strict=True):
+        counts = (str(len(evaluation.problems)), str(samples))
+        passes = (f"{metrics[f'pass@{k}']:.3f}" if k <= samples else "" for k in ks)
+        rest = (f"{metrics[f'maj@{samples}']:.3f}", f"{metrics['truncated']:.1%}", f"{metrics['length']:.0f}")
+        table.add_row(evaluation.task, *counts, shown(each.avg()), *passes, *rest)
+    console.print(table, crop=False)
+    console.print("±: 95 % interval over problems, of one model and one seed; Pass@1 is Avg@K; length is in tokens.")
+    for each in found:
+        verdicts = sorted(each.evaluation.verdicts.items(), key=lambda item: -item[1])
+        console.print(f"{each.evaluation.task}: {', '.join(f'{number:,} {verdict}' for verdict, number in verdicts)}")
+        for note in each.evaluation.flags + each.notes:
+            console.print(f"[yellow]{each.evaluation.task}:[/] {note}")

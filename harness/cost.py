@@ -1,0 +1,210 @@
+"""The cost of a cell by closed forms: responses and tokens, bytes, and a rough time; without torch, network or data.
+
+docs/paper.md explains the formulas. Numbers that are fixed by code which needs torch stand here again, and tests hold
+the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import tasks
+from harness import data
+from harness.config import Config
+from harness.shape import Shape
+
+FLOAT = 4  # bytes of float32, in which master weights, gradients, moments and statistics are kept
+
+SEQUENCES = 512  # that the embedded engine decodes at once
+LOGITS = 2**25  # that the token statistics hold at once
+LOGIT_COPIES = 6  # of them in float32, at the peak of a backward pass through logp and entropy (measured)
+COLUMNS = 64  # bytes of ids, statistics and weights of each token of a rollout batch
+
+UNKNOWN_SET = 17_000  # problems of DAPO-Math-17k, the only set whose size depends on the copy, while it is not prepared
+
+
+# Responses
+
+
+@dataclass(frozen=True)
+class Asked:
+    """So many responses to each of so many problems."""
+
+    problems: int
+    samples: int
+    known: bool = True  # False: the number of problems is assumed
+
+    @property
+    def responses(self) -> int:
+        return self.problems * self.samples
+
+
+def trained(config: Config) -> Asked:
+    """In one step."""
+    return Asked(config.train.prompts, config.train.group)
+
+
+def scored(config: Config) -> dict[str, Asked]:
+    """In one evaluation, by task."""
+    found = {}
+    for spec in config.eval.tasks or config.tasks:
+        task = tasks.build(spec)
+        settings = config.eval.of(task.name)
+        number, known = (settings.problems, True) if settings.problems else number_of(task, settings.split)
+        found[task.name] = Asked(number, settings.samples, known)
+    return found
+
+
+def evaluations(config: Config) -> int:
+    """How often a cell evaluates."""
+    every, steps = config.eval.every, config.train.steps
+    return len({0, steps, *(range(every, steps, every) if every else ())})
+
+
+def filtered(config: Config) -> dict[str, Asked]:
+    """What the difficulty filter asks each model, once for all cells, by task."""
+    given = config.train.filter
+    if given is None:
+        return {}
+    found = {}
+    for spec in config.tasks:
+        task = tasks.build(spec)
+        number, known = number_of(task, "train")
+        found[task.name] = Asked(number, given.n, known)
+    return found
+
+
+def number_of(task: tasks.Task, split: str) -> tuple[int, bool]:
+    """The problems of a split at most, and whether that is known or assumed."""
+    if task.name not in data.SETS:
+        return len(task.problems(split)), True
+    card = data.find_card(task.name)
+    part = "test" if split == "test" else "train"  # of which validation is a part
+    stated = card["problems"].get(part) if card else data.SETS[task.name].splits[part].problems
+    return (stated, True) if stated else (UNKNOWN_SET, False)
+
+
+def longest(config: Config) -> int:
+    """Tokens of a prompt with its response; of the response alone where prompts have no limit."""
+    return (config.rollout.max_prompt_tokens or 0) + config.rollout.max_new_tokens
+
+
+# Bytes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the device of a cell. Training and generation take turns, so that the larger of them counts."""
+
+    training: dict[str, int]
+    generation: dict[str, int]
+
+    @property
+    def peak(self) -> int:
+        return max(sum(self.training.values()), sum(self.generation.values()))
+
+
+def width(config: Config, kind: str) -> int:
+    """Bytes of the compute type on a device of this kind."""
+    dtype = config.train.dtype
+    return 4 if dtype == "float32" or (dtype == "auto" and kind == "cpu") else 2
+
+
+def activations(shape: Shape, size: int) -> int:
+    """Bytes that torch keeps of one token for the backward pass.
+
+    A layer keeps, of each of its two norms, input and scaled input in float32, and their casts for each of five
+    projections or (in float32) the two results; queries, keys, values and what attention reads; four vectors of the
+    feed-forward width; a number for each head and each norm. Norms of queries and keys keep theirs. At the end: the
+    last norm's input, scaled input and result.
+    """
+    heads = shape.queries + shape.keys
+    layer = (16 + (2 * FLOAT if size == FLOAT else 5 * size)) * shape.hidden + 2 * FLOAT
+    layer += size * (4 * shape.mlp + 2 * heads) + FLOAT * shape.heads
+    if shape.qk_norm:
+        layer += (FLOAT + size) * heads + FLOAT * (shape.heads + shape.kv_heads)
+    return shape.layers * layer + 3 * FLOAT * shape.hidden + FLOAT
+
+
+def cached(shape: Shape, size: int) -> int:
+    """Bytes of one token's keys and values."""
+    return 2 * shape.layers * shape.keys * size
+
+
+def memory(shape: Shape, config: Config, needs: frozenset[str], size: int) -> Memory:
+    """For a method with these needs, at so many bytes of the compute type."""
+    critic = shape.critic if "values" in needs else 0
+    reference = shape.parameters if "ref_logp" in needs else 0
+    held = {
+        "weights": FLOAT * (shape.parameters + critic + reference),
+        "AdamW": 2 * FLOAT * (shape.parameters + critic),
+        "engine": size * shape.parameters,
+    }
+    batch = trained(config).responses * longest(config)
+    together = min(max(config.hardware.micro_tokens, longest(config)), batch // config.train.updates)
+    decoded = min(SEQUENCES, max(asked.responses for asked in (trained(config), *scored(config).values())))
+    return Memory(
+        training={
+            **held,
+            "gradients": FLOAT * max(shape.parameters, critic),  # the critic's turn comes after the policy's
+            "casts": 0 if size == FLOAT else size * (shape.body + shape.embedding),
+            "activations": together * activations(shape, size),
+            "logits": LOGIT_COPIES * FLOAT * min(LOGITS, together * shape.vocabulary),
+            "batch": COLUMNS * batch,
+        },
+        generation={
+            **held,
+            "KV cache": decoded * longest(config) * cached(shape, size),
+            "sampling": decoded * shape.vocabulary * (size + 20),  # logits; a float32 and two float64 copies
+        },
+    )
+
+
+def on_disk(shape: Shape, config: Config, needs: frozenset[str]) -> tuple[int, int]:
+    """Bytes of a checkpoint, and of all that a finished cell leaves."""
+    critic = shape.critic if "values" in needs else 0
+    checkpoint = 3 * FLOAT * (shape.parameters + critic)
+    return checkpoint, checkpoint + FLOAT * shape.parameters * config.checkpoint.save_model
+
+
+# Time, where nothing has been measured
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Assumed, and nothing more."""
+
+    flops: float  # a second, in matrix products
+    bandwidth: float  # bytes a second
+    layer: float  # seconds that a layer takes in a decoding step however small it is
+    of: str
+
+
+SPEEDS = {
+    "cuda": Speed(2e14, 1.5e12, 1e-4, "a GPU of the H100 class"),
+    "cpu": Speed(2e10, 5e9, 1e-4, "a CPU core"),
+}
+
+
+def generating(shape: Shape, responses: int, config: Config, size: int, speed: Speed) -> float:
+    """Seconds: a decoding step reads all weights and the cache of all sequences, half full on average."""
+    decoded = min(responses, SEQUENCES)
+    half = (config.rollout.max_prompt_tokens or 0) + config.rollout.max_new_tokens / 2
+    read = size * shape.parameters + decoded * half * cached(shape, size)
+    step = shape.layers * speed.layer + read / speed.bandwidth + 2 * decoded * shape.parameters / speed.flops
+    return ceil(responses / decoded) * config.rollout.max_new_tokens * step
+
+
+def updating(shape: Shape, config: Config, needs: frozenset[str], speed: Speed) -> float:
+    """Seconds of one step's passes: two operations a weight and token forward, four backward."""
+    passes = 2 + 6 * config.train.epochs
+    operations = (passes + 2 * ("ref_logp" in needs)) * shape.parameters + passes * ("values" in needs) * shape.critic
+    return trained(config).responses * longest(config) * operations / speed.flops
+
+
+def seconds(shape: Shape, config: Config, needs: frozenset[str], size: int, speed: Speed) -> float:
+    """Of a cell in which every response is as long as it may be; the filter, which cells share, apart."""
+    step = generating(shape, trained(config).responses, config, size, speed) + updating(shape, config, needs, speed)
+    evaluation = sum(generating(shape, asked.responses, config, size, speed) for asked in scored(config).values())
+    return config.train.steps * step + evaluations(config) * evaluation

@@ -1,0 +1,175 @@
+"""Which problems a cell trains on: those whose prompts are short enough and which the model solves sometimes.
+
+How often the model before training solves a problem is measured once for everyone: the counts are kept in the cache
+by the model, the problems as the model sees them, and the sampling. The bounds choose among them afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from harness import files, registry, seeds
+from harness.config import Filter, RolloutConfig, UserError
+from harness.rendering import PLAIN, Chat, render
+from harness.verify import check_failures
+from tasks.task import Problem, Task, Verdict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from harness.rollout import Engine
+
+VERSION = 1  # of how pass rates are measured: another one measures again
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The problems that a cell trains on, and how they came about."""
+
+    problems: list[Problem]
+    record: dict[str, float]  # logged before the first step
+
+
+@dataclass(frozen=True)
+class Asker:
+    """The model before training, and how it is asked."""
+
+    model: dict[str, Any]  # its identity
+    task: Task
+    engine: Engine  # with the model's weights
+    tokenizer: PreTrainedTokenizerBase
+    rollout: RolloutConfig
+    max_failures: float  # share of answers that the verifier may fail on
+    chat: Chat = PLAIN
+
+    def prompt(self, problem: Problem) -> list[int]:
+        return render(self.tokenizer, problem.prompt, self.chat)
+
+    def identity(self, prompts: Mapping[Problem, list[int]], n: int) -> dict[str, Any]:
+        """All that decides how often a problem is solved."""
+        seen = [[problem.id, prompt, problem.answer] for problem, prompt in prompts.items()]
+        return {
+            "version": VERSION,
+            "model": self.model,
+            "task": registry.identity(self.task),
+            "problems": digest(seen),
+            "sampling": [n, self.rollout.temperature, self.rollout.max_new_tokens],
+        }
+
+    def right(self, prompts: Mapping[Problem, list[int]], n: int, key: str) -> list[int]:
+        """How many of n responses to each problem are right; the same whatever else is asked beside it."""
+        groups = self.engine.generate(
+            list(prompts.values()),
+            n,
+            seeds=[seeds.derive("filter", key, problem.id) for problem in prompts],
+            temperature=self.rollout.temperature,
+            max_new_tokens=self.rollout.max_new_tokens,
+        )
+        texts = self.tokenizer.batch_decode([r.response for g in groups for r in g], skip_special_tokens=True)
+        asked = [problem for problem in prompts for _ in range(n)]
+        verdicts = self.task.verdicts(list(zip(asked, texts, strict=True)))
+        check_failures(verdicts, self.max_failures)
+        return [verdicts[start : start + n].count(Verdict.RIGHT) for start in range(0, len(verdicts), n)]
+
+
+def pool(asker: Asker, given: Filter | None, cache: Path, at_once: int, say: Say) -> Pool:
+    """The training problems of the asker's task that are neither too long nor, where a filter is given, too hard or
+    too easy; those that are not in the cache are asked `at_once` at a time."""
+    problems, longest = asker.task.problems("train"), asker.rollout.max_prompt_tokens
+    record = {"given": len(problems)}
+    if given is not None or longest is not None:
+        prompts = {problem: asker.prompt(problem) for problem in problems}
+    if longest is not None:
+        problems = [problem for problem in problems if len(prompts[problem]) <= longest]
+        record["too_long"] = len(prompts) - len(problems)
+    if given is not None:
+        prompts = {problem: prompts[problem] for problem in problems}
+        identity = asker.identity(prompts, given.n)
+        key = digest(identity)[:12]
+
+        def right(batch: Sequence[Problem]) -> list[int]:
+            return asker.right({problem: prompts[problem] for problem in batch}, given.n, key)
+
+        path = cache / "filters" / f"{asker.task.name}-{key}.json"
+        found = measured(path, identity, problems, right, at_once, say)
+        fewest, most = given.bounds()
+        record["too_hard"] = sum(found[problem.id] < fewest for problem in problems)
+        record["too_easy"] = sum(found[problem.id] > most for problem in problems)
+        problems = [problem for problem in problems if fewest <= found[problem.id] <= most]
+    record["kept"] = len(problems)
+    summary = ", ".join(f"{number:,} {what.replace('_', ' ')}" for what, number in record.items())
+    if not problems:
+        raise UserError(
+            f"no problem of {asker.task.name} is left to train on ({summary}); allowed: a wider train.filter or a "
+            "larger rollout.max_prompt_tokens"
+        )
+    say(f"training problems: {summary}")
+    return Pool(problems, {f"problems/{what}": float(number) for what, number in record.items()})
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def measured(
+    path: Path,
+    identity: dict[str, Any],
+    problems: Sequence[Problem],
+    right: Callable[[Sequence[Problem]], list[int]],
+    at_once: int,
+    say: Say,
+) -> dict[str, int]:
+    """How many responses to each problem, by its id, are right. Kept batch by batch, so that a killed process costs
+    one batch; made by whoever comes first while others wait."""
+    assert len({problem.id for problem in problems}) == len(problems)
+    found = counts(path)
+    if len(found) == len(problems):
+        return found
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the cache {path.parent} cannot be written ({error.strerror}); set ENTROBENCH_CACHE"
+        ) from error
+    with exclusive(path.with_suffix(".lock"), say):
+        found = counts(path)
+        todo = [problem for problem in problems if problem.id not in found]
+        started = time.monotonic()
+        for start in range(0, len(todo), at_once):
+            batch = todo[start : start + at_once]
+            found |= dict(zip((problem.id for problem in batch), right(batch), strict=True))
+            files.write_json(path, {"identity": identity, "right": found})
+            done = start + len(batch)
+            left = (time.monotonic() - started) / done * (len(todo) - done)
+            say(f"difficulty filter: {len(found):,} of {len(problems):,} problems asked, {ceil(left / 60)} min left")
+    return found
+
+
+def counts(path: Path) -> dict[str, int]:
+    return dict(files.read_json(path)["right"]) if path.exists() else {}
+
+
+@contextmanager
+def exclusive(path: Path, say: Say) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say("waiting for another process, which measures the difficulty of the same problems")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

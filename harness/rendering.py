@@ -1,0 +1,57 @@
+"""From a problem to the tokens that a model is given: the one way, in training, filtering and evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tasks.task import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Chat:
+    """How a model is spoken to, where neither its tokenizer nor the task is to decide."""
+
+    system: str | None = None  # the system prompt
+    instruction: str | None = None  # in place of the one that a task ends its problems with
+    template: str | None = None  # a Jinja chat template in place of the tokenizer's; empty: plain text
+    template_options: dict[str, Any] = field(default_factory=dict)  # of the template, such as enable_thinking: false
+
+    def identity(self) -> dict[str, Any]:
+        """What is said, without what is left to the others."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value not in (None, {})}
+
+
+PLAIN = Chat()
+
+
+def instructed(task: Task, chat: Chat) -> Task:
+    """The task with the model's instruction; a task that gives no instruction, such as Countdown, stays without."""
+    if chat.instruction is None or not getattr(task, "instruction", ""):
+        return task
+    changed: Any = task
+    return dataclasses.replace(changed, instruction=chat.instruction)
+
+
+def render(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: Chat = PLAIN) -> list[int]:
+    """The tokens of a problem's prompt, in the chat template of the model if it has one."""
+    template = getattr(tokenizer, "chat_template", None) if chat.template is None else chat.template
+    silent = {"verbose": False}  # on length: whoever samples knows better how much room there is
+    if not template:
+        return list(tokenizer(f"{chat.system}\n\n{prompt}" if chat.system else prompt, **silent)["input_ids"])
+    messages = [{"role": "system", "content": chat.system}] if chat.system else []
+    messages.append({"role": "user", "content": prompt})
+    return list(
+        tokenizer.apply_chat_template(
+            messages,
+            chat_template=template,
+            add_generation_prompt=True,
+            return_dict=False,
+            tokenizer_kwargs=silent,
+            **chat.template_options,
+        )
+    )

@@ -1,0 +1,92 @@
+"""The shape of a decoder, from which its size follows by closed forms; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.config import UserError, at_least
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")  # model_type of those that the embedded engine decodes
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama-shaped decoder: RMSNorm, gated feed-forward layers, grouped attention, no bias but that of q, k and v."""
+
+    architecture: str  # the model_type of its config.json
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int  # width of the feed-forward layers
+    tied: bool = False  # the head is the embedding
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+    def __post_init__(self) -> None:
+        counts = ("vocabulary", "hidden", "layers", "heads", "kv_heads", "head_dim", "mlp")
+        at_least(1, **{f"shape.{key}": getattr(self, key) for key in counts})
+        if self.heads % self.kv_heads:
+            raise UserError(f"shape.kv_heads is {self.kv_heads}; it must divide shape.heads ({self.heads})")
+
+    @property
+    def queries(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of the keys, and of the values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def embedding(self) -> int:
+        return self.vocabulary * self.hidden
+
+    @property
+    def body(self) -> int:
+        """Parameters between the embedding and the head."""
+        attention = 2 * self.hidden * (self.queries + self.keys)
+        biases = self.qkv_bias * (self.queries + 2 * self.keys)
+        norms = 2 * self.hidden + self.qk_norm * 2 * self.head_dim
+        return self.layers * (attention + biases + 3 * self.hidden * self.mlp + norms) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.body + self.embedding * (1 if self.tied else 2)
+
+    @property
+    def critic(self) -> int:
+        """Parameters of a critic: the model with one value in place of the head."""
+        return self.body + self.embedding + self.hidden + 1
+
+
+def of_config(given: Mapping[str, Any]) -> Shape | None:
+    """What a model's config.json says; None where it does not say it in the terms of such decoders."""
+    needed = (
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+    )
+    if any(given.get(key) is None for key in needed):
+        return None
+    heads = given["num_attention_heads"]
+    return Shape(
+        architecture=given["model_type"],
+        vocabulary=given["vocab_size"],
+        hidden=given["hidden_size"],
+        layers=given["num_hidden_layers"],
+        heads=heads,
+        kv_heads=given.get("num_key_value_heads") or heads,
+        head_dim=given.get("head_dim") or given["hidden_size"] // heads,
+        mlp=given["intermediate_size"],
+        tied=bool(given.get("tie_word_embeddings")),
+        qkv_bias=given["model_type"] == "qwen2" or bool(given.get("attention_bias") or given.get("qkv_bias")),
+        qk_norm=given["model_type"] == "qwen3",
+    )

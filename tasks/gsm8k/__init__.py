@@ -1,0 +1,11 @@
+from typing import ClassVar
+
+from tasks.math import Trained
+from tasks.task import SPLITS
+
+
+class GSM8K(Trained):
+    """GSM8K: school mathematics in words; 7,473 problems for training and validation, 1,319 for testing."""
+
+    name: ClassVar[str] = "gsm8k"
+    splits: ClassVar[tuple[str, ...]] = SPLITS

@@ -1,0 +1,55 @@
+"""What the mathematical tasks share: a data set of problems, an instruction, and verdicts on the answer in the box."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tasks.task import Problem, Verdict, check_split
+
+INSTRUCTION = r"Reason step by step, and give the final answer inside \boxed{}."
+HELD_OUT = 50  # where there is a training set, one problem in so many is for validation
+
+
+@dataclass(frozen=True)
+class Math:
+    """The name of a subclass is that of its data set, unless it says otherwise."""
+
+    name: ClassVar[str]
+    splits: ClassVar[tuple[str, ...]] = ("test",)
+
+    instruction: str = INSTRUCTION  # after each problem; empty: nothing
+
+    def problems(self, split: str) -> list[Problem]:
+        check_split(self, split)
+        return [Problem(row["id"], self.prompt(row["problem"]), row["answer"]) for row in self.rows(split)]
+
+    def prompt(self, problem: str) -> str:
+        return f"{problem}\n\n{self.instruction}" if self.instruction else problem
+
+    def rows(self, split: str) -> list[dict[str, str]]:
+        from harness import data
+
+        return data.rows(self.name, split)
+
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        from harness import verify
+
+        return verify.shared().verdicts([(problem.answer, response) for problem, response in pairs])
+
+
+class Trained(Math):
+    """With a training set, of which a part that depends on each problem's text alone is held out."""
+
+    splits: ClassVar[tuple[str, ...]] = ("train", "validation")
+
+    def rows(self, split: str) -> list[dict[str, str]]:
+        if split == "test":
+            return super().rows(split)
+        return [row for row in super().rows("train") if held_out(row["problem"]) == (split == "validation")]
+
+
+def held_out(problem: str) -> bool:
+    return int.from_bytes(hashlib.sha256(problem.encode()).digest()[:8]) % HELD_OUT == 0

@@ -1,0 +1,297 @@
+r"""What a fair grader says: gold answer, output of a model, verdict. Verdicts were written before the code was asked.
+
+`IN_THE_BOX` gives what stands in the box of an output, for each gold answer by verdict; `OUTPUTS` whole outputs.
+"""
+# ruff: noqa: RUF001  letters that look like others are what it is about
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tasks.task import Verdict
+
+R, W, U = Verdict.RIGHT, Verdict.WRONG, Verdict.UNPARSED
+
+# fmt: off
+IN_THE_BOX: list[tuple[str, dict[Verdict, list[str]]]] = [
+    # Integers: zeros, signs, separators
+    ("25", {R: ["25", "025", "0025", "+25", "25.", "25.0", "25.00", " 25 ", "{25}", "$25$", r"\(25\)", "25,"]}),
+    ("25", {W: ["52", "-25", "2.5", "250", "25.5", "205", "24", "26", "25.01", "0.25", r"25\%1"]}),
+    ("025", {R: ["25", "025", "0025"], W: ["52", "250"]}),
+    ("0", {R: ["0", "00", "-0", "+0", "0.0", r"\frac{0}{5}", "1-1"], W: ["1", "10", r"\emptyset", "-1"]}),
+    ("0", {R: [r"\sqrt{2}\cdot\sqrt{2}-2", r"\sqrt{3+2\sqrt{2}}-1-\sqrt{2}", r"\sin\pi"], W: ["10^{-5}", "0.0001"]}),
+    ("-3", {R: ["-3", "- 3", "−3", "–3", "-03", r"\text{-3}", "-3.0", "2-5"], W: ["3", "+3", "-30", "|-3|"]}),
+    ("1234", {R: ["1234", "1,234", "1{,}234", r"1\,234", r"1,\!234", "1 234", "01234", "1234.0"]}),
+    ("1234", {W: ["1.234", "12,34", "234", "1, 234", r"1,\,234"]}),
+    ("1000000", {R: ["1,000,000", "10^6", "1000000", r"1 \text{ million}", r"1\times10^6", "1 million"]}),
+    ("1000000", {R: ["10^{3}\\cdot 10^3"]}),
+    ("1000000", {W: ["100,000", "10^5", "1,000", r"1 \text{ thousand}"]}),
+    ("12345678901234567890", {R: ["12345678901234567890", "12,345,678,901,234,567,890"]}),
+    ("12345678901234567890", {W: ["12345678901234567891"]}),
+    # Integers that are written as something to work out
+    ("12", {R: [r"\frac{24}{2}", "3\\cdot 4", r"3 \times 4", "2(6)", "(3)(4)", "24/2", r"\sqrt{144}", "3!+6"]}),
+    ("12", {R: ["x=12", "12=12"]}),
+    ("12", {R: [r"\left(12\right)", r"\dfrac{36}{3}", "2^2 \\cdot 3", r"\binom{12}{1}", r"\lfloor 12.7 \rfloor"]}),
+    ("12", {R: [r"N = 12"]}),
+    ("12", {U: ["3 4", "1 2"], W: ["2(5)", "(6)(6)", "x=21", "12x", "12=x+1", r"12\pi", "12i", r"\frac{12}{5}"]}),
+    ("5", {R: ["x = 5", "n=5", r"m+n = 5", r"f(2)=5", r"\boxed{5}", "5=5", "=5", "2+3=5"]}),
+    ("5", {W: ["5=6", "x=-5", "5x=1"]}),
+    # Units, degrees, currencies
+    ("336", {R: [r"336^\circ", r"336^{\circ}", "336°", r"336 \text{ degrees}", "336 degrees", r"336^\circ."]}),
+    ("336", {W: [r"33^\circ"]}),
+    (r"336^\circ", {R: ["336", r"336^{\circ}", "336°"], W: ["335", r"36^\circ"]}),
+    (r"90^\circ", {R: ["90", r"90^{\circ}", "90 degrees", r"90\text{ degrees}", r"90\degree"]}),
+    (r"90^\circ", {W: [r"\frac{\pi}{4}", "9", "-90"]}),
+    ("864", {R: [r"864 \mbox{ inches}^2", r"864\text{ in}^2", "864 square inches", r"864\,\text{cm}^3"]}),
+    ("864", {R: [r"864~\mathrm{m}", "864cm"]}),
+    ("864", {R: [r"864 \text{ apples}", r"864\text{ km/h}", "864 units"]}),
+    ("864", {W: [r"86 \text{ cm}", r"8.64\text{ m}", "864m^2x"]}),
+    (r"15\mbox{ cm}^2", {R: ["15", r"15 \text{ cm}^2", "15 cm^2", r"15\,\mathrm{cm}^2"], W: ["225", "14"]}),
+    (r"5.4 \text{ cents}", {R: ["5.4", r"5.4\text{ cents}", r"\frac{27}{5}"], W: ["54", "5.5"]}),
+    (r"\$36", {R: ["36", r"\$36", "$36", r"\$36.00", "36 dollars", r"36\text{ dollars}"], W: [r"\$3.6", r"\$63"]}),
+    (r"\$18.90", {R: ["18.90", "18.9", r"\$18.90", r"\$18.9"], W: ["18.09", "1890"]}),
+    (r"\$32,\!348", {R: ["32348", "32,348", r"\$32{,}348"], W: ["32.348", "32349"]}),
+    (r"11,\! 111,\! 111,\! 100", {R: ["11111111100", "11,111,111,100"], W: ["1111111100"]}),
+    ("7", {R: ["7个", r"7\text{个}", r"7 \text{ students}", "7 people"], W: ["17个"], U: ["7万"]}),
+    # Fractions and decimals
+    (r"\frac{1}{2}", {R: ["1/2", "0.5", ".5", r"\frac12", r"\dfrac{1}{2}", r"\tfrac12", r"\frac{2}{4}", "0.50"]}),
+    (r"\frac{1}{2}", {R: ["½", "2^{-1}"]}),
+    (r"\frac{1}{2}", {R: [r"\frac 1 2", r"50\%", r"\left(\frac12\right)", "x=\\frac12"]}),
+    (r"\frac{1}{2}", {W: ["2", "1/3", "0.05", "-1/2", "0.51"]}),
+    (r"\frac{1}{3}", {R: ["1/3", "0.333333", "0.3333333333", r"0.\overline{3}", r"\frac{3}{9}"]}),
+    (r"\frac{1}{3}", {W: ["0.33", "0.3", "3", "0.334"]}),
+    (r"\frac{14}{3}", {R: [r"4\frac{2}{3}", "14/3", r"4 \frac{2}{3}", "4 2/3"]}),
+    (r"\frac{14}{3}", {W: [r"\frac{3}{14}", "4.6", r"4\cdot\frac{2}{3}"]}),
+    (r"1\frac{4}{5}", {R: ["1.8", r"\frac{9}{5}", "9/5", "1 4/5"], W: [r"\frac{4}{5}", "0.8", r"1\cdot\frac45"]}),
+    (r"137 \frac{1}{2}", {R: ["137.5", r"\frac{275}{2}", r"137\frac12"], W: ["68.5", r"\frac{137}{2}"]}),
+    (r"-\frac{3}{8}", {R: ["-3/8", r"\frac{-3}{8}", r"\frac{3}{-8}", "-0.375", "−3/8"], W: [r"\frac38", "-8/3"]}),
+    (r"-1\frac12", {R: ["-1.5", r"-\frac{3}{2}"], W: ["-0.5", r"-\frac12", "1.5"]}),
+    (r"\frac43", {R: [r"\frac{4}{3}", "4/3", "1.333333"], W: ["43", r"\frac34", "1.33"]}),
+    (r"\frac{270}7\text{ degrees}", {R: [r"\frac{270}{7}", r"\frac{270}{7}^\circ"], W: ["270", "38"]}),
+    ("1.25", {R: ["1.25", "5/4", r"1\frac14", "1.250", r"\frac{5}{4}", r"125\%"], W: ["1.2", "12.5", "1.3"]}),
+    (".35625", {R: ["0.35625", ".35625", r"\frac{57}{160}"], W: ["0.356", "0.36"]}),
+    (".0000672", {R: ["0.0000672", r"6.72 \times 10^{-5}", "6.72e-5"]}),
+    (".0000672", {W: ["0.000067", "0.00006", "0", "0.0000673", "0.000672"]}),
+    ("326.5", {R: ["326.5", "653/2", "326.50"], W: ["326", "327", "326.4"]}),
+    (r"\frac{1}{6}", {R: [r"0.1\overline{6}", "0.166667"], W: ["0.16", "0.1", r"0.\overline{16}"]}),
+    # Percent
+    (r"50\%", {R: ["50%", r"50\%", "50", r"\frac12", "0.5", r"50\text{ percent}", "50 percent"]}),
+    (r"50\%", {W: ["5", r"5\%", "0.05"]}),
+    ("20", {R: [r"20\%"], W: [r"2\%", "0.2"]}),
+    (r"33\frac13\%", {R: [r"33\frac13\%", r"33\frac{1}{3}\%"], W: [r"33\%"]}),
+    # Scientific notation
+    (r"3.2\times10^{5}", {R: ["320000", "320,000", r"3.2 \cdot 10^5", "3.2e5", "3.2E5", r"32\times 10^4"]}),
+    (r"3.2\times10^{5}", {W: ["3.2", r"3.2\times 10^4"]}),
+    (r"1.5\times10^{-3}", {R: ["0.0015", r"\frac{3}{2000}", r"1.5\cdot10^{-3}"], W: ["0.015", r"1.5\times10^{3}"]}),
+    # Surds, powers, constants
+    (r"3\sqrt{13}", {R: [r"3\sqrt{13}", r"\sqrt{117}", r"\sqrt{13}\cdot 3", r"3 \sqrt {13}", "3√13", "10.816654"]}),
+    (r"3\sqrt{13}", {W: [r"\sqrt{39}", "10.8"]}),
+    (r"11\sqrt2", {R: [r"11\sqrt{2}", r"\sqrt{242}", r"\frac{22}{\sqrt{2}}", r"11\cdot\sqrt{2}"]}),
+    (r"11\sqrt2", {W: [r"\sqrt{22}", r"2\sqrt{11}"]}),
+    (r"\frac{\sqrt{3}}{3}", {R: [r"\frac{1}{\sqrt{3}}", r"\frac13\sqrt3", r"\sqrt{1/3}", "3^{-1/2}"]}),
+    (r"\frac{\sqrt{3}}{3}", {W: [r"\frac{\sqrt3}{2}", r"\sqrt3"]}),
+    (r"1+2\sqrt{3}", {R: [r"2\sqrt{3}+1", r"1 + \sqrt{12}", "1+2√3"], W: [r"3\sqrt{3}", r"1-2\sqrt3", r"2+\sqrt3"]}),
+    (r"\sqrt{51}", {R: [r"\sqrt{51}", r"\sqrt 51", "51^{1/2}", "51^{0.5}"], W: ["51", r"\sqrt{15}", "7.14"]}),
+    (r"\sqrt[3]{2}", {R: ["2^{1/3}", r"\sqrt[3]{2}", r"\sqrt[6]{4}"], W: [r"\sqrt{2}", r"3\sqrt{2}"]}),
+    (r"288 \pi", {R: [r"288\pi", "288π", r"\pi\cdot 288", r"\frac{576\pi}{2}", r"288\pi \text{ cm}^3"]}),
+    (r"288 \pi", {W: ["288", r"28\pi", "904"]}),
+    (r"\frac{20000}{\pi}", {R: [r"\frac{20000}{\pi}", r"20000/\pi", "6366.197724"], W: [r"20000\pi", "6366"]}),
+    (r"\pi", {R: [r"\pi", "π", "3.141593", "3.14159265"], W: ["3.14", "3", r"2\pi", r"\frac{22}{7}"]}),
+    ("2^{10}", {R: ["1024", "2^{10}", "4^5", "32^2", r"2^{9}\cdot2"], W: ["20", "2^{9}", "10^2"]}),
+    ("2^{2024}-1", {R: ["2^{2024}-1", r"4^{1012}-1", "-1+2^{2024}"], W: ["2^{2024}", "2^{2024}+1", "2^{2023}-1"]}),
+    (r"\ln 2", {R: [r"\ln 2", r"\ln(2)", r"\frac{1}{2}\ln 4", r"\ln{2}"], W: [r"\ln 3", r"\log_{10} 2", "2"]}),
+    (r"\log_2 3", {R: [r"\log_2 3", r"\log_{2}{3}", r"\frac{\ln 3}{\ln 2}", r"\log_2(3)"], W: [r"\log_3 2", "3"]}),
+    (r"e^2", {R: ["e^2", "e^{2}", r"e\cdot e"], W: ["2e", "e"]}),
+    ("20!", {R: ["20!", "2432902008176640000"], W: ["19!", "20"]}),
+    (r"\binom{10}{3}", {R: ["120", r"\binom{10}{3}", r"\binom{10}{7}", r"\frac{10!}{3!7!}"]}),
+    (r"\binom{10}{3}", {W: ["720", r"\binom{10}{4}"]}),
+    # Complex numbers
+    ("6 - 5i", {R: ["6-5i", "-5i+6", "6 - 5 i"], W: ["6+5i", "5-6i", "6-5"]}),
+    ("1+274i", {R: ["1+274i", "274i+1"], W: ["1-274i", "275", "1+274"]}),
+    # Expressions with variables
+    ("2k+2", {R: ["2k+2", "2(k+1)", "2 + 2k", "2k + 2."], W: ["2k", "2k-2", "4k", "2n+2"]}),
+    ("p - q", {R: ["p-q", "-q+p", "p - q"], W: ["q-p", "p+q"]}),
+    ("x^3+3x-6", {R: ["x^3 + 3x - 6", "-6+3x+x^3", "x(x^2+3)-6", "x³+3x−6"], W: ["x^3+3x+6", "x^3-6"]}),
+    ("(a+5)(b+2)", {R: ["(a+5)(b+2)", "(b+2)(a+5)", "ab+2a+5b+10"], W: ["(a+2)(b+5)", "ab+10"]}),
+    (r"\frac{11+9a}{20}", {R: [r"\frac{9a+11}{20}", "(11+9a)/20", r"\frac{11}{20}+\frac{9}{20}a"]}),
+    (r"\frac{11+9a}{20}", {W: [r"\frac{11a+9}{20}"]}),
+    ("6r^2-4r-24", {R: ["6r^2 - 4r - 24", "2(3r^2-2r-12)"], W: ["6r^2+4r-24"]}),
+    ("3R^2", {R: ["3R^2", "3R^{2}"], W: ["3R", "9R^2", "R^2"]}),
+    (r"\cot x", {R: [r"\cot x", r"\cot(x)", r"\frac{\cos x}{\sin x}", r"\frac{1}{\tan x}"]}),
+    (r"\cot x", {W: [r"\tan x", r"\cos x"]}),
+    (r"\sin^2 x", {R: [r"\sin^2 x", r"1-\cos^2 x", r"(\sin x)^2"], W: [r"\sin x", r"\cos^2 x"]}),
+    # Equations
+    ("x=5", {R: ["5", "x=5", "x = 5.0", r"x=\frac{10}{2}"], W: ["y=5", "x=6", "4"]}),
+    ("y = 2x + 3", {R: ["y=2x+3", "y = 3+2x", "2x+3"], W: ["y=2x-3", "y=3x+2"]}),
+    ("5x - 7y + 11z + 4 = 0", {R: ["5x-7y+11z+4=0", "10x - 14y + 22z + 8 = 0", "-5x+7y-11z-4=0", "4+11z-7y+5x=0"]}),
+    ("5x - 7y + 11z + 4 = 0", {W: ["5x-7y+11z-4=0", "5x-7y+11z=0"]}),
+    # Tuples, sets, intervals
+    (r"\left( 3, \frac{\pi}{2} \right)", {R: [r"(3,\frac{\pi}{2})", r"\left(3, \pi/2\right)"]}),
+    (r"\left( 3, \frac{\pi}{2} \right)", {R: [r"(3,\, \tfrac{\pi}{2})"]}),
+    (r"\left( 3, \frac{\pi}{2} \right)", {W: [r"(\frac{\pi}{2},3)", "(3,1)", "3"]}),
+    ("(6,31,-1)", {R: ["(6,31,-1)", "(6, 31, -1)", r"\left(6,31,-1\right)"], W: ["(6,31,1)", "(31,6,-1)", "(6,31)"]}),
+    ("(15,-29)", {R: ["(15,-29)", "(15, −29)"], W: ["(-29,15)", "(15,29)"]}),
+    ("1,-2", {R: ["1,-2", "-2,1", "1, -2", r"\{1,-2\}", r"1 \text{ and } -2", r"-2 \text{ or } 1", "x=1,-2"]}),
+    ("1,-2", {R: ["1;-2"]}),
+    ("1,-2", {W: ["1", "-2", "1,2", "-1,2", "1,-2,3"]}),
+    ("3, 5, 7", {R: ["3,5,7", "7,5,3", r"\{3,5,7\}", "3, 5, and 7", r"3, 5 \text{ and } 7"]}),
+    ("3, 5, 7", {W: ["3,5", "3,5,8", "357", "3,5,7,9"]}),
+    (r"\{1\pm\sqrt{5},-2\}", {R: [r"\{-2, 1+\sqrt5, 1-\sqrt5\}", r"1\pm\sqrt{5}, -2", r"-2,1\pm\sqrt5"]}),
+    (r"\{1\pm\sqrt{5},-2\}", {W: [r"1\pm\sqrt5", "-2"]}),
+    (r"1 \pm \sqrt{19}", {R: [r"1\pm\sqrt{19}", r"1+\sqrt{19},1-\sqrt{19}", r"1-\sqrt{19}, 1+\sqrt{19}"]}),
+    (r"1 \pm \sqrt{19}", {W: [r"1+\sqrt{19}", r"\pm\sqrt{19}"]}),
+    (r"\emptyset", {R: [r"\emptyset", r"\varnothing", r"\{\}", "∅"], W: ["0", r"\{0\}"]}),
+    ("(3,4]", {R: ["(3,4]", r"\left(3,4\right]", "3 < x \\le 4", r"x\in(3,4]"]}),
+    ("(3,4]", {W: ["[3,4]", "(3,4)", "[3,4)", "(3,5]"]}),
+    ("(-\\infty, 0]", {R: [r"(-\infty,0]", r"x \le 0", r"\left(-\infty, 0\right]", r"x\leq 0", "(-∞,0]"]}),
+    ("(-\\infty, 0]", {W: [r"(-\infty,0)", r"[0,\infty)", "x<0"]}),
+    (r"(0,9) \cup (9,36)", {R: [r"(0,9)\cup(9,36)", r"(9,36)\cup(0,9)", "(0,9)∪(9,36)"]}),
+    (r"(0,9) \cup (9,36)", {W: ["(0,36)", "(0,9)", r"(0,9]\cup(9,36)"]}),
+    (r"x \in [-2,7]", {R: ["[-2,7]", r"x\in[-2,7]", r"-2\le x\le 7", r"-2 \leq x \leq 7"]}),
+    (r"x \in [-2,7]", {W: ["(-2,7)", "[-2,7)", "[2,7]"]}),
+    ("(2,4)", {R: ["(2,4)", r"\left(2,4\right)", "(2,4)."], W: ["[2,4]", "(4,2)", "(2,5)", "24"]}),
+    # Matrices
+    (r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}", {R: [r"\begin{pmatrix}-1&0\\0&-1\end{pmatrix}"]}),
+    (r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}", {R: [r"\begin{bmatrix}-1&0\\0&-1\end{bmatrix}"]}),
+    (r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}", {W: [r"\begin{pmatrix}1&0\\0&1\end{pmatrix}", "-1"]}),
+    (r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}", {R: [r"\begin{pmatrix}\frac{1}{5}\\-\frac{18}{5}\end{pmatrix}"]}),
+    (r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}", {R: [r"\begin{pmatrix}0.2\\-3.6\end{pmatrix}"]}),
+    (r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}", {R: [r"\begin{pmatrix}1/5\\[2pt]-18/5\end{pmatrix}"]}),
+    (r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}", {W: [r"\begin{pmatrix} -18/5 \\ 1/5 \end{pmatrix}"]}),
+    (r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}", {W: [r"\begin{pmatrix}1/5\end{pmatrix}"]}),
+    # Other bases, ratios, times
+    ("4210_{5}", {R: ["4210_5", "4210_{5}", "4210"], W: ["4120_5", "555", "4210_6"]}),
+    ("52_8", {R: ["52_8", "52_{8}", "52"], W: ["25_8", "42"]}),
+    ("3:2", {R: ["3:2", "3 : 2", r"\frac{3}{2}", "6:4"], W: ["2:3", "3"]}),
+    # Words and choices
+    (r"\text{Evelyn}", {R: ["Evelyn", r"\text{Evelyn}", r"\textbf{Evelyn}", r"\mathrm{Evelyn}", "evelyn"]}),
+    (r"\text{Evelyn}", {W: ["Carla", r"\text{Evely}", r"\text{Angela}"]}),
+    (r"\text{east}", {R: ["east", r"\text{East}", r"\mbox{east}"], W: ["west", r"\text{west}", "seat"]}),
+    (r"\text{no solution}", {R: [r"\text{No solution}", "no solution", r"\text{no } \text{solution}"]}),
+    (r"\text{no solution}", {W: [r"\text{one solution}", "0"]}),
+    (r"\text{(C)}", {R: ["C", "(C)", r"\text{C}", r"\textbf{(C)}", r"\mathrm{(C)}", "c", "C."]}),
+    (r"\text{(C)}", {W: ["B", r"\text{(D)}", "(CC)"]}),
+    (r"\text{(E)}", {R: ["E", r"\textbf{(E)}", "(E)", "e"], W: ["A", "2.718282"]}),
+    ("B", {R: ["B", "(B)", r"\text{B}", "b"], W: ["A", "D", "AB"]}),
+    # No mathematics
+    ("5", {U: ["", " ", ".", r"\frac{1}{", r"\frac{1}", r"\sqrt", "5+", "\\", r"\text{}", "^", "(5", "5)", "5 @ 6"]}),
+    ("5", {U: ["((5)"]}),
+    ("5", {U: ["５", "٥", "५", "⁵", "五", "5\x00", "\x005", "5\x1b[0m", "5" * 1001, "(" * 50 + "5" + ")" * 50]}),
+    ("5", {W: [r"\text{five}", r"\text{none}", r"\infty", r"\text{I do not know}", "five", r"\frac{1}{0}", "nan"]}),
+    ("5", {W: ["inf"]}),
+]
+# fmt: on
+
+OUTPUTS: list[tuple[str, str, Verdict]] = [
+    # The answer stands outside of the box, or there is none
+    ("5", "The answer is 5", U),
+    ("5", "5", U),
+    ("5", "", U),
+    ("5", "**5**", U),
+    ("5", "Answer: $5$", U),
+    ("5", r"The answer is boxed{5}", U),
+    ("5", r"\box{5}", U),
+    ("5", r"\boxedx{5}", U),
+    ("5", r"The answer is $5$, not \boxed{}", U),
+    ("5", r"\boxed{6}, no, it is 5", W),
+    ("5", r"5 \boxed{6} 5", W),
+    # Several boxes: the last one counts
+    ("5", r"\boxed{4} ... wait, \boxed{5}", R),
+    ("5", r"\boxed{5} ... wait, \boxed{4}", W),
+    ("5", r"\boxed{1}, \boxed{2}, \boxed{3}, \boxed{4}, \boxed{5}", R),
+    ("5", r"<think>\boxed{7}</think> $$\boxed{5}$$", R),
+    ("1,2", r"$x=\boxed{1}$ or $x=\boxed{2}$", W),
+    ("5", r"\boxed{5}\boxed{5}", R),
+    ("5", r"\boxed{5} \fbox{6}", W),
+    ("5", r"\boxed{6} \fbox{5}", R),
+    # Boxes in boxes
+    ("5", r"\boxed{\boxed{5}}", R),
+    ("5", r"\boxed{\fbox{5}}", R),
+    ("8", r"\boxed{3 + \boxed{5}}", R),
+    ("5", r"\boxed{3 + \boxed{5}}", W),
+    ("5", r"\boxed{x = \boxed{5}}", R),
+    (r"\frac{1}{2}", r"\boxed{\frac{\boxed{1}}{2}}", R),
+    # Cut off
+    ("5", r"\boxed{5", U),
+    ("5", r"\boxed{", U),
+    ("5", r"\boxed", U),
+    ("5", r"so the answer is $\boxed", U),
+    ("5", r"\boxed{5} and then \boxed{6", U),
+    ("5", r"\boxed{\frac{10}{2}", U),
+    ("5", r"\boxed{4 + \boxed{5}", R),
+    ("5", r"\boxed{5} and more words that come to no e", R),
+    # Forms of the box
+    ("5", r"\boxed 5", R),
+    ("5", r"$\boxed 5$", R),
+    ("5", r"\boxed5", R),
+    ("15", r"So it is $\boxed 15$.", R),
+    ("5", r"\boxed 5 is the answer.", R),
+    ("5", r"\boxed 6 is the answer.", W),
+    (r"\frac{1}{2}", r"$\boxed \frac{1}{2}$", R),
+    ("5", r"\boxed {5}", R),
+    ("5", "\\boxed\n{5}", R),
+    ("5", "\\boxed{\n5\n}", R),
+    ("5", r"\fbox{5}", R),
+    ("5", r"\\boxed{5}", R),
+    ("5", r"x = 3 \\ \boxed{5}", R),
+    ("5", r"\\\boxed{5}", R),
+    ("5", r"\[ \boxed{5} \]", R),
+    ("5", r"\begin{align*} x &= 5 \\ &= \boxed{5} \end{align*}", R),
+    # Braces that are none of the box's
+    ("5", r"\{ \boxed{5}", R),
+    ("5", r"} \boxed{5} {", R),
+    ("5", r"{ { \boxed{5}", R),
+    ("1,2", r"\boxed{\{1,2\}}", R),
+    (r"\{1\}", r"\boxed{\left\{ 1 \right\}}", R),
+    # Oddities around it
+    ("5", "\x00\\boxed{5}", R),
+    ("5", "\\boxed{5}\x00", R),
+    ("5", "\ufeff答案是 \\boxed{5}。", R),
+    ("5", "\ud800\\boxed{5}\udfff", R),
+    ("5", r"\boxed{" * 100_000 + "5}", R),
+    ("5", "{" * 1_000_000 + r"\boxed{5}", R),
+    ("5", r"\boxed{5}" + "}" * 1_000_000, R),
+    ("5", r"\boxed{5}" + "\\" * 1_000_000, R),
+    ("5", r"\boxed{" + "{" * 1_000_000, U),
+    ("5", r"\boxed{" + "{" * 500_000 + "5" + "}" * 500_000 + "}", U),
+]
+
+
+def triples() -> Iterator[tuple[str, str, Verdict]]:
+    for gold, verdicts in IN_THE_BOX:
+        for verdict, answers in verdicts.items():
+            for answer in answers:
+                yield gold, rf"Thus, $x$ is found, and so $\boxed{{{answer}}}$.", verdict
+    yield from OUTPUTS
+
+
+def hostile(n: int) -> list[tuple[str, Verdict]]:
+    """Answers that hang, crash or confuse a naive verifier, and the verdicts where 5 is right; n makes them new."""
+    arabic = str(n).translate({ord("0") + digit: 0x660 + digit for digit in range(10)})
+    return [
+        (rf"9^{{9^{{{n + 9}}}}}", W),
+        (rf"2^{{10^{{{n + 10}}}}}", W),
+        (rf"(10^{{{n + 10}}})!", W),
+        (rf"{n + 100}!!!!", W),
+        (rf"x=-9^{{9^{{9^{{{n}}}}}}}", W),
+        (rf"9^{{9^{{9}}}}-9^{{9^{{9}}}}+{n}", Verdict.ERROR),
+        (rf"(1+x+y+z)^{{{n + 500}}}", W),
+        (rf"x^{{x^{{x^{{{n}}}}}}}", W),
+        (f"1E{n}00000", U),
+        ("{" * 500_000 + str(n) + "}" * 500_000, U),
+        ("{" * 1_000_000 + str(n), U),
+        ("(" * 400 + str(n) + ")" * 400, U),
+        (r"\frac{" * 50 + str(n) + "}" * 50, U),
+        (rf"\frac{{{n}}}{{", U),
+        (rf"\frac{{{n}}}", U),
+        ("9" * (1001 + n), U),
+        (f"5\x00{n}", U),
+        (arabic, U),
+        (chr(0xFF15) * (n + 1), U),
+        (rf"\def\x{{\x\x{n}}}\x", U),
+        (rf"\newcommand{{\a}}{{\a\a}}\a{n}", U),
+        (rf"\input{{/etc/passwd}}{n}", U),
+        (f"__import__('os').system('touch pwned{n}')", U),
+        (f"{n}" + "!" * 500, Verdict.ERROR),
+        (rf"\Gamma(10^{{{n + 10}}})", Verdict.TIMEOUT),
+    ]

@@ -1,0 +1,542 @@
+"""What a plan says: closed forms against hand-made numbers and against what torch really holds, and what is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from rich.console import Console
+
+from harness import cell, config, cost, data, files, matrix, models, plan, tokenstats
+from harness.config import Config, UserError
+from harness.cost import Asked, Memory
+from harness.metrics import Stopwatch
+from harness.plan import GIB, Device, Machine
+from harness.policy import Critic
+from harness.rollout import embedded
+from harness.shape import Shape, of_config
+from tasks.countdown import Countdown
+from tasks.countdown.recipe import Recipe
+
+TINY = Shape("llama", vocabulary=10, hidden=8, layers=2, heads=4, kv_heads=2, head_dim=3, mlp=20)
+NOTHING: frozenset[str] = frozenset()
+BIG = Machine(ram=10**15, cores=4, free=10**15, devices=(Device("big", 10**15),))
+CPU = Machine(ram=10**15, cores=4, free=10**15)
+
+PUBLISHED = {  # parameters, as the Hugging Face hub counts them
+    "qwen2.5-0.5b-instruct": 494_032_768,
+    "qwen2.5-1.5b-instruct": 1_543_714_304,
+    "qwen2.5-7b-instruct": 7_615_616_512,
+    "qwen2.5-14b-instruct": 14_770_033_664,
+    "qwen3-4b-base": 4_022_468_096,
+    "qwen3-8b-base": 8_190_735_360,
+    "deepseek-r1-distill-llama-8b": 8_030_261_248,
+}
+
+
+def small(**changes: Any) -> Config:
+    """One cell whose every number is easy to multiply."""
+    settings = config.load("demo", ["methods=[grpo]", "seeds=[0]", "tasks=[countdown]"])
+    settings.train = dataclasses.replace(settings.train, steps=10, prompts=4, group=2, updates=2, epochs=1)
+    settings.rollout = dataclasses.replace(settings.rollout, max_new_tokens=30, max_prompt_tokens=10)
+    settings.eval = dataclasses.replace(settings.eval, problems=3, samples=5, k=1, every=4)
+    settings.hardware = dataclasses.replace(settings.hardware, micro_tokens=64)
+    for section, given in changes.items():
+        setattr(settings, section, dataclasses.replace(getattr(settings, section), **given))
+    config.validate(settings)
+    return settings
+
+
+# Shapes
+
+
+def test_parameters_by_hand() -> None:
+    attention = 8 * 12 + 8 * 6 + 8 * 6 + 12 * 8  # q, k, v, o
+    layer = attention + 3 * 8 * 20 + 8 + 8
+    assert TINY.body == 2 * layer + 8
+    assert TINY.parameters == 2 * layer + 8 + 2 * 10 * 8
+    assert dataclasses.replace(TINY, tied=True).parameters == 2 * layer + 8 + 10 * 8
+    assert dataclasses.replace(TINY, qkv_bias=True).body == TINY.body + 2 * (12 + 6 + 6)
+    assert dataclasses.replace(TINY, qk_norm=True).body == TINY.body + 2 * (3 + 3)
+    assert TINY.critic == 2 * layer + 8 + 10 * 8 + 8 + 1
+
+
+def test_shipped_shapes_give_the_published_numbers() -> None:
+    stated = {name: shape for name in models.names() if (shape := models.resolve(name).stated) is not None}
+    assert {name: shape.parameters for name, shape in stated.items() if name in PUBLISHED} == PUBLISHED
+    assert set(stated) - set(PUBLISHED) == {"internlm3-8b-instruct"}
+    for name in models.names():
+        assert models.resolve(name).shape() is not None
+
+
+FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
+
+def network(family: str, **changes: Any) -> transformers.PreTrainedModel:
+    values = {
+        "vocab_size": 50,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        "attn_implementation": "sdpa",
+    }
+    torch.set_num_threads(1)
+    made = getattr(transformers, f"{FAMILIES[family]}Config")(**values | changes)
+    return getattr(transformers, f"{FAMILIES[family]}ForCausalLM")(made)
+
+
+def shape_of(model: transformers.PreTrainedModel, folder: Path) -> Shape:
+    model.config.save_pretrained(folder)
+    found = of_config(json.loads((folder / "config.json").read_text()))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True, "num_key_value_heads": 1, "head_dim": 8}])
+def test_parameters_are_those_of_the_real_model(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    model = network(family, **changes)
+    assert shape_of(model, tmp_path).parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_the_tiny_models_shape_is_known_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = models.resolve("countdown-tiny")
+    here = made.folder()
+    assert made.shape() == Recipe().shape(Countdown())
+    assert made.shape().parameters == made.parameters()  # type: ignore[union-attr]
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
+    assert made.here() is None
+    assert made.shape() == of_config(json.loads((here / "config.json").read_text()))
+
+
+def test_a_config_of_another_kind_gives_no_shape() -> None:
+    assert of_config({"model_type": "mamba", "hidden_size": 64, "vocab_size": 50}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("path: a\nshape: {architecture: llama}", "shape.* vocabulary"),
+        ("path: a\nshape: {layer: 3}", "unknown key shape.layer; .*did you mean 'layers'"),
+        ("recipe: {}\nshape: {}", "states the shape of a model that is made by its recipe"),
+    ],
+)
+def test_mistakes_in_a_shape_are_one_sentence(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=words):
+        models.read(tmp_path / "mine.yaml")
+
+
+def test_a_shape_is_checked_and_is_no_part_of_the_identity(tmp_path: Path) -> None:
+    text = (models.MODELS / "qwen2.5-7b-instruct.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text)
+    assert models.read(tmp_path / "mine.yaml").identity() == {"path": "Qwen/Qwen2.5-7B-Instruct"}
+    (tmp_path / "mine.yaml").write_text(text.replace("kv_heads: 4", "kv_heads: 5"))
+    with pytest.raises(UserError, match=r"shape.kv_heads is 5; it must divide shape.heads \(28\)"):
+        models.read(tmp_path / "mine.yaml")
+    (tmp_path / "mine.yaml").write_text(text.replace("layers: 28", "layers: 0"))
+    with pytest.raises(UserError, match=r"shape.layers is 0; allowed: 1 and more"):
+        models.read(tmp_path / "mine.yaml")
+
+
+# Bytes, against what torch holds
+
+
+def saved(model: transformers.PreTrainedModel, tokens: int, size: int) -> int:
+    """Bytes of all that the graph of a forward pass through the body keeps, its weights apart."""
+    weights = {p.data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        if x.untyped_storage().data_ptr() not in weights:
+            kept[x.untyped_storage().data_ptr()] = x
+        return x
+
+    mixed = torch.autocast("cpu", torch.bfloat16) if size == 2 else contextlib.nullcontext()
+    with mixed, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        model.base_model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+    return sum(x.untyped_storage().nbytes() for x in kept.values())
+
+
+@pytest.mark.parametrize("size", [4, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activations_are_what_torch_keeps(family: str, size: int, tmp_path: Path) -> None:
+    """By token and layer exactly; what is not by token is the weights that are cast."""
+    model = network(family)
+    shape = shape_of(model, tmp_path)
+    one, two = (saved(network(family, num_hidden_layers=layers), 64, size) for layers in (1, 2))
+    longer = saved(network(family, num_hidden_layers=1), 128, size), saved(model, 128, size)
+    less = dataclasses.replace(shape, layers=1)
+    layer = cost.activations(shape, size) - cost.activations(less, size)
+    assert (longer[1] - longer[0]) - (two - one) == 64 * layer
+    casts = (two - one) - 64 * layer
+    linear = 2 * shape.hidden * (shape.queries + shape.keys) + 3 * shape.hidden * shape.mlp
+    assert casts == (size * linear if size == 2 else 0)
+    edges = (longer[1] - two) - 64 * cost.activations(shape, size)
+    assert abs(edges) <= 64 * 8 * shape.hidden, "the embedding's result, and the last norm's"
+
+
+def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    settings = config.load("demo", ["train.prompts=4", "train.group=2", "train.updates=2", "eval.problems=2"])
+    record = {"config": dataclasses.asdict(settings), "method": "ppo", "task": "countdown", "seed": 0}
+    trainer, _ = cell.build({**record, "model": "countdown-tiny"}, tmp_path)
+    shape = models.resolve("countdown-tiny").shape()
+    assert shape is not None
+    assert isinstance(trainer.critic, Critic)
+    gradients: list[int] = []
+    for learner in trainer.learners().values():
+        learner.optimizer.register_step_pre_hook(
+            lambda optimizer, *_: gradients.append(
+                sum(p.grad.nbytes for group in optimizer.param_groups for p in group["params"])
+            )
+        )
+    trainer.engine.load(trainer.policy.module)
+    trainer.train_step(1, Stopwatch())
+
+    planned = cost.memory(shape, settings, frozenset({"values"}), 4)
+    parameters = [p for learner in trainer.learners().values() for p in learner.module.parameters()]
+    assert planned.training["weights"] == sum(p.nbytes for p in parameters)
+    assert shape.critic == sum(p.numel() for p in trainer.critic.module.parameters())
+    moments = [
+        state[name]
+        for learner in trainer.learners().values()
+        for state in learner.optimizer.state.values()
+        for name in ("exp_avg", "exp_avg_sq")
+    ]
+    assert planned.training["AdamW"] == sum(x.nbytes for x in moments)
+    assert planned.training["gradients"] == max(gradients)
+    assert all(p.grad is None for p in parameters), "none are left while the engine generates"
+    assert planned.training["engine"] == sum(x.nbytes for x in trainer.engine.buffers.values())  # type: ignore[attr-defined]
+
+    trainer.save()
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    assert cost.on_disk(shape, settings, frozenset({"values"}))[0] == pytest.approx(checkpoint.stat().st_size, rel=0.05)
+
+
+def test_the_cache_is_the_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = network("qwen3")
+    engine = embedded.EmbeddedEngine(eos=0)
+    engine.load(model)
+    caches: list[torch.Tensor] = []
+    step = engine._step
+    monkeypatch.setattr(engine, "_step", lambda cache, *rest: (caches.append(cache), step(cache, *rest))[1])
+    engine.generate([[1] * 8], 3, seeds=[0], temperature=1.0, max_new_tokens=25)
+    tokens = 8 + 24  # a multiple of the engine's blocks; the last token is never read
+    assert caches[0].nbytes == 3 * tokens * cost.cached(shape_of(model, tmp_path), 4)
+
+
+def test_fixed_numbers_are_those_of_the_code() -> None:
+    assert cost.LOGITS == tokenstats.CHUNK
+    assert inspect.signature(embedded.EmbeddedEngine).parameters["max_sequences"].default == cost.SEQUENCES
+
+
+def test_memory_by_hand() -> None:
+    """8 responses of at most 40 tokens, 2 updates; 15 evaluated at once; micro-batches of 64 tokens."""
+    P, body, embedding = TINY.parameters, TINY.body, 80
+    found = cost.memory(TINY, small(), NOTHING, 2)
+    layer = (16 + 10) * 8 + 8 + 2 * (4 * 20 + 2 * (12 + 6)) + 4 * 4
+    assert found == Memory(
+        training={
+            "weights": 4 * P,
+            "AdamW": 8 * P,
+            "engine": 2 * P,
+            "gradients": 4 * P,
+            "casts": 2 * (body + embedding),
+            "activations": 64 * (2 * layer + 12 * 8 + 4),
+            "logits": 6 * 4 * 64 * 10,
+            "batch": 64 * 320,
+        },
+        generation={
+            "weights": 4 * P,
+            "AdamW": 8 * P,
+            "engine": 2 * P,
+            "KV cache": 15 * 40 * (2 * 2 * 6 * 2),
+            "sampling": 15 * 10 * 22,
+        },
+    )
+    assert found.peak == sum(found.training.values()), "they take turns"
+    critic = cost.memory(TINY, small(), frozenset({"values", "ref_logp"}), 4).training
+    assert critic["weights"] == 4 * (2 * P + TINY.critic)
+    assert critic["AdamW"] == 8 * (P + TINY.critic)
+    assert critic["gradients"] == 4 * max(P, TINY.critic)
+    assert critic["casts"] == 0
+    # A sequence is never cut, and no more goes through at once than there is.
+    assert cost.memory(TINY, small(hardware={"micro_tokens": 1}), NOTHING, 2).training["logits"] == 6 * 4 * 40 * 10
+    assert cost.memory(TINY, small(hardware={"micro_tokens": 9999}), NOTHING, 2).training["logits"] == 6 * 4 * 160 * 10
+    wide = dataclasses.replace(TINY, vocabulary=2**25)
+    assert cost.memory(wide, small(), NOTHING, 2).training["logits"] == 6 * 4 * 2**25
+    many = cost.memory(TINY, small(eval={"problems": 200}), NOTHING, 2)
+    assert many.generation["sampling"] == 512 * 10 * 22, "the engine decodes no more at once"
+
+
+def test_disk_by_hand() -> None:
+    P = TINY.parameters
+    assert cost.on_disk(TINY, small(), NOTHING) == (12 * P, 16 * P)
+    assert cost.on_disk(TINY, small(checkpoint={"save_model": False}), NOTHING) == (12 * P, 12 * P)
+    assert cost.on_disk(TINY, small(), frozenset({"values"})) == (12 * (P + TINY.critic), 16 * P + 12 * TINY.critic)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "size"),
+    [("auto", "cpu", 4), ("auto", "cuda", 2), ("float32", "cuda", 4), ("bfloat16", "cpu", 2), ("bfloat16", "cuda", 2)],
+)
+def test_the_compute_type_is_the_cells(dtype: str, kind: str, size: int) -> None:
+    assert cost.width(small(train={"dtype": dtype}), kind) == size
+
+
+# Responses and time
+
+
+@pytest.mark.parametrize(("steps", "every"), [(10, 0), (10, 1), (10, 4), (10, 5), (10, 10), (10, 11), (1, 1), (3, 2)])
+def test_evaluations_are_counted_as_the_trainer_does_them(steps: int, every: int) -> None:
+    settings = small(train={"steps": steps}, eval={"every": every})
+    due = [step for step in range(steps + 1) if step in (0, steps) or (every and step % every == 0)]
+    assert cost.evaluations(settings) == len(due)
+
+
+def test_responses_by_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
+    settings = config.load("paper")
+    assert cost.scored(settings) == {"aime24": Asked(30, 32), "aime25": Asked(30, 32), "dapo500": Asked(500, 8)}
+    assert cost.filtered(settings) == {"dapo_math": Asked(cost.UNKNOWN_SET, 16, known=False)}
+    assert cost.trained(settings) == Asked(64, 16)
+    files.write_json(data.folder() / "dapo_math.json", {"problems": {"train": 12_345}})
+    assert cost.filtered(settings) == {"dapo_math": Asked(12_345, 16)}
+    embedded_task = config.load("demo", ["eval.problems=null", "eval.split=validation", "train.filter={}"])
+    assert cost.scored(embedded_task)["countdown"].problems == len(Countdown().problems("validation"))
+    assert cost.filtered(embedded_task)["countdown"].problems == len(Countdown().problems("train"))
+    assert cost.filtered(config.load("demo")) == {}
+
+
+def test_time_by_hand() -> None:
+    speed = cost.Speed(flops=1e6, bandwidth=1e5, layer=1e-3, of="nothing real")
+    P = TINY.parameters
+
+    def decoding(responses: int) -> float:
+        """30 steps of all at once; a cache of 10 + 15 tokens each on average."""
+        read = (2 * P + responses * 25 * 48) / 1e5
+        return 30 * (2 * 1e-3 + read + 2 * responses * P / 1e6)
+
+    assert cost.generating(TINY, 8, small(), 2, speed) == pytest.approx(decoding(8))
+    assert cost.generating(TINY, 1024, small(), 2, speed) == pytest.approx(2 * decoding(512))
+    assert cost.updating(TINY, small(), NOTHING, speed) == pytest.approx(320 * 8 * P / 1e6)
+    twice = small(train={"epochs": 2})
+    assert cost.updating(TINY, twice, frozenset({"ref_logp", "values"}), speed) == pytest.approx(
+        320 * (16 * P + 14 * TINY.critic) / 1e6
+    )
+    whole = 10 * (decoding(8) + 320 * 8 * P / 1e6) + 4 * decoding(15)
+    assert cost.seconds(TINY, small(), NOTHING, 2, speed) == pytest.approx(whole)
+
+
+def done(each: matrix.Cell, spent: float) -> None:
+    files.write_json(each.folder / "state.json", {"state": "done", "reason": None, "seconds": spent})
+
+
+def test_time_is_that_of_measured_cells_of_the_same_kind(tmp_path: Path) -> None:
+    overrides = ["models=[countdown-tiny,countdown-small]", "seeds=[0,1,2]", "methods=[grpo]", f"results={tmp_path}"]
+    settings = config.load("demo", overrides)
+    cells = matrix.cells(settings)
+    assert plan.of(settings, cells, CPU).measured is None
+    assert plan.of(settings, cells, CPU).assumed is not None
+    by_model = {name: [each for each in cells if each.model == name] for name in settings.models}
+    done(by_model["countdown-tiny"][0], 10)
+    assert plan.of(settings, cells, CPU).measured == 5 * 10
+    done(by_model["countdown-tiny"][1], 20)
+    done(by_model["countdown-small"][0], 300)
+    found = plan.of(settings, cells, CPU)
+    assert found.measured == 15 + 2 * 300
+    assert found.states == {"done": 3, "planned": 3}
+    for each in cells:
+        done(each, 1)
+    found = plan.of(settings, cells, Machine(ram=1, cores=1, free=1))
+    assert (found.missing, found.lacks) == (0, []), "a matrix that is done lacks nothing"
+
+
+# The machine
+
+
+def test_cuda_devices_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    driver = tmp_path / "gpus"
+    assert plan.cuda_devices(driver) == ()
+    (driver / "0000:01:00.0").mkdir(parents=True)
+    (driver / "0000:01:00.0" / "information").touch()
+    assert plan.cuda_devices(driver) == (Device("a GPU", None),)
+    for answer, devices in {
+        "echo 'NVIDIA H100, 81559'; echo 'Odd, Name, [N/A]'": (
+            Device("NVIDIA H100", 81559 * 2**20),
+            Device("Odd, Name", None),
+        ),
+        "exit 9": (Device("a GPU", None),),
+        "true": (),
+    }.items():
+        tool.write_text(f"#!/bin/sh\n{answer}\n")
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+        assert plan.cuda_devices(driver) == devices
+
+
+@pytest.mark.parametrize(
+    ("wanted", "devices", "kind"), [("auto", 0, "cpu"), ("auto", 1, "cuda"), ("cpu", 1, "cpu"), ("cuda", 0, "cuda")]
+)
+def test_where_cells_compute(wanted: str, devices: int, kind: str) -> None:
+    machine = dataclasses.replace(CPU, devices=(Device("any", None),) * devices)
+    assert machine.kind(small(hardware={"device": wanted})) == kind
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    found = plan.this_machine(dataclasses.replace(small(), results=str(tmp_path / "not" / "there")))
+    assert found.ram == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert found.free > 0
+    assert not (tmp_path / "not").exists()
+
+
+def lacks(name: str, machine: Machine, *overrides: str) -> str:
+    settings = config.load(name, overrides)
+    return "\n".join(plan.of(settings, matrix.cells(settings), machine).lacks)
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No data, no models."""
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_machine_that_has_it_all_lacks_nothing() -> None:
+    assert lacks("demo", CPU) == ""
+    assert lacks("demo", BIG) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "overrides", "words"),
+    [
+        ("paper", CPU, [], "no CUDA device here, and hardware.device is cuda"),
+        ("paper", CPU, [], "7b-instruct with grpo, .* GiB on the one device of a cell, more than any GPU has"),
+        ("paper", CPU, ["hardware.device=auto"], "no CUDA device here, and on a CPU one cell would take about .* days"),
+        (
+            "standard",
+            dataclasses.replace(BIG, devices=(Device("a", 8 * GIB), Device("b", 10 * GIB))),
+            [],
+            "0.5b-instruct with ppo needs .* in one process; the largest GPU here has 10.0 GiB",
+        ),
+        ("demo", dataclasses.replace(CPU, ram=2**20), [], "grpo, .* needs .* the memory of this machine is 1 MiB"),
+        ("demo", dataclasses.replace(CPU, ram=70 * 2**20), [], "too much for 4 cells side by side; use --jobs 2"),
+        ("standard", dataclasses.replace(BIG, ram=GIB), [], "ppo is loaded through 3.7 GiB of this machine's memory"),
+        ("standard", dataclasses.replace(BIG, free=GIB), [], "GiB of disk .* where 1.0 GiB are free"),
+        ("standard", BIG, [], r"not prepared: gsm8k, math500 \(`entrobench data prepare gsm8k math500`\)"),
+        (
+            "standard",
+            BIG,
+            [],
+            "0.5b-instruct is not on this machine; .* downloads Qwen/Qwen2.5-0.5B-Instruct, about 0.9 GiB",
+        ),
+        ("standard", BIG, ["models=[internlm3-8b-instruct]"], "the embedded one decodes llama, .*, not internlm3"),
+    ],
+)
+@pytest.mark.usefixtures("empty")
+def test_what_is_missing_is_said(name: str, machine: Machine, overrides: list[str], words: str) -> None:
+    assert re.search(words, lacks(name, machine, *overrides))
+
+
+def test_what_is_there_is_not_missing(empty: Path) -> None:
+    for name in ("gsm8k", "math500"):
+        files.write_json(data.folder() / f"{name}.json", {"problems": {"train": 7_000, "test": 100}})
+    snapshot = empty / "hub" / "models--Qwen--Qwen2.5-0.5B-Instruct" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    (snapshot / "config.json").write_text("{}")
+    assert "not on this machine" in lacks("standard", BIG), "a download that stopped half way"
+    for name in ("model.safetensors", "tokenizer.json"):
+        (snapshot / name).touch()
+    assert lacks("standard", BIG).startswith("the shape of qwen2.5-0.5b-instruct"), "the folder says, not the file"
+    shape = {"model_type": "qwen2", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1}
+    (snapshot / "config.json").write_text(json.dumps({**shape, "num_attention_heads": 2, "intermediate_size": 8}))
+    assert lacks("standard", BIG) == ""
+
+
+# What people see
+
+
+def shown(name: str, machine: Machine, *overrides: str) -> str:
+    settings, out = config.load(name, overrides), io.StringIO()
+    console = Console(file=out, highlight=False, soft_wrap=True)
+    plan.show(console, plan.of(settings, matrix.cells(settings), machine))
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("empty")
+def test_the_plan_of_the_demo_is_short() -> None:
+    text = shown("demo", CPU)
+    assert "matrix demo: 21 cells in results/demo" in text
+    assert (
+        "100 steps x 48 prompts x 16 responses of at most 20 tokens, 1.54 million tokens at most; 300 updates" in text
+    )
+    assert "5 x (countdown 256 problems x 32), 819,200 tokens at most" in text
+    assert "assumed, not measured" in text
+    assert "countdown-tiny (206,976 parameters)" in text
+    assert len(text.splitlines()) <= 10
+
+
+@pytest.mark.usefixtures("empty")
+def test_the_plan_of_the_paper_says_what_it_costs() -> None:
+    text = shown("paper", CPU)
+    assert "64 prompts x 16 responses of at most 7,168 tokens, 2.2 billion tokens at most; 600 updates" in text
+    assert "16 x (aime24 30 problems x 32, aime25 30 problems x 32, dapo500 500 problems x 8)" in text
+    assert "difficulty filter of dapo_math, once for each model: about 17,000 problems x 16, 1.95 billion" in text
+    # 512 sequences of 8,192 tokens, 2 x 28 layers x 512 values of two bytes
+    assert f"KV cache {512 * 8192 * 2 * 28 * 512 * 2 / GIB:.1f}" in text
+    assert f"AdamW {8 * PUBLISHED['qwen2.5-7b-instruct'] / GIB:.1f}" in text
+    assert "what is missing here:" in text
+
+
+def test_planning_every_shipped_config_needs_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    """No torch, no network, no data, no model, and not a file written."""
+    code = """
+import socket, sys
+from harness import cli
+from harness.config import CONFIGS
+
+def refuse(*_):
+    raise AssertionError("a plan asks the network nothing")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+for path in sorted(CONFIGS.glob("*.yaml")):
+    try:
+        cli.main(["plan", path.stem])
+    except SystemExit as end:
+        assert end.code == 0, path
+heavy = {"torch", "transformers", "lm_eval", "mlflow", "datasets", "matplotlib", "pyarrow"} & set(sys.modules)
+sys.exit(f"loaded {heavy}" if heavy else 0)
+"""
+    repository = Path(__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(repository), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}
+    environment |= {"HF_HOME": str(tmp_path / "hf"), "ENTROBENCH_CACHE": str(tmp_path / "cache")}
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert "matrix paper-14b: 21 cells" in run.stdout
+    assert not list(tmp_path.iterdir())
