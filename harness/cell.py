@@ -49,7 +49,7 @@ def build(record: dict[str, Any], folder: Path) -> tuple[Trainer, str]:
     policy = Policy(base, *common)
     critic = None
     if "values" in method.needs:
-        critic_lr = getattr(method.objective, "critic_lr")
+        critic_lr = vars(method.objective)["critic_lr"]  # every objective that needs values has one
         critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware.micro_tokens)
     tokenizer = AutoTokenizer.from_pretrained(base)
     trainer = Trainer(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from harness import cli, config as configs
+from harness import cli
+from harness import config as configs
 from harness.config import Config, UserError
 from harness.matrix import Cell, cells, claim
 
@@ -114,11 +114,12 @@ def plan(arguments: argparse.Namespace) -> int:
             table.add_row(state, str(number))
     console.print(f"matrix {config.name}: {len(matrix)} cells in {config.folder}")
     console.print(table)
-    train, evaluation = config.train, config.eval
+    train = config.train
     responses = train.steps * train.prompts * train.group
     console.print(
         f"a cell trains on {responses:,} responses of at most {config.rollout.max_new_tokens:,} tokens "
-        f"({responses * config.rollout.max_new_tokens:,} tokens at most), {train.steps * train.updates * train.epochs:,} updates"
+        f"({responses * config.rollout.max_new_tokens:,} tokens at most), in "
+        f"{train.steps * train.updates * train.epochs:,} updates"
     )
     measured = [progress.seconds for progress in states if progress.state == "done"]
     missing = sum(progress.state != "done" for progress in states)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -164,7 +164,7 @@ def typed(schema: Any, given: dict[str, Any], where: str) -> Any:
 def with_base(path: Path) -> list[Any]:
     """The file, after the one that its key `base` names."""
     layer = OmegaConf.load(path)
-    base = layer.pop("base", None) if OmegaConf.is_dict(layer) else None
+    base = layer.pop("base", None) if isinstance(layer, DictConfig) else None
     return [*(with_base(find(base)) if base else []), layer]
 
 

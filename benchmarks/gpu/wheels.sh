@@ -11,7 +11,7 @@ for glibc in 39 34 28 27 24 17; do platforms+=(--platform "manylinux_2_${glibc}_
 python3 -m pip download -qq --no-deps --only-binary=:all: --implementation cp --python-version "$version" \
     "${platforms[@]}" --platform "manylinux2014_${arch}" -d "$folder" \
     omegaconf==2.4.0 lm-eval==0.4.13 mlflow-skinny==3.17.2 mlflow-tracing==3.17.2 sqlalchemy alembic mako greenlet \
-    datasets==5.2.0 dill multiprocess xxhash evaluate more-itertools word2number pytablewriter dataproperty mbstrdecoder \
+    datasets==5.2.0 dill multiprocess xxhash evaluate more-itertools pytablewriter dataproperty mbstrdecoder \
     pathvalidate tabledata tcolorpy typepy rouge-score nltk sqlitedict zstandard chardet cachetools databricks-sdk fastapi \
     gitpython gitdb smmap importlib-metadata opentelemetry-api opentelemetry-sdk opentelemetry-proto \
     opentelemetry-semantic-conventions python-dotenv sqlparse starlette uvicorn google-auth pyasn1 pyasn1-modules \

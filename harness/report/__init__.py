@@ -20,9 +20,13 @@ from harness.tracking import MetricsLog
 
 Series = dict[int, list[float]]  # step -> the values of the seeds
 
-STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 3rem auto; padding: 0 1rem; color: #222 }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums } td, th { padding: .3rem .8rem; text-align: right;
-border-bottom: 1px solid #ddd } td:first-child, th:first-child { text-align: left } svg { max-width: 100%; height: auto }"""
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 3rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+td, th { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #ddd }
+td:first-child, th:first-child { text-align: left }
+svg { max-width: 100%; height: auto }
+"""
 
 
 def series(cells: Sequence[Cell], metric: str) -> dict[str, Series]:
