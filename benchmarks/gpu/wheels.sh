@@ -12,7 +12,9 @@ python3 -m pip download -qq --no-deps --only-binary=:all: --implementation cp --
     "${platforms[@]}" --platform "manylinux2014_${arch}" -d "$folder" \
     omegaconf==2.4.0 lm-eval==0.4.13 mlflow-skinny==3.17.2 mlflow-tracing==3.17.2 sqlalchemy alembic mako greenlet \
     datasets==5.2.0 dill multiprocess xxhash evaluate more-itertools pytablewriter dataproperty mbstrdecoder \
-    pathvalidate tabledata tcolorpy typepy rouge-score nltk sqlitedict zstandard chardet cachetools databricks-sdk fastapi \
+    pathvalidate tabledata tcolorpy typepy nltk zstandard chardet cachetools databricks-sdk fastapi \
     gitpython gitdb smmap importlib-metadata opentelemetry-api opentelemetry-sdk opentelemetry-proto \
     opentelemetry-semantic-conventions python-dotenv sqlparse starlette uvicorn google-auth pyasn1 pyasn1-modules \
     scikit-learn rich
+# These come as sources alone; they are pure Python, so their wheels fit every machine.
+python3 -m pip wheel -qq --no-deps -w "$folder" sqlitedict rouge-score
