@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +14,9 @@ from harness import config as configs
 from harness.config import Config, UserError
 from harness.matrix import Cell, cells, claim
 
-console = Console(highlight=False, soft_wrap=True)
+# Reasons and specs may hold brackets, so no markup; a file or a pipe gets one line a row.
+WIDTH = None if sys.stdout.isatty() else 160
+console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
             local.run(todo, jobs, view)
     failed = [cell for cell in matrix if cell.progress().state != "done"]
     for cell in failed:
-        console.print(f"[red]{cell.progress().state}[/]  {cell.label}: see {cell.folder / 'log.txt'}")
+        console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
     sync_all(config, matrix)
     show_leaderboard(config, matrix, "table")
     return 1 if failed else 0

@@ -68,7 +68,7 @@ def died(cell: Cell, process: BaseProcess) -> None:
         files.write_json(path, {**state, "state": "failed", "reason": f"its process ended by {name}{hint}"})
 
 
-def run(cells: list[Cell], jobs: int, watcher: Watcher, poll: float = 0.2) -> None:
+def run(cells: list[Cell], jobs: int, watcher: Watcher, poll: float = 0.5) -> None:
     """Run the cells, `jobs` at a time, in order. Interrupted, it stops them; their checkpoints stay."""
     waiting = list(cells)
     running: list[tuple[Cell, BaseProcess, float]] = []
