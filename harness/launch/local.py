@@ -45,6 +45,7 @@ def server(threads: int) -> Iterator[None]:
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",  # bars would fill the logs of cells
+        "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",  # of tqdm's lock, where a cell is stopped
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     before = {name: os.environ.get(name) for name in wanted}
