@@ -16,10 +16,11 @@ def parser() -> argparse.ArgumentParser:
         prog="entrobench",
         description="Which entropy-control method keeps a language model exploring under reinforcement fine-tuning?",
     )
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(call=name)  # the function in harness/commands.py
         command.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of one in configs/")
         command.add_argument("overrides", nargs="*", metavar="key=value", help="for example train.steps=10")
         command.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="further methods")
@@ -35,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     add("report", "one self-contained HTML page: the table and the curves")
     add("sync", "feed MLflow from the cells' own records")
     listing = commands.add_parser("list", help="what exists, one line each", description="what exists, one line each")
+    listing.set_defaults(call="listing")
     listing.add_argument("what", choices=["methods", "tasks", "models", "configs"])
     listing.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="further methods")
     return top
@@ -52,16 +54,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     from harness import commands
 
     try:
-        code = getattr(commands, arguments.command.replace("list", "listing"))(arguments)
+        code = getattr(commands, arguments.call)(arguments)
+    except BrokenPipeError:  # of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
     except UserError as error:
         print(f"entrobench: {error}", file=sys.stderr)
+        code = 2
+    except OSError as error:  # a disk that is full, a folder that cannot be written
+        print(f"entrobench: {error.strerror or error}: {error.filename}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("\nentrobench: interrupted; the same command goes on from the last checkpoints", file=sys.stderr)
         code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 0
     sys.exit(code)
 
 

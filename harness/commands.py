@@ -44,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
     sync_all(config, matrix)
     show_leaderboard(config, matrix, "table")
+    console.print(
+        f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {config.tracking_uri}"
+    )
     return 1 if failed else 0
 
 
