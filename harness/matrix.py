@@ -64,8 +64,8 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        name = "-".join([self.method, self.task, Path(self.model).name, f"s{self.seed}", self.key])
-        return self.config.folder / re.sub(r"[^\w.+-]+", "_", name)
+        name = re.sub(r"[^\w.+-]+", "_", "-".join([self.method, self.task, Path(self.model).name]))
+        return self.config.folder / f"{name[:150]}-s{self.seed}-{self.key}"  # file systems end names at 255 bytes
 
     def write(self) -> None:
         """The folder of the cell with all that its process needs to know."""
