@@ -40,7 +40,7 @@ class ClipB(Control):
         fraction(share=self.share)
         if self.share is not None and self.mu != type(self).mu:
             raise UserError(
-                f"both share ({self.share}) and mu ({self.mu}) are given; allowed: one of them (share=null takes one away)"
+                f"both share ({self.share}) and mu ({self.mu}) are given; allowed: one (share=null takes it away)"
             )
         if self.mu_high is not None and (self.mode != "paper" or self.share is not None):
             raise UserError(f"mu_high is {self.mu_high}; allowed: only with mode=paper and without share")

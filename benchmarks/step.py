@@ -1,4 +1,4 @@
-"""One training step against trl's GRPOTrainer: the same model, prompts, group, lengths and number of updates, one run."""
+"""One training step against trl's GRPOTrainer: the same model, prompts, group, lengths and updates, one run."""
 
 from __future__ import annotations
 

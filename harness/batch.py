@@ -138,11 +138,17 @@ class TokenBatch:
         for part in range(parts):
             yield self.take(torch.nonzero(self.groups_B // per_part == part).flatten().tolist())
 
+    @property
+    def prompts_weigh(self) -> bool:
+        """Whether prompts are so large a part of the tokens that it pays to run each once for its whole group."""
+        return bool(2 * self.prompt_lengths_B.sum() > self.lengths_B.sum())
+
     def micro_batches(self, tokens: int) -> Iterator[TokenBatch]:
-        """Parts whose padded size stays within `tokens`, similar lengths together."""
+        """Parts whose padded size stays within `tokens`: groups together where prompts weigh, else similar lengths."""
         rows: list[int] = []
         longest = 0
-        for row in sorted(range(len(self)), key=lambda row: len(self.sequences[row])):
+        order = range(len(self))
+        for row in order if self.prompts_weigh else sorted(order, key=lambda row: len(self.sequences[row])):
             longest = max(longest, len(self.sequences[row]))
             if rows and longest * (len(rows) + 1) > tokens:
                 yield self.take(rows)

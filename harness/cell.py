@@ -54,7 +54,7 @@ def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = pri
     policy = Policy(base, *common)
     critic = None
     if "values" in method.needs:
-        critic_lr = getattr(method.objective, "critic_lr")  # noqa: B009  only objectives with a critic have one
+        critic_lr = vars(method.objective)["critic_lr"]  # every objective that needs values has one
         critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware.micro_tokens)
     tokenizer = AutoTokenizer.from_pretrained(base)
     engine = EmbeddedEngine(tokenizer.eos_token_id, device, dtype)

@@ -11,7 +11,6 @@ from pathlib import Path
 from harness import config as configs
 from harness.config import Config, UserError
 
-FUNCTIONS = {"list": "listing", "eval": "evaluate"}  # of commands whose names Python has taken
 EVAL = "Avg@K, Pass@K and maj@K of any model, without training; what was sampled is kept and never sampled again"
 
 
@@ -20,10 +19,11 @@ def parser() -> argparse.ArgumentParser:
         prog="entrobench",
         description="Which entropy-control method keeps a language model exploring under reinforcement fine-tuning?",
     )
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(call=name)  # the function in harness/commands.py
         command.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of one in configs/")
         command.add_argument("overrides", nargs="*", metavar="key=value", help="for example train.steps=10")
         command.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="further methods")
@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     add("report", "one self-contained HTML page: the table and the curves")
     add("sync", "feed MLflow from the cells' own records")
     alone = commands.add_parser("eval", help=EVAL, description=EVAL)
+    alone.set_defaults(call="evaluate")
     alone.add_argument("--model", required=True, help="a name of `entrobench list models`, or a folder")
     alone.add_argument("--tasks", required=True, metavar="TASK,...", help="names of `entrobench list tasks`")
     alone.add_argument("--samples", type=int, help="responses to each problem (default: as the task's file says)")
@@ -50,12 +51,14 @@ def parser() -> argparse.ArgumentParser:
     alone.add_argument("--out", type=Path, help="folder for samples and results (default: results/eval/MODEL)")
     text = "fetch, clean, divide and fingerprint the real problem sets; and what of them stands in the training set"
     data = commands.add_parser("data", help=text, description=text)
+    data.set_defaults(call="data")
     actions = data.add_subparsers(dest="action", required=True, metavar="prepare|check")
     prepare = actions.add_parser("prepare", help="make the sets in the cache, from the hub or from a local copy")
     prepare.add_argument("sets", nargs="*", metavar="SET", help="for example aime24 (default: all)")
     prepare.add_argument("--from", dest="origin", metavar="FROM", help="a file, a folder, or the id of a hub's copy")
     actions.add_parser("check", help="which evaluation problems stand in the training set")
     listing = commands.add_parser("list", help="what exists, one line each", description="what exists, one line each")
+    listing.set_defaults(call="listing")
     listing.add_argument("what", choices=["methods", "tasks", "models", "configs"])
     listing.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="further methods")
     return top
@@ -73,16 +76,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     from harness import commands
 
     try:
-        code = getattr(commands, FUNCTIONS.get(arguments.command, arguments.command))(arguments)
+        code = getattr(commands, arguments.call)(arguments)
+    except BrokenPipeError:  # of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
     except UserError as error:
         print(f"entrobench: {error}", file=sys.stderr)
+        code = 2
+    except OSError as error:  # a disk that is full, a folder that cannot be written
+        print(f"entrobench: {error.strerror or error}: {error.filename}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("\nentrobench: interrupted; what is done is kept, and the same command goes on", file=sys.stderr)
         code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 0
     sys.exit(code)
 
 

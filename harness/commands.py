@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from harness import cli, config as configs
+from harness import cli
+from harness import config as configs
 from harness.config import Config, UserError
 from harness.matrix import Cell, cells, claim
 
-console = Console(highlight=False, soft_wrap=True)
+# Reasons and specs may hold brackets, so no markup; a file or a pipe gets one line a row.
+WIDTH = None if sys.stdout.isatty() else 160
+console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,9 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
             local.run(todo, jobs, view)
     failed = [cell for cell in matrix if cell.progress().state != "done"]
     for cell in failed:
-        console.print(f"[red]{cell.progress().state}[/]  {cell.label}: see {cell.folder / 'log.txt'}")
+        console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
     sync_all(config, matrix)
     show_leaderboard(config, matrix, "table")
+    console.print(
+        f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {config.tracking_uri}"
+    )
     return 1 if failed else 0
 
 
@@ -144,7 +151,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     try:
         found = assess.assess(model, asked, wanted, out, console.print)
     except TooManyFailures as failure:
-        console.print(f"[red]failed[/]  {failure}; what was sampled is kept in {out}")
+        console.print(f"failed  {failure}; what was sampled is kept in {out}", style="red")
         return 1
     assess.show(console, found)
     console.print(f"samples and results: {out}")

@@ -67,8 +67,8 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        name = re.sub(r"[^\w.+-]+", "_", "-".join([self.method, self.task, Path(self.model).name, f"s{self.seed}"]))
-        return self.config.folder / f"{name[:LONGEST_NAME]}-{self.key}"
+        name = re.sub(r"[^\w.+-]+", "_", "-".join([self.method, self.task, Path(self.model).name]))
+        return self.config.folder / f"{name[:LONGEST_NAME]}-s{self.seed}-{self.key}"
 
     def write(self) -> None:
         """The folder of the cell with all that its process needs to know."""

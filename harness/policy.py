@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from harness import ranks
 from harness.batch import TokenBatch, TokenStats
@@ -74,16 +74,45 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def hidden_states(backbone: nn.Module, batch: TokenBatch, device: str) -> Tensor:
-    """The hidden state from which each response token is predicted, flat.
+def padded(rows: Sequence[Tensor], device: str) -> Tensor:
+    """On the right: under causal attention no real token sees the padding, so it needs no mask."""
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(device, non_blocking=True)
 
-    Sequences are padded on the right: under causal attention no real token sees the padding, so no mask is needed.
-    """
-    ids_BL = nn.utils.rnn.pad_sequence(batch.sequences, batch_first=True).to(device, non_blocking=True)
-    hidden_BLD = backbone(input_ids=ids_BL, use_cache=False).last_hidden_state
-    within_T = torch.arange(len(batch.index_T), device=device) - batch.starts_B[batch.sequence_T]
-    position_T = batch.prompt_lengths_B[batch.sequence_T] + within_T - 1
+
+def hidden_states(backbone: nn.Module, batch: TokenBatch, device: str) -> Tensor:
+    """The hidden state from which each response token is predicted, flat."""
+    if batch.prompts_weigh:
+        return hidden_after_shared_prompts(backbone, batch, device)
+    hidden_BLD = backbone(input_ids=padded(batch.sequences, device), use_cache=False).last_hidden_state
+    position_T = batch.prompt_lengths_B[batch.sequence_T] + batch.within_T - 1
     return hidden_BLD[batch.sequence_T, position_T]
+
+
+def hidden_after_shared_prompts(backbone: nn.Module, batch: TokenBatch, device: str) -> Tensor:
+    """The same, with each prompt run once for all responses of its group here; gradients flow through its cache."""
+    _, prompt_B, sizes_P = batch.groups_B.unique_consecutive(return_inverse=True, return_counts=True)
+    first_P = sizes_P.cumsum(0) - sizes_P
+    lengths_B, lengths = batch.prompt_lengths_B, batch.prompt_lengths_B.tolist()
+    prompts = padded([batch.sequences[row][: lengths[row]] for row in first_P.tolist()], device)
+    tails = padded([s[n:-1] for s, n in zip(batch.sequences, lengths, strict=True)], device)
+
+    cache = DynamicCache()
+    after_prompt = backbone(input_ids=prompts, past_key_values=cache, use_cache=True).last_hidden_state
+    last_B1D = after_prompt[prompt_B, lengths_B - 1][:, None]
+    if tails.shape[1] == 0:
+        return last_B1D[batch.sequence_T, batch.within_T]
+    cache.batch_select_indices(prompt_B)
+    slots, places = torch.arange(prompts.shape[1], device=device), torch.arange(tails.shape[1], device=device)
+    own_BRL = (slots < lengths_B[:, None])[:, None].expand(-1, len(places), -1)
+    earlier_BRR = (places <= places[:, None]).expand(len(batch), -1, -1)
+    hidden_BRD = backbone(
+        input_ids=tails,
+        past_key_values=cache,
+        attention_mask=torch.cat([own_BRL, earlier_BRR], dim=2)[:, None],
+        position_ids=lengths_B[:, None] + places,
+        use_cache=True,
+    ).last_hidden_state
+    return torch.cat([last_B1D, hidden_BRD], dim=1)[batch.sequence_T, batch.within_T]
 
 
 def targets(batch: TokenBatch, device: str) -> Tensor:

@@ -27,8 +27,9 @@ class LiveView:
     def __init__(self, console: Console, cells: list[Cell], todo: list[Cell], uri: str) -> None:
         self.console, self.todo, self.uri = console, todo, uri
         self.total, self.done, self.failed = len(cells), len(cells) - len(todo), 0
-        self.steps = sum(cell.config.train.steps for cell in todo)
         self.steps_before = {cell.key: cell.progress().step for cell in todo}
+        self.steps_todo = sum(cell.config.train.steps - self.steps_before[cell.key] for cell in todo)
+        self.steps_ended = 0
         self.started = self.last_line = time.monotonic()
         self.fed: dict[str, int] = {}
         self.store_away = False
@@ -60,12 +61,14 @@ class LiveView:
         progress = cell.progress()
         self.done += progress.state == "done"
         self.failed += progress.state != "done"
+        self.steps_ended += progress.step - self.steps_before[cell.key]
         if progress.state == "done":
             head = next((f"{v:.3f}" for k, v in progress.metrics.items() if k.endswith("/avg")), "?")
             entropy = progress.metrics.get("entropy/mean", float("nan"))
-            self.console.print(f"[green]done[/]    {cell.label}: Avg@K {head}, entropy {entropy:.3f}", highlight=False)
+            line = f"{cell.label}: Avg@K {head}, entropy {entropy:.3f}"
+            self.console.print(Text.assemble(("done    ", "green"), line))
         else:
-            self.console.print(f"[red]failed[/]  {cell.label}: {progress.reason}", highlight=False)
+            self.console.print(Text.assemble(("failed  ", "red"), f"{cell.label}: {progress.reason}"))
 
     def feed(self, cell: Cell, *, last: bool = False) -> None:
         """Bring MLflow up to the last checkpoint; that it is away costs one warning and nothing else."""
@@ -80,14 +83,15 @@ class LiveView:
         except UserError as error:
             self.store_away = True
             self.console.print(
-                f"[yellow]MLflow is not fed:[/] {error} The records are kept; `entrobench sync` feeds it later."
+                f"MLflow is not fed: {error}. The records are kept; `entrobench sync` feeds it later.", style="yellow"
             )
 
     def headline(self, running: list[Cell], waiting: int) -> str:
-        steps = sum(cell.progress().step - self.steps_before[cell.key] for cell in self.todo)
-        total = self.steps - sum(self.steps_before.values())
-        elapsed = time.monotonic() - self.started
-        left = f"about {duration(elapsed / steps * (total - steps))} left" if steps else "time left unknown yet"
+        steps = self.steps_ended + sum(cell.progress().step - self.steps_before[cell.key] for cell in running)
+        seconds_a_step = (time.monotonic() - self.started) / max(steps, 1)
+        left = (
+            f"about {duration(seconds_a_step * (self.steps_todo - steps))} left" if steps else "time left unknown yet"
+        )
         failed = f", {self.failed} failed" if self.failed else ""
         return f"{self.done} of {self.total} cells done{failed}, {len(running)} running, {waiting} waiting; {left}"
 

@@ -63,8 +63,13 @@ def test_split_gives_whole_groups_in_order(parts: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 20, 40, 100, 10_000])
-def test_micro_batches_hold_every_response_once_within_the_budget(tokens: int) -> None:
+@pytest.mark.parametrize("prompts_weigh", [True, False])
+def test_micro_batches_hold_every_response_once_within_the_budget(
+    tokens: int, prompts_weigh: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flat, batch = made(1)
+    assert batch.prompts_weigh == (2 * sum(len(r.prompt) for r in flat) > sum(len(r.response) for r in flat))
+    monkeypatch.setattr(TokenBatch, "prompts_weigh", prompts_weigh)
     lengths = [len(r.prompt) + len(r.response) for r in flat]
     pieces = list(batch.micro_batches(tokens))
     rows = [[round(x) for x in piece.rewards_B.tolist()] for piece in pieces]
@@ -72,11 +77,11 @@ def test_micro_batches_hold_every_response_once_within_the_budget(tokens: int) -
     for piece, held in zip(pieces, rows, strict=True):
         check(piece, flat, held)
         assert len(held) == 1 or max(lengths[row] for row in held) * len(held) <= tokens
-    ordered = [lengths[row] for piece in rows for row in piece]
-    assert ordered == sorted(ordered)
+    ordered = [row for piece in rows for row in piece]
+    assert ordered == (sorted(ordered) if prompts_weigh else sorted(ordered, key=lambda row: lengths[row]))
     # No piece could have taken the first response of the next one.
     for held, following in itertools.pairwise(rows):
-        assert lengths[following[0]] * (len(held) + 1) > tokens
+        assert max(lengths[row] for row in [*held, following[0]]) * (len(held) + 1) > tokens
 
 
 def test_micro_batches_of_a_minibatch_point_into_the_whole_batch() -> None:

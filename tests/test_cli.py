@@ -1,4 +1,4 @@
-"""The command line as a person uses it: a short matrix, killed, resumed, read; and every mistake ends with exit code 2."""
+"""The command line as a person uses it: a short matrix, killed, resumed, read; and mistakes end with exit code 2."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_one_failing_cell_is_one_row(tmp_path: Path) -> None:
         (["run", "demo", "train.stpes=1"], "did you mean 'steps'"),
         (["run", "demo", "train.group=1"], "train.group is 1"),
         (["run", "demo", "models=[./nothing-here]"], "nothing-here"),
-        (["leaderboard", "demo"], "entrobench run demo"),
+        (["leaderboard", "demo"], "there is no MLflow store"),
         (["run", "demo", "--jobs", "0"], "--jobs is 0"),
         (["plan", "demo", "--plugin", "no_such_module"], "no_such_module"),
         (["report", "demo"], "demo"),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_trainer import build, same, weights
 
 from harness.metrics import Stopwatch
-from test_trainer import build, same, weights
 
 pytestmark = [
     pytest.mark.gpu,

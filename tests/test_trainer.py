@@ -135,6 +135,27 @@ def test_statistics_do_not_depend_on_padding_or_neighbours(tmp_path: Path) -> No
         torch.testing.assert_close(getattr(both, name)[15:], getattr(alone, name), rtol=1e-5, atol=1e-6)
 
 
+def test_prompts_that_are_run_once_a_group_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for weigh in (True, False):
+        monkeypatch.setattr(TokenBatch, "prompts_weigh", weigh)
+        trainer = build(tmp_path, "ppo", "hardware.micro_tokens=150")  # some groups are cut in two
+        groups = trainer.sample(trainer.prompts(1), 1)
+        groups[0][0] = Rollout(groups[0][0].prompt, groups[0][0].response[:1], groups[0][0].logp[:1], False)
+        batch = TokenBatch.of(groups, [float(i % 3 == 0) for i in range(64)], 20, "cpu")
+        old = trainer.stats_before(batch)
+        for part in trainer.policy.micro_batches(batch):
+            trainer.policy.backward((trainer.stats_during(part, old).logp * part.rewards_B[part.sequence_T]).sum())
+            assert trainer.critic is not None
+            trainer.critic.backward(trainer.critic.current(part).sum())
+        gradients = [p.grad for learner in trainer.learners().values() for p in learner.module.parameters()]
+        found.append([old.logp, old.entropy, old.values, *gradients])
+    for shared, plain in zip(*found, strict=True):
+        assert shared is not None
+        assert plain is not None
+        torch.testing.assert_close(shared, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item() + 1e-6)
+
+
 def test_statistics_equal_the_full_forward(tmp_path: Path) -> None:
     trainer = build(tmp_path, "grpo", "rollout.temperature=0.7")
     rollout = Rollout([5, 6, 7], [8, 9, 10], [0.0] * 3, True)

@@ -189,7 +189,7 @@ def test_integers_survive_their_spellings() -> None:
     rng = random.Random(0)
     commas = [",", "{,}", r"\,", r"\!", r",\!", " "]
     after = ["", ".", ".0", r"^\circ", r"^{\circ}", "°", r"\text{ cm}", " cm", r"\ ", r" \text{ degrees}", " ."]
-    around = ["{}", " {} ", "{{{}}}", "${}$", r"\({}\)", "{{ {{{}}} }}"]
+    around = ["{}", " {} ", "{{{}}}", "${}$", r"\({}\)", "{{ {} }}"]
     for _ in range(2_000):
         number = rng.randint(-(10 ** rng.randint(1, 25)), 10 ** rng.randint(1, 25))
         sign = rng.choice(["-", "\u2212", "- "]) if number < 0 else rng.choice(["", "+"])
@@ -305,8 +305,8 @@ def test_memory_is_limited() -> None:
     printed = in_judge(
         "judge.harden(); judge.judge('1', r'\\operatorname{zeros}(2,2)')\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**24,) * 2)\n"
-        "print(judge.answer(json.dumps(['1', r'\\operatorname{zeros}(2000,2000)']).encode()))"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**23,) * 2)\n"
+        "print(judge.answer(json.dumps(['1', r'\\operatorname{zeros}(600,600)']).encode()))"
     )
     assert printed.startswith("('error', 'MemoryError")
 

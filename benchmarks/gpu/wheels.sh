@@ -8,11 +8,15 @@ version=${2:-3.12}
 arch=${3:-x86_64}
 platforms=()
 for glibc in 39 34 28 27 24 17; do platforms+=(--platform "manylinux_2_${glibc}_${arch}"); done
-python3 -m pip download -qq --no-deps --only-binary=:all: --implementation cp --python-version "$version" \
-    "${platforms[@]}" --platform "manylinux2014_${arch}" -d "$folder" \
+fetch=(python3 -m pip download -qq --only-binary=:all: --implementation cp --python-version "$version"
+    "${platforms[@]}" --platform "manylinux2014_${arch}" -d "$folder")
+"${fetch[@]}" pydantic # with what it needs, since pydantic-core must be of the very same version
+"${fetch[@]}" --no-deps \
     omegaconf==2.4.0 lm-eval==0.4.13 mlflow-skinny==3.17.2 mlflow-tracing==3.17.2 sqlalchemy alembic mako greenlet \
-    datasets==5.2.0 dill multiprocess xxhash evaluate more-itertools word2number pytablewriter dataproperty mbstrdecoder \
-    pathvalidate tabledata tcolorpy typepy rouge-score nltk sqlitedict zstandard chardet cachetools databricks-sdk fastapi \
-    gitpython gitdb smmap importlib-metadata opentelemetry-api opentelemetry-sdk opentelemetry-proto \
+    datasets==5.2.0 dill multiprocess xxhash evaluate more-itertools pytablewriter dataproperty mbstrdecoder \
+    pathvalidate tabledata tcolorpy typepy nltk zstandard chardet cachetools databricks-sdk fastapi \
+    gitpython gitdb smmap importlib-metadata lazy-importer defusedxml opentelemetry-api opentelemetry-sdk opentelemetry-proto \
     opentelemetry-semantic-conventions python-dotenv sqlparse starlette uvicorn google-auth pyasn1 pyasn1-modules \
-    scikit-learn rich
+    scikit-learn rich cryptography cffi pycparser
+# These come as sources alone; they are pure Python, so their wheels fit every machine.
+python3 -m pip wheel -qq --no-deps -w "$folder" sqlitedict rouge-score

@@ -45,6 +45,7 @@ def server(threads: int) -> Iterator[None]:
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",  # bars would fill the logs of cells
+        "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",  # of tqdm's lock, where a cell is stopped
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     before = {name: os.environ.get(name) for name in wanted}
@@ -68,7 +69,7 @@ def died(cell: Cell, process: BaseProcess) -> None:
         files.write_json(path, {**state, "state": "failed", "reason": f"its process ended by {name}{hint}"})
 
 
-def run(cells: list[Cell], jobs: int, watcher: Watcher, poll: float = 0.2) -> None:
+def run(cells: list[Cell], jobs: int, watcher: Watcher, poll: float = 0.5) -> None:
     """Run the cells, `jobs` at a time, in order. Interrupted, it stops them; their checkpoints stay."""
     waiting = list(cells)
     running: list[tuple[Cell, BaseProcess, float]] = []

@@ -20,9 +20,13 @@ from harness.tracking import MetricsLog
 
 Series = dict[int, list[float]]  # step -> the values of the seeds
 
-STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 3rem auto; padding: 0 1rem; color: #222 }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums } td, th { padding: .3rem .8rem; text-align: right;
-border-bottom: 1px solid #ddd } td:first-child, th:first-child { text-align: left } svg { max-width: 100%; height: auto }"""
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 3rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+td, th { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #ddd }
+td:first-child, th:first-child { text-align: left }
+svg { max-width: 100%; height: auto }
+"""
 
 
 def series(cells: Sequence[Cell], metric: str) -> dict[str, Series]:
@@ -35,7 +39,7 @@ def series(cells: Sequence[Cell], metric: str) -> dict[str, Series]:
     return found
 
 
-def plot(curves: dict[str, Series], title: str, label: str) -> str:
+def plot(curves: dict[str, Series], title: str, label: str, scale: str = "linear") -> str:
     """Means over seeds, with the range of the seeds as a band, as SVG."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.add_subplot()
@@ -51,7 +55,7 @@ def plot(curves: dict[str, Series], title: str, label: str) -> str:
             alpha=0.15,
             linewidth=0,
         )
-    axes.set(title=title, xlabel="step", ylabel=label)
+    axes.set(title=title, xlabel="step", ylabel=label, yscale=scale)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, ncols=2, fontsize="small")
     buffer = io.StringIO()
@@ -72,7 +76,7 @@ def write(config: Config, cells: Sequence[Cell], rows: Sequence[Row]) -> Path:
     for task in config.tasks:
         here = [cell for cell in done if cell.task == task]
         plots[f"entropy-{task}"] = plot(
-            series(here, "entropy/mean"), f"Entropy while training on {task}", "nats a token"
+            series(here, "entropy/mean"), f"Entropy while training on {task}", "nats a token", "log"
         )
     folder = config.folder / "report"
     for name, svg in plots.items():
