@@ -174,4 +174,4 @@ def show(console: Console, found: Sequence[Assessment]) -> None:
         verdicts = sorted(each.evaluation.verdicts.items(), key=lambda item: -item[1])
         console.print(f"{each.evaluation.task}: {', '.join(f'{number:,} {verdict}' for verdict, number in verdicts)}")
         for note in each.evaluation.flags + each.notes:
-            console.print(f"[yellow]{each.evaluation.task}:[/] {note}")
+            console.print(f"{each.evaluation.task}: {note}", style="yellow")
