@@ -78,8 +78,8 @@ class Reader(_Latex2Sympy):
         factors = [self.convert_postfix(part) for part in arr]
         if any(isinstance(factor, list) for factor in factors):
             raise Unparsed("a derivative")
-        if len(factors) == 2 and is_digits(texts[0]) and re.fullmatch(r"\\frac\{[0-9]+\}\{[0-9]+\}", texts[1]):
-            return factors[0] + factors[1]
+        if len(factors) > 1 and is_digits(texts[0]) and re.fullmatch(r"\\frac\{[0-9]+\}\{[0-9]+\}", texts[1]):
+            factors[:2] = [factors[0] + factors[1]]
         product = factors[-1]
         for factor in reversed(factors[:-1]):
             matrix = getattr(factor, "is_Matrix", False) or getattr(product, "is_Matrix", False)

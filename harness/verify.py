@@ -196,7 +196,7 @@ def integer(text: str) -> int | None:
     """The integer that an answer is, whatever its zeros, separators, sign, and unit; None for any other answer."""
     text = tidy(text)
     while wrapped := WRAPPED.fullmatch(text):
-        text = wrapped[1].strip()
+        text = wrapped[1].strip(" .")
     match = INTEGER.fullmatch(text)
     return int(match[1] + match[2].replace(",", "").replace(" ", "")) if match else None
 
@@ -242,7 +242,6 @@ class Worker:
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
-            self.process.stdin.flush()
             verdict, reason = self.reply(self.limit_s + PATIENCE_S)
         except (BrokenPipeError, EOFError):
             self.close()
@@ -258,6 +257,7 @@ class Worker:
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "harness.judge", str(self.limit_s), str(MEMORY)],
+            bufsize=0,  # a reply too many must stay where poll sees it
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"},
@@ -272,7 +272,9 @@ class Worker:
     def readable(self, within_s: float) -> bool:
         assert self.process is not None
         assert self.process.stdout is not None
-        return bool(select.select([self.process.stdout], [], [], within_s)[0])
+        poll = select.poll()  # select itself takes no file numbers beyond 1023
+        poll.register(self.process.stdout, select.POLLIN)
+        return bool(poll.poll(1000 * within_s))
 
     def reply(self, within_s: float) -> tuple[str, str]:
         assert self.process is not None
@@ -372,5 +374,10 @@ def shared() -> Verifier:
 def of_process(pid: int, workers: int, limit_s: float) -> Verifier:
     """By process: after a fork, the workers and threads are still those of the parent."""
     verifier = Verifier(workers, limit_s)
-    atexit.register(verifier.close)
+
+    def close() -> None:
+        if os.getpid() == pid:
+            verifier.close()
+
+    atexit.register(close)
     return verifier

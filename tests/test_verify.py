@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -290,7 +291,7 @@ def test_a_worker_that_dies_while_idle_costs_nothing() -> None:
 
 
 def test_a_worker_that_cannot_start_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with Verifier(workers=1) as verifier, pytest.raises(RuntimeError, match="does not start"):
         verifier.verdicts(boxed("1+4"))
 
