@@ -27,7 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = cli.load(arguments)
     matrix = cells(config)
-    jobs = arguments.jobs or max((os.cpu_count() or 1) // config.hardware.threads, 1)
+    jobs = arguments.jobs
+    if jobs is None:
+        jobs = max((os.cpu_count() or 1) // config.hardware.threads, 1)
     if jobs < 1:
         raise UserError(f"--jobs is {jobs}; allowed: 1 and more")
     claim(config)

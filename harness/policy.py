@@ -28,7 +28,11 @@ class Learner:
         self.module = module.to(device).train()
         self.train, self.lr, self.device, self.dtype, self.micro = train, lr, device, dtype, micro
         self.optimizer = torch.optim.AdamW(
-            module.parameters(), lr=lr, betas=(train.betas[0], train.betas[1]), weight_decay=train.weight_decay
+            module.parameters(),
+            lr=lr,
+            betas=(train.betas[0], train.betas[1]),
+            weight_decay=train.weight_decay,
+            fused=True,
         )
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:

@@ -32,7 +32,7 @@ def entrobench(*arguments: str, cwd: Path, code: int = 0) -> subprocess.Complete
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"},
-        timeout=300,
+        timeout=120,
         check=False,
     )
     assert result.returncode == code, f"{arguments} gave {result.returncode}:\n{result.stdout}\n{result.stderr}"
