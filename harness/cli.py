@@ -64,6 +64,17 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """As argparse does, but `key=value` may also stand behind an option."""
+    top = parser()
+    arguments, rest = top.parse_known_args(argv)
+    if any("=" not in each or each.startswith("-") for each in rest) or (rest and not hasattr(arguments, "overrides")):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments
+
+
 def load(arguments: argparse.Namespace) -> Config:
     config = configs.load(arguments.config, arguments.overrides)
     config.plugins += arguments.plugin
@@ -72,7 +83,7 @@ def load(arguments: argparse.Namespace) -> Config:
 
 def main(argv: Sequence[str] | None = None) -> None:
     sys.path.insert(0, os.getcwd())  # where users keep plugin modules
-    arguments = parser().parse_args(argv)
+    arguments = parse(argv)
     from harness import commands
 
     try:

@@ -176,7 +176,7 @@ def test_one_failing_cell_is_one_row(tmp_path: Path) -> None:
         (["leaderboard", "demo"], "there is no MLflow store"),
         (["run", "demo", "--jobs", "0"], "--jobs is 0"),
         (["plan", "demo", "--plugin", "no_such_module"], "no_such_module"),
-        (["report", "demo"], "demo"),
+        (["report", "demo"], "there is no MLflow store"),
     ],
 )
 def test_mistakes_end_with_one_sentence_and_write_nothing(arguments: list[str], words: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_commands_mean_something(command: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_methods.py").write_text(FENCED["python"])
-    arguments = cli.parser().parse_args(shlex.split(command)[1:])
+    arguments = cli.parse(shlex.split(command)[1:])
     if hasattr(arguments, "config"):
         assert matrix.cells(cli.load(arguments))
 
