@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ def test_commands_mean_something(command: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_methods.py").write_text(FENCED["python"])
+    monkeypatch.delitem(sys.modules, "my_methods", raising=False)  # the documentation's example has the same name
     arguments = cli.parse(shlex.split(command)[1:])
     if hasattr(arguments, "config"):
         assert matrix.cells(cli.load(arguments))
