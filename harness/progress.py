@@ -30,10 +30,15 @@ class LiveView:
         self.steps_before = {cell.key: cell.progress().step for cell in todo}
         self.steps_todo = sum(cell.config.train.steps - self.steps_before[cell.key] for cell in todo)
         self.steps_ended = 0
-        self.started = self.last_line = time.monotonic()
+        self.last_line = time.monotonic()
         self.fed: dict[str, int] = {}
         self.store_away = False
-        self.live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self.first: tuple[int, float] | None = None  # the clock of the time left begins with the first steps
+        self.live = (
+            Live(self.picture([], len(todo)), console=console, refresh_per_second=4, transient=True)
+            if console.is_terminal
+            else None
+        )
 
     def __enter__(self) -> LiveView:
         if self.live:
@@ -88,10 +93,13 @@ class LiveView:
 
     def headline(self, running: list[Cell], waiting: int) -> str:
         steps = self.steps_ended + sum(cell.progress().step - self.steps_before[cell.key] for cell in running)
-        seconds_a_step = (time.monotonic() - self.started) / max(steps, 1)
-        left = (
-            f"about {duration(seconds_a_step * (self.steps_todo - steps))} left" if steps else "time left unknown yet"
-        )
+        now = time.monotonic()
+        if steps and self.first is None:
+            self.first = steps, now
+        left = "time left unknown yet"
+        if self.first and steps > self.first[0]:
+            seconds_a_step = (now - self.first[1]) / (steps - self.first[0])
+            left = f"about {duration(seconds_a_step * (self.steps_todo - steps))} left"
         failed = f", {self.failed} failed" if self.failed else ""
         return f"{self.done} of {self.total} cells done{failed}, {len(running)} running, {waiting} waiting; {left}"
 
