@@ -10,18 +10,21 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from transformers.utils import logging
 
 from harness import cell, config
 from harness.trainer import Trainer
 
 console = Console(width=120, highlight=False)
+logging.disable_progress_bar()
+logging.set_verbosity_error()
 
 
 def trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer:
     """A trainer of the demo's configuration, before its first step."""
     settings = config.load("demo", overrides)
     record = {"config": dataclasses.asdict(settings), "method": method, "task": "countdown", "model": "countdown-tiny"}
-    built, _ = cell.build({**record, "seed": 0}, folder)
+    built, _ = cell.build({**record, "seed": 0}, folder, say=lambda _: None)
     built.engine.load(built.policy.module)
     return built
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
 from benchmarks.common import show, trainer
 from harness import models
@@ -79,6 +79,7 @@ def theirs(steps: int, folder: Path) -> list[float]:
         processing_class=tokenizer,
         callbacks=[clock],
     )
+    peer.remove_callback(PrinterCallback)
     peer.train()
     return [after - before for before, after in zip(clock.marks, clock.marks[1:], strict=False)]
 
