@@ -32,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         jobs = max((os.cpu_count() or 1) // config.hardware.threads, 1)
     if jobs < 1:
         raise UserError(f"--jobs is {jobs}; allowed: 1 and more")
+    check_problems(config)
     claim(config)
     for model in config.models:
         models.resolve(model).folder(say=console.print)
@@ -51,6 +52,17 @@ def run(arguments: argparse.Namespace) -> int:
         f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {config.tracking_uri}"
     )
     return 1 if failed else 0
+
+
+def check_problems(config: Config) -> None:
+    """A set that is missing or damaged stops the matrix here, not in each of its cells."""
+    import tasks
+
+    for spec in config.tasks:
+        tasks.build(spec).problems("train")
+    for spec in config.eval.tasks or config.tasks:
+        task = tasks.build(spec)
+        task.problems(config.eval.of(task.name).split)
 
 
 def sync_all(config: Config, matrix: list[Cell]) -> None:

@@ -22,7 +22,7 @@ from harness.policy import CellFailure, Critic, Policy, context_of
 from harness.rendering import Chat, render
 from harness.rollout import Engine
 from harness.tracking import MetricsLog
-from harness.verify import check_failures
+from harness.verify import TooManyFailures, check_failures
 from tasks import Problem, Task, Verdict
 
 # Before the first update of a step the policy is the one that `old` came from, so the ratio is 1 up to rounding.
@@ -74,7 +74,7 @@ class Trainer:
         with watch.phase("rollout"):
             groups = self.sample(problems, step)
         with watch.phase("verify"):
-            verdicts = self.verify(problems, groups)
+            verdicts = self.verify(problems, groups, step)
             batch = TokenBatch.of(
                 groups, [float(v == Verdict.RIGHT) for v in verdicts], self.config.rollout.max_new_tokens, policy.device
             )
@@ -120,8 +120,6 @@ class Trainer:
         method.observe(record)
         for name, state in method.state().items():
             record |= {f"state/{name}/{key}": value for key, value in state.items()}
-        if step == 1 or step % self.config.checkpoint.every == 0:
-            self.keep_samples(step, problems, groups, verdicts)
         return record
 
     # The parts of a step
@@ -145,11 +143,17 @@ class Trainer:
             max_new_tokens=self.config.rollout.max_new_tokens,
         )
 
-    def verify(self, problems: list[Problem], groups: list[list[Rollout]]) -> list[Verdict]:
+    def verify(self, problems: list[Problem], groups: list[list[Rollout]], step: int) -> list[Verdict]:
         texts = self.tokenizer.batch_decode([r.response for g in groups for r in g], skip_special_tokens=True)
         asked = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
         verdicts = self.task.verdicts(list(zip(asked, texts, strict=True)))
-        check_failures(verdicts, self.config.verify.max_failures)
+        if step == 1 or step % self.config.checkpoint.every == 0:
+            self.keep_samples(step, problems, groups, verdicts)
+        try:
+            check_failures(verdicts, self.config.verify.max_failures)
+        except TooManyFailures:
+            self.keep_samples(step, problems, groups, verdicts)  # which show why
+            raise
         return verdicts
 
     def stats_before(self, batch: TokenBatch) -> TokenStats:

@@ -186,6 +186,17 @@ def test_mistakes_end_with_one_sentence_and_write_nothing(arguments: list[str], 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_set_that_is_not_prepared_stops_the_matrix_before_its_first_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
+    result = entrobench("run", "demo", "eval.tasks=[aime24]", cwd=tmp_path, code=2)
+    assert result.stderr == (
+        "entrobench: the problem set aime24 is not prepared; run `entrobench data prepare aime24`\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "results/demo").mkdir(parents=True)
     (tmp_path / "results/demo/thesis.tex").write_text("precious")

@@ -241,9 +241,11 @@ def test_a_verifier_that_fails_too_often_stops_training(trainer: Trainer, monkey
     failing = [Verdict.ERROR] * 6 + [Verdict.WRONG] * 4
     monkeypatch.setattr(Countdown, "verdicts", lambda self, pairs: failing)
     with pytest.raises(verify.TooManyFailures, match=r"6 of 10 answers \(60.0%\)"):
-        trainer.verify(problems, groups)
+        trainer.verify(problems, groups, 7)
+    kept = trainer.folder / "samples" / "train-000007.jsonl"
+    assert [v for line in kept.read_text().splitlines() for v in json.loads(line)["verdicts"]] == failing
     trainer.config.verify.max_failures = 0.6
-    assert trainer.verify(problems, groups) == failing
+    assert trainer.verify(problems, groups, 8) == failing
 
 
 def test_a_cell_chooses_the_verifier(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
