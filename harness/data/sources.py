@@ -171,7 +171,9 @@ def locate(source: str, origin: str | None, say: Callable[[str], None]) -> Locat
 def downloaded(hub: Hub, say: Callable[[str], None]) -> list[Path]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()  # its retries; where they end in vain is told below
     say(f"fetching {hub.id} from the Hugging Face hub")
     # The hub's HTTP error derives from that of the HTTP library below it, which differs by version.
     failures = cast("tuple[type[Exception], ...]", (OSError, ValueError, *HfHubHTTPError.__bases__))
