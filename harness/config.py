@@ -111,6 +111,11 @@ class Verify:
 
 
 @dataclass
+class Dynamics:
+    every: int = 10  # measure the entropy's dynamics every so many steps; 0: never
+
+
+@dataclass
 class Checkpoint:
     every: int = 20  # steps
     save_model: bool = True  # keep the trained model as a Hugging Face folder in the cell
@@ -142,6 +147,7 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     eval: Eval = field(default_factory=Eval)
     verify: Verify = field(default_factory=Verify)
+    dynamics: Dynamics = field(default_factory=Dynamics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     hardware: Hardware = field(default_factory=Hardware)
     tracking: Tracking = field(default_factory=Tracking)
@@ -256,7 +262,8 @@ def validate(config: Config) -> None:
         raise UserError(f"verify.limit_s is {config.verify.limit_s}; allowed: more than 0")
     if not 0 <= config.verify.max_failures <= 1:
         raise UserError(f"verify.max_failures is {config.verify.max_failures}; allowed: 0 to 1")
-    at_least(0, **{"eval.every": evaluation.every, "train.warmup_steps": train.warmup_steps, "train.lr": train.lr})
+    at_least(0, **{"eval.every": evaluation.every, "dynamics.every": config.dynamics.every})
+    at_least(0, **{"train.warmup_steps": train.warmup_steps, "train.lr": train.lr})
     if train.prompts % train.updates:
         raise UserError(f"train.updates is {train.updates}; it must divide train.prompts ({train.prompts})")
     if config.rollout.temperature <= 0:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness import checkpoint, data, files, metrics, seeds
+from harness import checkpoint, data, dynamics, files, metrics, seeds
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Config
 from harness.evaluate import Sampler, evaluate
@@ -79,7 +79,7 @@ class Trainer:
                 groups, [float(v == Verdict.RIGHT) for v in verdicts], self.config.rollout.max_new_tokens, policy.device
             )
         with watch.phase("stats"):
-            old = self.stats_before(batch)
+            old = self.stats_before(batch, sum_p2=self.dynamics_due(step))
             minibatches = list(batch.split(train.updates))
             signal = method.signal(old, batch, minibatches)
         if not torch.isfinite(signal.weights_T).all() or not torch.isfinite(signal.advantages_T).all():
@@ -104,6 +104,7 @@ class Trainer:
                 losses.append(loss)
                 norms.append(policy.step(step))
         value_record = self.train_critic(minibatches, signal, step, watch) if self.critic else {}
+        dynamics_record = self.measure_dynamics(signal, batch, minibatches, watch) if self.dynamics_due(step) else {}
         with watch.phase("sync"):
             self.engine.load(policy.module)
 
@@ -120,7 +121,7 @@ class Trainer:
         method.observe(record)
         for name, state in method.state().items():
             record |= {f"state/{name}/{key}": value for key, value in state.items()}
-        return record
+        return record | dynamics_record  # which no method has observed: an instrument changes nothing
 
     # The parts of a step
 
@@ -156,9 +157,9 @@ class Trainer:
             raise
         return verdicts
 
-    def stats_before(self, batch: TokenBatch) -> TokenStats:
+    def stats_before(self, batch: TokenBatch, *, sum_p2: bool = False) -> TokenStats:
         """All that methods may ask of the policy before the update."""
-        needs = self.method.needs
+        needs = self.method.needs | ({"sum_p2"} if sum_p2 else set())
         old = self.policy.stats(batch, needs)
         ref_logp_T = self.reference.stats(batch, entropy=False).logp if self.reference else None
         values_T = self.critic.values(batch) if self.critic else None
@@ -192,6 +193,20 @@ class Trainer:
                 losses.append(loss)
                 norms.append(self.critic.step(step))
         return {"loss/critic": float(np.mean(losses)), "gradient/critic_norm": float(np.mean(norms))}
+
+    def dynamics_due(self, step: int) -> bool:
+        every = self.config.dynamics.every
+        return every > 0 and step % every == 0
+
+    def measure_dynamics(
+        self, signal: Signal, batch: TokenBatch, minibatches: list[TokenBatch], watch: Stopwatch
+    ) -> dict[str, float]:
+        with watch.phase("dynamics"):
+            after = self.policy.stats(batch)
+            assert after.entropy is not None
+            return dynamics.of_step(
+                self.method, signal, batch, minibatches, after.entropy, self.config.rollout.temperature
+            )
 
     # Evaluation, samples, checkpoints
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.multiprocessing import spawn
 
 import baselines
+from harness import dynamics
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.method import Method
 
@@ -183,7 +184,10 @@ def measured(c: Case, groups: Sequence[int]) -> dict[str, Tensor]:
         "count": torch.tensor([batch.count(old.logp < -1), batch.responses, batch.tokens]),
     }
     for spec in SPECS:
-        signal = Method.of(spec, baselines.table()).signal(old, batch, list(batch.split(2)))
+        method, minibatches = Method.of(spec, baselines.table()), list(batch.split(2))
+        signal = method.signal(old, batch, minibatches)
+        seen = dynamics.of_step(method, signal, batch, minibatches, old.entropy + old.values, temperature=0.7)
+        result |= {f"{spec} {name}": torch.tensor(value, dtype=torch.float64) for name, value in seen.items()}
         result |= {f"{spec} {name}_T": getattr(signal, f"{name}_T") for name in ("advantages", "weights", "scale")}
     return result
 

@@ -178,8 +178,8 @@ def test_a_policy_that_moved_since_the_statistics_is_noticed(tmp_path: Path) -> 
     trainer = build(tmp_path)
     before = trainer.stats_before
 
-    def moved(batch: TokenBatch) -> Any:
-        stats = before(batch)
+    def moved(batch: TokenBatch, **which: bool) -> Any:
+        stats = before(batch, **which)
         with torch.no_grad():
             next(trainer.policy.module.parameters()).add_(0.05)
         return stats

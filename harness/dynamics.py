@@ -1,0 +1,264 @@
+"""How an update moves the entropy: the theory's prediction from token statistics, and what was measured.
+
+Throughout p = softmax(z / temperature) at one token, y the sampled token, S_i = p_i (H + log p_i) with sum_i S_i = 0,
+S* = S_y and N = sum_i p_i S_i (TokenStats.discriminator and .expected_discriminator). All rests on dH/dz_i = -S_i and
+dlog p_y/dz_i = 1[i = y] - p_i, each with a factor 1 / temperature: a step dz = a (e_y - p) / temperature, which is
+what gradient ascent on a log p_y does to the token's own logits, changes its entropy by
+
+    dH = -a (S* - N) / temperature^2 + O(a^2).
+
+A real update moves all logits through shared parameters, so a token's entropy also changes by what other tokens push:
+the formula predicts a direction and a proportion, not a size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness import ranks
+from harness.batch import TokenBatch, TokenStats
+
+if TYPE_CHECKING:
+    from harness.method import Method, Signal
+
+# One token, all of its vocabulary: for small vocabularies and for checking the rest.
+
+
+def entropies(p_TV: Tensor) -> Tensor:
+    return torch.special.entr(p_TV).sum(-1)
+
+
+def discriminators(p_TV: Tensor) -> Tensor:
+    """S_i = p_i (H + log p_i), with 0 log 0 = 0."""
+    return p_TV * entropies(p_TV)[:, None] - torch.special.entr(p_TV)
+
+
+def gradient_step(p_TV: Tensor, targets_T: Tensor, push_T: Tensor, temperature: float = 1.0) -> Tensor:
+    """dz = a (e_y - p) / temperature: what ascent on a log p_y does to each token's own logits."""
+    chosen_TV = torch.zeros_like(p_TV).scatter_(1, targets_T[:, None], 1.0)
+    return push_T[:, None] * (chosen_TV - p_TV) / temperature
+
+
+def first_order(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tensor:
+    """The change of entropy by a step of the logits: -sum_i S_i dz_i."""
+    return -(discriminators(p_TV) * dz_TV).sum(-1) / temperature
+
+
+def second_order(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tensor:
+    """The next term of the series, 1/2 dz' (d2H/dz2) dz = -1/2 sum_i (S_i + p_i) (dz_i - p.dz)^2.
+
+    It follows from dp_i = p_i (dz_i - p.dz) and dH = -S.dz put into dS_i = dp_i (H + log p_i) + p_i (dH + dlog p_i).
+    """
+    centred_TV = (dz_TV - (p_TV * dz_TV).sum(-1, keepdim=True)) / temperature
+    return -0.5 * ((discriminators(p_TV) + p_TV) * centred_TV**2).sum(-1)
+
+
+def exact(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tensor:
+    """The change of entropy by a step of the logits, whatever its size."""
+    return entropies(torch.softmax(p_TV.log() + dz_TV / temperature, dim=-1)) - entropies(p_TV)
+
+
+# All tokens, from their statistics alone.
+
+
+def deviation(stats: TokenStats) -> Tensor:
+    """S* - N."""
+    return stats.discriminator - stats.expected_discriminator
+
+
+def squared_discriminators(stats: TokenStats, sampled_logp_T: Tensor) -> Tensor:
+    """An estimate of sum_i S_i^2 from the sampled token alone: S*^2 over the probability that it was sampled with.
+
+    Its expectation over the sampling is the sum, so that means over many tokens are right while single ones are noisy.
+    """
+    assert stats.entropy is not None
+    return (2 * stats.logp - sampled_logp_T).exp() * (stats.entropy + stats.logp) ** 2
+
+
+@dataclass(frozen=True)
+class Push:
+    """Minus the gradient of a loss with respect to each token's log p_y and H, times the tokens of its mini-batch.
+
+    For plain GRPO at ratio 1 that is A and 0, however the batch is split.
+    """
+
+    logp: Tensor
+    entropy: Tensor
+
+    def predicted(self, stats: TokenStats, sampled_logp_T: Tensor, temperature: float = 1.0) -> Tensor:
+        """First-order change of each token's entropy when all tokens' own logits take a step of size 1 along the push:
+        (entropy sum_i S_i^2 - logp (S* - N)) / temperature^2, with the sum estimated (`squared_discriminators`)."""
+        by_entropy_T = self.entropy * squared_discriminators(stats, sampled_logp_T)
+        return (by_entropy_T - self.logp * deviation(stats)) / temperature**2
+
+
+def push(method: Method, signal: Signal, current: TokenStats, minibatches: Sequence[TokenBatch]) -> Push:
+    """What a method asks of each token, by the gradient of its real loss, whatever the method."""
+    found = Push(torch.zeros_like(current.logp), torch.zeros_like(current.logp))
+    for part in minibatches:
+        here = current.at(part.index_T)
+        assert here.entropy is not None
+        logp_T, entropy_T = here.logp.detach().requires_grad_(), here.entropy.detach().requires_grad_()
+        leaves = TokenStats(logp_T, entropy_T, ref_logp=here.ref_logp)
+        with torch.enable_grad():
+            loss = method.loss(leaves, signal.at(part.index_T), part)
+        by_logp_T, by_entropy_T = torch.autograd.grad(
+            loss, (logp_T, entropy_T), allow_unused=True, materialize_grads=True
+        )
+        found.logp[part.index_T] = -by_logp_T * part.tokens
+        found.entropy[part.index_T] = -by_entropy_T * part.tokens
+    return found
+
+
+def quadrants(advantages_T: Tensor, signal_T: Tensor) -> dict[str, Tensor]:
+    """Masks by the signs of A and of S* - N (or of S*); tokens where either is 0 are in none.
+
+    positive_above and negative_below push the entropy down, the other two push it up.
+    """
+    above_T, below_T = signal_T > 0, signal_T < 0
+    return {
+        "positive_above": (advantages_T > 0) & above_T,
+        "positive_below": (advantages_T > 0) & below_T,
+        "negative_above": (advantages_T < 0) & above_T,
+        "negative_below": (advantages_T < 0) & below_T,
+    }
+
+
+# The instrument of a training step.
+
+QUANTILES = {"q01": 0.01, "q50": 0.5, "q99": 0.99}
+
+
+def of_step(
+    method: Method,
+    signal: Signal,
+    batch: TokenBatch,
+    minibatches: Sequence[TokenBatch],
+    entropy_after_T: Tensor,
+    temperature: float,
+) -> dict[str, float]:
+    """The entropy's predicted and measured change over the updates on a rollout batch, on the same tokens.
+
+    `predicted` is the batch mean of `Push.predicted` at ratio 1, in nats per unit of logit step; `measured` is in nats.
+    """
+    old = signal.old
+    assert old.entropy is not None
+    predicted_T = push(method, signal, old, minibatches).predicted(old, old.logp, temperature)
+    measured_T = entropy_after_T - old.entropy
+    found = {
+        "predicted": batch.mean(predicted_T).item(),
+        "measured": batch.mean(measured_T).item(),
+        **comparison(predicted_T, measured_T, batch),
+        **spread("s_star", old.discriminator, batch),
+        **spread("baseline", old.expected_discriminator, batch),
+        **spread("deviation", deviation(old), batch),
+    }
+    undropped = dataclasses.replace(
+        signal,
+        weights_T=torch.ones_like(signal.weights_T),
+        scale_T=signal.term_scale_T,
+        term_scale_T=torch.zeros_like(signal.term_scale_T),
+    )
+    undropped_T = push(method, undropped, old, minibatches).predicted(old, old.logp, temperature)
+    found |= by_quadrant(signal, batch, predicted_T, undropped_T)
+    return {f"dynamics/{name}": value for name, value in found.items()}
+
+
+def comparison(predicted_T: Tensor, measured_T: Tensor, batch: TokenBatch) -> dict[str, float]:
+    """Correlations over tokens and over the means of responses, and the common logit step that would explain best what
+    was measured (least squares); without those that do not exist, as where no token has a signal."""
+    columns = (predicted_T, measured_T)
+    x, y = (ranks.gather(column_T.double()) for column_T in columns)
+    by_sequence = [ranks.gather(batch.per_sequence(column_T.double()) / batch.lengths_B) for column_T in columns]
+    found = {
+        "correlation": torch.corrcoef(torch.stack([x, y]))[0, 1].item(),
+        "correlation_sequences": torch.corrcoef(torch.stack(by_sequence))[0, 1].item(),
+        "slope": (x @ y / (x @ x)).item(),
+    }
+    return {name: value for name, value in found.items() if np.isfinite(value)}
+
+
+def spread(name: str, x_T: Tensor, batch: TokenBatch) -> dict[str, float]:
+    # Not torch.quantile, which takes no more than 2**24 values.
+    found = np.quantile(ranks.gather(x_T).cpu().numpy(), list(QUANTILES.values()))
+    return {
+        f"{name}/mean": batch.mean(x_T).item(),
+        f"{name}/std": batch.std(x_T).item(),
+        **{f"{name}/{key}": float(value) for key, value in zip(QUANTILES, found, strict=True)},
+    }
+
+
+def by_quadrant(signal: Signal, batch: TokenBatch, predicted_T: Tensor, undropped_T: Tensor) -> dict[str, float]:
+    """Of each quadrant, as parts of all tokens: its share, what of it was dropped, what its kept tokens add to the
+    predicted change, and what the surrogate of its dropped tokens would have added."""
+    dropped_T = signal.weights_T == 0
+    found: dict[str, float] = {}
+    for name, mask_T in quadrants(signal.advantages_T, deviation(signal.old)).items():
+        found |= {
+            f"{name}/share": batch.mean(mask_T).item(),
+            f"{name}/dropped": batch.mean(mask_T & dropped_T).item(),
+            f"{name}/push": batch.mean(predicted_T * (mask_T & ~dropped_T)).item(),
+            f"{name}/push_dropped": batch.mean(undropped_T * (mask_T & dropped_T)).item(),
+        }
+    return found
+
+
+# The lens: what a method does to the tokens of each quadrant.
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quadrant of a batch under a method; sizes and changes are summed over its tokens and divided by all tokens,
+    so that rows add up."""
+
+    share: float  # of all tokens
+    dropped: float  # share of the row's own tokens that have no gradient through the surrogate
+    size: float  # |push on log p|: the weight times |advantage|
+    plain_size: float  # the same of plain GRPO
+    predicted: float  # first-order change of the mean entropy, per unit of logit step
+    plain_predicted: float
+
+
+def lens(
+    method: Method,
+    plain: Method,
+    old: TokenStats,
+    batch: TokenBatch,
+    minibatches: Sequence[TokenBatch],
+    current: TokenStats | None = None,
+    temperature: float = 1.0,
+) -> dict[str, Row]:
+    """What a method does to each quadrant of a rollout batch, and to the entropy, against the method `plain` (GRPO).
+
+    The quadrants are those of plain's advantages, so that rows of several methods hold the same tokens; `rest` are the
+    tokens in none, `all` is everything. `old` has all that both methods need, and sum_p2. At ratio 1 (`current` not
+    given) methods that differ in their clips alone are all the same; with `current`, the policy some updates later,
+    they are not.
+    """
+    current = old if current is None else current
+    signal, plain_signal = (each.signal(old, batch, list(minibatches)) for each in (method, plain))
+    surrogate = dataclasses.replace(signal, term_scale_T=torch.zeros_like(signal.term_scale_T))
+    dropped_T = push(method, surrogate, current, minibatches).logp == 0
+    pushes = push(method, signal, current, minibatches), push(plain, plain_signal, current, minibatches)
+    predicted_T, plain_predicted_T = (each.predicted(current, old.logp, temperature) for each in pushes)
+    size_T, plain_size_T = (each.logp.abs() for each in pushes)
+
+    def row(mask_T: Tensor) -> Row:
+        columns = (size_T, plain_size_T, predicted_T, plain_predicted_T)
+        return Row(
+            batch.mean(mask_T).item(),
+            batch.count(mask_T & dropped_T) / max(batch.count(mask_T), 1.0),
+            *(batch.mean(x_T * mask_T).item() for x_T in columns),
+        )
+
+    masks = quadrants(plain_signal.advantages_T, deviation(current))
+    every_T = torch.ones_like(dropped_T)
+    masks["rest"] = every_T & ~torch.stack(list(masks.values())).any(dim=0)
+    return {name: row(mask_T) for name, mask_T in {**masks, "all": every_T}.items()}
