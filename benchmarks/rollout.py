@@ -32,17 +32,19 @@ class Setting:
     group: int
     prompt_tokens: int
     new_tokens: int
+    layers: int = 3
+    vocabulary: int = 30
 
     def model(self) -> Qwen2ForCausalLM:
         torch.manual_seed(0)
         config = Qwen2Config(
-            vocab_size=30,
+            vocab_size=self.vocabulary,
             hidden_size=self.hidden,
             intermediate_size=4 * self.hidden,
-            num_hidden_layers=3,
+            num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             num_key_value_heads=self.heads,
-            max_position_embeddings=128,
+            max_position_embeddings=256,
             tie_word_embeddings=True,
         )
         return Qwen2ForCausalLM(config).eval()

@@ -15,20 +15,22 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import tasks
-from harness import files, registry
+from harness import files, registry, rollout
 from harness.batch import Rollout
 from harness.cell import device_of
-from harness.config import Config, Verify, at_least
+from harness.config import Config, Hardware, Verify, at_least
 from harness.evaluate import Evaluation, Sampler, evaluate
 from harness.leaderboard import shown
 from harness.models import Model
 from harness.policy import context_of, load_model
 from harness.rendering import instructed
+from harness.rollout import Sampling
 from harness.rollout.embedded import EmbeddedEngine
+from harness.shape import of_config
 from harness.statistics import Estimate, mean_interval
 from tasks import Task
 from tasks.scoring import powers_of_two
@@ -86,17 +88,19 @@ class EngineOnDemand:
 
     def __init__(self, folder: Path, eos: int, budget: int) -> None:
         self.folder, self.eos, self.budget = folder, eos, budget
+        self.device, self.dtype = device_of(Config())
+        shape = of_config(json.loads((folder / "config.json").read_text()))
+        self.name = rollout.resolve("auto", self.device, shape)
 
     @cached_property
-    def engine(self) -> EmbeddedEngine:
-        device, dtype = device_of(Config())
-        model = load_model(self.folder, dtype)
-        engine = EmbeddedEngine(self.eos, device, dtype, side_by_side(model.config, device, dtype, self.budget))
+    def engine(self) -> Sampling:
+        if self.name == "vllm":  # which reads the folder itself
+            return rollout.build(self.name, self.folder, self.eos, self.device, self.dtype, Hardware())
+        model = load_model(self.folder, self.dtype)
+        together = side_by_side(model.config, self.device, self.dtype, self.budget)
+        engine = EmbeddedEngine(self.eos, self.device, self.dtype, together)
         engine.load(model)
         return engine
-
-    def load(self, model: PreTrainedModel) -> None:
-        raise NotImplementedError("these weights are those of a folder")
 
     def generate(self, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:
         return self.engine.generate(prompts, n, **settings)
@@ -138,6 +142,7 @@ def assess(
             "files": fingerprint(folder),
             "task": registry.identity(task),
             "seed": wanted.seed,
+            "engine": engine.name,
             **settings,
         }
         key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]

@@ -79,8 +79,10 @@ class TokenBatch:
     def of(cls, groups: Sequence[Sequence[Rollout]], rewards: Sequence[float], budget: int, device: str) -> TokenBatch:
         rollouts = [rollout for group in groups for rollout in group]
         lengths_B = torch.tensor([len(r.response) for r in rollouts], device=device)
+        sizes = [len(r.prompt) + len(r.response) for r in rollouts]
+        tokens = [token for r in rollouts for part in (r.prompt, r.response) for token in part]
         return cls(
-            sequences=[torch.tensor([*r.prompt, *r.response]) for r in rollouts],
+            sequences=list(torch.tensor(tokens).split(sizes)),  # quicker than one by one
             prompt_lengths_B=torch.tensor([len(r.prompt) for r in rollouts], device=device),
             lengths_B=lengths_B,
             groups_B=torch.tensor([i for i, group in enumerate(groups) for _ in group], device=device),

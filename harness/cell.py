@@ -19,13 +19,12 @@ from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once,
 
 import baselines
 import tasks
-from harness import files, models, verify
+from harness import files, models, rollout, verify
 from harness.config import Config, UserError, typed
 from harness.filter import Asker, pool
 from harness.method import Method
 from harness.policy import CellFailure, Critic, Policy
 from harness.rendering import instructed
-from harness.rollout.embedded import EmbeddedEngine
 from harness.tracking import MetricsLog
 from harness.trainer import Trainer
 
@@ -57,7 +56,8 @@ def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = pri
         critic_lr = vars(method.objective)["critic_lr"]  # every objective that needs values has one
         critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware.micro_tokens)
     tokenizer = AutoTokenizer.from_pretrained(base)
-    engine = EmbeddedEngine(tokenizer.eos_token_id, device, dtype)
+    chosen = rollout.resolve(config.rollout.engine, device, model.shape())
+    engine = rollout.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
     task = instructed(tasks.build(record["task"]), model.chat)
     if config.train.filter is not None:
         engine.load(policy.module)  # which has not been trained yet

@@ -57,6 +57,13 @@ def parser() -> argparse.ArgumentParser:
     prepare.add_argument("sets", nargs="*", metavar="SET", help="for example aime24 (default: all)")
     prepare.add_argument("--from", dest="origin", metavar="FROM", help="a file, a folder, or the id of a hub's copy")
     actions.add_parser("check", help="which evaluation problems stand in the training set")
+    text = "what this machine can run, and what is missing"
+    doctor = commands.add_parser("doctor", help=text, description=text)
+    doctor.set_defaults(call="doctor", plugin=[])
+    where = "whose results folder and MLflow store are meant (default: demo)"
+    doctor.add_argument("config", nargs="?", default="demo", metavar="CONFIG", help=where)
+    doctor.add_argument("overrides", nargs="*", metavar="key=value", help="for example tracking.uri=http://server")
+    doctor.add_argument("--format", choices=["table", "json"], default="table")
     listing = commands.add_parser("list", help="what exists, one line each", description="what exists, one line each")
     listing.set_defaults(call="listing")
     listing.add_argument("what", choices=["methods", "tasks", "models", "configs"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -170,6 +171,17 @@ def evaluate(arguments: argparse.Namespace) -> int:
     assess.show(console, found)
     console.print(f"samples and results: {out}")
     return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    from harness import doctor as checks
+
+    found = checks.findings(cli.load(arguments))
+    if arguments.format == "json":
+        print(json.dumps([vars(each) for each in found], indent=1))
+    else:
+        checks.show(console, found)
+    return 1 if any(each.state == checks.BROKEN for each in found) else 0
 
 
 def listing(arguments: argparse.Namespace) -> int:

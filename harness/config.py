@@ -75,10 +75,38 @@ class Train:
 
 @dataclass
 class RolloutConfig:
-    engine: str = "embedded"
+    engine: str = "auto"  # embedded | vllm | auto: vLLM where it is installed and the model large enough to gain
     temperature: float = 1.0
     max_new_tokens: int = 7168
     max_prompt_tokens: int | None = None  # problems with longer prompts are not trained on; null: there are none
+
+
+@dataclass
+class Correction:
+    """Of the gradient, for what trainer and engine disagree on. docs/mismatch.md has formulas and sources."""
+
+    kind: str = "off"  # off | truncated: a ratio above high counts as high | masked: one beyond low and high as nothing
+    level: str = "token"  # token | sequence: the ratio of each token, or that of the whole response
+    low: float = 0.0
+    high: float = 2.0
+
+
+@dataclass
+class Bounds:
+    """On the size of log p of the trainer minus log p of the engine, of sampled tokens; null: none."""
+
+    p99: float | None = None
+    max: float | None = None
+
+
+@dataclass
+class Mismatch:
+    """Beyond these a cell stops, by the type that it computes in."""
+
+    # In float32 p99 is some 1e-6; a thousand times that is no rounding.
+    float32: Bounds = field(default_factory=lambda: Bounds(p99=0.01, max=0.1))
+    # In bfloat16 rare tokens may be off by any amount, so that only their share says something.
+    bfloat16: Bounds = field(default_factory=lambda: Bounds(p99=0.5))
 
 
 @dataclass
@@ -126,6 +154,7 @@ class Hardware:
     device: str = "auto"  # auto | cpu | cuda
     threads: int = 1  # CPU threads of a cell
     micro_tokens: int = 16384  # tokens, padding included, of one forward pass
+    cache_gib: float | None = None  # vLLM's keys and values; null: 1 on a CPU, on a GPU with the weights half of it
     timeout_minutes: float | None = None  # a cell that takes longer is stopped and counted as failed
 
 
@@ -145,6 +174,8 @@ class Config:
     baseline: str = "grpo"  # the method that the others are compared with
     train: Train = field(default_factory=Train)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    correction: Correction = field(default_factory=Correction)
+    mismatch: Mismatch = field(default_factory=Mismatch)
     eval: Eval = field(default_factory=Eval)
     verify: Verify = field(default_factory=Verify)
     dynamics: Dynamics = field(default_factory=Dynamics)
@@ -271,12 +302,27 @@ def validate(config: Config) -> None:
     if train.filter is not None:
         validate_filter(train.filter)
     at_least(1, **{"rollout.max_prompt_tokens": config.rollout.max_prompt_tokens})
+    validate_correction(config.correction)
+    for dtype, bounds in vars(config.mismatch).items():
+        at_least(0, **{f"mismatch.{dtype}.{key}": bound for key, bound in vars(bounds).items()})
     validate_evaluation(evaluation, "eval.")
     for task in evaluation.by_task:
         validate_evaluation(evaluation.of(task), f"eval.by_task.{task}.")
     one_of("hardware.device", config.hardware.device, ("auto", "cpu", "cuda"))
     one_of("train.dtype", train.dtype, ("auto", "float32", "bfloat16"))
-    one_of("rollout.engine", config.rollout.engine, ("embedded",))
+    one_of("rollout.engine", config.rollout.engine, ("auto", "embedded", "vllm"))
+    if config.hardware.cache_gib is not None and config.hardware.cache_gib <= 0:
+        raise UserError(f"hardware.cache_gib is {config.hardware.cache_gib}; allowed: more than 0")
+
+
+def validate_correction(given: Correction) -> None:
+    one_of("correction.kind", given.kind, ("off", "truncated", "masked"))
+    one_of("correction.level", given.level, ("token", "sequence"))
+    at_least(1, **{"correction.high": given.high})
+    if not 0 <= given.low <= 1:
+        raise UserError(f"correction.low is {given.low}; allowed: 0 to 1")
+    if given.low and given.kind != "masked":
+        raise UserError(f"correction.low is {given.low}, but kind={given.kind} has no lower bound; allowed: 0")
 
 
 def validate_filter(given: Filter) -> None:

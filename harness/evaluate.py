@@ -25,7 +25,7 @@ import tasks
 from harness import data, files, seeds
 from harness.config import UserError
 from harness.rendering import PLAIN, Chat, render
-from harness.rollout import Engine
+from harness.rollout import Sampling
 from harness.verify import check_failures
 from tasks import Task, Verdict
 from tasks.scoring import dataset_of, metric_list, score_of
@@ -59,7 +59,7 @@ def silent(done: int, of: int) -> None:
 class Sampler:
     """An engine and how it is asked."""
 
-    engine: Engine
+    engine: Sampling
     tokenizer: PreTrainedTokenizerBase
     seed: int
     chat: Chat = PLAIN

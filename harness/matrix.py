@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 import baselines
 import tasks
-from harness import files, models, registry
+from harness import files, models, registry, rollout
 from harness.config import Config, UserError, nearest
 from harness.method import Method
 from tasks import check_split
@@ -39,16 +39,27 @@ class Cell:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What defines the result; paths, launchers, trackers and file names do not."""
-        table = baselines.table(self.config.plugins)
+        table, correction = baselines.table(self.config.plugins), self.config.correction
         return {
             "method": Method.of(self.method, table, self.config.method_options).identity(),
             "task": registry.identity(tasks.build(self.task)),
             "evaluation_tasks": [registry.identity(tasks.build(spec)) for spec in self.evaluation_tasks],
             "model": models.resolve(self.model).identity(),
             "seed": self.seed,
-            **{part: dataclasses.asdict(getattr(self.config, part)) for part in ("train", "rollout", "eval")},
+            **{part: dataclasses.asdict(getattr(self.settled, part)) for part in ("train", "rollout", "eval")},
             "verify": {"limit_s": self.config.verify.limit_s},
+            # Where it is off, its bounds define nothing.
+            **({} if correction.kind == "off" else {"correction": dataclasses.asdict(correction)}),
         }
+
+    @cached_property
+    def settled(self) -> Config:
+        """The configuration with the engine that `auto` means for this model on this machine: it decides which
+        responses are drawn, so it belongs to who the cell is."""
+        given = self.config.rollout
+        shape = models.resolve(self.model).shape()
+        engine = rollout.resolve(given.engine, self.config.hardware.device, shape)
+        return dataclasses.replace(self.config, rollout=dataclasses.replace(given, engine=engine))
 
     @cached_property
     def key(self) -> str:
@@ -77,7 +88,7 @@ class Cell:
             "matrix": self.config.name,
             **{axis: getattr(self, axis) for axis in ("method", "task", "model", "seed")},
             "identity": self.identity,
-            "config": dataclasses.asdict(self.config),
+            "config": dataclasses.asdict(self.settled),
         }
         files.write_text(self.folder / "config.yaml", yaml.safe_dump(record, sort_keys=False))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +10,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from harness import ranks
 from harness.batch import Rollout, TokenBatch
+from harness.config import Correction
+from harness.correction import beyond, log_ratios
 from harness.method import Objective, Signal
+
+LARGEST_LOG_RATIO = 80.0  # whose exponential and its square are still numbers
 
 
 class Stopwatch:
@@ -46,16 +52,33 @@ def of_rollouts(groups: list[list[Rollout]], batch: TokenBatch, verdicts: list[s
     }
 
 
-def of_mismatch(batch: TokenBatch, logp_T: Tensor) -> dict[str, float]:
-    """How far the engine's log-probabilities are from the trainer's."""
-    difference_T = (logp_T - batch.behaviour_logp_T).double()
+def p99(values: Tensor) -> float:
+    """The smallest value that 99 % of them do not exceed."""
+    return values.kthvalue(math.ceil(0.99 * len(values))).values.item()
+
+
+def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[str, float]:
+    """How far the engine's log-probabilities are from the trainer's, on all ranks, before any correction."""
+    by_level = {level: ranks.gather(log_ratios(batch, logp_T, level)) for level in ("token", "sequence")}
+    difference_T = by_level["token"]
     size_T = difference_T.abs()
-    return {
+    record = {
         "mismatch/mean": size_T.mean().item(),
-        "mismatch/p99": size_T.quantile(0.99).item() if len(size_T) < 2**24 else size_T.max().item(),
+        "mismatch/p99": p99(size_T),
         "mismatch/max": size_T.max().item(),
-        "mismatch/k3": (difference_T.exp() - difference_T - 1).mean().item(),
+        "mismatch/k3": (difference_T.clamp(max=LARGEST_LOG_RATIO).exp() - difference_T - 1).mean().item(),
+        "mismatch/beyond": share(beyond(by_level[given.level].exp(), given)),
     }
+    for level, differences in by_level.items():
+        ratios = differences.clamp(max=LARGEST_LOG_RATIO).exp()
+        record |= {
+            f"mismatch/{level}_ratio_mean": ratios.mean().item(),
+            f"mismatch/{level}_ratio_p99": p99(ratios),
+            f"mismatch/{level}_ratio_max": ratios.max().item(),
+            # The effective sample size, as a share of the tokens or responses that there are.
+            f"mismatch/{level}_ess": (ratios.mean() ** 2 / (ratios**2).mean()).item(),
+        }
+    return record
 
 
 def of_signal(signal: Signal, batch: TokenBatch) -> dict[str, float]:

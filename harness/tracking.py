@@ -234,8 +234,9 @@ def send_params(client: MlflowClient, run_id: str, record: dict[str, Any]) -> No
     from mlflow.entities import Param
 
     factors = {key: record[key] for key in ("method", "task", "model", "seed")}
-    for part in ("train", "rollout", "eval"):
-        factors |= {f"{part}.{key}": value for key, value in record["config"][part].items()}
+    for part in ("train", "rollout", "correction", "eval"):
+        settings = record["config"].get(part, {})  # cells of earlier versions have fewer
+        factors |= {f"{part}.{key}": value for key, value in settings.items()}
     client.log_batch(run_id, params=[Param(key, str(value)[:LONGEST_VALUE]) for key, value in factors.items()])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ from torch import Tensor
 from harness import checkpoint, data, dynamics, files, metrics, seeds
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Config
+from harness.correction import correct
 from harness.evaluate import Sampler, evaluate
 from harness.filter import Pool
 from harness.method import Method, Signal
 from harness.metrics import Stopwatch
 from harness.policy import CellFailure, Critic, Policy, context_of
 from harness.rendering import Chat, render
-from harness.rollout import Engine
+from harness.rollout import Engine, OnGroup, proof
 from harness.tracking import MetricsLog
-from harness.verify import TooManyFailures, check_failures
+from harness.verify import Alongside, TooManyFailures, check_failures
 from tasks import Problem, Task, Verdict
 
 # Before the first update of a step the policy is the one that `old` came from, so the ratio is 1 up to rounding.
@@ -56,7 +58,7 @@ class Trainer:
     def run(self, on_durable: Callable[[int], None]) -> None:
         """Train to the end from wherever the last checkpoint stands; `on_durable` hears of steps that are safe."""
         self.resume()
-        self.engine.load(self.policy.module)
+        self.synchronise(self.done_steps)
         for step in range(self.done_steps + 1, self.config.train.steps + 1):
             watch = Stopwatch()
             record = self.train_step(step, watch) if step else dict(self.pool.record)
@@ -71,17 +73,25 @@ class Trainer:
     def train_step(self, step: int, watch: Stopwatch) -> dict[str, float]:
         train, method, policy = self.config.train, self.method, self.policy
         problems = self.prompts(step)
-        with watch.phase("rollout"):
-            groups = self.sample(problems, step)
-        with watch.phase("verify"):
-            verdicts = self.verify(problems, groups, step)
-            batch = TokenBatch.of(
-                groups, [float(v == Verdict.RIGHT) for v in verdicts], self.config.rollout.max_new_tokens, policy.device
-            )
+        with Alongside(partial(self.judge, problems)) as judging:
+            with watch.phase("rollout"):
+                groups = self.sample(problems, step, judging.add)
+                self.engine.rest()  # its memory is the update's until the next load
+            with watch.phase("verify"):  # what sampling has not hidden
+                verdicts = judging.verdicts()
+        assert len(verdicts) == sum(map(len, groups))
+        if step == 1 or step % self.config.checkpoint.every == 0:
+            self.keep_samples(step, problems, groups, verdicts)
+        self.check_verdicts(step, problems, groups, verdicts)
         with watch.phase("stats"):
+            rewards = [float(v == Verdict.RIGHT) for v in verdicts]
+            batch = TokenBatch.of(groups, rewards, self.config.rollout.max_new_tokens, policy.device)
             old = self.stats_before(batch, sum_p2=self.dynamics_due(step))
+            mismatch = metrics.of_mismatch(batch, old.logp, self.config.correction)
+            self.check_mismatch(mismatch)
             minibatches = list(batch.split(train.updates))
-            signal = method.signal(old, batch, minibatches)
+            uncorrected = method.signal(old, batch, minibatches)
+            signal = correct(uncorrected, batch, self.config.correction)
         if not torch.isfinite(signal.weights_T).all() or not torch.isfinite(signal.advantages_T).all():
             raise CellFailure(f"method {method.name} gives weights or advantages that are not finite")
 
@@ -106,17 +116,18 @@ class Trainer:
         value_record = self.train_critic(minibatches, signal, step, watch) if self.critic else {}
         dynamics_record = self.measure_dynamics(signal, batch, minibatches, watch) if self.dynamics_due(step) else {}
         with watch.phase("sync"):
-            self.engine.load(policy.module)
+            self.synchronise(step)
 
         record = {
             **metrics.of_rollouts(groups, batch, [str(v) for v in verdicts]),
-            **metrics.of_mismatch(batch, old.logp),
-            **metrics.of_signal(signal, batch),
+            **mismatch,
+            **metrics.of_signal(uncorrected, batch),
             **metrics.of_ratios(log_ratios, advantages, method.objective),
             **value_record,
             "loss/policy": float(np.mean(losses)),
             "gradient/norm": float(np.mean(norms)),
             "tokens/generated": float(len(batch.index_T)),
+            "time/judging_s": judging.seconds,  # beside the sampling and after it
         }
         method.observe(record)
         for name, state in method.state().items():
@@ -135,27 +146,30 @@ class Trainer:
         }
         return [self.problems[orders[place // size][place % size]] for place in places]
 
-    def sample(self, problems: list[Problem], step: int) -> list[list[Rollout]]:
+    def sample(self, problems: list[Problem], step: int, on_group: OnGroup | None = None) -> list[list[Rollout]]:
         return self.engine.generate(
             [render(self.tokenizer, problem.prompt, self.chat) for problem in problems],
             self.config.train.group,
             seeds=[seeds.derive("rollout", self.seed, step, place) for place in range(len(problems))],
             temperature=self.config.rollout.temperature,
             max_new_tokens=self.config.rollout.max_new_tokens,
+            on_group=on_group,
         )
 
-    def verify(self, problems: list[Problem], groups: list[list[Rollout]], step: int) -> list[Verdict]:
-        texts = self.tokenizer.batch_decode([r.response for g in groups for r in g], skip_special_tokens=True)
-        asked = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
-        verdicts = self.task.verdicts(list(zip(asked, texts, strict=True)))
-        if step == 1 or step % self.config.checkpoint.every == 0:
-            self.keep_samples(step, problems, groups, verdicts)
+    def judge(self, problems: list[Problem], groups: dict[int, list[Rollout]]) -> list[Verdict]:
+        """On the responses to some of the problems, by their places."""
+        texts = self.tokenizer.batch_decode([r.response for g in groups.values() for r in g], skip_special_tokens=True)
+        asked = [problems[place] for place, group in groups.items() for _ in group]
+        return self.task.verdicts(list(zip(asked, texts, strict=True)))
+
+    def check_verdicts(
+        self, step: int, problems: list[Problem], groups: list[list[Rollout]], verdicts: list[Verdict]
+    ) -> None:
         try:
             check_failures(verdicts, self.config.verify.max_failures)
         except TooManyFailures:
             self.keep_samples(step, problems, groups, verdicts)  # which show why
             raise
-        return verdicts
 
     def stats_before(self, batch: TokenBatch, *, sum_p2: bool = False) -> TokenStats:
         """All that methods may ask of the policy before the update."""
@@ -169,6 +183,16 @@ class Trainer:
         current = self.policy.current(part, self.method.needs)
         ref_logp_T = None if old.ref_logp is None else old.ref_logp[part.index_T]
         return TokenStats(current.logp, current.entropy, ref_logp=ref_logp_T)
+
+    def synchronise(self, step: int) -> None:
+        """The engine takes over the policy's weights, and proves it."""
+        self.engine.load(self.policy.module)
+        proof.check_weights(self.engine, self.policy.module, self.policy.dtype, seeds.derive("proof", self.seed, step))
+
+    def check_mismatch(self, mismatch: dict[str, float]) -> None:
+        dtype = self.policy.dtype
+        bounds = getattr(self.config.mismatch, str(dtype).removeprefix("torch."))
+        proof.check_log_ratios(mismatch, bounds, dtype)
 
     def check_first_ratio(self, log_ratios: list[Tensor]) -> None:
         worst = torch.cat(log_ratios).abs().max().item()

@@ -39,7 +39,8 @@ class Task(Protocol):
         ...
 
     def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
-        """On responses to problems; all at once, since judging may be worth several processes."""
+        """On responses to problems; all that there are, since judging may be worth several processes. It may be called
+        in another thread than the main one, while others are sampled."""
         ...
 
 

@@ -24,6 +24,7 @@ from harness import cell, config, data, matrix, models, verify
 from harness.config import UserError, Verify
 from harness.evaluate import quiet
 from harness.filter import Asker
+from harness.metrics import Stopwatch
 from harness.rendering import Chat, instructed, render
 from harness.trainer import Trainer
 from tasks import Problem, Verdict
@@ -236,16 +237,18 @@ def test_contamination_is_told_of_what_was_trained_on(
 
 
 def test_a_verifier_that_fails_too_often_stops_training(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = trainer.task.problems("train")[:5]
-    groups = trainer.sample(problems, 1)
-    failing = [Verdict.ERROR] * 6 + [Verdict.WRONG] * 4
-    monkeypatch.setattr(Countdown, "verdicts", lambda self, pairs: failing)
-    with pytest.raises(verify.TooManyFailures, match=r"6 of 10 answers \(60.0%\)"):
-        trainer.verify(problems, groups, 7)
-    kept = trainer.folder / "samples" / "train-000007.jsonl"
-    assert [v for line in kept.read_text().splitlines() for v in json.loads(line)["verdicts"]] == failing
-    trainer.config.verify.max_failures = 0.6
-    assert trainer.verify(problems, groups, 8) == failing
+    hard = trainer.prompts(7)[:3]
+
+    def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        return [Verdict.ERROR if problem in hard else Verdict.WRONG for problem, _ in pairs]
+
+    monkeypatch.setattr(Countdown, "verdicts", verdicts)
+    with pytest.raises(verify.TooManyFailures, match=r"6 of 12 answers \(50.0%\)"):
+        trainer.train_step(7, Stopwatch())
+    kept = (trainer.folder / "samples" / "train-000007.jsonl").read_text().splitlines()
+    assert [v for line in kept for v in json.loads(line)["verdicts"]].count(Verdict.ERROR) == 6
+    trainer.config.verify.max_failures = 0.5
+    assert trainer.train_step(7, Stopwatch())["verdicts/error"] == 0.5
 
 
 def test_a_cell_chooses_the_verifier(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,25 @@ def test_micro_batches_give_the_gradient_of_one_big_batch(method: str, tmp_path:
     assert any(big.abs().max() > 1e-4 for big in gradients[0])
 
 
+def test_a_step_does_not_depend_on_the_order_in_which_groups_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, other = build(tmp_path / "usual"), build(tmp_path / "other")
+    generate = other.engine.generate
+
+    def backwards(*asked: Any, on_group: Any, **settings: Any) -> list[list[Rollout]]:
+        groups = generate(*asked, **settings)
+        for number, group in reversed(list(enumerate(groups))):
+            on_group(number, group)
+        return groups
+
+    monkeypatch.setattr(other.engine, "generate", backwards)
+    one, two = usual.train_step(1, Stopwatch()), other.train_step(1, Stopwatch())
+    assert {**one, "time/judging_s": 0.0} == {**two, "time/judging_s": 0.0}
+    assert 0 < one["reward/mean"] < 1
+    assert same(weights(usual), weights(other))
+
+
 def test_statistics_do_not_depend_on_padding_or_neighbours(tmp_path: Path) -> None:
     trainer = build(tmp_path)
     short = Rollout([5, 6, 7], [8, 9], [-1.0, -1.0], True)

@@ -23,7 +23,8 @@ import pytest
 from golden import hostile, triples
 
 from harness import config, verify
-from harness.verify import TooManyFailures, Verifier, check_failures, extract, integer
+from harness.batch import Rollout
+from harness.verify import Alongside, TooManyFailures, Verifier, check_failures, extract, integer
 from tasks.task import Verdict
 
 GOLDEN = list(triples())
@@ -432,3 +433,82 @@ def test_check_failures(timeouts: int, errors: int, others: int, threshold: floa
         f"{timeouts + errors} of {total} answers ({(timeouts + errors) / total:.1%}) could not be verified "
         f"({timeouts} timeouts, {errors} errors); allowed are {threshold:.1%}"
     )
+
+
+# While others are being sampled
+
+
+def group(*verdicts: Verdict) -> list[Rollout]:
+    return [Rollout([1], [list(Verdict).index(verdict)], [0.0], True) for verdict in verdicts]
+
+
+def written(groups: dict[int, list[Rollout]]) -> list[Verdict]:
+    """Each response says what its verdict is."""
+    return [list(Verdict)[rollout.response[0]] for group in groups.values() for rollout in group]
+
+
+R, W, U = Verdict.RIGHT, Verdict.WRONG, Verdict.UNPARSED
+
+
+def test_verdicts_stand_in_the_order_of_the_prompts_whenever_groups_end() -> None:
+    groups = {0: group(R, W), 1: group(U), 2: group(W, W, R)}
+    for order in itertools.permutations(groups):
+        with Alongside(written) as judging:
+            for number in order:
+                judging.add(number, groups[number])
+            assert judging.verdicts() == [R, W, U, W, W, R]
+
+
+def test_groups_are_judged_while_others_are_sampled_and_together_what_came_meanwhile() -> None:
+    rounds: list[list[int]] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def judge(groups: dict[int, list[Rollout]]) -> list[Verdict]:
+        rounds.append(list(groups))
+        begun.set()
+        assert go_on.wait(10)
+        return written(groups)
+
+    with Alongside(judge) as judging:
+        judging.add(3, group(R))
+        assert begun.wait(10), "nobody asked for verdicts yet"
+        for number in (2, 0, 1):
+            judging.add(number, group(W))
+        assert rounds == [[3]]
+        go_on.set()
+        assert judging.verdicts() == [W, W, W, R]
+    assert rounds == [[3], [2, 0, 1]]
+    assert judging.seconds > 0
+
+
+def test_what_goes_wrong_beside_the_sampling_is_raised_where_verdicts_are_asked_for() -> None:
+    def judge(groups: dict[int, list[Rollout]]) -> list[Verdict]:
+        raise RuntimeError(f"no verdict on {list(groups)}")
+
+    with Alongside(judge) as judging:
+        judging.add(5, group(R))
+        judging.add(6, group(R))
+        with pytest.raises(RuntimeError, match=r"no verdict on \[5"):
+            judging.verdicts()
+
+
+def test_what_goes_wrong_in_the_sampling_does_not_wait_for_verdicts() -> None:
+    judged: list[int] = []
+    begun = threading.Event()
+
+    def judge(groups: dict[int, list[Rollout]]) -> list[Verdict]:
+        begun.set()
+        time.sleep(0.2)
+        judged.extend(groups)
+        return written(groups)
+
+    def sample() -> None:
+        with Alongside(judge) as judging:
+            judging.add(0, group(R))
+            assert begun.wait(10)
+            judging.add(1, group(R))
+            raise FloatingPointError
+
+    with pytest.raises(FloatingPointError):
+        sample()
+    assert judged == [0], "what was not begun is not judged"

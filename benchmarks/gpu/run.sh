@@ -17,6 +17,9 @@ export PYTHONPATH="$PWD:$(python3 -c 'import sysconfig; print(sysconfig.get_path
     python3 -c 'import torch; print("torch", torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA")'
 } | tee "$out/machine.txt"
 python3 -m pytest -m gpu tests 2>&1 | tee "$out/tests.txt" || test "${PIPESTATUS[0]}" = 5
+if python3 -c 'import vllm' 2> /dev/null; then
+    python3 -m benchmarks.gpu.engine 2>&1 | tee "$out/engine.txt"
+fi
 python3 -m harness.cli run demo-gpu "results=$out/results" "$@" 2>&1 | tee "$out/run.txt"
 python3 -m harness.cli leaderboard demo-gpu "results=$out/results" "$@" --format md | tee "$out/leaderboard.md"
 python3 -m harness.cli leaderboard demo-gpu "results=$out/results" "$@" --format json > "$out/leaderboard.json"

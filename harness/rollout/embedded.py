@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from harness.batch import Rollout
 from harness.config import UserError, at_least, one_of
+from harness.rollout import OnGroup
 from harness.shape import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ def pairs_together(rows: Tensor, head_dim: int) -> Tensor:
     return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(rows.shape)
 
 
+def halves_together(rows: Tensor, head_dim: int) -> Tensor:
+    """Undoes it."""
+    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).reshape(rows.shape)
+
+
 def rotate(x_NHD: Tensor, rotation_N: Tensor) -> Tensor:
     pairs = torch.view_as_complex(x_NHD.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * rotation_N[:, None]).flatten(-2).to(x_NHD.dtype)
@@ -124,6 +130,7 @@ class EmbeddedEngine:
         self.eos, self.device, self.dtype, self.max_sequences = eos, device, dtype, max_sequences
         self.look_every = CUDA_LOOK_EVERY if torch.device(device).type == "cuda" else 1
         self.buffers: dict[str, Tensor] = {}
+        self.held: dict[str, Tensor] = {}  # by parameter, its place in a buffer
 
     @torch.inference_mode()
     def load(self, model: PreTrainedModel) -> None:
@@ -168,13 +175,29 @@ class EmbeddedEngine:
         if names[0] not in self.buffers or self.buffers[names[0]].shape != shape:
             self.buffers[names[0]] = torch.empty(shape, dtype=self.dtype, device=self.device)
         buffer = self.buffers[names[0]]
-        for target, part in zip(buffer.split(rows), parts, strict=True):
+        for name, target, part in zip(names, buffer.split(rows), parts, strict=True):
             target.copy_(part)
+            self.held[name] = target
         return buffer
+
+    def weights(self, columns: Mapping[str, slice]) -> dict[str, Tensor]:
+        held = {**self.held, "lm_head.weight": self.head}
+        parts = {name: held[name][..., wanted] for name, wanted in columns.items()}
+        return {k: halves_together(x, self.head_dim) if TURNED.search(k) else x for k, x in parts.items()}
+
+    def rest(self) -> None:
+        """Its weights are few, and its cache is gone when `generate` returns."""
 
     @torch.inference_mode()
     def generate(
-        self, prompts: Sequence[Sequence[int]], n: int, *, seeds: Sequence[int], temperature: float, max_new_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        *,
+        seeds: Sequence[int],
+        temperature: float,
+        max_new_tokens: int,
+        on_group: OnGroup | None = None,
     ) -> list[list[Rollout]]:
         at_least(0, temperature=temperature)
         assert len(prompts) == len(seeds)
@@ -191,6 +214,8 @@ class EmbeddedEngine:
                 draws = [uniforms(seeds[i], n, max_new_tokens)[first : first + width] for i in part]
                 for i, group in zip(part, self._decode([prompts[i] for i in part], draws, temperature), strict=True):
                     groups[i].extend(group)
+                    if on_group is not None and len(groups[i]) == n:
+                        on_group(i, groups[i])
         return groups
 
     def _decode(self, prompts: list[Sequence[int]], draws: list[Tensor], temperature: float) -> list[list[Rollout]]:

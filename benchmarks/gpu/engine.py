@@ -1,0 +1,120 @@
+"""vLLM on a GPU: is it the model that is trained after every update, what does resting give back, how fast is it?
+
+    python -m benchmarks.gpu.engine [updates]
+
+A random Qwen2 model of 0.5 B parameters (tied head) is changed, synchronised and sampled from, with a rest before each
+synchronisation; the differences of log-probabilities are to transformers in float32 and in bfloat16, the engine's type.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from benchmarks.common import show
+from harness.batch import Rollout
+from harness.rollout import Engine
+from harness.rollout.embedded import EmbeddedEngine
+from harness.rollout.vllm import VllmEngine
+
+EOS = 0
+PROMPTS = [[(7 * i + j) % 1000 + 1 for i in range(100)] for j in range(64)]
+SHAPE = {
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+
+
+def sampled(engine: Engine) -> tuple[list[list[Rollout]], float]:
+    """Responses, and how many tokens of them a second."""
+    start = time.perf_counter()
+    groups = engine.generate(PROMPTS, 8, seeds=range(len(PROMPTS)), temperature=1.0, max_new_tokens=256)
+    tokens = sum(len(rollout.response) for group in groups for rollout in group)
+    return groups, tokens / (time.perf_counter() - start)
+
+
+@torch.no_grad()
+def differences(model: PreTrainedModel, groups: list[list[Rollout]]) -> torch.Tensor:
+    """Of log-probabilities, on some of the responses."""
+    found = []
+    for rollout in (group[0] for group in groups[:16]):
+        logits = model(input_ids=torch.tensor([rollout.prompt + rollout.response], device="cuda")).logits[0]
+        logp_TV = torch.log_softmax(logits[len(rollout.prompt) - 1 : -1].float(), -1)
+        targets_T1 = torch.tensor(rollout.response, device="cuda")[:, None]
+        found.append((logp_TV.gather(1, targets_T1)[:, 0] - torch.tensor(rollout.logp, device="cuda")).abs())
+    return torch.cat(found)
+
+
+def used_gib() -> float:
+    """Of the whole device, by whomever."""
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**30
+
+
+def main(updates: int = 5) -> None:
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**SHAPE)).cuda().eval()
+    with tempfile.TemporaryDirectory() as folder:
+        model.to(torch.bfloat16).save_pretrained(folder)
+        model.float()
+        engine = VllmEngine(Path(folder), EOS, "cuda", torch.bfloat16)
+    rows = []
+    for update in range(updates):
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(0.1 * weight.std() * torch.randn_like(weight))
+        awake = used_gib()
+        engine.rest()
+        resting = used_gib()
+        start = time.perf_counter()
+        engine.load(model)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        groups, speed = sampled(engine)
+        again, _ = sampled(engine)
+        exact, same_type = (differences(each, groups) for each in (model, copy.deepcopy(model).to(torch.bfloat16)))
+        repeated = sum(
+            a.response == b.response for g, h in zip(groups, again, strict=True) for a, b in zip(g, h, strict=True)
+        )
+        rows.append(
+            [
+                str(update),
+                f"{exact.mean():.4f} / {exact.max():.3f}",
+                f"{same_type.mean():.4f} / {same_type.max():.3f}",
+                f"{repeated} of {8 * len(PROMPTS)}",
+                f"{1000 * seconds:.0f}",
+                f"{awake:.1f} / {resting:.1f}",
+                f"{speed:,.0f}",
+            ]
+        )
+    columns = [
+        "update",
+        "to float32, mean / max",
+        "to bfloat16",
+        "repeat",
+        "load, ms",
+        "GiB awake / resting",
+        "tokens/s",
+    ]
+    show(f"vLLM on {torch.cuda.get_device_name()}", columns, rows)
+    engine.rest()
+    embedded = EmbeddedEngine(EOS, "cuda", torch.bfloat16)
+    embedded.load(model)
+    sampled(embedded)
+    show("The embedded engine on the same", ["", "tokens/s"], [["0.5 B parameters", f"{sampled(embedded)[1]:,.0f}"]])
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,43 @@
+"""The importance correction: one for all methods, since engine and trainer disagree whatever the method is.
+
+Tokens are drawn by the engine and learned from as if the trainer had drawn them. The ratio of the two probabilities,
+before the update, makes up for the difference; bounds keep its variance finite. It multiplies whose gradient counts,
+and neither a denominator nor anything that a method computes. docs/mismatch.md has formulas and sources.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from harness.batch import TokenBatch
+from harness.config import Correction
+from harness.method import Signal
+
+
+def log_ratios(batch: TokenBatch, logp_T: Tensor, level: str) -> Tensor:
+    """log p of the trainer minus log p of the engine, of each token or each response."""
+    difference_T = logp_T.double() - batch.behaviour_logp_T.double()
+    return difference_T if level == "token" else batch.per_sequence(difference_T)
+
+
+def beyond(ratios: Tensor, given: Correction) -> Tensor:
+    """Which ratios the bounds change."""
+    return (ratios > given.high) | (ratios < given.low)
+
+
+def factors(batch: TokenBatch, logp_T: Tensor, given: Correction) -> Tensor:
+    """By which the gradient of each token counts."""
+    ratios = log_ratios(batch, logp_T, given.level).exp()
+    if given.kind == "truncated":
+        ratios = ratios.clamp(max=given.high)
+    else:
+        ratios = ratios.masked_fill(beyond(ratios, given), 0.0)
+    return (ratios if given.level == "token" else ratios[batch.sequence_T]).to(logp_T)
+
+
+def correct(signal: Signal, batch: TokenBatch, given: Correction) -> Signal:
+    if given.kind == "off":
+        return signal
+    return dataclasses.replace(signal, weights_T=signal.weights_T * factors(batch, signal.old.logp, given))

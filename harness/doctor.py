@@ -1,0 +1,186 @@
+"""What this machine can run, and what is missing. Nothing heavy is imported here: what may hang, crash or take long
+is tried in processes of their own, side by side and with a time limit."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness import data, files, plan, tracking
+from harness.config import Config, UserError
+from harness.plan import GIB, Device, Machine
+
+PYTHONS = ("3.11", "3.12")
+LIMIT_S = 120.0  # of one trial; importing vLLM from a cold disk takes a good part of a minute
+
+OK = "ok"
+MISSING = "missing"  # some things do not run here
+BROKEN = "broken"  # nothing does
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+# Trials, each in a process of its own: what they give back is what was found
+
+
+def try_torch(device: str, uri: str) -> str:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"torch {torch.__version__} does not see the GPU that is here")
+    cuda = f"CUDA {torch.version.cuda}, devices: {torch.cuda.device_count()}" if torch.version.cuda else "without CUDA"
+    return f"{torch.__version__}, {cuda}"
+
+
+def try_embedded(device: str, uri: str) -> str:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from harness.rollout.embedded import EmbeddedEngine
+
+    chosen = "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    engine = EmbeddedEngine(0, chosen)
+    engine.load(Qwen2ForCausalLM(Qwen2Config(vocab_size=5, num_key_value_heads=1, **sizes)))
+    [[rollout]] = engine.generate([[1]], 1, seeds=[0], temperature=1.0, max_new_tokens=2)
+    assert rollout.response
+    return f"samples on {chosen}"
+
+
+def try_vllm(device: str, uri: str) -> str:
+    from harness.rollout.vllm import imported
+
+    return f"vLLM {imported(device).__version__} on {device}"
+
+
+def try_mlflow(device: str, uri: str) -> str:
+    path = tracking.database(uri)
+    if path is not None and not path.exists():
+        importlib.import_module("mlflow")
+        return f"{path} will be made by the first run"
+    with tracking.store(uri, write=False) as client:
+        return f"{path or 'the server'} holds experiments: {len(client.search_experiments())}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    run: Callable[[str, str], str]
+    without: str  # its state where it fails
+    remedy: str
+
+
+TRIALS = {
+    "torch": Trial(try_torch, MISSING, "on a machine with a GPU, install a CUDA build of torch"),
+    "engine embedded": Trial(try_embedded, BROKEN, "install entrobench again, in an environment of its own"),
+    "engine vllm": Trial(try_vllm, MISSING, "the embedded engine does without; it pays for large models"),
+    "mlflow": Trial(try_mlflow, MISSING, "runs go on without; `entrobench sync` feeds it later"),
+}
+
+
+def attempt(what: str, device: str, uri: str) -> None:
+    """In the process of a trial."""
+    try:
+        print(TRIALS[what].run(device, uri))
+    except (UserError, ImportError) as error:
+        sys.exit(" ".join(str(error).split()))
+
+
+def tried(what: str, device: str, uri: str, limit_s: float = LIMIT_S) -> Finding:
+    code = f"from harness import doctor; doctor.attempt({what!r}, {device!r}, {uri!r})"
+    paths = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    failing, remedy = TRIALS[what].without, TRIALS[what].remedy
+    try:
+        process = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit_s, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(what, failing, f"no answer within {limit_s:.0f} s", remedy)
+    if process.returncode == 0:
+        return Finding(what, OK, process.stdout.strip().splitlines()[-1])
+    if process.returncode < 0:
+        return Finding(what, failing, f"its process died of signal {-process.returncode}", remedy)
+    said = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+    found, _, own = said[-1].partition("; ")  # our own sentences end with what to do
+    return Finding(what, failing, found, own or remedy)
+
+
+# What can be seen without trying
+
+
+def of_python(version: str) -> Finding:
+    if version.rpartition(".")[0] in PYTHONS:
+        return Finding("python", OK, version)
+    return Finding("python", BROKEN, version, f"use Python {' or '.join(PYTHONS)}")
+
+
+def of_machine(machine: Machine) -> list[Finding]:
+    def device(each: Device) -> str:
+        return each.name if each.memory is None else f"{each.name}, {each.memory / GIB:.0f} GiB"
+
+    gpus = [device(each) for each in machine.devices]
+    found = [
+        Finding("processor", OK, f"cores: {machine.cores}, memory: {machine.ram / GIB:.0f} GiB"),
+        Finding("disk", OK, f"{machine.free / GIB:.0f} GiB free for results"),
+    ]
+    if gpus:
+        return [*found, Finding("gpu", OK, "; ".join(gpus))]
+    return [*found, Finding("gpu", MISSING, "none", "the embedded tier needs none; larger models do, see docs/gpu.md")]
+
+
+def of_sets(prepared: Mapping[str, bool]) -> Finding:
+    here = [name for name, is_here in prepared.items() if is_here]
+    lacking = [name for name in prepared if name not in here]
+    if not lacking:
+        return Finding("data sets", OK, ", ".join(here))
+    text = f"{len(here)} of {len(prepared)} are prepared, not {', '.join(lacking)}"
+    return Finding("data sets", MISSING, text, "entrobench data prepare; countdown needs none")
+
+
+def of_folder(what: str, folder: Path, remedy: str) -> Finding:
+    """Whether files can be made in it, or where it would be."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            return Finding(what, OK, f"{folder} can be written")
+    except OSError as error:
+        return Finding(what, BROKEN, f"{folder} cannot be written ({error.strerror})", remedy)
+
+
+def findings(config: Config) -> list[Finding]:
+    machine = plan.this_machine(config)
+    device = "cuda" if machine.devices else "cpu"
+    with ThreadPoolExecutor(len(TRIALS)) as threads:
+        trials = list(threads.map(lambda what: tried(what, device, config.tracking_uri), TRIALS))
+    return [
+        of_python(platform.python_version()),
+        *of_machine(machine),
+        *trials,
+        of_sets({name: data.find_card(name) is not None for name in data.SETS}),
+        of_folder("cache", files.default_cache(), "set ENTROBENCH_CACHE to a folder that can"),
+        of_folder("results", Path(config.results), "choose another results="),
+    ]
+
+
+def show(console: Console, found: Sequence[Finding]) -> None:
+    table = Table("what", "state", "found", "remedy", box=None, header_style="dim")
+    for each in found:
+        table.add_row(each.what, each.state, each.found, each.remedy)
+    console.print(table)

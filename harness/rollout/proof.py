@@ -1,0 +1,73 @@
+"""Proof that the engine samples from the policy that is trained, after every synchronisation.
+
+Its weights are compared with the trainer's bit by bit in a few columns of every parameter, other ones each time. A
+column crosses every row, so it shows whatever part of a parameter has not arrived, and however small the update was:
+at a learning rate of 1e-6 the log-probabilities of a skipped update hide in the rounding of bfloat16. What weights do
+not show (a kernel, a temperature, a cache that outlived them) the log-probabilities of the sampled tokens do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from harness.config import Bounds
+from harness.policy import CellFailure
+from harness.rollout import Engine
+
+WIDTH = 16  # columns of each parameter: neighbours, which cost no more than one
+NAMED = 3  # parameters that an error names
+
+
+def columns(module: nn.Module, seed: int) -> dict[str, slice]:
+    """A few neighbouring columns of each parameter, by name; all of a vector. A tied head has a name of its own: an
+    engine may keep a copy of it."""
+    rng = np.random.default_rng(seed)
+    starts = {
+        name: int(rng.integers(max(weight.shape[-1] - WIDTH, 0) + 1)) if weight.dim() > 1 else None
+        for name, weight in module.named_parameters(remove_duplicate=False)
+    }
+    return {name: slice(None) if at is None else slice(at, at + WIDTH) for name, at in starts.items()}
+
+
+def check_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, seed: int) -> None:
+    """Whether the engine has the present weights of the module in the type that both compute in."""
+    asked = columns(module, seed)
+    weights = dict(module.named_parameters(remove_duplicate=False))
+    held = engine.weights(asked)
+    wrong = []
+    for name, part in asked.items():
+        wanted = weights[name].detach()[..., part].to(held[name].device, dtype)
+        if not torch.equal(held[name].to(dtype), wanted):
+            wrong.append(name)
+    if wrong:
+        more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+        raise CellFailure(
+            f"{len(wrong)} of {len(asked)} parameters in the engine are not those of the policy that was just loaded "
+            f"({', '.join(wrong[:NAMED])}{more}); likely cause: {likely_cause(wrong, len(asked))}"
+        )
+
+
+def likely_cause(wrong: Sequence[str], total: int) -> str:
+    if len(wrong) == total:
+        return "the load was skipped, or another model was loaded"
+    if all(name.startswith("lm_head.") for name in wrong):
+        return "a stale head, as where an engine keeps a copy of a head that is tied to the embedding"
+    return "the load was skipped or partial, or layers were loaded in the wrong order"
+
+
+def check_log_ratios(mismatch: Mapping[str, float], bounds: Bounds, dtype: torch.dtype) -> None:
+    """Whether the trainer gives the sampled tokens the probabilities that the engine gave them, up to rounding."""
+    for key, bound in vars(bounds).items():
+        value = mismatch[f"mismatch/{key}"]
+        if bound is not None and not value <= bound:
+            where = f"mismatch.{str(dtype).removeprefix('torch.')}.{key}"
+            raise CellFailure(
+                f"mismatch/{key} is {value:.3g}, and {where} allows {bound}: trainer and engine do not give sampled "
+                "tokens the same log-probabilities, though their weights were the same at the last load; likely "
+                "causes: another temperature, a prefix cache that outlived the load, a rotary embedding or a kernel "
+                "that computes something else, a lower precision in the engine"
+            )

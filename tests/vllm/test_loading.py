@@ -1,0 +1,144 @@
+"""Taking over weights: exact over any number of updates, sharded, in another type; what is refused. Every test starts
+vLLM anew."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import EOS, MODELS, PROMPTS, SIZES, build, engine_of, generate, randomize, tokens_of, worst_difference
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from harness.config import UserError
+from harness.rollout.vllm import VllmEngine
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probabilities_are_the_trainers_over_fifty_updates(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    model = build(name)
+    engine = engine_of(model, tmp_path)
+    assert worst_difference(model, generate(engine)) < 1e-3
+    differences, seen = [], []
+    for update in range(1, 51):
+        randomize(model, update)
+        engine.load(model)
+        groups = engine.generate(PROMPTS[1:3], 2, seeds=[update, 0], temperature=0.8, max_new_tokens=6)
+        differences.append(worst_difference(model, groups))
+        seen.append(str(tokens_of(groups)))
+    record_property("largest difference", max(differences))
+    print(f"{name}: largest difference in log p over 50 updates {max(differences):.2e}")
+    assert max(differences) < 1e-3
+    assert len(set(seen)) == 50, "each update changed what is sampled"
+
+
+def test_half_precision_is_cast_and_close(tmp_path: Path) -> None:
+    model = build("qwen2-tied")
+    engine = engine_of(model, tmp_path, torch.bfloat16)
+    found = worst_difference(model, generate(engine))
+    assert 1e-4 < found < 0.6
+    exact = build("qwen2-tied").to(torch.bfloat16)
+    engine.load(exact)
+    assert worst_difference(model, generate(engine)) == found, (
+        "bfloat16 weights are those that float32 ones are cast to"
+    )
+
+
+def test_what_the_models_folder_says_of_sampling_does_not_count(tmp_path: Path) -> None:
+    model = build("qwen2-tied")
+    greedy = type(model)(model.config)
+    greedy.generation_config.update(do_sample=True, top_k=1, temperature=0.1, eos_token_id=[EOS, *range(10, 80)])
+    greedy.save_pretrained(tmp_path)
+    engine = VllmEngine(tmp_path, EOS, "cpu", torch.float32, cache_gib=0.1)
+    engine.load(model)
+    groups = generate(engine, n=30)
+    assert worst_difference(model, groups) < 1e-3
+    assert all(r.response[-1] == EOS if r.finished else len(r.response) == 12 for group in groups for r in group)
+    assert len({tuple(r.response) for r in groups[0]}) > 20
+
+
+class Sharded(torch.nn.Module):
+    """Parameters that must be gathered, and a count of how many gathered ones are alive."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model, self.alive, self.most = model, weakref.WeakSet(), 0
+
+    def named_parameters(self, *_: object, **__: object) -> Iterator[tuple[str, torch.Tensor]]:  # type: ignore[override]
+        for name, weight in self.model.named_parameters():
+            yield name, Shard(weight, self)
+
+
+class Shard:
+    def __init__(self, weight: torch.Tensor, owner: Sharded) -> None:
+        self.weight, self.owner = weight, owner
+
+    def detach(self) -> Shard:
+        return self
+
+    def full_tensor(self) -> torch.Tensor:
+        gathered = self.weight.detach().clone()
+        self.owner.alive.add(gathered)
+        self.owner.most = max(self.owner.most, len(self.owner.alive))
+        return gathered
+
+
+def test_sharded_weights_are_gathered_a_layer_at_a_time(tmp_path: Path) -> None:
+    deep = Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "num_hidden_layers": 6}, tie_word_embeddings=False)).eval()
+    randomize(deep, 0)
+    sharded = Sharded(deep)
+    own = engine_of(deep, tmp_path)
+    randomize(deep, 1)
+    own.load(sharded)  # type: ignore[arg-type]
+    assert worst_difference(deep, generate(own)) < 1e-3
+    assert sharded.most <= 14, "a layer has 12 tensors"
+    assert not sharded.alive
+
+
+def test_a_module_that_lacks_weights_is_named(tmp_path: Path) -> None:
+    model = build("qwen2-tied")
+
+    class Lacking(torch.nn.Module):
+        def named_parameters(self, *_: object, **__: object) -> Iterator[tuple[str, torch.Tensor]]:  # type: ignore[override]
+            return (pair for pair in model.named_parameters() if "layers.1.mlp.down" not in pair[0])
+
+    own = engine_of(model, tmp_path)
+    with pytest.raises(AssertionError, match=r"no weights for .*layers\.1\.mlp\.down_proj\.weight"):
+        own.load(Lacking())  # type: ignore[arg-type]
+
+
+def test_logits_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    broken = build("qwen2-untied")
+    engine = engine_of(broken, tmp_path)
+    with torch.no_grad():
+        broken.model.norm.weight[0] = torch.nan
+    engine.load(broken)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        generate(engine)
+
+
+def test_what_cannot_run_here_is_one_sentence(tmp_path: Path) -> None:
+    narrow = Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "head_dim": 16}))
+    narrow.save_pretrained(tmp_path / "narrow")
+    with pytest.raises(UserError, match=r"head_dim is 16; vLLM's attention on a CPU allows 32, 64.*engine=embedded"):
+        VllmEngine(tmp_path / "narrow", EOS)
+    build("qwen2-tied").save_pretrained(tmp_path / "model")
+    for gib in (1e5, 1e-6):
+        with pytest.raises(UserError, match=f"not enough memory.*hardware.cache_gib is {gib}: raise it") as error:
+            VllmEngine(tmp_path / "model", EOS, cache_gib=gib)
+        assert "\n" not in str(error.value)
+
+
+def test_a_context_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
+    long = Qwen2ForCausalLM(Qwen2Config(**{**SIZES, "max_position_embeddings": 40_000})).eval()
+    randomize(long, 0)
+    engine = engine_of(long, tmp_path)
+    assert engine.context == 40_000
+    many = engine.generate(
+        [[i % 80 + 1] * 300 for i in range(80)], 1, seeds=range(80), temperature=1.0, max_new_tokens=2
+    )
+    assert worst_difference(long, many[:4], temperature=1.0) < 1e-3, "24,000 tokens of prompts are read in two parts"
