@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrain
 from harness import ranks
 from harness.batch import TokenBatch, TokenStats
 from harness.config import Train, UserError
-from harness.tokenstats import token_stats
+from harness.tokenstats import Head, token_stats
 
 
 class CellFailure(Exception):
@@ -125,14 +125,15 @@ def targets(batch: TokenBatch, device: str) -> Tensor:
 
 
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A causal language model whose logits are hidden @ head.T, which is what we compute."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear) or head.bias is not None:
-        raise UserError(f"model {folder} has no plain linear head, which the token statistics need")
-    if getattr(model.config, "final_logit_softcapping", None):
-        raise UserError(f"model {folder} caps its logits (final_logit_softcapping), which is not supported")
+    if not isinstance(model.get_output_embeddings(), nn.Linear):
+        raise UserError(f"model {folder} has no linear head, which the token statistics need")
     return model
+
+
+def head_of(model: PreTrainedModel) -> Head:
+    linear = model.get_output_embeddings()
+    return Head(linear.weight, linear.bias, getattr(model.config, "final_logit_softcapping", None))
 
 
 def context_of(config: PreTrainedConfig) -> int | None:
@@ -164,8 +165,8 @@ class Policy(Learner):
     def _forward(self, batch: TokenBatch, **which: bool) -> TokenStats:
         with self.autocast():
             hidden_TD = hidden_states(self.module.base_model, batch, self.device)
-            head_VD = self.module.get_output_embeddings().weight
-            return token_stats(hidden_TD, head_VD, targets(batch, self.device), self.temperature, **which)
+            head, wanted = head_of(self.module), targets(batch, self.device)
+            return token_stats(hidden_TD, head, wanted, self.temperature, **which)
 
 
 class Critic(Learner):

@@ -11,18 +11,23 @@ from ragged import Case
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
-    total = math.fsum(math.exp(z) for z in logits)
-    return [math.exp(z) / total for z in logits]
+    highest = max(logits)
+    total = math.fsum(math.exp(z - highest) for z in logits)
+    return [math.exp(z - highest) / total for z in logits]
+
+
+def xlogx(x: float) -> float:
+    return x * math.log(x) if x else 0.0
 
 
 def entropy(p: Sequence[float]) -> float:
-    return -math.fsum(x * math.log(x) for x in p)
+    return -math.fsum(map(xlogx, p))
 
 
 def discriminators(p: Sequence[float]) -> list[float]:
     """S_i = p_i (H + log p_i) of every token of the vocabulary."""
     h = entropy(p)
-    return [x * (h + math.log(x)) for x in p]
+    return [x * h + xlogx(x) for x in p]
 
 
 def responses(case: Case) -> list[range]:

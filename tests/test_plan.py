@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import math
 import io
 import json
 import os
@@ -20,7 +21,7 @@ import torch
 import transformers
 from rich.console import Console
 
-from harness import cell, config, cost, data, files, matrix, models, plan, tokenstats
+from harness import cell, config, cost, data, files, matrix, models, plan
 from harness.config import Config, UserError
 from harness.cost import Asked, Memory
 from harness.metrics import Stopwatch
@@ -28,6 +29,7 @@ from harness.plan import GIB, Device, Machine
 from harness.policy import Critic
 from harness.rollout import embedded
 from harness.shape import Shape, of_config
+from harness.tokenstats import streaming
 from tasks.countdown import Countdown
 from tasks.countdown.recipe import Recipe
 
@@ -244,7 +246,7 @@ def test_the_cache_is_the_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_fixed_numbers_are_those_of_the_code() -> None:
-    assert cost.LOGITS == tokenstats.CHUNK
+    assert cost.LOGITS == math.prod(streaming.BLOCK["cuda"])
     assert inspect.signature(embedded.EmbeddedEngine).parameters["max_sequences"].default == cost.SEQUENCES
 
 

@@ -1,4 +1,4 @@
-"""Token statistics and their gradients against loops over the vocabulary in float64."""
+"""Every backend of the token statistics, values and gradients, against loops over the vocabulary in float64."""
 
 from __future__ import annotations
 
@@ -8,81 +8,113 @@ import loops
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness import tokenstats
 from harness.batch import TokenStats
-from harness.tokenstats import token_stats
+from harness.tokenstats import BACKENDS, SMALL, Head, streaming, token_stats
 
 TOKENS, WIDTH, VOCABULARY = 11, 5, 23
+BLOCKS = {"dense": [None], "torch": [(2**7, 2**10), (4, 7), (1, 1)]}  # how a backend may cut its work
+CUTS = [(name, block) for name in BACKENDS for block in BLOCKS[name]]
 
 
-def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+@pytest.fixture(params=CUTS, ids=str)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name, block = request.param
+    if block is not None:
+        monkeypatch.setitem(streaming.BLOCK, "cpu", block)
+    return name
+
+
+@pytest.fixture(params=["plain", "bias", "softcap", "both"])
+def form(request: pytest.FixtureRequest) -> tuple[bool, float | None]:
+    return request.param in ("bias", "both"), 2.5 if request.param in ("softcap", "both") else None
+
+
+def inputs(
+    dtype: torch.dtype = torch.float32, bias: bool = False, softcap: float | None = None
+) -> tuple[Tensor, Head, Tensor]:
     generator = torch.Generator().manual_seed(0)
     hidden_TD = torch.randn(TOKENS, WIDTH, generator=generator) * torch.linspace(0.1, 3, TOKENS)[:, None]
     weight_VD = torch.randn(VOCABULARY, WIDTH, generator=generator)
     targets_T = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
-    return hidden_TD.to(dtype).requires_grad_(), weight_VD.to(dtype).requires_grad_(), targets_T
+    bias_V = torch.randn(VOCABULARY, generator=generator).to(dtype).requires_grad_() if bias else None
+    head = Head(weight_VD.to(dtype).requires_grad_(), bias_V, softcap)
+    return hidden_TD.to(dtype).requires_grad_(), head, targets_T
 
 
-def distributions(hidden_TD: Tensor, weight_VD: Tensor, temperature: float) -> list[list[float]]:
-    hidden, weight = hidden_TD.tolist(), weight_VD.tolist()
-    return [
-        loops.softmax([math.fsum(x * y for x, y in zip(h, w, strict=True)) / temperature for w in weight])
+def logits(hidden_TD: Tensor, head: Head) -> list[list[float]]:
+    hidden, weight = hidden_TD.tolist(), head.weight_VD.tolist()
+    bias = [0.0] * len(weight) if head.bias_V is None else head.bias_V.tolist()
+    rows = [
+        [math.fsum(x * y for x, y in zip(h, w, strict=True)) + b for w, b in zip(weight, bias, strict=True)]
         for h in hidden
     ]
+    cap = head.softcap
+    return rows if cap is None else [[cap * math.tanh(z / cap) for z in row] for row in rows]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
-@pytest.mark.parametrize("chunk", [2**25, 3 * VOCABULARY, 1])
-def test_values(temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenstats, "CHUNK", chunk)
-    hidden_TD, weight_VD, targets_T = inputs()
-    with torch.no_grad():
-        stats = token_stats(hidden_TD, weight_VD, targets_T, temperature, sum_p2=True)
-    for t, p in enumerate(distributions(hidden_TD, weight_VD, temperature)):
-        y = int(targets_T[t])
-        s = loops.discriminators(p)
-        assert stats.logp[t].item() == pytest.approx(math.log(p[y]), rel=1e-5, abs=1e-6)
-        assert stats.entropy[t].item() == pytest.approx(loops.entropy(p), rel=1e-5, abs=1e-6)
+def distributions(hidden_TD: Tensor, head: Head, temperature: float) -> list[list[float]]:
+    return [loops.softmax([z / temperature for z in row]) for row in logits(hidden_TD, head)]
+
+
+def check(stats: TokenStats, p_TV: list[list[float]], targets_T: Tensor, tolerance: float = 1e-6) -> None:
+    for t, p in enumerate(p_TV):
+        y, s = int(targets_T[t]), loops.discriminators(p)
+        assert stats.logp[t].item() == pytest.approx(math.log(p[y]), rel=1e-5, abs=tolerance)
+        assert stats.entropy[t].item() == pytest.approx(loops.entropy(p), rel=1e-5, abs=tolerance)
         assert stats.sum_p2[t].item() == pytest.approx(math.fsum(x**2 for x in p), rel=1e-5)
         assert stats.sum_p2_logp[t].item() == pytest.approx(
-            math.fsum(x**2 * math.log(x) for x in p), rel=1e-5, abs=1e-6
+            math.fsum(x * loops.xlogx(x) for x in p), rel=1e-5, abs=tolerance
         )
-        assert stats.discriminator[t].item() == pytest.approx(s[y], rel=1e-4, abs=1e-6)
+        assert stats.discriminator[t].item() == pytest.approx(s[y], rel=1e-4, abs=tolerance)
         expected = math.fsum(x * d for x, d in zip(p, s, strict=True))
-        assert stats.expected_discriminator[t].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert stats.expected_discriminator[t].item() == pytest.approx(expected, rel=1e-4, abs=tolerance)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
-@pytest.mark.parametrize("chunk", [2**25, 3 * VOCABULARY, 1])
+def test_values(backend: str, form: tuple[bool, float | None], temperature: float) -> None:
+    hidden_TD, head, targets_T = inputs(bias=form[0], softcap=form[1])
+    with torch.no_grad():
+        stats = token_stats(hidden_TD, head, targets_T, temperature, sum_p2=True, backend=backend)
+    check(stats, distributions(hidden_TD, head, temperature), targets_T)
+
+
 @pytest.mark.parametrize(("of_logp", "of_entropy"), [(1, 0), (0, 1), (1, 1)])
-def test_gradients(
-    temperature: float, chunk: int, of_logp: float, of_entropy: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
     """dlogp/dz = (e_y - p) / T and dH/dz = -S / T, through the head to the hidden states and its weight."""
-    monkeypatch.setattr(tokenstats, "CHUNK", chunk)
-    hidden_TD, weight_VD, targets_T = inputs()
-    stats = token_stats(hidden_TD, weight_VD, targets_T, temperature, entropy_grad=True, sum_p2=True)
+    temperature = 0.7
+    hidden_TD, head, targets_T = inputs()
+    stats = token_stats(hidden_TD, head, targets_T, temperature, entropy_grad=True, sum_p2=True, backend=backend)
     weights_T = torch.linspace(-1, 2, TOKENS)
     (weights_T * (of_logp * stats.logp + of_entropy * stats.entropy)).sum().backward()
 
     rows = []
-    for t, p in enumerate(distributions(hidden_TD, weight_VD, temperature)):
+    for t, p in enumerate(distributions(hidden_TD, head, temperature)):
         s = loops.discriminators(p)
         slopes = [of_logp * ((i == int(targets_T[t])) - p[i]) - of_entropy * s[i] for i in range(VOCABULARY)]
         rows.append([weights_T[t].item() * slope / temperature for slope in slopes])
     by_logits_TV = torch.tensor(rows, dtype=torch.float64)
-    expected = (by_logits_TV @ weight_VD.detach().double(), by_logits_TV.T @ hidden_TD.detach().double())
+    expected = (by_logits_TV @ head.weight_VD.detach().double(), by_logits_TV.T @ hidden_TD.detach().double())
     torch.testing.assert_close(hidden_TD.grad.double(), expected[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(weight_VD.grad.double(), expected[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(head.weight_VD.grad.double(), expected[1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("chunk", [2**25, 3 * VOCABULARY])
-def test_the_gradient_goes_where_it_is_asked_for_and_nowhere_else(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenstats, "CHUNK", chunk)
+@pytest.mark.parametrize("entropy_grad", [False, True])
+def test_gradients_by_finite_differences(backend: str, form: tuple[bool, float | None], entropy_grad: bool) -> None:
+    hidden_TD, head, targets_T = inputs(torch.float64, bias=form[0], softcap=form[1])
 
+    def differentiable(hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, ...]:
+        changed = Head(weight_VD, bias_V, head.softcap)
+        stats = token_stats(hidden_TD[:3], changed, targets_T[:3], 1.3, entropy_grad=entropy_grad, backend=backend)
+        return (stats.logp, stats.entropy) if entropy_grad else (stats.logp,)
+
+    assert torch.autograd.gradcheck(differentiable, (hidden_TD, head.weight_VD, head.bias_V))
+
+
+def test_the_gradient_goes_where_it_is_asked_for_and_nowhere_else(backend: str) -> None:
     def graph(**which: bool) -> dict[str, bool | None]:
-        stats: TokenStats = token_stats(*inputs(), 1.0, **which)
+        stats = token_stats(*inputs(), 1.0, **which, backend=backend)
         columns = {name: getattr(stats, name) for name in ("logp", "entropy", "sum_p2", "sum_p2_logp")}
         return {name: None if x is None else x.requires_grad for name, x in columns.items()}
 
@@ -94,23 +126,113 @@ def test_the_gradient_goes_where_it_is_asked_for_and_nowhere_else(chunk: int, mo
         assert graph(entropy_grad=True, sum_p2=True) == dict.fromkeys(everything, False)
 
 
-def test_statistics_are_those_of_float32_logits_when_the_model_computes_in_bfloat16() -> None:
-    hidden_TD, weight_VD, targets_T = inputs(torch.bfloat16)
-    stats = token_stats(hidden_TD, weight_VD, targets_T, 1.0)
-    logits_TV = (hidden_TD @ weight_VD.T).detach().tolist()
+def test_asking_for_more_changes_nothing(backend: str) -> None:
+    with torch.no_grad():
+        less, more = (token_stats(*inputs(), 1.0, sum_p2=more, backend=backend) for more in (False, True))
+    assert torch.equal(less.logp, more.logp)
+    assert torch.equal(less.entropy, more.entropy)
+
+
+def test_a_head_that_is_frozen_gets_no_gradient(backend: str) -> None:
+    hidden_TD, head, targets_T = inputs()
+    frozen = Head(head.weight_VD.detach())
+    for given in (head, frozen):
+        token_stats(hidden_TD, given, targets_T, 1.0, backend=backend).logp.sum().backward()
+    assert torch.isfinite(head.weight_VD.grad).all()
+    assert frozen.weight_VD.grad is None
+
+
+def test_statistics_of_a_model_in_bfloat16(backend: str) -> None:
+    """Those of its logits in float32: of bfloat16 inputs, whose product is not rounded again, or is once."""
+    hidden_TD, head, targets_T = inputs(torch.bfloat16)
+    with torch.no_grad():
+        stats = token_stats(hidden_TD, head, targets_T, 1.0, sum_p2=True, backend=backend)
+        rounded = (hidden_TD @ head.weight_VD.T).tolist()
     assert stats.logp.dtype == stats.entropy.dtype == torch.float32
-    for t, logits in enumerate(logits_TV):
-        p = loops.softmax(logits)
-        assert stats.logp[t].item() == pytest.approx(math.log(p[int(targets_T[t])]), rel=1e-5, abs=1e-6)
-        assert stats.entropy[t].item() == pytest.approx(loops.entropy(p), rel=1e-5, abs=1e-6)
+    p_TV = [loops.softmax(row) for row in rounded] if backend == "dense" else distributions(hidden_TD, head, 1.0)
+    check(stats, p_TV, targets_T)
 
 
-def test_a_token_that_cannot_come_adds_nothing() -> None:
-    """0 log 0 = 0, whether the logit is -inf or only far below the others."""
-    for low in (-math.inf, -1e4):
-        weight_VD = torch.tensor([[0.0], [1.0], [low]])
-        stats = token_stats(torch.ones(1, 1), weight_VD, torch.tensor([1]), 1.0, sum_p2=True)
-        p = loops.softmax([0.0, 1.0])
-        assert stats.entropy.item() == pytest.approx(loops.entropy(p), rel=1e-6)
-        assert stats.sum_p2.item() == pytest.approx(p[0] ** 2 + p[1] ** 2, rel=1e-6)
-        assert stats.sum_p2_logp.item() == pytest.approx(sum(x**2 * math.log(x) for x in p), rel=1e-6)
+def test_under_autocast_the_product_is_in_its_type(backend: str) -> None:
+    hidden_TD, head, targets_T = inputs()
+    short = [x.to(torch.bfloat16) for x in (hidden_TD, head.weight_VD)]
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            stats = token_stats(hidden_TD, head, targets_T, 1.0, backend=backend)
+        expected = token_stats(short[0], Head(short[1]), targets_T, 1.0, backend=backend)
+    assert torch.equal(stats.logp, expected.logp)
+    assert torch.equal(stats.entropy, expected.entropy)
+
+
+EXTREMES = {
+    "one-hot": [200.0] + [0.0] * 30,
+    "uniform": [3.0] * 31,
+    "far from 0": [-1000.0, -1001.0, -1002.5],
+    "two tokens": [0.3, -0.4],
+    "masked": [-math.inf, 0.5, -math.inf, -math.inf, 1.5, -math.inf],
+    "masked at first": [-math.inf] * 8 + [0.0, 1.0],
+    "out of reach": [0.0, 1.0, -1e4],
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_extreme_distributions(backend: str, name: str, temperature: float) -> None:
+    """0 log 0 = 0, whether a logit is -inf or only far below the others."""
+    bias_V = torch.tensor(EXTREMES[name], requires_grad=True)
+    hidden_TD = torch.zeros(1, 1, requires_grad=True)
+    target = max(range(len(bias_V)), key=EXTREMES[name].__getitem__)
+    head = Head(torch.ones(len(bias_V), 1), bias_V)
+    stats = token_stats(
+        hidden_TD, head, torch.tensor([target]), temperature, entropy_grad=True, sum_p2=True, backend=backend
+    )
+    p = loops.softmax([z / temperature for z in EXTREMES[name]])
+    check(stats, [p], torch.tensor([target]))
+    (stats.logp + stats.entropy).sum().backward()
+    slopes = [
+        ((i == target) - x - s) / temperature for i, (x, s) in enumerate(zip(p, loops.discriminators(p), strict=True))
+    ]
+    torch.testing.assert_close(bias_V.grad.double(), torch.tensor(slopes, dtype=torch.float64), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0, 60.0])
+def test_the_vocabulary_of_a_real_model_in_float32(scale: float) -> None:
+    """Against float64 on the very same logits, which are far from 0."""
+    generator = torch.Generator().manual_seed(0)
+    logits_TV = torch.randn(6, 152_064, generator=generator) * scale / 4 + 40
+    targets_T = torch.randint(152_064, (6,), generator=generator)
+    with torch.no_grad():
+        # Hidden states of one-hot rows pick the logits out of the head as they are.
+        stats = token_stats(torch.eye(6), Head(logits_TV.T.contiguous()), targets_T, 1.0, sum_p2=True)
+    logp_TV = logits_TV.double().log_softmax(-1)
+    p_TV, h_T = logp_TV.exp(), torch.special.entr(logp_TV.exp()).sum(-1)
+    s_TV = p_TV * (h_T[:, None] + logp_TV)
+    n_T, s_T = (p_TV * s_TV).sum(-1), s_TV.gather(1, targets_T[:, None]).squeeze(1)
+    assert (stats.entropy - h_T).abs().max() < 1e-6
+    assert (stats.expected_discriminator - n_T).abs().max() < 5e-7
+    assert (stats.expected_discriminator - stats.discriminator - (n_T - s_T)).abs().max() < 5e-7
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of a tensor that an operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        made = [x for x in (result if isinstance(result, tuple | list) else [result]) if isinstance(x, Tensor)]
+        self.elements = max([self.elements, *(x.numel() for x in made)])
+        return result
+
+
+def test_logits_are_never_held_for_all_tokens() -> None:
+    tokens, vocabulary = 600, 2 * SMALL
+    generator = torch.Generator().manual_seed(0)
+    hidden_TD = torch.randn(tokens, 8, generator=generator, requires_grad=True)
+    weight_VD = torch.randn(vocabulary, 8, generator=generator, requires_grad=True)
+    targets_T = torch.randint(vocabulary, (tokens,), generator=generator)
+    with Largest() as largest:
+        stats = token_stats(hidden_TD, Head(weight_VD), targets_T, 1.0, entropy_grad=True, sum_p2=True)
+        (stats.logp + stats.entropy).sum().backward()
+    assert largest.elements == max(math.prod(streaming.BLOCK["cpu"]), weight_VD.numel())
+    assert largest.elements < tokens * vocabulary / 30

@@ -1,0 +1,168 @@
+"""One pass over the vocabulary, a block of logits at a time, with centred accumulators; nothing of size T x V is held.
+
+With m the running maximum, d = z - m and e = exp(d), the pass keeps s = sum e, t = sum d e, q = sum e^2, r = sum d e^2:
+
+    log p_y = z_y - m - log s        sum p^2       = q / s^2
+    H       = log s - t / s          sum p^2 log p = r / s^2 - log s q / s^2
+
+Accumulators of z itself would lose digits where logits are far from 0. The backward pass computes each block again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from harness.tokenstats import Columns, Head
+
+BLOCK = {"cpu": (2**7, 2**10), "cuda": (2**11, 2**14)}  # tokens x vocabulary; on a CPU it stays near the core
+FAR = -1e4  # further than this below the maximum, exp is 0
+
+
+def statistics(
+    hidden_TD: Tensor,
+    head: Head,
+    targets_T: Tensor,
+    temperature: float,
+    *,
+    entropy: bool,
+    entropy_grad: bool,
+    sum_p2: bool,
+) -> Columns:
+    which = (entropy or sum_p2, entropy_grad, sum_p2)
+    return Streaming.apply(hidden_TD, head.weight_VD, head.bias_V, targets_T, head.softcap, temperature, which)
+
+
+def spans(size: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
+
+
+def block(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> tuple[Tensor, Tensor | None]:
+    """The logits of some tokens over some of the vocabulary, and tanh where they are capped."""
+    z = wide(widened(hidden) @ widened(weight).T)
+    if bias is not None:
+        z += bias
+    if softcap is None:
+        return z, None
+    tanh = z.div_(softcap).tanh_()
+    return softcap * tanh, tanh
+
+
+def placed(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+    """Where the targets lie in a block, and whether they do."""
+    inside = (targets >= columns.start) & (targets < columns.stop)
+    return torch.where(inside, targets - columns.start, 0), inside
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def widened(x: Tensor) -> Tensor:
+    """Before a product on a CPU, which rounds products of shorter types to them and is no faster with them."""
+    return wide(x) if x.device.type == "cpu" else x
+
+
+class Streaming(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_T: Tensor,
+        softcap: float | None,
+        temperature: float,
+        which: tuple[bool, bool, bool],
+    ) -> Columns:
+        entropy, entropy_grad, sum_p2 = which
+        masked = bias_V is not None  # only a bias can make a logit -inf
+        tokens, vocabulary = BLOCK[hidden_TD.device.type]
+        found: dict[str, list[Tensor]] = {
+            name: [] for name in ("m", "log_s", "logp", "entropy", "sum_p2", "sum_p2_logp")
+        }
+        for rows in spans(len(hidden_TD), tokens):
+            hidden, targets = hidden_TD[rows], targets_T[rows]
+            # A few numbers a token: in double they cost nothing, and rounding is left to the sums within a block.
+            zero = torch.zeros(len(hidden), dtype=torch.float64, device=hidden.device)
+            m, chosen, s, t, q, r = torch.full_like(zero, torch.finfo(torch.float32).min / 4), *[zero] * 5
+            for columns in spans(len(weight_VD), vocabulary):
+                z, _ = block(hidden, weight_VD[columns], None if bias_V is None else bias_V[columns], softcap)
+                if temperature != 1:
+                    z /= temperature
+                place, inside = placed(targets, columns)
+                chosen = torch.where(inside, z.gather(1, place[:, None]).squeeze(1).double(), chosen)
+                before, m = m, torch.maximum(m, z.amax(dim=1).double())
+                delta = (before - m).clamp(min=FAR)
+                z -= m[:, None].to(z.dtype)
+                if masked:
+                    z.clamp_(min=FAR)
+                e = z.exp()
+                shrink = delta.exp()
+                if entropy:
+                    t = (t + delta * s) * shrink + z.mul_(e).sum(dim=1).double()
+                s = s * shrink + e.sum(dim=1).double()
+                if sum_p2:
+                    r = (r + delta * q) * shrink**2 + z.mul_(e).sum(dim=1).double()
+                    q = q * shrink**2 + e.square_().sum(dim=1).double()
+            log_s = s.log()
+            found["m"].append(m)
+            found["log_s"].append(log_s)
+            found["logp"].append(chosen - m - log_s)
+            if entropy:
+                found["entropy"].append(log_s - t / s)
+            if sum_p2:
+                found["sum_p2"].append(q / s**2)
+                found["sum_p2_logp"].append((r - log_s * q) / s**2)
+        exact = torch.promote_types(hidden_TD.dtype, torch.float32)
+        whole = {name: torch.cat(parts).to(exact) if parts else None for name, parts in found.items()}
+        ctx.save_for_backward(hidden_TD, weight_VD, bias_V, targets_T, whole["m"], whole["log_s"], whole["entropy"])
+        ctx.softcap, ctx.temperature, ctx.entropy_grad = softcap, temperature, entropy_grad
+        fixed = [whole["sum_p2"], whole["sum_p2_logp"], None if entropy_grad else whole["entropy"]]
+        ctx.mark_non_differentiable(*(x for x in fixed if x is not None))
+        return whole["logp"], whole["entropy"], whole["sum_p2"], whole["sum_p2_logp"]
+
+    @staticmethod
+    def backward(ctx: Any, by_logp: Tensor, by_entropy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """dlog p_y / dz_i = [i = y] - p_i and dH / dz_i = -p_i (H + log p_i)."""
+        hidden_TD, weight_VD, bias_V, targets_T, m_T, log_s_T, entropy_T = ctx.saved_tensors
+        by_hidden, by_weight, by_bias = (
+            torch.zeros_like(given, dtype=m_T.dtype) if asked else None
+            for given, asked in zip((hidden_TD, weight_VD, bias_V), ctx.needs_input_grad, strict=False)
+        )
+        tokens, vocabulary = BLOCK[hidden_TD.device.type]
+        for rows in spans(len(hidden_TD), tokens):
+            hidden, targets = hidden_TD[rows], targets_T[rows]
+            for columns in spans(len(weight_VD), vocabulary):
+                weight = weight_VD[columns]
+                z, tanh = block(hidden, weight, None if bias_V is None else bias_V[columns], ctx.softcap)
+                if ctx.temperature != 1:
+                    z /= ctx.temperature
+                z -= m_T[rows, None]
+                z -= log_s_T[rows, None]  # log p
+                p = z.exp()
+                pull = -by_logp[rows, None]
+                if ctx.entropy_grad:
+                    pull = z.clamp_(min=FAR).add_(entropy_T[rows, None]).mul_(-by_entropy[rows, None]).add_(pull)
+                slope = p.mul_(pull)
+                place, inside = placed(targets, columns)
+                slope.scatter_add_(1, place[:, None], torch.where(inside, by_logp[rows], 0)[:, None])
+                slope /= ctx.temperature
+                if tanh is not None:
+                    slope *= 1 - tanh**2
+                if by_bias is not None:
+                    by_bias[columns] += slope.sum(dim=0)
+                slope = slope.to(widened(hidden).dtype)
+                if by_hidden is not None:
+                    by_hidden[rows] += slope @ widened(weight)
+                if by_weight is not None:
+                    by_weight[columns] += slope.T @ widened(hidden)
+        cast = (
+            None if grad is None else grad.to(given.dtype)
+            for grad, given in ((by_hidden, hidden_TD), (by_weight, weight_VD), (by_bias, bias_V))
+        )
+        return *cast, None, None, None, None
