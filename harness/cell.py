@@ -23,7 +23,7 @@ from harness import files, models, rollout, verify
 from harness.config import Config, UserError, typed
 from harness.filter import Asker, pool
 from harness.method import Method
-from harness.policy import CellFailure, Critic, Policy
+from harness.policy import CellFailure, Critic, Policy, check_vocabulary
 from harness.rendering import instructed
 from harness.tracking import MetricsLog
 from harness.trainer import Trainer
@@ -56,6 +56,7 @@ def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = pri
         critic_lr = vars(method.objective)["critic_lr"]  # every objective that needs values has one
         critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware.micro_tokens)
     tokenizer = AutoTokenizer.from_pretrained(base)
+    check_vocabulary(tokenizer, policy.module, base)
     chosen = rollout.resolve(config.rollout.engine, device, model.shape())
     engine = rollout.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
     task = instructed(tasks.build(record["task"]), model.chat)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -136,6 +137,15 @@ def head_of(model: PreTrainedModel) -> Head:
     return Head(linear.weight, linear.bias, getattr(model.config, "final_logit_softcapping", None))
 
 
+def check_vocabulary(tokenizer: Any, model: PreTrainedModel, folder: Path) -> None:
+    highest, rows = max(tokenizer.get_vocab().values()), len(head_of(model).weight_VD)
+    if highest >= rows:
+        raise UserError(
+            f"the tokenizer of model {folder} has tokens up to {highest}, but its head gives only {rows} logits; they "
+            "must be of one model"
+        )
+
+
 def context_of(config: PreTrainedConfig) -> int | None:
     """The tokens of a prompt with its response that a model was made for."""
     return getattr(config, "max_position_embeddings", None)
@@ -162,7 +172,7 @@ class Policy(Learner):
         grad = "entropy_grad" in needs
         return self._forward(batch, entropy=grad, entropy_grad=grad)
 
-    def _forward(self, batch: TokenBatch, **which: bool) -> TokenStats:
+    def _forward(self, batch: TokenBatch, **which: Any) -> TokenStats:
         with self.autocast():
             hidden_TD = hidden_states(self.module.base_model, batch, self.device)
             head, wanted = head_of(self.module), targets(batch, self.device)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import math
 import io
 import json
+import math
 import os
 import re
 import stat
@@ -246,7 +246,7 @@ def test_the_cache_is_the_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_fixed_numbers_are_those_of_the_code() -> None:
-    assert cost.LOGITS == math.prod(streaming.BLOCK["cuda"])
+    assert math.prod(streaming.BLOCK["cuda"]) == cost.LOGITS
     assert inspect.signature(embedded.EmbeddedEngine).parameters["max_sequences"].default == cost.SEQUENCES
 
 

@@ -12,8 +12,9 @@ import torch
 
 from harness import cell, config, matrix
 from harness.batch import Rollout, TokenBatch
+from harness.config import UserError
 from harness.metrics import Stopwatch
-from harness.policy import CellFailure, Policy
+from harness.policy import CellFailure, Policy, check_vocabulary
 from harness.trainer import Trainer
 
 SHORT = [
@@ -206,6 +207,15 @@ def test_a_policy_that_moved_since_the_statistics_is_noticed(tmp_path: Path) -> 
     trainer.stats_before = moved  # type: ignore[method-assign]
     with pytest.raises(CellFailure, match="ratio of the first update is not 1"):
         trainer.train_step(1, Stopwatch())
+
+
+def test_a_tokenizer_of_another_model_is_named(tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    model, largest = trainer.policy.module, len(trainer.tokenizer)
+    check_vocabulary(trainer.tokenizer, model, tmp_path)
+    trainer.tokenizer.add_tokens(["<one more>"])
+    with pytest.raises(UserError, match=f"has tokens up to {largest}, but its head gives only {largest} logits"):
+        check_vocabulary(trainer.tokenizer, model, tmp_path)
 
 
 def test_non_finite_losses_and_gradients_stop_with_a_reason(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Streaming(torch.autograd.Function):
         softcap: float | None,
         temperature: float,
         which: tuple[bool, bool, bool],
-    ) -> Columns:
+    ) -> tuple[Tensor | None, ...]:
         entropy, entropy_grad, sum_p2 = which
         masked = bias_V is not None  # only a bias can make a logit -inf
         tokens, vocabulary = BLOCK[hidden_TD.device.type]
