@@ -21,9 +21,11 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, text: str) -> argparse.ArgumentParser:
+    def add(name: str, text: str, **before: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(call=name)  # the function in harness/commands.py
+        for argument, meaning in before.items():
+            command.add_argument(argument, metavar=argument.upper(), help=meaning)
         command.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of one in configs/")
         command.add_argument("overrides", nargs="*", metavar="key=value", help="for example train.steps=10")
         command.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="further methods")
@@ -38,6 +40,10 @@ def parser() -> argparse.ArgumentParser:
     board.add_argument("--format", choices=["table", "md", "csv", "json"], default="table")
     add("report", "one self-contained HTML page: the table and the curves")
     add("sync", "feed MLflow from the cells' own records")
+    text = "which tokens a method drops or weighs, and what that does to the entropy, on a few batches"
+    explain = add("explain", text, method="a method, several divided by blanks, or all of the registry: all")
+    explain.add_argument("--batches", type=int, default=4, help="rollout batches to look at (default: 4)")
+    explain.add_argument("--format", choices=["table", "json"], default="table")
     alone = commands.add_parser("eval", help=EVAL, description=EVAL)
     alone.set_defaults(call="evaluate")
     alone.add_argument("--model", required=True, help="a name of `entrobench list models`, or a folder")

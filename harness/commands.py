@@ -184,6 +184,26 @@ def doctor(arguments: argparse.Namespace) -> int:
     return 1 if any(each.state == checks.BROKEN for each in found) else 0
 
 
+def explain(arguments: argparse.Namespace) -> int:
+    import baselines
+    from harness.method import Method
+
+    config = cli.load(arguments)
+    cells(config)  # which checks the configuration
+    table = baselines.table(config.plugins)
+    specs = list(table) if arguments.method == "all" else arguments.method.split()
+    for spec in specs:
+        Method.of(spec, table, config.method_options)
+    from harness import explain as lens  # from here on with torch: what is misspelled is known by now
+
+    found = lens.explain(config, specs, arguments.batches)
+    if arguments.format == "json":
+        print(json.dumps(found, indent=1))
+    else:
+        lens.show(console, found)
+    return 0
+
+
 def listing(arguments: argparse.Namespace) -> int:
     import baselines
     import tasks

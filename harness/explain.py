@@ -1,0 +1,134 @@
+"""What a method does to the entropy, token by token, on a few real batches: the theory's lens on any method.
+
+The batches are the first ones of a cell, and all methods see the same tokens. Before the first update of a batch the
+importance ratio is 1 and methods that differ in their clips alone are the same; so every method is looked at twice,
+there and after plain GRPO has made its updates.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+import baselines
+from harness import cell, dynamics
+from harness.batch import TokenBatch, TokenStats
+from harness.config import Config, UserError
+from harness.dynamics import Row
+from harness.method import Method
+from harness.metrics import Stopwatch
+from harness.trainer import Trainer
+from tasks import Verdict
+
+PLAIN = "grpo"
+MOMENTS = ("first update", "after the updates")
+
+
+def build(config: Config, method: str, folder: str) -> Trainer:
+    record = {
+        "config": dataclasses.asdict(config),
+        "method": method,
+        "task": config.tasks[0],
+        "model": config.models[0],
+    }
+    trainer, _ = cell.build({**record, "seed": config.seeds[0]}, Path(folder), say=lambda _: None)
+    trainer.engine.load(trainer.policy.module)
+    return trainer
+
+
+def seen_by_plain(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, TokenStats]]:
+    """Batches of the untrained model, and what the policy says of their tokens after plain GRPO's updates on them."""
+    start = copy.deepcopy(trainer.policy.state())
+    for step in range(1, batches + 1):
+        problems = trainer.prompts(step)
+        groups = trainer.sample(problems, step)
+        verdicts = trainer.judge(problems, dict(enumerate(groups)))
+        rewards = [float(verdict == Verdict.RIGHT) for verdict in verdicts]
+        longest, device = trainer.config.rollout.max_new_tokens, trainer.policy.device
+        batch = TokenBatch.of(groups, rewards, longest, device)
+        trainer.train_step(step, Stopwatch())  # which samples the very same batch
+        yield batch, trainer.policy.stats(batch, frozenset({"sum_p2"}))
+        trainer.policy.load_state(copy.deepcopy(start))  # type: ignore[arg-type]
+        trainer.synchronise(step)
+
+
+def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str, Any]]:
+    """For each method, moment and quadrant, the mean row over the batches."""
+    if batches < 1:
+        raise UserError(f"--batches is {batches}; allowed: 1 and more")
+    disable_progress_bar()
+    set_verbosity_error()
+    table = baselines.table(config.plugins)
+    methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        seen = list(seen_by_plain(build(config, PLAIN, folder), batches))
+        plain = Method.of(PLAIN, table, config.method_options)
+        for spec, method in methods.items():
+            trainer = build(config, spec, folder)
+            lenses: dict[str, list[dict[str, Row]]] = {moment: [] for moment in MOMENTS}
+            for batch, moved in seen:
+                old = trainer.stats_before(batch, sum_p2=True)
+                parts = list(batch.split(config.train.updates))
+                later = dataclasses.replace(moved, ref_logp=old.ref_logp)
+                for moment, current in zip(MOMENTS, (old, later), strict=True):
+                    lenses[moment].append(
+                        dynamics.lens(method, plain, old, batch, parts, current, config.rollout.temperature)
+                    )
+            for moment, rows in lenses.items():
+                for quadrant in rows[0]:
+                    mean = average([each[quadrant] for each in rows])
+                    found.append({"method": spec, "moment": moment, "quadrant": quadrant, **vars(mean)})
+    return found
+
+
+def average(rows: Sequence[Row]) -> Row:
+    """`dropped` is a share of the row's own tokens, all else of all tokens."""
+    means = {name: sum(vars(row)[name] for row in rows) / len(rows) for name in vars(rows[0])}
+    share = sum(row.share for row in rows)
+    means["dropped"] = sum(row.dropped * row.share for row in rows) / share if share else 0.0
+    return Row(**means)
+
+
+def show(console: Console, found: Sequence[dict[str, Any]]) -> None:
+    quadrants = [name for name in dict.fromkeys(row["quadrant"] for row in found) if name not in ("rest", "all")]
+    for moment in MOMENTS:
+        here = [row for row in found if row["moment"] == moment]
+        table = Table(box=None, header_style="dim", pad_edge=False, title=moment, title_justify="left")
+        table.add_column("method")
+        for column in (
+            *(name.replace("_", " ") for name in quadrants),
+            "entropy, plain",
+            "by the method",
+            "difference",
+        ):
+            table.add_column(column, justify="right")
+        for method in dict.fromkeys(row["method"] for row in here):
+            rows = {row["quadrant"]: row for row in here if row["method"] == method}
+            cells = []
+            for row in (rows[name] for name in quadrants):
+                weight = f" x{row['size'] / row['plain_size']:.2f}" if row["plain_size"] else ""
+                cells.append(f"{row['dropped']:.1%}{weight}")
+            whole = rows["all"]
+            change = whole["predicted"] - whole["plain_predicted"]
+            table.add_row(
+                method, *cells, f"{whole['plain_predicted']:+.5f}", f"{whole['predicted']:+.5f}", f"{change:+.5f}"
+            )
+        console.print(table)
+        console.print()
+    shares = {row["quadrant"]: row["share"] for row in found if row["moment"] == MOMENTS[0]}
+    parts = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in shares.items() if name != "all")
+    console.print(f"tokens by the sign of A and of S* - N: {parts}", style="dim")
+    console.print(
+        "of each quadrant: the tokens that a method gives no gradient, and its weight x |A| against plain GRPO's; "
+        "entropy: the first-order change, in nats for a common logit step of 1",
+        style="dim",
+    )
