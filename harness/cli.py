@@ -40,6 +40,8 @@ def parser() -> argparse.ArgumentParser:
     board.add_argument("--format", choices=["table", "md", "csv", "json"], default="table")
     add("report", "one self-contained HTML page: the table and the curves")
     add("sync", "feed MLflow from the cells' own records")
+    theory = add("dynamics", "the theory of entropy dynamics, measured on the first model and task of a configuration")
+    theory.add_argument("--steps", type=int, default=30, help="of training on each quadrant of tokens (default: 30)")
     text = "which tokens a method drops or weighs, and what that does to the entropy, on a few batches"
     explain = add("explain", text, method="a method, several divided by blanks, or all of the registry: all")
     explain.add_argument("--batches", type=int, default=4, help="rollout batches to look at (default: 4)")

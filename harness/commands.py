@@ -204,6 +204,19 @@ def explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def dynamics(arguments: argparse.Namespace) -> int:
+    config = cli.load(arguments)
+    cells(config)  # which checks the configuration
+    from harness import theory
+
+    found = theory.measure(config, arguments.steps)
+    theory.show(console, found)
+    folder = config.folder / "dynamics"
+    theory.write(folder, found)
+    console.print(f"wrote {folder / 'dynamics.json'} and {folder / 'masks.svg'}")
+    return 0
+
+
 def listing(arguments: argparse.Namespace) -> int:
     import baselines
     import tasks

@@ -33,6 +33,9 @@ MOMENTS = ("first update", "after the updates")
 
 
 def build(config: Config, method: str, folder: str) -> Trainer:
+    """As a cell of the first task, model and seed begins, but without a word."""
+    disable_progress_bar()
+    set_verbosity_error()
     record = {
         "config": dataclasses.asdict(config),
         "method": method,
@@ -44,16 +47,20 @@ def build(config: Config, method: str, folder: str) -> Trainer:
     return trainer
 
 
+def batch_of(trainer: Trainer, step: int) -> TokenBatch:
+    """What the policy as it is samples for a step."""
+    problems = trainer.prompts(step)
+    groups = trainer.sample(problems, step)
+    verdicts = trainer.judge(problems, dict(enumerate(groups)))
+    rewards = [float(verdict == Verdict.RIGHT) for verdict in verdicts]
+    return TokenBatch.of(groups, rewards, trainer.config.rollout.max_new_tokens, trainer.policy.device)
+
+
 def seen_by_plain(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, TokenStats]]:
     """Batches of the untrained model, and what the policy says of their tokens after plain GRPO's updates on them."""
     start = copy.deepcopy(trainer.policy.state())
     for step in range(1, batches + 1):
-        problems = trainer.prompts(step)
-        groups = trainer.sample(problems, step)
-        verdicts = trainer.judge(problems, dict(enumerate(groups)))
-        rewards = [float(verdict == Verdict.RIGHT) for verdict in verdicts]
-        longest, device = trainer.config.rollout.max_new_tokens, trainer.policy.device
-        batch = TokenBatch.of(groups, rewards, longest, device)
+        batch = batch_of(trainer, step)
         trainer.train_step(step, Stopwatch())  # which samples the very same batch
         yield batch, trainer.policy.stats(batch, frozenset({"sum_p2"}))
         trainer.policy.load_state(copy.deepcopy(start))  # type: ignore[arg-type]
@@ -64,8 +71,6 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
     """For each method, moment and quadrant, the mean row over the batches."""
     if batches < 1:
         raise UserError(f"--batches is {batches}; allowed: 1 and more")
-    disable_progress_bar()
-    set_verbosity_error()
     table = baselines.table(config.plugins)
     methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
     found = []

@@ -1,0 +1,278 @@
+"""The theory of entropy dynamics, measured on a model and a task: each experiment gives a table of plain numbers.
+
+`masks`: training on one quadrant of tokens alone moves the entropy the way the theory says (Theorem 3.2).
+`logit_steps`, `optimiser_steps`: how far its prediction carries (Theorem 3.3).
+`corollaries`: S* - N has no mean on policy, and off policy only with the importance ratio.
+`overhead`: what S* and N cost as the vocabulary grows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector
+
+from harness import dynamics, files
+from harness.batch import TokenBatch, TokenStats
+from harness.config import Config, UserError
+from harness.explain import PLAIN, batch_of, build
+from harness.method import Control
+from harness.metrics import Stopwatch
+from harness.policy import Policy, head_of, hidden_states, targets
+from harness.report import Series, plot
+from harness.tokenstats import Head, token_stats
+from harness.trainer import Trainer
+
+Rows = list[dict[str, Any]]
+
+QUADRANTS = ("positive_above", "positive_below", "negative_above", "negative_below")
+ALPHAS = (1e-3, 1e-2, 1e-1, 0.3, 1.0)
+RATES = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3)
+OTHER_TEMPERATURE = 1.5  # of a sampler that is not the policy
+CONTEXTS, DRAWS = 64, 20_000
+VOCABULARIES = (2**10, 2**12, 2**14, 2**16, 152_064)
+DENSE = 2**14  # the largest vocabulary whose probabilities are held for a batch
+
+
+@dataclass(frozen=True)
+class Quadrant(Control):
+    """Learns from the tokens of one quadrant alone, by the signs of A and of S*."""
+
+    source: ClassVar[str] = "arXiv:2602.03392"
+    keep: str = QUADRANTS[0]
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return dynamics.quadrants(advantages_T, old.discriminator)[self.keep]
+
+
+METHODS = {"quadrant": Quadrant}
+
+
+def measure(config: Config, steps: int) -> dict[str, Rows]:
+    if steps < 1:
+        raise UserError(f"--steps is {steps}; allowed: 1 and more")
+    config = dataclasses.replace(config, plugins=[*config.plugins, "harness.theory"])
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build(config, PLAIN, folder)
+        batch = batch_of(trainer, 1)
+        return {
+            "masks": masks(config, steps, Path(folder)),
+            "logit_steps": logit_steps(trainer, batch),
+            "optimiser_steps": optimiser_steps(trainer, batch),
+            "corollaries": corollaries(trainer, batch),
+            "overhead": overhead(trainer.policy.device),
+        }
+
+
+def masks(config: Config, steps: int, folder: Path) -> Rows:
+    """Entropy before each step, by quadrant and seed; `all` is plain GRPO."""
+    rows: Rows = []
+    for seed in config.seeds:
+        for keep in ("all", *QUADRANTS):
+            spec = PLAIN if keep == "all" else f"{PLAIN}+quadrant(keep={keep})"
+            trainer = build(dataclasses.replace(config, seeds=[seed]), spec, str(folder))
+            for step in range(1, steps + 1):
+                entropy = trainer.train_step(step, Stopwatch())["entropy/mean"]
+                rows.append({"keep": keep, "seed": seed, "step": step, "entropy": entropy})
+    return rows
+
+
+def distributions(policy: Policy, batch: TokenBatch) -> Tensor:
+    """All probabilities of each token, in double."""
+    head = head_of(policy.module)
+    assert head.bias_V is None
+    assert head.softcap is None
+    found = torch.empty(len(batch.index_T), len(head.weight_VD), dtype=torch.float64)
+    with torch.no_grad():
+        for part in policy.micro_batches(batch):
+            hidden_TD = hidden_states(policy.module.base_model, part, policy.device)
+            logits_TV = (hidden_TD.float() @ head.weight_VD.T).double() / policy.temperature
+            found[part.index_T.cpu()] = logits_TV.softmax(dim=-1).cpu()
+    return found
+
+
+def correlation(x: Tensor, y: Tensor) -> float:
+    return torch.corrcoef(torch.stack([x, y]))[0, 1].item()
+
+
+def slope(x: Tensor, y: Tensor) -> float:
+    """Of y = slope x, by least squares."""
+    return (x @ y / (x @ x)).item()
+
+
+def logit_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
+    """Each token's own logits take the step that ascent on alpha A log p_y is; predicted against exact."""
+    temperature, size = trainer.policy.temperature, len(head_of(trainer.policy.module).weight_VD)
+    if size > DENSE:
+        raise UserError(f"the vocabulary has {size} tokens; the steps of logits are measured up to {DENSE}")
+    p_TV, y_T = distributions(trainer.policy, batch), targets(batch, "cpu")
+    advantages_T = trainer.method.signal(trainer.stats_before(batch), batch, [batch]).advantages_T.double().cpu()
+    rows = []
+    for alpha in ALPHAS:
+        dz_TV = dynamics.gradient_step(p_TV, y_T, alpha * advantages_T, temperature)
+        first_T = dynamics.first_order(p_TV, dz_TV, temperature)
+        both_T = first_T + dynamics.second_order(p_TV, dz_TV, temperature)
+        exact_T = dynamics.exact(p_TV, dz_TV, temperature)
+        error = exact_T.norm()
+        rows.append(
+            {
+                "alpha": alpha,
+                "slope": slope(first_T, exact_T),
+                "correlation": correlation(first_T, exact_T),
+                "error_first": ((exact_T - first_T).norm() / error).item(),
+                "error_second": ((exact_T - both_T).norm() / error).item(),
+            }
+        )
+    return rows
+
+
+def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
+    """One real update on the whole batch: measured change of its mean entropy, the directional derivative along the
+    step that was taken, and the token-wise formula."""
+    policy, method = trainer.policy, trainer.method
+    old = trainer.stats_before(batch, sum_p2=True)
+    assert old.entropy is not None
+    signal = method.signal(old, batch, [batch])
+    predicted_T = dynamics.push(method, signal, old, [batch]).predicted(old, old.logp, policy.temperature)
+    gradient = entropy_gradient(policy, batch)
+    start = {name: x.detach().clone() for name, x in policy.module.state_dict().items()}
+    before = parameters_to_vector(policy.module.parameters()).detach().clone()
+    empty, rate = policy.optimizer.state_dict(), policy.lr
+    rows = []
+    for policy.lr in RATES:
+        policy.module.load_state_dict(start)
+        policy.optimizer.load_state_dict(empty)
+        for part in policy.micro_batches(method.contributing(batch, signal)):
+            policy.backward(method.loss(trainer.stats_during(part, old), signal.at(part.index_T), part))
+        policy.step(max(trainer.config.train.warmup_steps, 1))
+        after = policy.stats(batch).entropy
+        assert after is not None
+        moved = parameters_to_vector(policy.module.parameters()).detach() - before
+        rows.append(
+            {
+                "lr": policy.lr,
+                "measured": batch.mean(after - old.entropy).item(),
+                "derivative": (gradient.double() @ moved.double()).item(),
+                "token_wise": batch.mean(predicted_T).item(),
+                "correlation": correlation(predicted_T.double(), (after - old.entropy).double()),
+            }
+        )
+    policy.module.load_state_dict(start)
+    policy.optimizer.load_state_dict(empty)
+    policy.lr = rate
+    return rows
+
+
+def entropy_gradient(policy: Policy, batch: TokenBatch) -> Tensor:
+    """Of the batch's mean entropy with respect to all parameters."""
+    for part in policy.micro_batches(batch):
+        entropy_T = policy.current(part, frozenset({"entropy_grad"})).entropy
+        assert entropy_T is not None
+        policy.backward(entropy_T.sum() / len(batch.index_T))
+    found = torch.cat([p.grad.flatten() for p in policy.module.parameters() if p.grad is not None]).clone()
+    policy.optimizer.zero_grad(set_to_none=True)
+    return found
+
+
+def corollaries(trainer: Trainer, batch: TokenBatch) -> Rows:
+    """Means of S* - N with their standard errors: of many draws at the same contexts, of an on-policy batch, and of one
+    from another temperature without and with the importance ratio."""
+    generator = torch.Generator().manual_seed(0)
+    p_TV = distributions(trainer.policy, batch)[:CONTEXTS]
+    s_TV = dynamics.discriminators(p_TV)
+    n_T = (p_TV * s_TV).sum(-1)
+    draws_TN = p_TV.multinomial(DRAWS, replacement=True, generator=generator)
+    deviations_TN = s_TV.gather(1, draws_TN) - n_T[:, None]
+    errors_T = deviations_TN.std(dim=1) / DRAWS**0.5
+    z_T = (deviations_TN.mean(dim=1) / errors_T)[errors_T > 1e-9]
+    inside = (z_T.abs() < 1.96).double()
+    rows = [{"what": "contexts whose mean is within 1.96 standard errors", **mean_of(inside)}]
+
+    def deviation(batch: TokenBatch) -> tuple[Tensor, TokenStats]:
+        stats = trainer.policy.stats(batch, frozenset({"sum_p2"}))
+        return dynamics.deviation(stats), stats
+
+    on_T, _ = deviation(batch)
+    rows.append({"what": "on policy", **mean_of(on_T)})
+    own = trainer.config
+    trainer.config = dataclasses.replace(own, rollout=dataclasses.replace(own.rollout, temperature=OTHER_TEMPERATURE))
+    other = batch_of(trainer, 1)
+    trainer.config = own
+    off_T, stats = deviation(other)
+    ratio_T = (stats.logp - other.behaviour_logp_T).exp()
+    rows.append({"what": f"sampled at temperature {OTHER_TEMPERATURE}", **mean_of(off_T)})
+    rows.append({"what": "the same, with the importance ratio", **mean_of(ratio_T * off_T)})
+    return rows
+
+
+def mean_of(x: Tensor) -> dict[str, float]:
+    x = x.double()
+    mean, error = x.mean().item(), (x.std() / len(x) ** 0.5).item()
+    return {"mean": mean, "standard_error": error}
+
+
+def overhead(device: str, tokens: int = 256, hidden: int = 256) -> Rows:
+    """Seconds of the streaming statistics, best of some repeats that are interleaved."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for size in VOCABULARIES:
+        hidden_TD = torch.randn(tokens, hidden, generator=generator).to(device)
+        head = Head(torch.randn(size, hidden, generator=generator).to(device) / hidden**0.5)
+        targets_T = torch.randint(size, (tokens,), generator=generator).to(device)
+        best = {False: float("inf"), True: float("inf")}
+        with torch.no_grad():
+            for _ in range(5):
+                for whole in best:
+                    start = time.perf_counter()
+                    found = token_stats(hidden_TD, head, targets_T, 1.0, entropy=whole, sum_p2=whole, backend="torch")
+                    found.logp.sum().item()  # waits for the device
+                    best[whole] = min(best[whole], time.perf_counter() - start)
+        rows.append({"vocabulary": size, "logp_s": best[False], "all_s": best[True], "ratio": best[True] / best[False]})
+    return rows
+
+
+# What people see.
+
+
+def show(console: Console, found: Mapping[str, Rows]) -> None:
+    for name, rows in {**found, "masks": ends(found["masks"])}.items():
+        table = Table(*rows[0], title=name.replace("_", " "), title_justify="left", box=None, header_style="dim")
+        for row in rows:
+            table.add_row(
+                *(x if isinstance(x, str) else f"{x:,}" if isinstance(x, int) else f"{x:.4g}" for x in row.values())
+            )
+        console.print(table)
+        console.print()
+
+
+def ends(masks: Rows) -> Rows:
+    """Of each training on a quadrant: the entropy at its first and last step, over the seeds."""
+    rows = []
+    last = max(row["step"] for row in masks)
+    for keep in dict.fromkeys(row["keep"] for row in masks):
+        first, final = (
+            [row["entropy"] for row in masks if row["keep"] == keep and row["step"] == step] for step in (1, last)
+        )
+        changes = [after - before for before, after in zip(first, final, strict=True)]
+        mean = sum(changes) / len(changes)
+        rows.append({"keep": keep, "change of entropy": mean, "lowest": min(changes), "highest": max(changes)})
+    return rows
+
+
+def write(folder: Path, found: Mapping[str, Rows]) -> None:
+    files.write_text(folder / "dynamics.json", json.dumps(found, indent=1))
+    curves: dict[str, Series] = {}
+    for row in found["masks"]:
+        curves.setdefault(row["keep"], {}).setdefault(row["step"], []).append(row["entropy"])
+    files.write_text(folder / "masks.svg", plot(curves, "Training on one quadrant of tokens alone", "nats a token"))
