@@ -245,13 +245,15 @@ def overhead(device: str, tokens: int = 256, hidden: int = 256) -> Rows:
 # What people see.
 
 
+def shown(x: str | float) -> str:
+    return x if isinstance(x, str) else f"{x:,}" if x == int(x) else f"{x:.4g}"
+
+
 def show(console: Console, found: Mapping[str, Rows]) -> None:
     for name, rows in {**found, "masks": ends(found["masks"])}.items():
         table = Table(*rows[0], title=name.replace("_", " "), title_justify="left", box=None, header_style="dim")
         for row in rows:
-            table.add_row(
-                *(x if isinstance(x, str) else f"{x:,}" if isinstance(x, int) else f"{x:.4g}" for x in row.values())
-            )
+            table.add_row(*map(shown, row.values()))
         console.print(table)
         console.print()
 

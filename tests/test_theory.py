@@ -79,6 +79,14 @@ def test_the_command_writes_all_that_was_measured(tmp_path: Path, monkeypatch: p
     assert max(abs(on), abs(corrected)) < abs(off)
 
 
+def test_the_documentation_shows_what_was_measured() -> None:
+    found = json.loads((REPOSITORY / "results" / "reference" / "dynamics" / "dynamics.json").read_text())
+    text = (REPOSITORY / "docs" / "dynamics.md").read_text()
+    for rows in {**found, "masks": theory.ends(found["masks"])}.values():
+        for row in rows:
+            assert f"| {' | '.join(map(theory.shown, row.values()))} |" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
