@@ -108,7 +108,7 @@ def measure(hidden: int, tokens: int, repeats: int) -> list[list[str]]:
     ]
 
 
-def main(hidden: int = 896, longest: int = 2**13) -> None:
+def main(hidden: int = 896, longest: int = 2**15) -> None:
     rows = []
     for tokens, repeats in ((2**11, 2), (2**13, 1), (2**15, 1)):
         if tokens <= longest:
