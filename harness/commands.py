@@ -213,7 +213,7 @@ def dynamics(arguments: argparse.Namespace) -> int:
     theory.show(console, found)
     folder = config.folder / "dynamics"
     theory.write(folder, found)
-    console.print(f"wrote {folder / 'dynamics.json'} and {folder / 'masks.svg'}")
+    console.print(f"wrote dynamics.json and its plots to {folder}")
     return 0
 
 

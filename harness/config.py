@@ -140,7 +140,7 @@ class Verify:
 
 @dataclass
 class Dynamics:
-    every: int = 10  # measure the entropy's dynamics every so many steps; 0: never
+    every: int = 10  # steps from one measured change of the entropy to the next; 0: the instrument is off
 
 
 @dataclass

@@ -141,21 +141,20 @@ def of_step(
     signal: Signal,
     batch: TokenBatch,
     minibatches: Sequence[TokenBatch],
-    entropy_after_T: Tensor,
+    entropy_after_T: Tensor | None,
     temperature: float,
 ) -> dict[str, float]:
-    """The entropy's predicted and measured change over the updates on a rollout batch, on the same tokens.
+    """The entropy's predicted change over the updates on a rollout batch, and the measured one on the same tokens where
+    their entropy after the updates is given.
 
     `predicted` is the batch mean of `Push.predicted` at ratio 1, in nats per unit of logit step; `measured` is in nats.
     """
     old = signal.old
     assert old.entropy is not None
     predicted_T = push(method, signal, old, minibatches).predicted(old, old.logp, temperature)
-    measured_T = entropy_after_T - old.entropy
     found = {
         "predicted": batch.mean(predicted_T).item(),
-        "measured": batch.mean(measured_T).item(),
-        **comparison(predicted_T, measured_T, batch),
+        **({} if entropy_after_T is None else comparison(predicted_T, entropy_after_T - old.entropy, batch)),
         **spread("s_star", old.discriminator, batch),
         **spread("baseline", old.expected_discriminator, batch),
         **spread("deviation", deviation(old), batch),
@@ -172,12 +171,14 @@ def of_step(
 
 
 def comparison(predicted_T: Tensor, measured_T: Tensor, batch: TokenBatch) -> dict[str, float]:
-    """Correlations over tokens and over the means of responses, and the common logit step that would explain best what
-    was measured (least squares); without those that do not exist, as where no token has a signal."""
+    """The measured change, its correlations with the predicted one over tokens and over the means of responses, and the
+    common logit step that would explain it best (least squares); without those that do not exist, as where no token has
+    a signal."""
     columns = (predicted_T, measured_T)
     x, y = (ranks.gather(column_T.double()) for column_T in columns)
     by_sequence = [ranks.gather(batch.per_sequence(column_T.double()) / batch.lengths_B) for column_T in columns]
     found = {
+        "measured": batch.mean(measured_T).item(),
         "correlation": torch.corrcoef(torch.stack([x, y]))[0, 1].item(),
         "correlation_sequences": torch.corrcoef(torch.stack(by_sequence))[0, 1].item(),
         "slope": (x @ y / (x @ x)).item(),

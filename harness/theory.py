@@ -272,9 +272,27 @@ def ends(masks: Rows) -> Rows:
     return rows
 
 
+def plots(found: Mapping[str, Rows]) -> dict[str, str]:
+    """The experiments that are curves, as SVG."""
+    entropies: dict[str, Series] = {}
+    for row in found["masks"]:
+        entropies.setdefault(row["keep"], {}).setdefault(row["step"], []).append(row["entropy"])
+
+    def curves(name: str, by: str, *columns: str) -> dict[str, Series]:
+        return {column: {row[by]: [abs(row[column])] for row in found[name]} for column in columns}
+
+    steps = curves("logit_steps", "alpha", "error_first", "error_second")
+    updates = curves("optimiser_steps", "lr", "measured", "derivative")
+    costs = curves("overhead", "vocabulary", "logp_s", "all_s")
+    return {
+        "masks": plot(entropies, "Training on one quadrant of tokens alone", "entropy, nats a token"),
+        "logit_steps": plot(steps, "Prediction for steps of the logits", "relative error", "log", ("alpha", "log")),
+        "optimiser_steps": plot(updates, "One update", "change of entropy, nats", "log", ("learning rate", "log")),
+        "overhead": plot(costs, "Token statistics", "seconds", "log", ("vocabulary", "log")),
+    }
+
+
 def write(folder: Path, found: Mapping[str, Rows]) -> None:
     files.write_text(folder / "dynamics.json", json.dumps(found, indent=1))
-    curves: dict[str, Series] = {}
-    for row in found["masks"]:
-        curves.setdefault(row["keep"], {}).setdefault(row["step"], []).append(row["entropy"])
-    files.write_text(folder / "masks.svg", plot(curves, "Training on one quadrant of tokens alone", "nats a token"))
+    for name, svg in plots(found).items():
+        files.write_text(folder / f"{name}.svg", svg)

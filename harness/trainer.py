@@ -86,7 +86,7 @@ class Trainer:
         with watch.phase("stats"):
             rewards = [float(v == Verdict.RIGHT) for v in verdicts]
             batch = TokenBatch.of(groups, rewards, self.config.rollout.max_new_tokens, policy.device)
-            old = self.stats_before(batch, sum_p2=self.dynamics_due(step))
+            old = self.stats_before(batch, sum_p2=self.config.dynamics.every > 0)
             mismatch = metrics.of_mismatch(batch, old.logp, self.config.correction)
             self.check_mismatch(mismatch)
             minibatches = list(batch.split(train.updates))
@@ -114,7 +114,7 @@ class Trainer:
                 losses.append(loss)
                 norms.append(policy.step(step))
         value_record = self.train_critic(minibatches, signal, step, watch) if self.critic else {}
-        dynamics_record = self.measure_dynamics(signal, batch, minibatches, watch) if self.dynamics_due(step) else {}
+        dynamics_record = self.dynamics_of(step, signal, batch, minibatches, watch)
         with watch.phase("sync"):
             self.synchronise(step)
 
@@ -218,19 +218,16 @@ class Trainer:
                 norms.append(self.critic.step(step))
         return {"loss/critic": float(np.mean(losses)), "gradient/critic_norm": float(np.mean(norms))}
 
-    def dynamics_due(self, step: int) -> bool:
-        every = self.config.dynamics.every
-        return every > 0 and step % every == 0
-
-    def measure_dynamics(
-        self, signal: Signal, batch: TokenBatch, minibatches: list[TokenBatch], watch: Stopwatch
+    def dynamics_of(
+        self, step: int, signal: Signal, batch: TokenBatch, minibatches: list[TokenBatch], watch: Stopwatch
     ) -> dict[str, float]:
+        """What the update was to do to the entropy; and on some steps, for a forward pass, what it did."""
+        every = self.config.dynamics.every
+        if not every:
+            return {}
         with watch.phase("dynamics"):
-            after = self.policy.stats(batch)
-            assert after.entropy is not None
-            return dynamics.of_step(
-                self.method, signal, batch, minibatches, after.entropy, self.config.rollout.temperature
-            )
+            after_T = self.policy.stats(batch).entropy if step % every == 0 else None
+            return dynamics.of_step(self.method, signal, batch, minibatches, after_T, self.config.rollout.temperature)
 
     # Evaluation, samples, checkpoints
 

@@ -394,8 +394,12 @@ def test_the_instrument_changes_nothing_but_its_own_metrics(tmp_path: Path) -> N
 
     assert without(logged[1]) == without(logged[2]) == logged[0]
     assert same(weights(trainers[1]), weights(trainers[0]))
-    steps = {every: [line["step"] for line in lines if "dynamics/predicted" in line] for every, lines in logged.items()}
-    assert steps == {0: [], 1: [1, 2, 3, 4], 2: [2, 4]}
+    steps = {
+        key: {every: [line["step"] for line in lines if key in line] for every, lines in logged.items()}
+        for key in ("dynamics/predicted", "dynamics/measured")
+    }
+    assert steps["dynamics/predicted"] == {0: [], 1: [1, 2, 3, 4], 2: [1, 2, 3, 4]}
+    assert steps["dynamics/measured"] == {0: [], 1: [1, 2, 3, 4], 2: [2, 4]}
     assert logged[2][4] == logged[1][4]
     for line in logged[1][1:]:
         quadrants = [

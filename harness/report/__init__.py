@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import io
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -18,7 +18,7 @@ from harness.leaderboard import Row
 from harness.matrix import Cell
 from harness.tracking import MetricsLog
 
-Series = dict[int, list[float]]  # step -> the values of the seeds
+Series = dict[float, list[float]]  # step -> the values of the seeds
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 3rem auto; padding: 0 1rem; color: #222 }
@@ -39,7 +39,13 @@ def series(cells: Sequence[Cell], metric: str) -> dict[str, Series]:
     return found
 
 
-def plot(curves: dict[str, Series], title: str, label: str, scale: str = "linear") -> str:
+def plot(
+    curves: Mapping[str, Series],
+    title: str,
+    label: str,
+    scale: str = "linear",
+    across: tuple[str, str] = ("step", "linear"),
+) -> str:
     """Means over seeds, with the range of the seeds as a band, as SVG."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.add_subplot()
@@ -55,7 +61,7 @@ def plot(curves: dict[str, Series], title: str, label: str, scale: str = "linear
             alpha=0.15,
             linewidth=0,
         )
-    axes.set(title=title, xlabel="step", ylabel=label, yscale=scale)
+    axes.set(title=title, xlabel=across[0], xscale=across[1], ylabel=label, yscale=scale)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, ncols=2, fontsize="small")
     buffer = io.StringIO()
