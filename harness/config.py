@@ -152,8 +152,10 @@ class Checkpoint:
 @dataclass
 class Hardware:
     device: str = "auto"  # auto | cpu | cuda
-    threads: int = 1  # CPU threads of a cell
+    threads: int = 1  # CPU threads of a process
+    ranks: int = 1  # processes of a cell, each with a device of its own; they share the model's weights among them
     micro_tokens: int = 16384  # tokens, padding included, of one forward pass
+    recompute: bool = False  # a layer's activations are computed again in the backward pass instead of kept
     cache_gib: float | None = None  # vLLM's keys and values; null: 1 on a CPU, on a GPU with the weights half of it
     timeout_minutes: float | None = None  # a cell that takes longer is stopped and counted as failed
 
@@ -297,6 +299,12 @@ def validate(config: Config) -> None:
     at_least(0, **{"train.warmup_steps": train.warmup_steps, "train.lr": train.lr})
     if train.prompts % train.updates:
         raise UserError(f"train.updates is {train.updates}; it must divide train.prompts ({train.prompts})")
+    at_least(1, **{"hardware.ranks": config.hardware.ranks})
+    if train.prompts % (train.updates * config.hardware.ranks):
+        raise UserError(
+            f"hardware.ranks is {config.hardware.ranks}; train.prompts ({train.prompts}) must be a multiple of "
+            f"train.updates x hardware.ranks ({train.updates} x {config.hardware.ranks})"
+        )
     if config.rollout.temperature <= 0:
         raise UserError(f"rollout.temperature is {config.rollout.temperature}; training needs more than 0")
     if train.filter is not None:

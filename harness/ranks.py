@@ -5,10 +5,16 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 
 def several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def whole(weight: Tensor) -> Tensor:
+    """Gathered from all ranks where it is sharded (a DTensor)."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def total(value: Tensor) -> Tensor:

@@ -140,17 +140,11 @@ def register_transfer() -> None:
     WeightTransferEngineFactory.register_engine(TRANSFER, InProcess)
 
 
-def whole(weight: Tensor) -> Tensor:
-    """Gathered from all ranks where it is sharded."""
-    gather = getattr(weight, "full_tensor", None)
-    return weight if gather is None else gather()
-
-
 def weights_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """One after the other, in the order of the layers: vLLM takes in each layer when its last tensor has come, so no
     more than a layer's are gathered at any time. It casts them to its own type."""
     for name, weight in module.named_parameters():
-        yield name, whole(weight.detach())
+        yield name, ranks.whole(weight.detach())
 
 
 @torch.inference_mode()
