@@ -8,6 +8,7 @@ metrics. Whose gradient counts is another question, answered by a method's weigh
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,6 +158,19 @@ class TokenBatch:
                 rows, longest = [], len(self.sequences[row])
             rows.append(row)
         yield self.take(rows)
+
+    def idle(self) -> TokenBatch:
+        """Its shortest sequence, none of whose tokens are asked for: a pass over it gives nothing to anyone."""
+        row = min(range(len(self)), key=lambda row: len(self.sequences[row]))
+        part = self.take([row])
+        nothing = slice(0, 0)
+        return dataclasses.replace(
+            part,
+            prompt_lengths_B=part.prompt_lengths_B + part.lengths_B,
+            lengths_B=torch.zeros_like(part.lengths_B),
+            behaviour_logp_T=part.behaviour_logp_T[nothing],
+            index_T=part.index_T[nothing],
+        )
 
     # Statistics over the whole batch, on all ranks.
 

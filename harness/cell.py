@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -19,12 +22,14 @@ from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once,
 
 import baselines
 import tasks
-from harness import files, models, rollout, verify
+from harness import files, models, ranks, rollout, verify
 from harness.config import Config, UserError, typed
 from harness.filter import Asker, pool
 from harness.method import Method
 from harness.policy import CellFailure, Critic, Policy, check_vocabulary
 from harness.rendering import instructed
+from harness.rollout.proof import check_weights
+from harness.rollout.together import led
 from harness.tracking import MetricsLog
 from harness.trainer import Trainer
 
@@ -49,12 +54,12 @@ def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = pri
     method = Method.of(record["method"], baselines.table(config.plugins), config.method_options)
     model = models.resolve(record["model"])
     base = model.folder()
-    common = (config.train, config.rollout.temperature, device, dtype, config.hardware.micro_tokens)
+    common = (config.train, config.rollout.temperature, device, dtype, config.hardware)
     policy = Policy(base, *common)
     critic = None
     if "values" in method.needs:
         critic_lr = vars(method.objective)["critic_lr"]  # every objective that needs values has one
-        critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware.micro_tokens)
+        critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware)
     tokenizer = AutoTokenizer.from_pretrained(base)
     check_vocabulary(tokenizer, policy.module, base)
     chosen = rollout.resolve(config.rollout.engine, device, model.shape())
@@ -62,13 +67,21 @@ def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = pri
     task = instructed(tasks.build(record["task"]), model.chat)
     if config.train.filter is not None:
         engine.load(policy.module)  # which has not been trained yet
-    asker = Asker(model.identity(), task, engine, tokenizer, config.rollout, config.verify.max_failures, model.chat)
+        check_weights(engine, policy.module, dtype, record["seed"])
+    found = None
+    with led(engine) as sampling:
+        if sampling is not None:
+            failures = config.verify.max_failures
+            asker = Asker(model.identity(), task, sampling, tokenizer, config.rollout, failures, model.chat)
+            found = pool(asker, config.train.filter, models.default_cache(), config.train.prompts, say)
+    problems = ranks.of_first(found)
+    assert problems is not None
     trainer = Trainer(
         config,
         method,
         task,
         [instructed(tasks.build(spec), model.chat) for spec in config.eval.tasks or [record["task"]]],
-        pool(asker, config.train.filter, models.default_cache(), config.train.prompts, say),
+        problems,
         policy,
         critic,
         Policy(base, *common) if "ref_logp" in method.needs else None,
@@ -95,14 +108,26 @@ def check_complete(trainer: Trainer) -> None:
 
 
 def run(folder: Path) -> None:
+    """All of the cell, or what this rank does of it."""
     record = yaml.safe_load((folder / "config.yaml").read_text())
-    started, launcher = time.time(), os.getppid()
-    earlier = files.read_json(folder / "state.json").get("seconds", 0.0) if (folder / "state.json").exists() else 0.0
-    state: dict[str, Any] = {"state": "running", "reason": None, "durable_step": -1}
+    started, launcher, path = time.time(), os.getppid(), folder / "state.json"
+    state = files.read_json(path)
+    earlier = state["seconds"]
+
+    def so_far() -> float:
+        """Seconds of work, over all lives of the cell."""
+        return earlier + time.time() - started
 
     def save(**changes: Any) -> None:
-        state.update(changes, seconds=earlier + time.time() - started)  # of work, over all lives of the cell
-        files.write_json(folder / "state.json", state)
+        state.update(changes, seconds=so_far())
+        if ranks.number() == 0:
+            files.write_json(path, state)
+
+    def fail(reason: str) -> None:
+        """The first rank to fail says why: others then fail for want of it."""
+        now = files.read_json(path)
+        if now["state"] != "failed":
+            files.write_json(path, {**now, "state": "failed", "reason": reason, "seconds": so_far()})
 
     def durable(**changes: Any) -> None:
         """What was done so far is safe."""
@@ -114,24 +139,54 @@ def run(folder: Path) -> None:
         print(text, flush=True)
         durable(reason=text)
 
-    save()
     try:
-        trainer, state["device"] = build(record, folder, say)
-        save(reason=None)
-        trainer.run(lambda step: durable(durable_step=step))
-        check_complete(trainer)
-        if trainer.config.checkpoint.save_model:
-            trainer.policy.module.save_pretrained(folder / "model")
-            trainer.tokenizer.save_pretrained(folder / "model")
+        config: Config = typed(Config(), record["config"], "")
+        with ranks.joined(config.hardware.ranks, device_of(config)[0]):
+            trainer, state["device"] = build(record, folder, say)
+            save(reason=None)
+            trainer.run(lambda step: durable(durable_step=step))
+            if config.checkpoint.save_model:
+                trainer.policy.save(folder / "model")
+            if ranks.number() == 0:
+                if config.checkpoint.save_model:
+                    trainer.tokenizer.save_pretrained(folder / "model")
+                check_complete(trainer)
+                save(state="done")
     except (CellFailure, verify.TooManyFailures, UserError) as failure:
-        save(state="failed", reason=str(failure))
+        fail(str(failure))
         sys.exit(f"failed: {failure}")
     except Exception as error:  # whatever it is, it ends this cell alone, with its name and the full story in the log
         traceback.print_exc()
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-        save(state="failed", reason=reason)
+        fail(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}")
         sys.exit(1)
-    save(state="done")
+
+
+def divide(folder: Path, count: int) -> None:
+    """A process for each rank. They end with this one, and all of them when one fails."""
+    launcher = os.getppid()
+    loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
+    shared = {"WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    with tempfile.TemporaryDirectory() as meeting:
+        shared["RENDEZVOUS"] = f"{meeting}/ranks"
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "harness.cell", str(folder)],
+                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.PIPE,  # which closes when this process ends, however it does
+            )
+            for rank in range(count)
+        ]
+        codes: list[int | None] = [None]
+        while None in codes and not any(codes) and os.getppid() == launcher:
+            time.sleep(0.1)
+            codes = [process.poll() for process in processes]
+        for process in processes:
+            process.kill()
+            process.wait()
+    failed = next(filter(None, codes), 0)
+    if failed < 0:
+        os.kill(os.getpid(), -failed)  # as the rank did, which the launcher knows how to tell
+    sys.exit(failed)
 
 
 def main(folder: str) -> None:
@@ -142,10 +197,17 @@ def main(folder: str) -> None:
     transformers.utils.logging.disable_progress_bar()
     # Another process may hold the cell: an orphan of a killed run ends at its next checkpoint, another run finishes it.
     with FileLock(Path(folder) / "lock"):
-        state = Path(folder) / "state.json"
-        if not state.exists() or files.read_json(state)["state"] != "done":
-            run(Path(folder))
+        path = Path(folder) / "state.json"
+        before = files.read_json(path) if path.exists() else {"state": "planned"}
+        if before["state"] == "done":
+            return
+        seconds = before.get("seconds", 0.0)
+        files.write_json(path, {"state": "running", "reason": None, "durable_step": -1, "seconds": seconds})
+        count = yaml.safe_load((Path(folder) / "config.yaml").read_text())["config"]["hardware"]["ranks"]
+        run(Path(folder)) if count == 1 else divide(Path(folder), count)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    ranks.end_with_parent()
+    transformers.utils.logging.disable_progress_bar()
+    run(Path(sys.argv[1]))

@@ -19,6 +19,7 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> None:
             older.unlink()
 
 
-def latest(folder: Path, device: str) -> dict[str, Any] | None:
+def latest(folder: Path) -> dict[str, Any] | None:
+    """Read as it is used: ranks want a part of it each."""
     paths = sorted(folder.glob("step-*.pt"))
-    return torch.load(paths[-1], map_location=device, weights_only=True) if paths else None
+    return torch.load(paths[-1], map_location="cpu", mmap=True, weights_only=True) if paths else None

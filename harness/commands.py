@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     matrix = cells(config)
     jobs = arguments.jobs
     if jobs is None:
-        jobs = max((os.cpu_count() or 1) // config.hardware.threads, 1)
+        jobs = default_jobs(config)
     if jobs < 1:
         raise UserError(f"--jobs is {jobs}; allowed: 1 and more")
     check_problems(config)
@@ -53,6 +53,15 @@ def run(arguments: argparse.Namespace) -> int:
         f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {config.tracking_uri}"
     )
     return 1 if failed else 0
+
+
+def default_jobs(config: Config) -> int:
+    """Cells side by side: as many as there are cores for; one where they compute on GPUs, which one fills."""
+    from harness import plan
+
+    if plan.this_machine(config).kind(config) == "cuda":
+        return 1
+    return max((os.cpu_count() or 1) // (config.hardware.threads * config.hardware.ranks), 1)
 
 
 def check_problems(config: Config) -> None:

@@ -63,7 +63,7 @@ def seen_by_plain(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, 
         batch = batch_of(trainer, step)
         trainer.train_step(step, Stopwatch())  # which samples the very same batch
         yield batch, trainer.policy.stats(batch, frozenset({"sum_p2"}))
-        trainer.policy.load_state(copy.deepcopy(start))  # type: ignore[arg-type]
+        trainer.policy.load_state(copy.deepcopy(start))
         trainer.synchronise(step)
 
 

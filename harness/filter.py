@@ -27,7 +27,7 @@ from tasks.task import Problem, Task, Verdict
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from harness.rollout import Engine
+    from harness.rollout import Sampling
 
 VERSION = 1  # of how pass rates are measured: another one measures again
 
@@ -48,7 +48,7 @@ class Asker:
 
     model: dict[str, Any]  # its identity
     task: Task
-    engine: Engine  # with the model's weights
+    engine: Sampling  # with the model's weights
     tokenizer: PreTrainedTokenizerBase
     rollout: RolloutConfig
     max_failures: float  # share of answers that the verifier may fail on

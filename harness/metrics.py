@@ -42,7 +42,7 @@ def of_rollouts(groups: list[list[Rollout]], batch: TokenBatch, verdicts: list[s
     rewards_GN = batch.grouped(batch.rewards_B)
     distinct = [len({tuple(r.response) for r in group}) / len(group) for group in groups]
     finished = [rollout.finished for group in groups for rollout in group]
-    return {
+    record = {
         "reward/mean": batch.rewards_B.mean().item(),
         "reward/groups_without_signal": share((rewards_GN == rewards_GN[:, :1]).all(dim=1)),
         "responses/distinct": sum(distinct) / len(distinct),
@@ -50,6 +50,7 @@ def of_rollouts(groups: list[list[Rollout]], batch: TokenBatch, verdicts: list[s
         "responses/truncated": 1 - sum(finished) / len(finished),
         **{f"verdicts/{name}": verdicts.count(name) / len(verdicts) for name in sorted(set(verdicts))},
     }
+    return ranks.averaged(record)  # which have equally many groups
 
 
 def p99(values: Tensor) -> float:
@@ -89,17 +90,17 @@ def of_signal(signal: Signal, batch: TokenBatch) -> dict[str, float]:
     return {
         "entropy/mean": batch.mean(signal.old.entropy).item(),
         "advantages/std": batch.std(signal.advantages_T).item(),
-        "advantages/zero": share(signal.advantages_T == 0),
-        "weights/mean": signal.weights_T.double().mean().item(),
-        "weights/dropped": share(dropped_T),
-        "weights/dropped_positive": share(dropped_T & positive_T),
-        "weights/dropped_negative": share(dropped_T & negative_T),
+        "advantages/zero": batch.mean(signal.advantages_T == 0).item(),
+        "weights/mean": batch.mean(signal.weights_T).item(),
+        "weights/dropped": batch.mean(dropped_T).item(),
+        "weights/dropped_positive": batch.mean(dropped_T & positive_T).item(),
+        "weights/dropped_negative": batch.mean(dropped_T & negative_T).item(),
     }
 
 
 def of_ratios(log_ratios: list[Tensor], advantages: list[Tensor], objective: Objective) -> dict[str, float]:
     """Of the importance ratio, over the tokens that were trained on in all updates of a step."""
-    ratio_T, advantages_T = torch.cat(log_ratios).exp(), torch.cat(advantages)
+    ratio_T, advantages_T = ranks.gather(torch.cat(log_ratios)).exp(), ranks.gather(torch.cat(advantages))
     return {
         "ratio/mean": ratio_T.double().mean().item(),
         "ratio/max": ratio_T.max().item(),

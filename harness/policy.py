@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrain
 
 from harness import ranks
 from harness.batch import TokenBatch, TokenStats
-from harness.config import Train, UserError
+from harness.config import Hardware, Train, UserError
 from harness.tokenstats import Head, token_stats
 
 
@@ -23,11 +23,31 @@ class CellFailure(Exception):
 
 
 class Learner:
-    """A module with its optimiser. Losses are added up by `backward`; `step` applies them."""
+    """A model with its optimiser. Losses are added up by `backward`; `step` applies them.
 
-    def __init__(self, module: nn.Module, train: Train, lr: float, device: str, dtype: torch.dtype, micro: int) -> None:
-        self.module = module.to(device).train()
-        self.train, self.lr, self.device, self.dtype, self.micro = train, lr, device, dtype, micro
+    `network` is the model with what turns its hidden states into numbers: one forward pass, for which several ranks
+    gather the weights that they hold among them.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        body: PreTrainedModel,
+        network: nn.Module,
+        train: Train,
+        lr: float,
+        device: str,
+        dtype: torch.dtype,
+        hardware: Hardware,
+    ) -> None:
+        self.module, self.network = module.train(), network
+        self.train, self.lr, self.device, self.dtype, self.micro = train, lr, device, dtype, hardware.micro_tokens
+        if hardware.recompute:
+            body.gradient_checkpointing_enable({"use_reentrant": False})
+        if ranks.several():
+            ranks.shard(network, layers_of(body), device)
+        else:
+            module.to(device)
         self.optimizer = torch.optim.AdamW(
             module.parameters(),
             lr=lr,
@@ -39,10 +59,14 @@ class Learner:
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
-        return torch.autocast(self.device, self.dtype)
+        # Casts that are kept until the end of a pass would be those of the whole model.
+        return torch.autocast(self.device, self.dtype, cache_enabled=not ranks.several())
 
     def micro_batches(self, batch: TokenBatch) -> Iterator[TokenBatch]:
-        return batch.micro_batches(self.micro)
+        """As many on every rank, since each pass gathers weights from all: those that have fewer add idle ones."""
+        parts = list(batch.micro_batches(self.micro))
+        yield from parts
+        yield from [batch.idle()] * (ranks.most(len(parts)) - len(parts))
 
     def flat(self, batch: TokenBatch, of_tokens: Callable[[TokenBatch], Tensor]) -> Tensor:
         """A function of each token, without gradient, put together from micro-batches."""
@@ -58,11 +82,7 @@ class Learner:
 
     def step(self, step: int) -> float:
         """One optimiser step on all that was added up; gives the norm of the gradient before clipping."""
-        parameters = list(self.module.parameters())
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad = ranks.total(parameter.grad)
-        norm = clip_grad_norm_(parameters, self.train.grad_clip).item()
+        norm = ranks.whole(clip_grad_norm_(self.module.parameters(), self.train.grad_clip)).item()
         if not torch.isfinite(torch.tensor(norm)):
             raise CellFailure(f"the gradient of the {type(self).__name__.lower()} is not finite (its norm is {norm})")
         for group in self.optimizer.param_groups:
@@ -71,12 +91,20 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def state(self) -> dict[str, object]:
-        return {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+    def state(self) -> dict[str, Any]:
+        """The same however many ranks there are; of several, the first one has it."""
+        state = {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return ranks.whole_on_first(state) if ranks.several() else state
 
-    def load_state(self, state: dict[str, dict[str, object]]) -> None:
-        self.module.load_state_dict(state["module"])
-        self.optimizer.load_state_dict(state["optimizer"])
+    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
+        held, optimizer = self.module.state_dict(), state["optimizer"]
+        self.module.load_state_dict({name: ranks.like(held[name], x) for name, x in state["module"].items()})
+        moments = {
+            number: {key: ranks.like(weight, x) for key, x in optimizer["state"][number].items()}
+            for number, weight in enumerate(self.module.parameters())
+            if number in optimizer["state"]
+        }
+        self.optimizer.load_state_dict({**optimizer, "state": moments})
 
 
 def padded(rows: Sequence[Tensor], device: str) -> Tensor:
@@ -84,16 +112,17 @@ def padded(rows: Sequence[Tensor], device: str) -> Tensor:
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(device, non_blocking=True)
 
 
-def hidden_states(backbone: nn.Module, batch: TokenBatch, device: str) -> Tensor:
+def hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
     """The hidden state from which each response token is predicted, flat."""
-    if batch.prompts_weigh:
+    # That takes two passes and a cache: ranks must all make the same passes, and what is recomputed keeps no cache.
+    if batch.prompts_weigh and not ranks.several() and not backbone.is_gradient_checkpointing:
         return hidden_after_shared_prompts(backbone, batch, device)
     hidden_BLD = backbone(input_ids=padded(batch.sequences, device), use_cache=False).last_hidden_state
     position_T = batch.prompt_lengths_B[batch.sequence_T] + batch.within_T - 1
     return hidden_BLD[batch.sequence_T, position_T]
 
 
-def hidden_after_shared_prompts(backbone: nn.Module, batch: TokenBatch, device: str) -> Tensor:
+def hidden_after_shared_prompts(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
     """The same, with each prompt run once for all responses of its group here; gradients flow through its cache."""
     _, prompt_B, sizes_P = batch.groups_B.unique_consecutive(return_inverse=True, return_counts=True)
     first_P = sizes_P.cumsum(0) - sizes_P
@@ -151,13 +180,40 @@ def context_of(config: PreTrainedConfig) -> int | None:
     return getattr(config, "max_position_embeddings", None)
 
 
+def layers_of(model: PreTrainedModel) -> list[nn.Module]:
+    """The parts that repeat, by the names that transformers gives them for this purpose."""
+    return [module for module in model.modules() if type(module).__name__ in (model._no_split_modules or ())]
+
+
+class Scorer(nn.Module):
+    """A language model with the statistics of response tokens as its result."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float, device: str) -> None:
+        super().__init__()
+        self.model, self.temperature, self.device = model, temperature, device
+
+    def forward(
+        self, batch: TokenBatch, *, entropy: bool, entropy_grad: bool = False, sum_p2: bool = False
+    ) -> tuple[Tensor | None, ...]:
+        """The columns of TokenStats: FSDP looks for tensors with a gradient in tuples."""
+        hidden_TD = hidden_states(self.model.base_model, batch, self.device)
+        head, wanted = head_of(self.model), targets(batch, self.device)
+        found = token_stats(
+            hidden_TD, head, wanted, self.temperature, entropy=entropy, entropy_grad=entropy_grad, sum_p2=sum_p2
+        )
+        # Copies: what is given back for backward hooks must not be views.
+        return tuple(None if column_T is None else column_T.clone() for column_T in vars(found).values())
+
+
 class Policy(Learner):
     module: PreTrainedModel
 
     def __init__(
-        self, folder: Path, train: Train, temperature: float, device: str, dtype: torch.dtype, micro: int
+        self, folder: Path, train: Train, temperature: float, device: str, dtype: torch.dtype, hardware: Hardware
     ) -> None:
-        super().__init__(load_model(folder), train, train.lr, device, dtype, micro)
+        model = load_model(folder)
+        network = Scorer(model, temperature, device)
+        super().__init__(model, model, network, train, train.lr, device, dtype, hardware)
         self.temperature = temperature
 
     def stats(self, batch: TokenBatch, needs: frozenset[str] = frozenset(), *, entropy: bool = True) -> TokenStats:
@@ -172,23 +228,42 @@ class Policy(Learner):
         grad = "entropy_grad" in needs
         return self._forward(batch, entropy=grad, entropy_grad=grad)
 
-    def _forward(self, batch: TokenBatch, **which: Any) -> TokenStats:
+    def save(self, folder: Path) -> None:
+        """As a folder in the format of transformers."""
+        weights = ranks.whole_on_first(self.module.state_dict())
+        if ranks.number() == 0:
+            self.module.save_pretrained(folder, state_dict=weights)
+
+    def _forward(self, batch: TokenBatch, **which: bool) -> TokenStats:
         with self.autocast():
-            hidden_TD = hidden_states(self.module.base_model, batch, self.device)
-            head, wanted = head_of(self.module), targets(batch, self.device)
-            return token_stats(hidden_TD, head, wanted, self.temperature, **which)
+            return TokenStats(*self.network(batch, **which))
+
+
+class ValueModel(nn.Module):
+    """The value of each response token's context: the base model's body under a scalar head that starts at zero."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.body = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        self.head = nn.Linear(self.body.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        hidden_TD = hidden_states(self.body, batch, self.device)
+        with torch.autocast(hidden_TD.device.type, enabled=False):
+            return self.head(hidden_TD.float()).squeeze(-1).clone()
 
 
 class Critic(Learner):
-    """The value of each response token's context: the base model's body under a scalar head that starts at zero."""
+    module: ValueModel
 
-    def __init__(self, folder: Path, train: Train, lr: float, device: str, dtype: torch.dtype, micro: int) -> None:
-        body = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-        head = nn.Linear(body.config.hidden_size, 1)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
-        self.body, self.head = body, head
-        super().__init__(nn.ModuleList([body, head]), train, lr, device, dtype, micro)
+    def __init__(
+        self, folder: Path, train: Train, lr: float, device: str, dtype: torch.dtype, hardware: Hardware
+    ) -> None:
+        model = ValueModel(folder, device)
+        super().__init__(model, model.body, model, train, lr, device, dtype, hardware)
 
     def values(self, batch: TokenBatch) -> Tensor:
         with torch.no_grad():
@@ -196,5 +271,4 @@ class Critic(Learner):
 
     def current(self, batch: TokenBatch) -> Tensor:
         with self.autocast():
-            hidden_TD = hidden_states(self.body, batch, self.device)
-        return self.head(hidden_TD.float()).squeeze(-1)
+            return self.network(batch)

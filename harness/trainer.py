@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness import checkpoint, data, dynamics, files, metrics, seeds
+from harness import checkpoint, data, dynamics, files, metrics, ranks, seeds
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Config
 from harness.correction import correct
@@ -22,7 +22,8 @@ from harness.method import Method, Signal
 from harness.metrics import Stopwatch
 from harness.policy import CellFailure, Critic, Policy, context_of
 from harness.rendering import Chat, render
-from harness.rollout import Engine, OnGroup, proof
+from harness.rollout import Engine, OnGroup, Sampling, proof
+from harness.rollout.together import led
 from harness.tracking import MetricsLog
 from harness.verify import Alongside, TooManyFailures, check_failures
 from tasks import Problem, Task, Verdict
@@ -52,6 +53,7 @@ class Trainer:
         self.policy, self.critic, self.reference, self.engine = policy, critic, reference, engine
         self.tokenizer, self.chat, self.seed, self.folder = tokenizer, chat, seed, folder
         self.problems, self.pool = pool.problems, pool
+        self.places = places(config.train.prompts, config.train.updates)
         self.log = MetricsLog(folder)
         self.done_steps = -1  # -1: not even the evaluation before training is done
 
@@ -64,7 +66,8 @@ class Trainer:
             record = self.train_step(step, watch) if step else dict(self.pool.record)
             with watch.phase("evaluate"):
                 record |= self.evaluate(step) if self.evaluation_due(step) else {}
-            self.log.append(step, time.time(), record | watch.seconds)
+            if ranks.number() == 0:
+                self.log.append(step, time.time(), record | watch.seconds)
             self.done_steps = step
             if step and (step % self.config.checkpoint.every == 0 or step == self.config.train.steps):
                 self.save()
@@ -80,7 +83,7 @@ class Trainer:
             with watch.phase("verify"):  # what sampling has not hidden
                 verdicts = judging.verdicts()
         assert len(verdicts) == sum(map(len, groups))
-        if step == 1 or step % self.config.checkpoint.every == 0:
+        if ranks.number() == 0 and (step == 1 or step % self.config.checkpoint.every == 0):
             self.keep_samples(step, problems, groups, verdicts)
         self.check_verdicts(step, problems, groups, verdicts)
         with watch.phase("stats"):
@@ -124,9 +127,9 @@ class Trainer:
             **metrics.of_signal(uncorrected, batch),
             **metrics.of_ratios(log_ratios, advantages, method.objective),
             **value_record,
-            "loss/policy": float(np.mean(losses)),
+            "loss/policy": mean_of_sums(losses),
             "gradient/norm": float(np.mean(norms)),
-            "tokens/generated": float(len(batch.index_T)),
+            "tokens/generated": batch.tokens,
             "time/judging_s": judging.seconds,  # beside the sampling and after it
         }
         method.observe(record)
@@ -137,20 +140,21 @@ class Trainer:
     # The parts of a step
 
     def prompts(self, step: int) -> list[Problem]:
-        """The problems of a step: a place in an endless row of shuffled passes, fixed by the seed and the step."""
-        size, count = len(self.problems), self.config.train.prompts
-        places = range((step - 1) * count, step * count)
+        """The problems of a step, at this rank's places in an endless row of shuffled passes, which the seed and the
+        step fix."""
+        size, start = len(self.problems), (step - 1) * self.config.train.prompts
+        row = [start + place for place in self.places]
         orders = {
             number: np.random.default_rng(seeds.derive("order", self.seed, number)).permutation(size)
-            for number in {place // size for place in places}
+            for number in {place // size for place in row}
         }
-        return [self.problems[orders[place // size][place % size]] for place in places]
+        return [self.problems[orders[place // size][place % size]] for place in row]
 
     def sample(self, problems: list[Problem], step: int, on_group: OnGroup | None = None) -> list[list[Rollout]]:
         return self.engine.generate(
             [render(self.tokenizer, problem.prompt, self.chat) for problem in problems],
             self.config.train.group,
-            seeds=[seeds.derive("rollout", self.seed, step, place) for place in range(len(problems))],
+            seeds=[seeds.derive("rollout", self.seed, step, place) for place in self.places],
             temperature=self.config.rollout.temperature,
             max_new_tokens=self.config.rollout.max_new_tokens,
             on_group=on_group,
@@ -166,9 +170,10 @@ class Trainer:
         self, step: int, problems: list[Problem], groups: list[list[Rollout]], verdicts: list[Verdict]
     ) -> None:
         try:
-            check_failures(verdicts, self.config.verify.max_failures)
+            check_failures([v for found in ranks.each(verdicts) for v in found], self.config.verify.max_failures)
         except TooManyFailures:
-            self.keep_samples(step, problems, groups, verdicts)  # which show why
+            if ranks.number() == 0:
+                self.keep_samples(step, problems, groups, verdicts)  # which show why
             raise
 
     def stats_before(self, batch: TokenBatch, *, sum_p2: bool = False) -> TokenStats:
@@ -216,7 +221,7 @@ class Trainer:
                     loss += part_loss.item()
                 losses.append(loss)
                 norms.append(self.critic.step(step))
-        return {"loss/critic": float(np.mean(losses)), "gradient/critic_norm": float(np.mean(norms))}
+        return {"loss/critic": mean_of_sums(losses), "gradient/critic_norm": float(np.mean(norms))}
 
     def dynamics_of(
         self, step: int, signal: Signal, batch: TokenBatch, minibatches: list[TokenBatch], watch: Stopwatch
@@ -236,10 +241,15 @@ class Trainer:
         return step in (0, self.config.train.steps) or (every > 0 and step % every == 0)
 
     def evaluate(self, step: int) -> dict[str, float]:
+        """By rank 0, with the engines of all."""
+        with led(self.engine) as sampling:
+            return {} if sampling is None else self.scores(step, sampling)
+
+    def scores(self, step: int, sampling: Sampling) -> dict[str, float]:
         record: dict[str, float] = {}
         context = None if self.config.eval.beyond_context else context_of(self.policy.module.config)
         seed = seeds.derive("evaluate", self.seed, step)
-        sampler = Sampler(self.engine, self.tokenizer, seed, self.chat, context)
+        sampler = Sampler(sampling, self.tokenizer, seed, self.chat, context)
         for task in self.evaluation_tasks:
             settings = self.config.eval.of(task.name)
             result = evaluate(
@@ -285,13 +295,27 @@ class Trainer:
 
     def save(self) -> None:
         state = {name: learner.state() for name, learner in self.learners().items()}
-        checkpoint.save(self.folder / "checkpoints", self.done_steps, {**state, "method": self.method.state()})
+        if ranks.number() == 0:
+            checkpoint.save(self.folder / "checkpoints", self.done_steps, {**state, "method": self.method.state()})
 
     def resume(self) -> None:
-        state = checkpoint.latest(self.folder / "checkpoints", self.policy.device)
+        state = checkpoint.latest(self.folder / "checkpoints")
         if state is not None:
             self.done_steps = state["step"]
             self.method.load_state(state["method"])
             for name, learner in self.learners().items():
                 learner.load_state(state[name])
-        self.log.truncate(self.done_steps)
+        if ranks.number() == 0:
+            self.log.truncate(self.done_steps)
+
+
+def places(prompts: int, updates: int) -> list[int]:
+    """Of the prompts of a step, those of this rank: an equal part of each mini-batch."""
+    share = prompts // (updates * ranks.count())
+    starts = (share * (update * ranks.count() + ranks.number()) for update in range(updates))
+    return [place for start in starts for place in range(start, start + share)]
+
+
+def mean_of_sums(losses: list[float]) -> float:
+    """Of the losses of mini-batches, of which each rank has a part."""
+    return ranks.total(torch.tensor(losses, dtype=torch.float64)).mean().item()

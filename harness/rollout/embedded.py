@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from harness import ranks
 from harness.batch import Rollout
 from harness.config import UserError, at_least, one_of
 from harness.rollout import OnGroup
@@ -132,7 +133,7 @@ class EmbeddedEngine:
         self.buffers: dict[str, Tensor] = {}
         self.held: dict[str, Tensor] = {}  # by parameter, its place in a buffer
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def load(self, model: PreTrainedModel) -> None:
         refuse_unsupported(model)
         config, rotary = model.config, model.model.rotary_emb
@@ -169,6 +170,7 @@ class EmbeddedEngine:
 
     def _fused(self, weights: dict[str, Tensor], *names: str) -> Tensor:
         """The named weights one below the other in a buffer of our own, which later loads fill again."""
+        weights = {n: ranks.whole(weights[n].detach()) for n in names}
         parts = [pairs_together(weights[n], self.head_dim) if TURNED.search(n) else weights[n] for n in names]
         rows = [len(part) for part in parts]
         shape = (sum(rows), *parts[0].shape[1:])

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from harness import ranks
 from harness.config import Bounds
 from harness.policy import CellFailure
 from harness.rollout import Engine
@@ -40,7 +41,7 @@ def check_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, seed: i
     held = engine.weights(asked)
     wrong = []
     for name, part in asked.items():
-        wanted = weights[name].detach()[..., part].to(held[name].device, dtype)
+        wanted = ranks.whole(weights[name].detach()[..., part]).to(held[name].device, dtype)
         if not torch.equal(held[name].to(dtype), wanted):
             wrong.append(name)
     if wrong:

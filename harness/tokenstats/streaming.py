@@ -38,7 +38,8 @@ def statistics(
 
 
 def spans(size: int, step: int) -> Iterator[slice]:
-    return (slice(start, min(start + step, size)) for start in range(0, size, step))
+    """At least one, be it empty."""
+    return (slice(start, min(start + step, size)) for start in range(0, max(size, 1), step))
 
 
 def block(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,51 @@
+"""Sampling by the engines of all ranks, for what only the first one does: evaluations and the difficulty filter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from harness import ranks
+from harness.batch import Rollout
+from harness.rollout import OnGroup, Sampling
+
+Request = dict[str, Any]
+
+
+class Together:
+    """What rank 0 asks with; the others answer in `follow`."""
+
+    def __init__(self, engine: Sampling) -> None:
+        self.engine = engine
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], n: int, *, on_group: OnGroup | None = None, **settings: Any
+    ) -> list[list[Rollout]]:
+        groups = answer(self.engine, ranks.of_first({"prompts": prompts, "n": n, **settings}))
+        if on_group is not None:
+            for number, group in enumerate(groups):
+                on_group(number, group)
+        return groups
+
+
+@contextmanager
+def led(engine: Sampling) -> Iterator[Sampling | None]:
+    """An engine of all ranks on rank 0; None on the others, once the first one has nothing more to ask."""
+    if not ranks.several():
+        yield engine
+    elif ranks.number() == 0:
+        yield Together(engine)
+        ranks.of_first(None)
+    else:
+        while (request := ranks.of_first(None)) is not None:
+            answer(engine, request)
+        yield None
+
+
+def answer(engine: Sampling, request: Request) -> list[list[Rollout]]:
+    """Every rank takes every so many-th prompt; the groups of all, in the order of the prompts."""
+    world, own = ranks.count(), slice(ranks.number(), None, ranks.count())
+    mine = {key: value[own] if key in ("prompts", "seeds") else value for key, value in request.items()}
+    found = ranks.each(engine.generate(mine.pop("prompts"), mine.pop("n"), **mine))
+    return [found[place % world][place // world] for place in range(len(request["prompts"]))]
