@@ -32,7 +32,12 @@ def parser() -> argparse.ArgumentParser:
         return command
 
     run = add("run", "run what is missing of a matrix, and end with its leaderboard")
-    run.add_argument("--jobs", type=int, default=None, help="cells side by side (default: the cores / threads and ranks a cell; on GPUs 1)")
+    run.add_argument(
+        "--jobs",
+        type=int,
+        default=None,
+        help="cells side by side (default: the cores / threads and ranks a cell; on GPUs 1)",
+    )
     run.add_argument("--launcher", choices=["local"], default="local")
     add("plan", "cells by state, tokens, estimated time and memory; runs nothing")
     add("status", "how far each cell has come, and why one failed")

@@ -57,9 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def default_jobs(config: Config) -> int:
     """Cells side by side: as many as there are cores for; one where they compute on GPUs, which one fills."""
-    from harness import plan
+    from harness import plan as plans
 
-    if plan.this_machine(config).kind(config) == "cuda":
+    if plans.this_machine(config).kind(config) == "cuda":
         return 1
     return max((os.cpu_count() or 1) // (config.hardware.threads * config.hardware.ranks), 1)
 

@@ -1,0 +1,171 @@
+"""Cells of several ranks, as real processes: the same results as one process, in any company, and no orphans."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from test_trainer import build, weights
+
+from harness import cell, config, files, tokenstats
+from harness.batch import TokenBatch, TokenStats
+from harness.metrics import Stopwatch
+from harness.tracking import MetricsLog
+
+# Critic, reference model, entropy with gradient, a control with a memory, batch statistics: all that ranks may share.
+METHOD = "ppo(kl_coef=0.01)+clip_b(share=0.05)+adaptive_entropy(target=9,delta=0.01,highest=1)"
+SETTINGS = ["train.steps=6", "train.prompts=8", "train.updates=2", "train.group=8", "train.lr=1e-3"]
+SETTINGS += ["train.warmup_steps=0", "checkpoint.every=2", "dynamics.every=2", "baseline=grpo", "methods=[grpo]"]
+SETTINGS += ["eval.every=2", "eval.problems=9", "eval.samples=4", "eval.k=2", "hardware.micro_tokens=400"]
+
+
+def write(folder: Path, *overrides: str, method: str = METHOD) -> None:
+    """What a launcher leaves for the process of a cell."""
+    settings = config.load("demo", [*SETTINGS, *overrides])
+    record = {"config": dataclasses.asdict(settings), "method": method, "task": "countdown", "model": "countdown-tiny"}
+    files.write_text(folder / "config.yaml", yaml.safe_dump({**record, "seed": 0}))
+    files.write_json(folder / "state.json", {"state": "running", "reason": None, "durable_step": -1, "seconds": 0.0})
+
+
+def divided(folder: Path, count: int) -> int:
+    with pytest.raises(SystemExit) as end:
+        cell.divide(folder, count)
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def lines(folder: Path) -> dict[int, dict[str, float]]:
+    """By step, without what a clock says."""
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: {k: v for k, v in line["metrics"].items() if not k.startswith("time/")} for line in found}
+
+
+@pytest.mark.slow
+def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> None:
+    """Also where the activations are computed again, and with a checkpoint of each handed to the other."""
+    write(tmp_path / "whole")
+    cell.run(tmp_path / "whole")
+
+    write(tmp_path / "relay", "train.steps=2")
+    cell.run(tmp_path / "relay")
+    write(tmp_path / "relay", "train.steps=4", "hardware.ranks=2", "hardware.recompute=true")
+    assert divided(tmp_path / "relay", 2) == 0
+    assert files.read_json(tmp_path / "relay" / "state.json")["state"] == "done"
+    write(tmp_path / "relay")
+    cell.run(tmp_path / "relay")
+
+    whole, relay = lines(tmp_path / "whole"), lines(tmp_path / "relay")
+    assert list(relay) == list(whole) == list(range(7))
+    for step, record in whole.items():
+        assert list(relay[step]) == list(record)
+        for name, value in record.items():
+            assert relay[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
+    for step in (0, 2, 4, 6):
+        name = f"evals/countdown-{step:06d}.json"
+        one, other = (files.read_json(tmp_path / run / name) for run in ("whole", "relay"))
+        assert one["problems"] == other["problems"]
+        assert one["right"] == other["right"]
+    one, other = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("whole", "relay"))
+    assert one.keys() == other.keys()
+    for name, weight in one.items():
+        torch.testing.assert_close(other[name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one_rank_fails.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from harness import ranks\n"
+        "from harness.method import Control\n"
+        "from harness.policy import CellFailure\n"
+        "@dataclass(frozen=True)\n"
+        "class Failing(Control):\n"
+        "    def weights(self, old, advantages_T, batch):\n"
+        "        if ranks.number() == 1:\n"
+        "            raise CellFailure('the second rank has had enough')\n"
+        "        return 1.0\n"
+        "METHODS = {'failing': Failing}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    write(tmp_path / "cell", "hardware.ranks=2", "plugins=[one_rank_fails]", method="failing")
+    assert divided(tmp_path / "cell", 2) == 1
+    state = files.read_json(tmp_path / "cell" / "state.json")
+    assert (state["state"], state["reason"]) == ("failed", "the second rank has had enough")
+
+
+@pytest.mark.slow
+def test_ranks_end_with_the_process_of_their_cell(tmp_path: Path) -> None:
+    write(tmp_path / "cell", "hardware.ranks=2", "train.steps=1000")
+    script = "import sys; from pathlib import Path; from harness import cell; cell.divide(Path(sys.argv[1]), 2)"
+    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "cell")], stdin=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len(MetricsLog(tmp_path / "cell").read()) > 1)
+        assert len(at_work(tmp_path / "cell")) == 3
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not at_work(tmp_path / "cell"))
+
+
+def at_work(folder: Path) -> list[str]:
+    """Processes whose command line names the folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += [process.parent.name] if str(folder).encode() in process.read_bytes() else []
+    return found
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("backend", ["dense", "torch"])
+def test_an_idle_pass_gives_nothing_to_anyone(
+    backend: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenstats, "SMALL", 10**6 if backend == "dense" else 0)
+    trainer = build(tmp_path, "grpo", f"rollout.temperature={temperature}")
+    groups = trainer.sample(trainer.prompts(1), 1)
+    batch = TokenBatch.of(groups, [0.0, 1.0] * 32, 20, "cpu")
+    idle = batch.idle()
+    assert len(idle) == 1
+    found = trainer.policy.current(idle, frozenset({"entropy_grad"}))
+    assert found.logp.shape == (0,)
+    assert found.entropy is not None
+    (found.logp.sum() + found.entropy.sum()).backward()
+    gradients = [weight.grad for weight in trainer.policy.module.parameters()]
+    assert all(grad is not None and not grad.any() for grad in gradients)
+    stats = [trainer.policy.stats(each, frozenset({"sum_p2"})) for each in (batch, idle)]
+    joined = TokenStats.cat(stats)
+    assert torch.equal(joined.logp, stats[0].logp)
+
+
+def test_activations_computed_again_are_the_same(tmp_path: Path) -> None:
+    found = []
+    for recompute in (False, True):
+        trainer = build(tmp_path / str(recompute), "grpo+entropy_bonus", f"hardware.recompute={recompute}")
+        body = trainer.policy.module.base_model
+        assert body.is_gradient_checkpointing == recompute
+        record = trainer.train_step(1, Stopwatch())
+        found.append((record["loss/policy"], record["gradient/norm"], weights(trainer)))
+    (loss, norm, one), (loss_again, norm_again, other) = found
+    assert loss_again == pytest.approx(loss, rel=1e-4, abs=1e-7)
+    assert norm_again == pytest.approx(norm, rel=1e-4)
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
