@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,10 @@ class Learner:
         # Casts that are kept until the end of a pass would be those of the whole model.
         return torch.autocast(self.device, self.dtype, cache_enabled=not ranks.several())
 
-    def micro_batches(self, batch: TokenBatch) -> Iterator[TokenBatch]:
+    def micro_batches(self, batch: TokenBatch) -> list[TokenBatch]:
         """As many on every rank, since each pass gathers weights from all: those that have fewer add idle ones."""
         parts = list(batch.micro_batches(self.micro))
-        yield from parts
-        yield from [batch.idle()] * (ranks.most(len(parts)) - len(parts))
+        return parts + [batch.idle()] * (ranks.most(len(parts)) - len(parts))
 
     def flat(self, batch: TokenBatch, of_tokens: Callable[[TokenBatch], Tensor]) -> Tensor:
         """A function of each token, without gradient, put together from micro-batches."""
@@ -218,7 +217,7 @@ class Policy(Learner):
 
     def stats(self, batch: TokenBatch, needs: frozenset[str] = frozenset(), *, entropy: bool = True) -> TokenStats:
         """Of the present policy, without gradient."""
-        parts = list(self.micro_batches(batch))
+        parts = self.micro_batches(batch)
         with torch.no_grad():
             found = [self._forward(part, entropy=entropy, sum_p2="sum_p2" in needs) for part in parts]
         return TokenStats.cat(found).at(torch.cat([part.index_T for part in parts]).argsort())

@@ -9,18 +9,23 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from safetensors.torch import load_file
 from test_trainer import build, weights
+from torch.multiprocessing import spawn
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from harness import cell, config, files, tokenstats
-from harness.batch import TokenBatch, TokenStats
+from harness import cell, config, files, ranks, tokenstats
+from harness.batch import Rollout, TokenBatch, TokenStats
+from harness.config import Hardware, Train
 from harness.metrics import Stopwatch
+from harness.policy import Policy
 from harness.tracking import MetricsLog
 
 # Critic, reference model, entropy with gradient, a control with a memory, batch statistics: all that ranks may share.
@@ -132,6 +137,69 @@ def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+SIZES = {
+    "vocab_size": 5003,  # odd, and large enough for the streaming statistics
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "tie_word_embeddings": False,
+}
+
+
+def responses(group: int) -> list[Rollout]:
+    """Longer ones in later groups."""
+    generator = torch.Generator().manual_seed(group)
+    prompt, *tails = (
+        torch.randint(1, 5000, (n,), generator=generator).tolist() for n in (3 + group, *[5 * group + 3] * 3)
+    )
+    return [Rollout(prompt, tail, [-1.0] * len(tail), True) for tail in tails]
+
+
+def trained(folder: Path, groups: Sequence[int], recompute: bool) -> dict[str, torch.Tensor]:
+    """Gradient norms, statistics and weights of three updates on these groups, in micro-batches of one or two."""
+    policy = Policy(folder, Train(lr=1e-2), 0.9, "cpu", torch.float32, Hardware(micro_tokens=90, recompute=recompute))
+    batch = TokenBatch.of([responses(group) for group in groups], [0.0] * 3 * len(groups), 100, "cpu")
+    found = {"idle": torch.tensor([len(part.index_T) == 0 for part in policy.micro_batches(batch)])}
+    for update in range(3):
+        stats = policy.stats(batch, frozenset({"sum_p2"}))
+        found[f"deviation {update}"] = batch.mean(stats.discriminator - stats.expected_discriminator)
+        for part in policy.micro_batches(batch):
+            current = policy.current(part, frozenset({"entropy_grad"}))
+            assert current.entropy is not None
+            policy.backward((0.1 * current.entropy - 0.5 * current.logp).sum() / 500)
+        found[f"norm {update}"] = torch.tensor(policy.step(1))
+    return found | {name: ranks.whole(weight.detach()) for name, weight in policy.module.named_parameters()}
+
+
+UNEQUAL = ([0, 1, 2], [3, 4, 5, 6, 7])
+
+
+def rank_main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    for recompute in (False, True):
+        found = trained(folder / "model", UNEQUAL[rank], recompute)
+        torch.save(found, folder / f"{rank}-{recompute}.pt")
+    dist.destroy_process_group()
+
+
+def test_unequal_shares_add_up_to_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "model")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    spawn(rank_main, args=(tmp_path,), nprocs=2)
+    alone = trained(tmp_path / "model", range(8), recompute=False)
+    for rank in range(2):
+        for recompute in (False, True):
+            together = torch.load(tmp_path / f"{rank}-{recompute}.pt")
+            assert together.pop("idle").any() == (rank == 0)
+            for name, value in together.items():
+                torch.testing.assert_close(value, alone[name], rtol=2e-5, atol=2e-5, msg=name)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
