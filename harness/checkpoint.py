@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from harness import ranks
 from harness.files import atomic
 
 
@@ -20,6 +21,6 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> None:
 
 
 def latest(folder: Path) -> dict[str, Any] | None:
-    """Read as it is used: ranks want a part of it each."""
+    """Ranks want a part of it each, so they read what they use."""
     paths = sorted(folder.glob("step-*.pt"))
-    return torch.load(paths[-1], map_location="cpu", mmap=True, weights_only=True) if paths else None
+    return torch.load(paths[-1], map_location="cpu", mmap=ranks.several(), weights_only=True) if paths else None

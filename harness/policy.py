@@ -25,31 +25,26 @@ class CellFailure(Exception):
 class Learner:
     """A model with its optimiser. Losses are added up by `backward`; `step` applies them.
 
-    `network` is the model with what turns its hidden states into numbers: one forward pass, for which several ranks
-    gather the weights that they hold among them.
+    `network` is `module`, the model, with what makes numbers of its hidden states: one forward pass, for which several
+    ranks gather the weights that they hold among them.
     """
 
+    module: nn.Module
+
     def __init__(
-        self,
-        module: nn.Module,
-        body: PreTrainedModel,
-        network: nn.Module,
-        train: Train,
-        lr: float,
-        device: str,
-        dtype: torch.dtype,
-        hardware: Hardware,
+        self, network: nn.Module, train: Train, lr: float, device: str, dtype: torch.dtype, hardware: Hardware
     ) -> None:
-        self.module, self.network = module.train(), network
+        self.network = network.train()
         self.train, self.lr, self.device, self.dtype, self.micro = train, lr, device, dtype, hardware.micro_tokens
+        model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
         if hardware.recompute:
-            body.gradient_checkpointing_enable({"use_reentrant": False})
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         if ranks.several():
-            ranks.shard(network, layers_of(body), device)
+            ranks.shard(network, layers_of(model), device)
         else:
-            module.to(device)
+            network.to(device)
         self.optimizer = torch.optim.AdamW(
-            module.parameters(),
+            network.parameters(),
             lr=lr,
             betas=(train.betas[0], train.betas[1]),
             weight_decay=train.weight_decay,
@@ -210,10 +205,8 @@ class Policy(Learner):
     def __init__(
         self, folder: Path, train: Train, temperature: float, device: str, dtype: torch.dtype, hardware: Hardware
     ) -> None:
-        model = load_model(folder)
-        network = Scorer(model, temperature, device)
-        super().__init__(model, model, network, train, train.lr, device, dtype, hardware)
-        self.temperature = temperature
+        self.module, self.temperature = load_model(folder), temperature
+        super().__init__(Scorer(self.module, temperature, device), train, train.lr, device, dtype, hardware)
 
     def stats(self, batch: TokenBatch, needs: frozenset[str] = frozenset(), *, entropy: bool = True) -> TokenStats:
         """Of the present policy, without gradient."""
@@ -261,8 +254,8 @@ class Critic(Learner):
     def __init__(
         self, folder: Path, train: Train, lr: float, device: str, dtype: torch.dtype, hardware: Hardware
     ) -> None:
-        model = ValueModel(folder, device)
-        super().__init__(model, model.body, model, train, lr, device, dtype, hardware)
+        self.module = ValueModel(folder, device)
+        super().__init__(self.module, train, lr, device, dtype, hardware)
 
     def values(self, batch: TokenBatch) -> Tensor:
         with torch.no_grad():

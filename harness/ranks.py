@@ -158,4 +158,5 @@ def like(weight: Tensor, given: Tensor) -> Tensor:
     """What this rank holds of a whole tensor that belongs to a weight."""
     if not isinstance(weight, DTensor) or given.shape != weight.shape:
         return given
-    return distribute_tensor(given.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None)
+    divided = distribute_tensor(given.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None)
+    return divided.clone()  # what came of it is a view, which would keep the whole
