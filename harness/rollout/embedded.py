@@ -133,7 +133,7 @@ class EmbeddedEngine:
         self.buffers: dict[str, Tensor] = {}
         self.held: dict[str, Tensor] = {}  # by parameter, its place in a buffer
 
-    @torch.no_grad()
+    @torch.no_grad()  # in inference mode DTensors fail
     def load(self, model: PreTrainedModel) -> None:
         refuse_unsupported(model)
         config, rotary = model.config, model.model.rotary_emb
@@ -142,7 +142,8 @@ class EmbeddedEngine:
         self.head_dim = model.model.layers[0].self_attn.head_dim
         self.inv_freq = rotary.inv_freq.to(self.device, torch.float32)
         self.rotary_scale = torch.tensor(rotary.attention_scaling, device=self.device)
-        weights = dict(model.named_parameters())  # a head tied to the embedding is not listed twice
+        held = model.state_dict()  # the optimiser's: a forward pass may leave gathered copies in named_parameters
+        weights = {name: held[name] for name, _ in model.named_parameters()}  # a tied head is not listed twice
         self.embedding = self._fused(weights, "model.embed_tokens.weight")
         self.head = self._fused(weights, "lm_head.weight") if "lm_head.weight" in weights else self.embedding
         self.norm = self._fused(weights, "model.norm.weight")
@@ -169,9 +170,12 @@ class EmbeddedEngine:
         )
 
     def _fused(self, weights: dict[str, Tensor], *names: str) -> Tensor:
-        """The named weights one below the other in a buffer of our own, which later loads fill again."""
-        weights = {n: ranks.whole(weights[n].detach()) for n in names}
-        parts = [pairs_together(weights[n], self.head_dim) if TURNED.search(n) else weights[n] for n in names]
+        """The named weights one below the other in a buffer of our own, which later loads fill again.
+
+        Where they are sharded, no others are gathered at the same time; they are cast before they travel.
+        """
+        whole = {name: ranks.whole(weights[name].to(self.dtype)) for name in names}
+        parts = [pairs_together(w, self.head_dim) if TURNED.search(n) else w for n, w in whole.items()]
         rows = [len(part) for part in parts]
         shape = (sum(rows), *parts[0].shape[1:])
         if names[0] not in self.buffers or self.buffers[names[0]].shape != shape:

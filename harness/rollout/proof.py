@@ -35,14 +35,18 @@ def columns(module: nn.Module, seed: int) -> dict[str, slice]:
 
 
 def check_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, seed: int) -> None:
-    """Whether the engine has the present weights of the module in the type that both compute in."""
+    """Whether the engine has the present weights of the module in the type that both compute in.
+
+    Of a sharded module nothing but the columns is gathered. All ranks ask for the same ones, in the same order, before
+    any of them may fail.
+    """
     asked = columns(module, seed)
-    weights = dict(module.named_parameters(remove_duplicate=False))
+    weights = module.state_dict()  # the optimiser's: a forward pass may leave gathered copies in named_parameters
     held = engine.weights(asked)
     wrong = []
     for name, part in asked.items():
-        wanted = ranks.whole(weights[name].detach()[..., part]).to(held[name].device, dtype)
-        if not torch.equal(held[name].to(dtype), wanted):
+        wanted = ranks.whole(weights[name][..., part].to(dtype))
+        if not torch.equal(held[name].to(dtype), wanted.to(held[name].device)):
             wrong.append(name)
     if wrong:
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""

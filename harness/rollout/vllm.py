@@ -140,11 +140,12 @@ def register_transfer() -> None:
     WeightTransferEngineFactory.register_engine(TRANSFER, InProcess)
 
 
-def weights_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def weights_of(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """One after the other, in the order of the layers: vLLM takes in each layer when its last tensor has come, so no
-    more than a layer's are gathered at any time. It casts them to its own type."""
-    for name, weight in module.named_parameters():
-        yield name, ranks.whole(weight.detach())
+    more than a layer's are gathered at any time. Shards are cast before they travel."""
+    weights = module.state_dict()  # the optimiser's: a forward pass may leave gathered copies in named_parameters
+    for name, _ in module.named_parameters():  # a tied head once
+        yield name, ranks.whole(weights[name].to(dtype))
 
 
 @torch.inference_mode()
@@ -186,7 +187,7 @@ class VllmEngine:
         dtype: torch.dtype = torch.float32,
         cache_gib: float | None = None,
     ) -> None:
-        self.eos, self.device = eos, device
+        self.eos, self.device, self.dtype = eos, device, dtype
         self.vllm = imported(device)
         gc.collect()  # vLLM's state is the process's: a dead engine that is found later would take this one's with it
         on_cpu, model = device == "cpu", json.loads((folder / "config.json").read_text())
@@ -208,9 +209,13 @@ class VllmEngine:
                 enable_prefix_caching=True,
                 logprobs_mode="processed_logprobs",  # at the temperature
                 kv_cache_memory_bytes=None if cache_gib is None else int(cache_gib * 2**30),
-                gpu_memory_utilization=GPU_SHARE,
+                # Where less than this is free vLLM refuses to start, even if the size of its cache is given.
+                gpu_memory_utilization=GPU_SHARE if cache_gib is None else 0.01,
                 enable_sleep_mode=not on_cpu,
                 enforce_eager=on_cpu,
+                # Each rank has an engine of its own, on the device of its LOCAL_RANK. They wait for each other while
+                # they are built and never again: in vLLM's layout (ExternalDP x DP x PP x TP) all ranks are ExternalDP.
+                # With any other backend each would take itself for rank 0, on the first device.
                 distributed_executor_backend="external_launcher" if ranks.several() else None,
                 weight_transfer_config={"backend": TRANSFER},
                 disable_log_stats=True,
@@ -225,13 +230,17 @@ class VllmEngine:
                 "lower it or run fewer cells side by side (--jobs), or set rollout.engine=embedded"
             ) from error
         self.engine = self.llm.llm_engine
+        if ranks.several():
+            # At its end vLLM would destroy all process groups, the trainer's too, or fail where they are gone already.
+            self.engine.engine_core._finalizer.detach()
+            gc.unfreeze()  # which it would have done then
         self.context = self.engine.vllm_config.model_config.max_model_len
         self.resting: set[str] = set()  # what of it gave its memory back
 
     def load(self, model: PreTrainedModel) -> None:
         self._wake("weights")
         self.llm.start_weight_update()
-        self.llm.update_weights({"update_info": {"weights": weights_of(model)}})
+        self.llm.update_weights({"update_info": {"weights": weights_of(model, self.dtype)}})
         self.llm.finish_weight_update()
         self._wake("kv_cache")
         assert self.llm.reset_prefix_cache(), "prompts are still being read"
@@ -246,6 +255,7 @@ class VllmEngine:
 
     def _wake(self, part: str) -> None:
         if part in self.resting:
+            torch.cuda.empty_cache()  # what training has freed, torch still holds
             self.llm.wake_up(tags=[part])
             self.resting.remove(part)
 

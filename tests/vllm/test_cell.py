@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from harness import cell, config
+from harness import cell, config, files
 from harness.rollout.vllm import VllmEngine
 from harness.trainer import Trainer
 
@@ -20,13 +21,24 @@ SHORT = ["train.steps=4", "train.prompts=8", "train.group=8", "train.lr=1e-3", "
 SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2"]
 
 
-def build(folder: Path, engine: str, seed: int, overrides: Sequence[str] = ()) -> Trainer:
-    torch.set_num_threads(1)
+def record_of(engine: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
     given = [f"rollout.engine={engine}", "hardware.cache_gib=0.25", "train.steps=30", "eval.samples=8", *overrides]
     settings = config.load("smoke", given)
-    record: dict[str, Any] = {"config": dataclasses.asdict(settings), "method": "grpo", "task": "countdown"}
-    trainer, _ = cell.build({**record, "model": "countdown-tiny", "seed": seed}, folder)
+    record = {"config": dataclasses.asdict(settings), "method": "grpo", "task": "countdown"}
+    return {**record, "model": "countdown-tiny", "seed": seed}
+
+
+def build(folder: Path, engine: str, seed: int, overrides: Sequence[str] = ()) -> Trainer:
+    torch.set_num_threads(1)
+    trainer, _ = cell.build(record_of(engine, seed, overrides), folder)
     return trainer
+
+
+def write(folder: Path, engine: str, seed: int, overrides: Sequence[str]) -> None:
+    """What a launcher leaves for the process of a cell."""
+    files.write_text(folder / "config.yaml", yaml.safe_dump(record_of(engine, seed, overrides)))
+    state = {"state": "running", "reason": None, "durable_step": -1, "seconds": 0.0}
+    files.write_json(folder / "state.json", state)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -62,6 +74,21 @@ def test_the_smoke_matrix_learns_as_on_the_embedded_engine(tmp_path: Path) -> No
             theirs = [mean([other[-12:]], key) for other in embedded]
             spread = max(theirs) - min(theirs)
             assert min(theirs) - spread < mean([found[-12:]], key) < max(theirs) + spread, key
+
+
+def test_two_ranks_on_two_engines_are_one_process(tmp_path: Path) -> None:
+    """Up to draws that tip where logits differ in their last bits: in the first step none does."""
+    build(tmp_path / "alone", "vllm", 0, SHORT).run(lambda step: None)
+    write(tmp_path / "ranks", "vllm", 0, [*SHORT, "hardware.ranks=2", "hardware.recompute=true"])
+    with pytest.raises(SystemExit, match="^0$"):
+        cell.divide(tmp_path / "ranks", 2)
+    assert files.read_json(tmp_path / "ranks" / "state.json")["state"] == "done"
+    alone, ranks = records(tmp_path / "alone"), records(tmp_path / "ranks")
+    assert len(alone) == len(ranks) == 5
+    for step in (0, 1):
+        assert ranks[step] == pytest.approx(alone[step], rel=1e-3, abs=1e-4)
+    assert all(record["mismatch/max"] < 1e-3 for record in ranks[1:])
+    assert ranks[-1]["entropy/mean"] == pytest.approx(alone[-1]["entropy/mean"], rel=0.1)
 
 
 def test_a_killed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""The embedded engine and the proof over two ranks that share the model's weights."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from unittest import mock
+
+import sharded
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing import spawn
+
+from harness import ranks
+from harness.rollout.embedded import EmbeddedEngine
+
+EOS = 3
+CASES = {"qwen2-tied": torch.bfloat16, "qwen3-untied": torch.float32}
+
+
+def leaving(engine: EmbeddedEngine, names: str, old: dict[str, Tensor]) -> AbstractContextManager[object]:
+    fused = engine._fused
+
+    def left(weights: dict[str, Tensor], *parts: str) -> Tensor:
+        if not parts[0].startswith(names):
+            return fused(weights, *parts)
+        for part in parts:
+            ranks.whole(weights[part].to(engine.dtype))
+        return engine.buffers[parts[0]]
+
+    return mock.patch.object(engine, "_fused", left)
+
+
+def rank_main(rank: int, folder: Path) -> None:
+    sharded.start(rank, folder)
+    seen = {
+        name: sharded.work(EmbeddedEngine(EOS, "cpu", dtype), name, dtype, rank, leaving)
+        for name, dtype in CASES.items()
+    }
+    torch.save(seen, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_each_rank_samples_from_the_weights_that_all_share_or_the_proof_says_where_not(tmp_path: Path) -> None:
+    spawn(rank_main, args=(tmp_path,), nprocs=2)
+    seen = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    for name, dtype in CASES.items():
+        alone = EmbeddedEngine(EOS, "cpu", dtype)
+        alone.load(sharded.changed(name))
+        sharded.check(name, [rank[name] for rank in seen], alone, most_alive=3)  # q, k and v
