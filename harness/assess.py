@@ -30,6 +30,7 @@ from harness.policy import context_of, load_model
 from harness.rendering import instructed
 from harness.rollout import Sampling
 from harness.rollout.embedded import EmbeddedEngine
+from harness.rollout.proof import check_weights
 from harness.shape import of_config
 from harness.statistics import Estimate, mean_interval
 from tasks import Task
@@ -100,6 +101,7 @@ class EngineOnDemand:
         together = side_by_side(model.config, self.device, self.dtype, self.budget)
         engine = EmbeddedEngine(self.eos, self.device, self.dtype, together)
         engine.load(model)
+        check_weights(engine, model, self.dtype, seed=0)
         return engine
 
     def generate(self, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:

@@ -124,9 +124,9 @@ def run(folder: Path) -> None:
             files.write_json(path, state)
 
     def fail(reason: str) -> None:
-        """The first rank to fail says why: others then fail for want of it."""
+        """The first rank to fail says why: others then fail for want of it, as all do where they are stopped."""
         now = files.read_json(path)
-        if now["state"] != "failed":
+        if now["state"] != "failed" and os.getppid() == launcher:
             files.write_json(path, {**now, "state": "failed", "reason": reason, "seconds": so_far()})
 
     def durable(**changes: Any) -> None:
@@ -173,6 +173,7 @@ def divide(folder: Path, count: int) -> None:
                 [sys.executable, "-m", "harness.cell", str(folder)],
                 env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.PIPE,  # which closes when this process ends, however it does
+                start_new_session=True,  # Ctrl-C is for this process
             )
             for rank in range(count)
         ]
