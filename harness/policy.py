@@ -35,9 +35,10 @@ class Learner:
         self, network: nn.Module, train: Train, lr: float, device: str, dtype: torch.dtype, hardware: Hardware
     ) -> None:
         self.network = network.train()
-        self.train, self.lr, self.device, self.dtype, self.micro = train, lr, device, dtype, hardware.micro_tokens
+        self.train, self.lr, self.device, self.dtype = train, lr, device, dtype
+        self.micro, self.recompute = hardware.micro_tokens, hardware.recompute
         model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
-        if hardware.recompute:
+        if self.recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if ranks.several():
             ranks.shard(network, layers_of(model), device)
@@ -54,8 +55,8 @@ class Learner:
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
-        # Casts that are kept until the end of a pass would be those of the whole model.
-        return torch.autocast(self.device, self.dtype, cache_enabled=not ranks.several())
+        # Where little is to be kept: the casts that a cache holds until the end of a pass are a whole model's.
+        return torch.autocast(self.device, self.dtype, cache_enabled=not self.recompute and not ranks.several())
 
     def micro_batches(self, batch: TokenBatch) -> list[TokenBatch]:
         """As many on every rank, since each pass gathers weights from all: those that have fewer add idle ones."""

@@ -80,7 +80,7 @@ def test_two_ranks_on_two_engines_are_one_process(tmp_path: Path) -> None:
     """Up to draws that tip where logits differ in their last bits: in the first step none does."""
     build(tmp_path / "alone", "vllm", 0, SHORT).run(lambda step: None)
     write(tmp_path / "ranks", "vllm", 0, [*SHORT, "hardware.ranks=2", "hardware.recompute=true"])
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         cell.divide(tmp_path / "ranks", 2)
     assert files.read_json(tmp_path / "ranks" / "state.json")["state"] == "done"
     alone, ranks = records(tmp_path / "alone"), records(tmp_path / "ranks")
