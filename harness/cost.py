@@ -17,11 +17,19 @@ from harness.shape import Shape
 FLOAT = 4  # bytes of float32, in which master weights, gradients, moments and statistics are kept
 
 SEQUENCES = 512  # that the embedded engine decodes at once
+TOGETHER = 1024  # that vLLM does, where its cache has room for them
+CPU_CACHE_GIB = 1.0  # vLLM's keys and values on a CPU, where no size is given
+GPU_SHARE = 0.5  # of a GPU's memory, for vLLM's weights and cache, where no size of the cache is given
 LOGITS = 2**25  # that the token statistics hold at once
 LOGIT_COPIES = 6  # of them in float32, at the peak of a backward pass through logp and entropy (measured)
 COLUMNS = 64  # bytes of ids, statistics and weights of each token of a rollout batch
 
 UNKNOWN_SET = 17_000  # problems of DAPO-Math-17k, the only set whose size depends on the copy, while it is not prepared
+
+
+def share(number: int, config: Config) -> int:
+    """Of each rank, where a cell's ranks share evenly."""
+    return ceil(number / config.hardware.ranks)
 
 
 # Responses
@@ -85,9 +93,47 @@ def number_of(task: tasks.Task, split: str) -> tuple[int, bool]:
     return (stated, True) if stated else (UNKNOWN_SET, False)
 
 
+# Engines
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What each rank samples with: an engine of its own, with the whole model in the compute type."""
+
+    at_once: int  # sequences that it decodes, at most
+    cache: int | None  # bytes of keys and values, however few are needed; None: what the sequences need
+    sleeps: bool  # its weights and cache are given back while the policy is updated
+
+
+EMBEDDED = Engine(SEQUENCES, cache=None, sleeps=False)
+
+
+def vllm(shape: Shape, config: Config, size: int, kind: str, device: int) -> Engine:
+    """On a device of this kind with so many bytes of memory."""
+    if config.hardware.cache_gib is not None:
+        cache = int(config.hardware.cache_gib * 2**30)
+    elif kind == "cpu":
+        cache = int(CPU_CACHE_GIB * 2**30)
+    else:
+        cache = max(int(GPU_SHARE * device) - size * shape.parameters, 0)
+    return Engine(TOGETHER, cache, sleeps=kind == "cuda")
+
+
+def cached(shape: Shape, size: int) -> int:
+    """Bytes of one token's keys and values."""
+    return 2 * shape.layers * shape.keys * size
+
+
 def longest(config: Config) -> int:
     """Tokens of a prompt with its response; of the response alone where prompts have no limit."""
     return (config.rollout.max_prompt_tokens or 0) + config.rollout.max_new_tokens
+
+
+def fitting(shape: Shape, config: Config, size: int, engine: Engine) -> int:
+    """Sequences of full length that a rank decodes at once, at most; others wait."""
+    if engine.cache is None:
+        return engine.at_once
+    return min(engine.at_once, engine.cache // (longest(config) * cached(shape, size)))
 
 
 # Bytes
@@ -95,7 +141,7 @@ def longest(config: Config) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device of a cell. Training and generation take turns, so that the larger of them counts."""
+    """Bytes on the device of each rank. Training and generation take turns, so that the larger of them counts."""
 
     training: dict[str, int]
     generation: dict[str, int]
@@ -111,54 +157,72 @@ def width(config: Config, kind: str) -> int:
     return 4 if dtype == "float32" or (dtype == "auto" and kind == "cpu") else 2
 
 
-def activations(shape: Shape, size: int) -> int:
+def activations(shape: Shape, size: int, recompute: bool) -> int:
     """Bytes that torch keeps of one token for the backward pass.
 
     A layer keeps, of each of its two norms, input and scaled input in float32, and their casts for each of five
     projections or (in float32) the two results; queries, keys, values and what attention reads; four vectors of the
     feed-forward width; a number for each head and each norm. Norms of queries and keys keep theirs. At the end: the
     last norm's input, scaled input and result.
+
+    A layer that is recomputed keeps its input, in float32, and all the rest only while its turn lasts.
     """
     heads = shape.queries + shape.keys
     layer = (16 + (2 * FLOAT if size == FLOAT else 5 * size)) * shape.hidden + 2 * FLOAT
     layer += size * (4 * shape.mlp + 2 * heads) + FLOAT * shape.heads
     if shape.qk_norm:
         layer += (FLOAT + size) * heads + FLOAT * (shape.heads + shape.kv_heads)
-    return shape.layers * layer + 3 * FLOAT * shape.hidden + FLOAT
+    layers = (shape.layers - 1) * FLOAT * shape.hidden + layer if recompute else shape.layers * layer
+    return layers + 3 * FLOAT * shape.hidden + FLOAT
 
 
-def cached(shape: Shape, size: int) -> int:
-    """Bytes of one token's keys and values."""
-    return 2 * shape.layers * shape.keys * size
+def casts(shape: Shape, size: int, recompute: bool) -> int:
+    """Bytes of weights in the compute type that the backward pass needs: of all layers, or of the one that is
+    recomputed, and of the head."""
+    layers = shape.layer if recompute else shape.body
+    return 0 if size == FLOAT else size * (layers + shape.embedding)
 
 
-def memory(shape: Shape, config: Config, needs: frozenset[str], size: int) -> Memory:
+def memory(shape: Shape, config: Config, needs: frozenset[str], size: int, engine: Engine) -> Memory:
     """For a method with these needs, at so many bytes of the compute type."""
+    hardware = config.hardware
     critic = shape.critic if "values" in needs else 0
     reference = shape.parameters if "ref_logp" in needs else 0
     held = {
-        "weights": FLOAT * (shape.parameters + critic + reference),
-        "AdamW": 2 * FLOAT * (shape.parameters + critic),
-        "engine": size * shape.parameters,
+        "weights": share(FLOAT * (shape.parameters + critic + reference), config),
+        "AdamW": share(2 * FLOAT * (shape.parameters + critic), config),
     }
-    batch = trained(config).responses * longest(config)
-    together = min(max(config.hardware.micro_tokens, longest(config)), batch // config.train.updates)
-    decoded = min(SEQUENCES, max(asked.responses for asked in (trained(config), *scored(config).values())))
+    batch = share(trained(config).responses, config) * longest(config)
+    together = min(max(hardware.micro_tokens, longest(config)), batch // config.train.updates)
+    training = {
+        "gradients": share(FLOAT * max(shape.parameters, critic), config),  # the critic's turn is after the policy's
+        "casts": casts(shape, size, hardware.recompute),
+        "activations": together * activations(shape, size, hardware.recompute),
+        "logits": LOGIT_COPIES * FLOAT * min(LOGITS, together * shape.vocabulary),
+        "batch": COLUMNS * batch,
+    }
+    if hardware.ranks > 1:
+        edges = shape.parameters - shape.layers * shape.layer  # embedding, head and last norm, gathered together
+        training["gathered"] = FLOAT * (2 * shape.layer + edges)  # a layer, and the next one on its way
+        training["whole gradients"] = FLOAT * (shape.layer + edges)  # before they are reduced
+    asked = [trained(config), *scored(config).values(), *filtered(config).values()]
+    decoded = min(engine.at_once, max(share(each.responses, config) for each in asked))
+    model = {"engine": size * shape.parameters}
+    fixed = {} if engine.cache is None else {"KV cache": engine.cache}
     return Memory(
-        training={
-            **held,
-            "gradients": FLOAT * max(shape.parameters, critic),  # the critic's turn comes after the policy's
-            "casts": 0 if size == FLOAT else size * (shape.body + shape.embedding),
-            "activations": together * activations(shape, size),
-            "logits": LOGIT_COPIES * FLOAT * min(LOGITS, together * shape.vocabulary),
-            "batch": COLUMNS * batch,
-        },
+        training={**held, **({} if engine.sleeps else model | fixed), **training},
         generation={
             **held,
-            "KV cache": decoded * longest(config) * cached(shape, size),
+            **model,
+            **(fixed or {"KV cache": decoded * longest(config) * cached(shape, size)}),
             "sampling": decoded * shape.vocabulary * (size + 20),  # logits; a float32 and two float64 copies
         },
     )
+
+
+def loaded(shape: Shape, config: Config) -> int:
+    """Bytes of the machine's own memory while its processes read a model; critic and reference have their turns."""
+    return config.hardware.ranks * FLOAT * shape.parameters
 
 
 def on_disk(shape: Shape, config: Config, needs: frozenset[str]) -> tuple[int, int]:
@@ -187,24 +251,29 @@ SPEEDS = {
 }
 
 
-def generating(shape: Shape, responses: int, config: Config, size: int, speed: Speed) -> float:
+def generating(shape: Shape, responses: int, config: Config, size: int, speed: Speed, engine: Engine) -> float:
     """Seconds: a decoding step reads all weights and the cache of all sequences, half full on average."""
-    decoded = min(responses, SEQUENCES)
+    mine = share(responses, config)
+    decoded = min(mine, max(fitting(shape, config, size, engine), 1))
     half = (config.rollout.max_prompt_tokens or 0) + config.rollout.max_new_tokens / 2
     read = size * shape.parameters + decoded * half * cached(shape, size)
     step = shape.layers * speed.layer + read / speed.bandwidth + 2 * decoded * shape.parameters / speed.flops
-    return ceil(responses / decoded) * config.rollout.max_new_tokens * step
+    return ceil(mine / decoded) * config.rollout.max_new_tokens * step
 
 
 def updating(shape: Shape, config: Config, needs: frozenset[str], speed: Speed) -> float:
-    """Seconds of one step's passes: two operations a weight and token forward, four backward."""
-    passes = 2 + 6 * config.train.epochs
+    """Seconds of one step's passes: two operations a weight and token forward, once more where layers are recomputed,
+    and four backward."""
+    passes = 2 + (8 if config.hardware.recompute else 6) * config.train.epochs
     operations = (passes + 2 * ("ref_logp" in needs)) * shape.parameters + passes * ("values" in needs) * shape.critic
-    return trained(config).responses * longest(config) * operations / speed.flops
+    return share(trained(config).responses, config) * longest(config) * operations / speed.flops
 
 
-def seconds(shape: Shape, config: Config, needs: frozenset[str], size: int, speed: Speed) -> float:
+def seconds(shape: Shape, config: Config, needs: frozenset[str], size: int, speed: Speed, engine: Engine) -> float:
     """Of a cell in which every response is as long as it may be; the filter, which cells share, apart."""
-    step = generating(shape, trained(config).responses, config, size, speed) + updating(shape, config, needs, speed)
-    evaluation = sum(generating(shape, asked.responses, config, size, speed) for asked in scored(config).values())
-    return config.train.steps * step + evaluations(config) * evaluation
+
+    def generation(asked: Asked) -> float:
+        return generating(shape, asked.responses, config, size, speed, engine)
+
+    step = generation(trained(config)) + updating(shape, config, needs, speed)
+    return config.train.steps * step + evaluations(config) * sum(map(generation, scored(config).values()))

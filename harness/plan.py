@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 
@@ -15,9 +16,9 @@ from rich.table import Table
 
 import baselines
 import tasks
-from harness import cost, data, models
-from harness.config import Config
-from harness.cost import SPEEDS, Asked, Memory
+from harness import cost, data, models, rollout
+from harness.config import Config, UserError
+from harness.cost import SPEEDS, Asked, Engine, Memory
 from harness.matrix import Cell, Progress
 from harness.method import Method
 from harness.models import Model
@@ -29,6 +30,7 @@ GIB = 2**30
 DAY = 86_400.0
 PATIENCE = 2 * DAY  # for one cell; where a CPU would take longer, a GPU is missing
 LARGEST = 180 * 10**9  # bytes of the largest GPU that can be had
+USUAL = 80 * 10**9  # bytes of the GPU that vLLM's cache is reckoned for where none is known
 DETAILED = GIB  # from so many bytes on it is worth saying what they are for
 
 Needs = frozenset[str]
@@ -54,6 +56,11 @@ class Machine:
         """What the cells of this configuration would compute on."""
         wanted = config.hardware.device
         return wanted if wanted != "auto" else "cuda" if self.devices else "cpu"
+
+    def gpu(self, ranks: int) -> int | None:
+        """Bytes that each of so many processes finds on a GPU of its own; None where that cannot be known."""
+        sizes = sorted((device.memory for device in self.devices if device.memory is not None), reverse=True)
+        return sizes[min(ranks, len(sizes)) - 1] if sizes else None
 
 
 def this_machine(config: Config) -> Machine:
@@ -85,15 +92,18 @@ class Footprint:
     shape: Shape
     methods: tuple[str, ...]
     memory: Memory
+    engine: Engine
+    together: int  # sequences of full length that it decodes at once
 
 
 @dataclass(frozen=True)
 class Plan:
     config: Config
     kind: str  # cuda | cpu
+    gpu: int  # bytes of the one that each process has, or is taken to have
     states: dict[str, int]  # how many cells are in each
     footprints: list[Footprint]
-    measured: float | None  # seconds of one process for the missing cells, by the cells that are done
+    measured: float | None  # seconds of one cell after the other for the missing cells, by the cells that are done
     assumed: float | None  # the same by assumption; None where the shape of a model is unknown
     lacks: list[str]
 
@@ -107,12 +117,19 @@ def of(config: Config, matrix: Sequence[Cell], machine: Machine) -> Plan:
     size, needs = cost.width(config, kind), needs_of(config)
     known = {name: models.resolve(name) for name in config.models}
     shapes = {name: shape for name, model in known.items() if (shape := model.shape()) is not None}
+    gpu = machine.gpu(config.hardware.ranks) or USUAL
+    engines = {
+        name: cost.vllm(shape, config, size, kind, gpu) if samples_with_vllm(shape, config) else cost.EMBEDDED
+        for name, shape in shapes.items()
+    }
     footprints = [
         Footprint(
             name,
             shape,
             tuple(method for method in config.methods if needs[method] == each),
-            cost.memory(shape, config, each, size),
+            cost.memory(shape, config, each, size, engines[name]),
+            engines[name],
+            cost.fitting(shape, config, size, engines[name]),
         )
         for name, shape in shapes.items()
         for each in dict.fromkeys(needs.values())
@@ -121,17 +138,21 @@ def of(config: Config, matrix: Sequence[Cell], machine: Machine) -> Plan:
     missing = [cell for cell, now in progress if now.state != "done"]
     states = [now.state for _, now in progress]
     complete = len(shapes) == len(known)
-    assumed = time(config, missing, shapes, needs, kind, size) if complete else None
+    assumed = time(config, missing, shapes, needs, engines, kind, size) if complete else None
     lacks = [
         *no_device(config, machine, missing, assumed),
+        *no_vllm(config, kind, known.values()),
         *too_large(config, machine, footprints, len(missing)),
+        *too_small(config, footprints, size),
+        *no_memory(config, machine, shapes),
         *no_room(config, machine, missing, known, shapes, needs),
         *not_prepared(config),
-        *(sentence for model in known.values() for sentence in not_usable(model)),
+        *(sentence for model in known.values() for sentence in not_usable(model, config)),
     ]
     return Plan(
         config,
         kind,
+        gpu,
         {state: states.count(state) for state in STATES if state in states},
         footprints,
         by_likeness(missing, progress),
@@ -147,19 +168,33 @@ def needs_of(config: Config) -> dict[str, Needs]:
     return {spec: frozenset(method.needs & {"values", "ref_logp"}) for spec, method in methods.items()}
 
 
+def samples_with_vllm(shape: Shape | None, config: Config) -> bool:
+    """As the cells of this configuration would here."""
+    return rollout.resolve(config.rollout.engine, config.hardware.device, shape) == "vllm"
+
+
 def time(
     config: Config,
     missing: Sequence[Cell],
     shapes: Mapping[str, Shape],
     needs: Mapping[str, Needs],
+    engines: Mapping[str, Engine],
     kind: str,
     size: int,
 ) -> float:
-    """Seconds of one process, by assumption: the missing cells, and the filter once for each model."""
+    """Seconds of one cell after the other, by assumption: the missing ones, and the filter once for each model."""
+    if not missing:
+        return 0.0
     speed = SPEEDS[kind]
-    cells = sum(cost.seconds(shapes[cell.model], config, needs[cell.method], size, speed) for cell in missing)
-    asked = [(shape, each.responses) for shape in shapes.values() for each in cost.filtered(config).values()]
-    return cells + sum(cost.generating(shape, n, config, size, speed) for shape, n in asked if missing)
+    cells = sum(
+        cost.seconds(shapes[cell.model], config, needs[cell.method], size, speed, engines[cell.model])
+        for cell in missing
+    )
+    return cells + sum(
+        cost.generating(shape, asked.responses, config, size, speed, engines[name])
+        for name, shape in shapes.items()
+        for asked in cost.filtered(config).values()
+    )
 
 
 def by_likeness(missing: Sequence[Cell], progress: Sequence[tuple[Cell, Progress]]) -> float | None:
@@ -179,31 +214,68 @@ def by_likeness(missing: Sequence[Cell], progress: Sequence[tuple[Cell, Progress
 
 
 def no_device(config: Config, machine: Machine, missing: Sequence[Cell], assumed: float | None) -> Iterator[str]:
-    if machine.devices:
+    ranks, here = config.hardware.ranks, len(machine.devices)
+    if machine.kind(config) == "cuda" and 0 < here < ranks:
+        yield f"the cells ask for {ranks} devices each (hardware.ranks); here {'is' if here == 1 else 'are'} {here}"
+    if here:
         return
     if config.hardware.device == "cuda":
-        yield "there is no CUDA device here, and hardware.device is cuda"
+        each = f"; the cells ask for {ranks} each (hardware.ranks)" if ranks > 1 else ""
+        yield f"there is no CUDA device here, and hardware.device is cuda{each}"
     elif missing and assumed is not None and assumed / len(missing) > PATIENCE:
         yield f"there is no CUDA device here, and on a CPU one cell would take {long(assumed / len(missing))}"
 
 
+def no_vllm(config: Config, kind: str, known: Iterable[Model]) -> Iterator[str]:
+    if any(samples_with_vllm(model.shape(), config) for model in known):
+        try:
+            rollout.check_installed(kind)
+        except UserError as error:
+            yield str(error)
+
+
 def too_large(config: Config, machine: Machine, footprints: Sequence[Footprint], cells: int) -> Iterator[str]:
-    kind = machine.kind(config)
-    on_cpu = kind == "cpu"
-    sizes = [machine.ram] if on_cpu else [device.memory for device in machine.devices if device.memory is not None]
-    room = max(sizes, default=None)
+    """On a CPU the ranks of a cell share the memory of the machine; GPUs each has its own."""
+    ranks, on_cpu = config.hardware.ranks, machine.kind(config) == "cpu"
+    room = machine.ram if on_cpu else machine.gpu(ranks)
+    if on_cpu:
+        place, where = "one process" if ranks == 1 else f"{ranks} processes", "the memory of this machine is"
+    elif ranks == 1:
+        place, where = "one process", "the largest GPU here has"
+    else:
+        place, where = f"each of {ranks} processes", "a GPU here has"
+    jobs = min(max(machine.cores // (config.hardware.threads * ranks), 1), cells)
     for each in footprints:
-        who, peak = f"{each.model} with {', '.join(each.methods)}", each.memory.peak
-        if room is not None and peak > room:
-            where = "the memory of this machine is" if on_cpu else "the largest GPU here has"
-            yield f"{who} needs {gib(peak)} in one process; {where} {gib(room)}"
-        elif room is None and peak > LARGEST:
-            yield f"{who} needs {gib(peak)} on the one device of a cell, more than any GPU has"
-        elif on_cpu and (jobs := min(max(machine.cores // config.hardware.threads, 1), cells)) * peak > machine.ram:
-            yield f"{who} needs {gib(peak)}, too much for {jobs} cells side by side; use --jobs {machine.ram // peak}"
-        weights = each.memory.training["weights"]
-        if not on_cpu and weights > machine.ram:
-            yield f"{who} is loaded through {gib(weights)} of this machine's memory, which is {gib(machine.ram)}"
+        who, needed = f"{each.model} with {', '.join(each.methods)}", each.memory.peak * (ranks if on_cpu else 1)
+        if room is not None and needed > room:
+            yield f"{who} needs {gib(needed)} in {place}; {where} {gib(room)}"
+        elif room is None and needed > LARGEST:
+            device = "the one device" if ranks == 1 else f"each of the {ranks} devices"
+            yield f"{who} needs {gib(needed)} on {device} of a cell, more than any GPU has"
+        elif on_cpu and jobs * needed > machine.ram:
+            fewer = machine.ram // needed
+            yield f"{who} needs {gib(needed)}, too much for {jobs} cells side by side; use --jobs {fewer}"
+
+
+def too_small(config: Config, footprints: Sequence[Footprint], size: int) -> Iterator[str]:
+    """vLLM refuses a sequence that its cache cannot hold."""
+    tokens = cost.longest(config)
+    for name, each in {each.model: each for each in footprints if each.together == 0}.items():
+        assert each.engine.cache is not None
+        yield (
+            f"vLLM's cache for {name} has {gib(each.engine.cache)}, and one sequence of {tokens:,} tokens needs "
+            f"{gib(tokens * cost.cached(each.shape, size))}; set hardware.cache_gib"
+        )
+
+
+def no_memory(config: Config, machine: Machine, shapes: Mapping[str, Shape]) -> Iterator[str]:
+    """To load models through, where they do not stay."""
+    ranks = config.hardware.ranks
+    times = f" (each of {ranks} processes reads all of it)" if ranks > 1 else ""
+    for name, shape in shapes.items():
+        loaded = cost.loaded(shape, config)
+        if machine.kind(config) != "cpu" and loaded > machine.ram:
+            yield f"{name} is loaded through {gib(loaded)} of this machine's memory{times}, which is {gib(machine.ram)}"
 
 
 def no_room(
@@ -236,14 +308,29 @@ def to_download(model: Model) -> bool:
     return model.recipe is None and model.here() is None
 
 
-def not_usable(model: Model) -> Iterator[str]:
+def in_transformers(architecture: str) -> bool:
+    """By the text of its tables: to import them takes longer than to plan."""
+    package = find_spec("transformers")
+    assert package is not None
+    assert package.origin is not None
+    folder = Path(package.origin).parent / "models" / "auto"
+    tables = (folder / "auto_mappings.py", folder / "configuration_auto.py")
+    return any(f'"{architecture}"' in table.read_text() for table in tables)
+
+
+def not_usable(model: Model, config: Config) -> Iterator[str]:
     shape = model.shape()
     if shape is None:
         yield f"the shape of {model.name}, so that neither memory nor time is known before it is here"
     elif shape.architecture not in ARCHITECTURES:
-        yield (
-            f"an engine for {model.name}: the embedded one decodes {', '.join(ARCHITECTURES)}, not {shape.architecture}"
-        )
+        if not samples_with_vllm(shape, config):
+            allowed = ", ".join(ARCHITECTURES)
+            yield f"an engine for {model.name}: the embedded one decodes {allowed}, not {shape.architecture}"
+        if not in_transformers(shape.architecture):
+            yield (
+                f"{model.name} cannot be loaded: transformers has no {shape.architecture}, and code that comes with a "
+                "model is not run"
+            )
     if to_download(model):
         size = "" if shape is None else f", about {gib(2 * shape.parameters)}"
         yield f"{model.name} is not on this machine; the first run downloads {model.path}{size}"
@@ -290,23 +377,31 @@ def size(asked: Asked) -> str:
 
 
 def costs(plan: Plan) -> Iterator[str]:
+    ranks = plan.config.hardware.ranks
     if plan.missing and plan.measured is not None:
-        yield f"time: {plan.missing} cells to run, {long(plan.measured)} of one process by the cells that are done"
+        process = "one process" if ranks == 1 else f"{ranks} processes"
+        yield f"time: {plan.missing} cells to run, {long(plan.measured)} of {process} by the cells that are done"
     elif plan.missing and plan.assumed is not None:
         speed = SPEEDS[plan.kind]
+        of = speed.of if ranks == 1 else f"{ranks} processes, each on {speed.of},"
         yield (
-            f"time: {plan.missing} cells to run, {long(plan.assumed)} of {speed.of} if every response is as long as "
+            f"time: {plan.missing} cells to run, {long(plan.assumed)} of {of} if every response is as long as "
             f"allowed; assumed, not measured ({speed.flops:.2g} operations and {speed.bandwidth:.2g} bytes a second)"
         )
+    of_each = "memory" if ranks == 1 else f"memory of each of {ranks} processes"
     for each in plan.footprints:
         training, generation = sum(each.memory.training.values()), sum(each.memory.generation.values())
         yield (
-            f"memory, {each.model} ({each.shape.parameters:,} parameters) with {', '.join(each.methods)}: "
+            f"{of_each}, {each.model} ({each.shape.parameters:,} parameters) with {', '.join(each.methods)}: "
             f"{gib(each.memory.peak)}"
         )
         if each.memory.peak > DETAILED:
             yield f"  in training {gib(training)}: {parts(each.memory.training)}"
             yield f"  in generation {gib(generation)}: {parts(each.memory.generation)}"
+        if each.engine.cache is not None:
+            reckoned = plan.kind == "cuda" and plan.config.hardware.cache_gib is None
+            on = f" on a GPU of {gib(plan.gpu)}" if reckoned else ""
+            yield f"  vLLM's cache{on} holds {each.together:,} responses of full length at once"
 
 
 def parts(bytes_of: Mapping[str, int]) -> str:

@@ -47,12 +47,17 @@ class Shape:
         return self.vocabulary * self.hidden
 
     @property
-    def body(self) -> int:
-        """Parameters between the embedding and the head."""
+    def layer(self) -> int:
+        """Parameters of one of the layers, which are alike."""
         attention = 2 * self.hidden * (self.queries + self.keys)
         biases = self.qkv_bias * (self.queries + 2 * self.keys)
         norms = 2 * self.hidden + self.qk_norm * 2 * self.head_dim
-        return self.layers * (attention + biases + 3 * self.hidden * self.mlp + norms) + self.hidden
+        return attention + biases + 3 * self.hidden * self.mlp + norms
+
+    @property
+    def body(self) -> int:
+        """Parameters between the embedding and the head."""
+        return self.layers * self.layer + self.hidden
 
     @property
     def parameters(self) -> int:

