@@ -40,7 +40,7 @@ Leaving = Callable[[Engine, str, dict[str, Tensor]], AbstractContextManager[obje
 
 
 def start(rank: int, folder: Path) -> None:
-    """As `torchrun` and the trainer do."""
+    """As the process of a cell and the trainer do."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", GLOO_SOCKET_IFNAME="lo")
     rendezvous = f"file://{folder}/rendezvous"

@@ -1,4 +1,4 @@
-"""vLLM on two ranks that share the model's weights, as `torchrun` starts them."""
+"""vLLM on two ranks that share the model's weights."""
 
 from __future__ import annotations
 
