@@ -33,6 +33,8 @@ from tasks.scoring import dataset_of, metric_list, score_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from harness.batch import Rollout
+
 T = TypeVar("T")
 Record = dict[str, Any]  # of a problem: its id, the prompt, responses, lengths in tokens, finished, distinct, verdicts
 
@@ -108,16 +110,21 @@ class Sampler:
             max_new_tokens=budget,
         )
         return [
-            {
-                "problem": problem,
-                "prompt": prompt,
-                "responses": self.tokenizer.batch_decode([r.response for r in group], skip_special_tokens=True),
-                "lengths": [len(rollout.response) for rollout in group],
-                "finished": [rollout.finished for rollout in group],
-                "distinct": len({tuple(rollout.response) for rollout in group}),
-            }
+            {"problem": problem, "prompt": prompt, **self.answers(group)}
             for (problem, prompt), group in zip(batch.items(), groups, strict=True)
         ]
+
+    def answers(self, group: Sequence[Rollout]) -> Record:
+        """What is kept of the responses to one problem. Equal ones are decoded once."""
+        responses = [tuple(rollout.response) for rollout in group]
+        distinct = list(dict.fromkeys(responses))
+        texts = dict(zip(distinct, self.tokenizer.batch_decode(distinct, skip_special_tokens=True), strict=True))
+        return {
+            "responses": [texts[response] for response in responses],
+            "lengths": [len(response) for response in responses],
+            "finished": [rollout.finished for rollout in group],
+            "distinct": len(distinct),
+        }
 
     def check_room(self, task: str, lengths: Sequence[int], budget: int) -> None:
         if self.context is None or max(lengths) + budget <= self.context:
@@ -190,11 +197,11 @@ def evaluate(
     What is drawn for a problem depends on the weights, the problem and the seed alone, so that models which are
     evaluated with the same seed are compared sample by sample.
     """
-    available = len(task.problems(split))
-    if not 1 <= (problems or available) <= available:
-        raise UserError(f"eval.problems is {problems}, but {task.name} has {available} in its {split} split")
+    available = task.problems(split)
+    if not 1 <= (problems or len(available)) <= len(available):
+        raise UserError(f"eval.problems is {problems}, but {task.name} has {len(available)} in its {split} split")
     overrides = {
-        "custom_dataset": lambda **_: dataset_of(task, [split]),
+        "custom_dataset": lambda **_: {split: dataset_of(available[:problems])},
         "process_results": partial(score_of, task),
         "test_split": split,
         "repeats": samples,
@@ -211,7 +218,7 @@ def evaluate(
     with quiet():
         manager = TaskManager(include_path=tasks.folder(task), include_defaults=False)
         loaded = manager.load({"group": "evaluation", "task": [{"task": task.name, **overrides}]})
-        result = lm_evaluate(model, {**loaded, "groups": {}}, limit=problems, bootstrap_iters=0, log_samples=True)
+        result = lm_evaluate(model, {**loaded, "groups": {}}, bootstrap_iters=0, log_samples=True)
     assert result is not None
     rows = sorted(result["samples"][task.name], key=lambda row: row["doc_id"])
     records = [model.records[row["doc"]["id"]] | {"verdicts": row["avg"]} for row in rows]

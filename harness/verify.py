@@ -142,6 +142,7 @@ REWRITES = [
         (r" +", " "),
     )
 ]
+ARITHMETIC = re.compile(r"[-+*/()0-9]*")  # is tidy, and spelled in one way: most answers need no more than this look
 MIXED = re.compile(r"([-+]?[0-9]+) ([0-9]+)/([0-9]+)")
 SCIENTIFIC = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+e[-+]?|[0-9]+e)[0-9]+")  # 2e-5 may be 2e minus 5
 BASED = re.compile(r"([0-9A-Z]+)_\{?([0-9]+)\}?")
@@ -152,6 +153,8 @@ WRAPPED = re.compile(r"(?:\\text)? *\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 
 def tidy(text: str) -> str:
     """The same answer without typography."""
+    if ARITHMETIC.fullmatch(text):
+        return text
     text = text.translate(PLAIN)
     for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, text)
@@ -176,6 +179,8 @@ def fraction(match: re.Match[str]) -> str:
 
 def spelling(text: str) -> str:
     """Answers with the same spelling are equal; many that are equal have another one."""
+    if ARITHMETIC.fullmatch(text):
+        return text
     text = re.sub(r"\\text *\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<![0-9]) | (?![0-9])", "", text)
     text = text if "\\" in text else text.lower()  # of commands, \Delta is not \delta

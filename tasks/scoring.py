@@ -26,8 +26,8 @@ def task_of(spec: str) -> Task:
 
 def dataset(spec: str, **_: Any) -> dict[str, Dataset]:
     """The splits to evaluate on. lm-eval hands over all of the YAML's metadata, of which the rest is its own."""
-    splits = [split for split in task_of(spec).splits if split != "train"]
-    return dataset_of(task_of(spec), splits, spec=spec)
+    task = task_of(spec)
+    return {split: dataset_of(task.problems(split), spec=spec) for split in task.splits if split != "train"}
 
 
 def score(doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
@@ -37,27 +37,36 @@ def score(doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
 # For everyone
 
 
-def dataset_of(task: Task, splits: Sequence[str], **more: str) -> dict[str, Dataset]:
+def dataset_of(problems: Sequence[Problem], **more: str) -> Dataset:
     from datasets import Dataset
 
-    return {
-        split: Dataset.from_list([{**vars(problem), **more} for problem in task.problems(split)]) for split in splits
-    }
+    return Dataset.from_list([{**vars(problem), **more} for problem in problems])
 
 
 def score_of(task: Task, doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
-    """Of one problem: the verdicts on all responses, under the name of their average, and what follows from them."""
+    """Of one problem: the verdicts on all responses, under the name of their average, and what follows from them.
+
+    Equal responses are read once: to easy problems, most are.
+    """
     problem = Problem(doc["id"], doc["prompt"], doc["answer"])
     (responses,) = results
-    verdicts = task.verdicts([(problem, response) for response in responses])
-    number, right = len(verdicts), verdicts.count(Verdict.RIGHT)
+    distinct = list(dict.fromkeys(responses))
+    judged = dict(zip(distinct, task.verdicts([(problem, response) for response in distinct]), strict=True))
+    votes = {response: vote(response) for response in distinct}
+    verdicts = [judged[response] for response in responses]
+    number = len(verdicts)
     return {
         "avg": [str(verdict) for verdict in verdicts],
-        **{f"pass@{k}": float(pass_at_k(number, right, k)) for k in powers_of_two(number)},
-        f"maj@{number}": majority([vote(response) for response in responses], verdicts),
+        **passes(number, verdicts.count(Verdict.RIGHT)),
+        f"maj@{number}": majority([votes[response] for response in responses], verdicts),
         "unparsed": verdicts.count(Verdict.UNPARSED) / number,
         "characters": sum(map(len, responses)) / number,
     }
+
+
+@cache
+def passes(number: int, right: int) -> dict[str, float]:
+    return {f"pass@{k}": float(pass_at_k(number, right, k)) for k in powers_of_two(number)}
 
 
 def share_right(verdicts: list[list[str]]) -> float:
@@ -74,7 +83,8 @@ def majority(votes: Sequence[str | None], verdicts: Sequence[Verdict]) -> float:
     counts = Counter(vote for vote in votes if vote is not None)
     if not counts:
         return 0.0
-    leaders = {vote for vote, count in counts.items() if count == max(counts.values())}
+    most = max(counts.values())
+    leaders = {vote for vote, count in counts.items() if count == most}
     right = {vote for vote, verdict in zip(votes, verdicts, strict=True) if verdict == Verdict.RIGHT}
     return len(leaders & right) / len(leaders)
 

@@ -111,6 +111,31 @@ def test_every_verdict_is_kept_and_every_metric_is_right(canned: Canned) -> None
         assert sample["verdicts"] == [str(TASK.verdict(problem, text)) for text in row]
 
 
+def test_equal_responses_are_decoded_and_judged_once(canned: Canned, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[list[tuple[tasks.Problem, str]]] = []
+
+    def verdicts(task: Countdown, pairs: list[tuple[tasks.Problem, str]]) -> list[tasks.Verdict]:
+        judged.append(pairs)
+        return [task.verdict(*pair) for pair in pairs]
+
+    decoded: list[list[tuple[int, ...]]] = []
+    encoder = base_model.tokenizer(TASK)
+    decode = encoder.batch_decode
+
+    def batch_decode(responses: list[tuple[int, ...]], **settings: Any) -> list[str]:
+        decoded.append(responses)
+        return decode(responses, **settings)
+
+    monkeypatch.setattr(Countdown, "verdicts", verdicts)
+    monkeypatch.setattr(encoder, "batch_decode", batch_decode)
+    result = evaluate(TASK, Sampler(canned, encoder, 3), **SETTINGS)
+    once = [list(dict.fromkeys(sample["responses"])) for sample in result.samples]
+    assert {len(texts) for texts in once} == {3, 4}  # of 8
+    problems = TASK.problems("test")[:7]
+    assert judged == [[(problem, text) for text in texts] for problem, texts in zip(problems, once, strict=True)]
+    assert [decode(responses, skip_special_tokens=True) for responses in decoded] == once
+
+
 def test_repeats_are_one_call_with_what_was_asked(canned: Canned) -> None:
     evaluate(TASK, Sampler(canned, ENCODER, 3), **SETTINGS)
     (call,) = canned.calls

@@ -121,6 +121,16 @@ def test_integers_need_no_worker() -> None:
         assert all(worker.process is None for worker in verifier.workers)
 
 
+def test_arithmetic_is_tidy_and_spelled_in_one_way() -> None:
+    """The short cut for it gives what the long way does, which a space in front enforces and does not survive."""
+    for length in range(4):
+        for letters in itertools.product("-+*/()01 .,=eE{}$\\", repeat=length):
+            text = "".join(letters)
+            assert verify.tidy(text) == verify.tidy(f" {text}")
+            assert verify.spelling(text) == verify.spelling(f" {text}")
+    assert verify.spelling(verify.tidy("(6*7)-3/1+0")) == "(6*7)-3/1+0"
+
+
 def test_answers_of_math_equal_themselves_and_not_each_other(verifier: Verifier) -> None:
     path = Path(os.environ.get("ENTROBENCH_DATA", Path(__file__).parents[2] / "shared" / "data")) / "math500.jsonl"
     if not path.exists():
