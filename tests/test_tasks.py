@@ -185,7 +185,7 @@ def trainer(tmp_path: Path) -> Trainer:
     model = tmp_path / "wordy.yaml"
     chat = {"path": str(models.resolve("countdown-tiny").folder()), "system": "4", "template": TEMPLATE}
     model.write_text(json.dumps({**chat, "template_options": {"end": "6"}}))
-    short = ["eval.problems=5", "eval.samples=2", "eval.k=1", "eval.split=train", "train.prompts=6", "train.group=2"]
+    short = ["eval.problems=6", "eval.samples=2", "eval.k=1", "eval.split=train", "train.prompts=6", "train.group=2"]
     settings = config.load("demo", [*short, f"models=[{model}]", "rollout.max_new_tokens=4", f"results={tmp_path}"])
     planned = matrix.cells(settings)[0]
     assert planned.identity["model"]["chat"] == {"system": "4", "template": TEMPLATE, "template_options": {"end": "6"}}
@@ -197,7 +197,7 @@ def trainer(tmp_path: Path) -> Trainer:
 
 def test_training_and_evaluation_show_a_model_the_same(trainer: Trainer) -> None:
     trainer.engine = heard = Overheard(trainer.engine)  # type: ignore[assignment]
-    problems = trainer.task.problems("train")[:5]
+    problems = trainer.task.problems("train")[:6]
     trainer.sample(problems, 1)
     trained, heard.prompts = heard.prompts, []
     trainer.evaluate(0)
