@@ -136,7 +136,7 @@ def shard(root: nn.Module, layers: list[nn.Module], device: str) -> None:
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor, not even with 1
 
 
 def whole(weight: Tensor) -> Tensor:

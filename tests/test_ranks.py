@@ -67,6 +67,7 @@ def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> 
     write(tmp_path / "relay", "train.steps=4", "hardware.ranks=2", "hardware.recompute=true")
     assert divided(tmp_path / "relay", 2) == 0
     assert files.read_json(tmp_path / "relay" / "state.json")["state"] == "done"
+    of_two = load_file(tmp_path / "relay" / "model" / "model.safetensors")
     write(tmp_path / "relay")
     cell.run(tmp_path / "relay")
 
@@ -82,7 +83,7 @@ def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> 
         assert one["problems"] == other["problems"]
         assert one["right"] == other["right"]
     one, other = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("whole", "relay"))
-    assert one.keys() == other.keys()
+    assert one.keys() == other.keys() == of_two.keys()
     for name, weight in one.items():
         torch.testing.assert_close(other[name], weight, rtol=1e-4, atol=1e-5)
 
