@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,9 @@ import torch
 from test_ranks import divided, lines, write
 from test_trainer import build, same, weights
 
-from harness import cell
+from harness import cell, rollout
 from harness.metrics import Stopwatch
+from harness.tokenstats import Head, token_stats
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,6 +45,37 @@ def test_training_in_bfloat16_learns_with_float32_master_weights(method: str, tm
     first, last = records[0]["reward/mean"], sum(record["reward/mean"] for record in records[-3:]) / 3
     assert last > first
     assert max(record["mismatch/mean"] for record in records) < 0.05
+
+
+@pytest.mark.parametrize("backend", ["dense", "torch"])
+def test_logits_are_not_rounded_to_bfloat16(backend: str) -> None:
+    """Those of bfloat16 inputs, in float64. Logits of about 20 would be off by up to 0.06, and so would log p."""
+    generator = torch.Generator().manual_seed(0)
+    hidden_TD = torch.randn(50, 64, generator=generator).to(torch.bfloat16)
+    weight_VD = (2.5 * torch.randn(5000, 64, generator=generator)).to(torch.bfloat16)
+    targets_T = torch.randint(5000, (50,), generator=generator)
+    logp_TV = torch.log_softmax(hidden_TD.double() @ weight_VD.double().T, dim=-1)
+    slopes_TV = torch.nn.functional.one_hot(targets_T, 5000) - logp_TV.exp()
+    hidden_TD, weight_VD = (x.cuda().requires_grad_() for x in (hidden_TD, weight_VD))
+    found = token_stats(hidden_TD, Head(weight_VD), targets_T.cuda(), 1.0, backend=backend)
+    torch.testing.assert_close(found.logp.double().cpu(), logp_TV[range(50), targets_T], rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(found.entropy.double().cpu(), -(logp_TV.exp() * logp_TV).sum(-1), rtol=1e-4, atol=1e-3)
+    found.logp.sum().backward()
+    expected_TD = slopes_TV @ weight_VD.detach().double().cpu()
+    torch.testing.assert_close(hidden_TD.grad.double().cpu(), expected_TD, rtol=2e-2, atol=5e-2)
+
+
+@pytest.mark.skipif(rollout.installed() is None, reason="needs the package vllm")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_matrix_on_vllm_rests_wakes_and_samples_from_what_is_trained(dtype: str, tmp_path: Path) -> None:
+    """Cells prove their weights after each load, and stop where log-probabilities differ."""
+    settings = ["rollout.engine=vllm", "hardware.device=cuda", "hardware.cache_gib=1", f"train.dtype={dtype}"]
+    command = [sys.executable, "-m", "harness.cli", "run", "smoke", *settings, f"results={tmp_path}"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    for log in tmp_path.glob("smoke/*/metrics.jsonl"):
+        *_, last = lines(log.parent).values()
+        assert last["mismatch/mean"] < 0.05
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -22,6 +22,7 @@ from harness.batch import Rollout
 from harness.rollout import Engine
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.vllm import VllmEngine
+from harness.tokenstats.product import product
 
 EOS = 0
 PROMPTS = [[(7 * i + j) % 1000 + 1 for i in range(100)] for j in range(64)]
@@ -50,8 +51,9 @@ def differences(model: PreTrainedModel, groups: list[list[Rollout]]) -> torch.Te
     """Of log-probabilities, on some of the responses."""
     found = []
     for rollout in (group[0] for group in groups[:16]):
-        logits = model(input_ids=torch.tensor([rollout.prompt + rollout.response], device="cuda")).logits[0]
-        logp_TV = torch.log_softmax(logits[len(rollout.prompt) - 1 : -1].float(), -1)
+        ids = torch.tensor([rollout.prompt + rollout.response], device="cuda")
+        hidden_TD = model.model(input_ids=ids).last_hidden_state[0, len(rollout.prompt) - 1 : -1]
+        logp_TV = torch.log_softmax(product(hidden_TD, model.lm_head.weight.T), -1)
         targets_T1 = torch.tensor(rollout.response, device="cuda")[:, None]
         found.append((logp_TV.gather(1, targets_T1)[:, 0] - torch.tensor(rollout.logp, device="cuda")).abs())
     return torch.cat(found)
@@ -114,6 +116,7 @@ def main(updates: int = 5) -> None:
     embedded.load(model)
     sampled(embedded)
     show("The embedded engine on the same", ["", "tokens/s"], [["0.5 B parameters", f"{sampled(embedded)[1]:,.0f}"]])
+    engine.load(model)  # vLLM ends with complaints about memory where it ends asleep
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from harness.batch import Rollout
 from harness.config import UserError, at_least, one_of
 from harness.rollout import OnGroup
 from harness.shape import ARCHITECTURES
+from harness.tokenstats.product import product
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +64,7 @@ def sample(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[T
     if temperature == 0:
         tokens_B = logits_BV.argmax(-1)
         return tokens_B, torch.zeros_like(tokens_B, dtype=torch.float32)
-    logp_BV = torch.log_softmax(logits_BV.float() / temperature, dim=-1)
+    logp_BV = torch.log_softmax(logits_BV / temperature, dim=-1)
     cumulative_BV = logp_BV.double().exp_().cumsum(-1)
     thresholds_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
     # Logits that are not a number lead past the end; their log-probability then tells.
@@ -286,7 +287,7 @@ class EmbeddedEngine:
 
         hidden = self._hidden(ids_PL.flatten(), rotations[:longest].repeat(count, 1), attend)
         last = torch.arange(count, device=self.device) * longest + lengths_P - 1
-        return F.linear(hidden[last], self.head)
+        return product(hidden[last], self.head.T)
 
     def _step(self, cache: Tensor, tokens_B: Tensor, slot: int, rotation_B: Tensor, bias_BL: Tensor) -> Tensor:
         """Reads one token of each sequence into a slot of the cache; gives the logits of the next."""
@@ -298,7 +299,7 @@ class EmbeddedEngine:
             grouped = q.unflatten(1, (self.kv_heads, -1))
             return attend_one(grouped, keys, values, bias_BL[:, None, None, :seen]).reshape(batch, -1)
 
-        return F.linear(self._hidden(tokens_B, rotation_B, attend), self.head)
+        return product(self._hidden(tokens_B, rotation_B, attend), self.head.T)
 
     def _hidden(self, tokens_N: Tensor, rotation_N: Tensor, attend: Attend) -> Tensor:
         x = F.embedding(tokens_N, self.embedding)

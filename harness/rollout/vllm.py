@@ -176,6 +176,9 @@ class VllmEngine:
                 skip_tokenizer_init=True,  # tokens in, tokens out
                 generation_config="vllm",  # and not the folder's, which may truncate the distribution
                 dtype=str(dtype).removeprefix("torch."),
+                # Logits are not rounded to that type, as the trainer's are not. On a CPU this would pass by the packed
+                # head, which is what the proof looks at.
+                hf_overrides={} if on_cpu else {"head_dtype": "float32"},
                 max_model_len=-1,  # the model's context, or what fits in the cache
                 max_num_seqs=TOGETHER,
                 block_size=CPU_BLOCK if on_cpu else None,
@@ -197,7 +200,7 @@ class VllmEngine:
                 disable_log_stats=True,
                 use_tqdm_on_load=False,
             )
-        except ValueError as error:
+        except (ValueError, AssertionError) as error:  # the latter where others free memory while it measures
             if "memory" not in str(error):
                 raise
             raise UserError(
@@ -232,7 +235,13 @@ class VllmEngine:
     def _wake(self, part: str) -> None:
         if part in self.resting:
             torch.cuda.empty_cache()  # what training has freed, torch still holds
-            self.llm.wake_up(tags=[part])
+            try:
+                self.llm.wake_up(tags=[part])
+            except RuntimeError as error:
+                raise UserError(
+                    f"vLLM cannot take back its memory after an update ({str(error).splitlines()[0]}); lower "
+                    "hardware.cache_gib, raise hardware.ranks, or run one cell at a time (--jobs 1)"
+                ) from error
             self.resting.remove(part)
 
     def generate(

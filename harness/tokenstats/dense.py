@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from harness.tokenstats.product import wide
+
 if TYPE_CHECKING:
     from harness.tokenstats import Columns, Head
 
@@ -21,8 +23,7 @@ def statistics(
     entropy_grad: bool,
     sum_p2: bool,
 ) -> Columns:
-    logits_TV = hidden_TD @ head.weight_VD.T
-    logits_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
+    logits_TV = wide(hidden_TD) @ wide(head.weight_VD).T
     if head.bias_V is not None:
         logits_TV = logits_TV + head.bias_V
     if head.softcap is not None:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from harness.tokenstats.product import product, widened
+
 if TYPE_CHECKING:
     from harness.tokenstats import Columns, Head
 
@@ -44,7 +46,7 @@ def spans(size: int, step: int) -> Iterator[slice]:
 
 def block(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> tuple[Tensor, Tensor | None]:
     """The logits of some tokens over some of the vocabulary, and tanh where they are capped."""
-    z = wide(widened(hidden) @ widened(weight).T)
+    z = product(hidden, weight.T)
     if bias is not None:
         z += bias
     if softcap is None:
@@ -57,15 +59,6 @@ def placed(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
     """Where the targets lie in a block, and whether they do."""
     inside = (targets >= columns.start) & (targets < columns.stop)
     return torch.where(inside, targets - columns.start, 0), inside
-
-
-def wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def widened(x: Tensor) -> Tensor:
-    """Before a product on a CPU, which rounds products of shorter types to them and is no faster with them."""
-    return wide(x) if x.device.type == "cpu" else x
 
 
 class Streaming(torch.autograd.Function):
@@ -159,9 +152,9 @@ class Streaming(torch.autograd.Function):
                     by_bias[columns] += slope.sum(dim=0)
                 slope = slope.to(widened(hidden).dtype)
                 if by_hidden is not None:
-                    by_hidden[rows] += slope @ widened(weight)
+                    by_hidden[rows] += product(slope, weight)
                 if by_weight is not None:
-                    by_weight[columns] += slope.T @ widened(hidden)
+                    by_weight[columns] += product(slope.T, hidden)
         cast = (
             None if grad is None else grad.to(given.dtype)
             for grad, given in ((by_hidden, hidden_TD), (by_weight, weight_VD), (by_bias, bias_V))

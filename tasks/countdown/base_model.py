@@ -113,6 +113,8 @@ def build(recipe: Recipe, folder: Path) -> None:
         network = train(recipe, task, encoder, device)
     finally:
         torch.set_num_threads(threads)
+    if device == "cuda":
+        torch.cuda.empty_cache()  # this process may live as long as a matrix, whose cells need the memory
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     network.save_pretrained(folder)
