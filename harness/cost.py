@@ -215,7 +215,7 @@ def memory(shape: Shape, config: Config, needs: frozenset[str], size: int, engin
             **held,
             **model,
             **(fixed or {"KV cache": decoded * longest(config) * cached(shape, size)}),
-            "sampling": decoded * shape.vocabulary * (size + 20),  # logits; a float32 and two float64 copies
+            "sampling": decoded * shape.vocabulary * 24,  # logits and log p in float32, two copies in float64
         },
     )
 

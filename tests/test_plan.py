@@ -290,7 +290,7 @@ def test_memory_by_hand() -> None:
             "AdamW": 8 * P,
             "engine": 2 * P,
             "KV cache": 15 * 40 * (2 * 2 * 6 * 2),
-            "sampling": 15 * 10 * 22,
+            "sampling": 15 * 10 * 24,
         },
     )
     assert found.peak == sum(found.training.values()), "they take turns"
@@ -311,7 +311,7 @@ def test_memory_by_hand() -> None:
     wide = dataclasses.replace(TINY, vocabulary=2**25)
     assert cost.memory(wide, small(), NOTHING, 2, EMBEDDED).training["logits"] == 6 * 4 * 2**25
     many = cost.memory(TINY, small(eval={"problems": 200}), NOTHING, 2, EMBEDDED)
-    assert many.generation["sampling"] == 512 * 10 * 22, "the engine decodes no more at once"
+    assert many.generation["sampling"] == 512 * 10 * 24, "the engine decodes no more at once"
 
 
 def of_eight(**changes: Any) -> Config:
@@ -339,7 +339,7 @@ def test_memory_of_a_rank_by_hand() -> None:
             "gathered": 4 * (2 * layer + edges),
             "whole gradients": 4 * (layer + edges),
         },
-        generation={**held, "engine": 2 * P, "KV cache": 4 * 40 * 48, "sampling": 4 * 10 * 22},
+        generation={**held, "engine": 2 * P, "KV cache": 4 * 40 * 48, "sampling": 4 * 10 * 24},
     )
     again = cost.memory(TINY, of_eight(hardware={"recompute": True}), NOTHING, 2, EMBEDDED)
     assert again.training["activations"] == 64 * (4 * 8 + kept + 12 * 8 + 4), "one layer's input, and all of the other"
@@ -382,7 +382,7 @@ def test_memory_with_vllm_is_that_of_its_cache(settings: Config) -> None:
 def test_a_filter_samples_as_well() -> None:
     settings = small(train={"filter": config.Filter(n=16)})
     found = cost.memory(TINY, settings, NOTHING, 2, Engine(1024, 1, sleeps=True))
-    assert found.generation["sampling"] == 1024 * 10 * 22, "all that are decoded at once"
+    assert found.generation["sampling"] == 1024 * 10 * 24, "all that are decoded at once"
 
 
 def test_disk_by_hand() -> None:
