@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Everything that asks for a GPU, in under 20 minutes, on a machine that has torch and transformers:
+# Everything that asks for a GPU, on a machine without a network (docs/gpu.md says what it must have):
 #     benchmarks/gpu/run.sh WHEELS OUT [key=value ...]
 # WHEELS is a folder filled by wheels.sh; OUT gets the gpu tests' output, the records of the matrix and its leaderboard.
+# What fails is named at the end and keeps nothing else from running.
 set -euo pipefail
 wheels=$(realpath "${1:?usage: run.sh WHEELS OUT [key=value ...]}")
 mkdir -p "${2:?usage: run.sh WHEELS OUT [key=value ...]}"
@@ -12,15 +13,23 @@ site=$(mktemp -d)
 python3 -m pip install -q --no-index --no-deps --no-compile --target "$site" "$wheels"/*.whl
 # What the machine has comes first: its torch and all that was built for it.
 export PYTHONPATH="$PWD:$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'):$site" PYTHONUNBUFFERED=1
-{
-    date -u
-    python3 -c 'import torch; print("torch", torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA")'
-} | tee "$out/machine.txt"
-python3 -m pytest -m gpu tests 2>&1 | tee "$out/tests.txt" || test "${PIPESTATUS[0]}" = 5
+failed=()
+step() { # a file in OUT, and the command whose output it gets
+    local file=$1
+    shift
+    "$@" 2>&1 | tee "$out/$file" || failed+=("$file")
+}
+matrix=(demo-gpu "results=$out/results" "$@")
+step machine.txt python3 -c 'import datetime, platform, torch; print(datetime.datetime.now(datetime.UTC), platform.platform(), "torch", torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA")'
+step tests.txt python3 -m pytest -m gpu tests/test_gpu.py tests/test_embedded_engine.py
 if python3 -c 'import vllm' 2> /dev/null; then
-    python3 -m benchmarks.gpu.engine 2>&1 | tee "$out/engine.txt"
+    step engine.txt python3 -m benchmarks.gpu.engine
 fi
-python3 -m harness.cli run demo-gpu "results=$out/results" "$@" 2>&1 | tee "$out/run.txt"
-python3 -m harness.cli leaderboard demo-gpu "results=$out/results" "$@" --format md | tee "$out/leaderboard.md"
-python3 -m harness.cli leaderboard demo-gpu "results=$out/results" "$@" --format json > "$out/leaderboard.json"
-tar -C "$out/results" -czf "$out/records.tar.gz" --exclude=checkpoints --exclude=model demo-gpu
+step run.txt python3 -m harness.cli run "${matrix[@]}"
+step leaderboard.md python3 -m harness.cli leaderboard "${matrix[@]}" --format md
+step leaderboard.json python3 -m harness.cli leaderboard "${matrix[@]}" --format json
+tar -C "$out/results" -czf "$out/records.tar.gz" --exclude=checkpoints --exclude=model demo-gpu || failed+=(records.tar.gz)
+if ((${#failed[@]})); then
+    echo "failed, see in $out: ${failed[*]}"
+    exit 1
+fi

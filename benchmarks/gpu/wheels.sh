@@ -17,6 +17,7 @@ fetch=(python3 -m pip download -qq --only-binary=:all: --implementation cp --pyt
     pathvalidate tabledata tcolorpy typepy nltk zstandard chardet cachetools databricks-sdk fastapi \
     gitpython gitdb smmap importlib-metadata lazy-importer defusedxml opentelemetry-api opentelemetry-sdk opentelemetry-proto \
     opentelemetry-semantic-conventions python-dotenv sqlparse starlette uvicorn google-auth pyasn1 pyasn1-modules \
-    scikit-learn rich cryptography cffi pycparser
+    scikit-learn joblib threadpoolctl narwhals sacrebleu portalocker tabulate colorama lxml absl-py six \
+    protobuf zipp cloudpickle rich cryptography cffi pycparser
 # These come as sources alone; they are pure Python, so their wheels fit every machine.
 python3 -m pip wheel -qq --no-deps -w "$folder" sqlitedict rouge-score
