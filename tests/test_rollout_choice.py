@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from harness import config, matrix, rollout
 from harness.config import UserError
+from harness.rollout.vllm import VllmEngine
 from harness.shape import Shape
 
 SMALL = Shape("qwen2", 100, 64, 2, 2, 2, 32, 128)
@@ -104,3 +106,14 @@ def test_the_right_vllm_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     here = torch.__version__.split("+")[0]
     monkeypatch.setattr(metadata, "requires", lambda name: [f"torch=={here}", "torchvision==99"])
     check_installed("cpu")
+
+
+def test_memory_that_an_update_did_not_leave_is_one_sentence() -> None:
+    def wake_up(tags: list[str]) -> None:
+        raise RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:139\nmore")
+
+    engine = VllmEngine.__new__(VllmEngine)  # as one that rests on a GPU
+    engine.llm, engine.resting = SimpleNamespace(wake_up=wake_up), {"weights", "kv_cache"}
+    with pytest.raises(UserError, match=r"cannot take back its memory .*out of memory.*hardware.cache_gib") as error:
+        engine.load(torch.nn.Linear(1, 1))
+    assert "\n" not in str(error.value)
