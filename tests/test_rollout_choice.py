@@ -88,12 +88,10 @@ def test_the_engine_is_part_of_who_a_cell_is_and_auto_is_not(monkeypatch: pytest
 def test_a_vllm_that_cannot_run_is_one_sentence(
     present: dict[str, str], needs: list[str], device: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness.rollout.vllm import check_installed
-
     install(monkeypatch, **present)
     monkeypatch.setattr(metadata, "requires", lambda name: needs)
     with pytest.raises(UserError) as error:
-        check_installed(device)
+        rollout.check_installed(device)
     assert "\n" not in str(error.value)
     for word in words:
         assert error.match(word)
