@@ -37,6 +37,9 @@ from tasks import Task
 from tasks.scoring import powers_of_two
 
 MOST_TOGETHER = 512  # sequences that are decoded side by side
+# Responses that are kept, and lost by a killed process, at once. Each batch waits for its longest: those of vLLM are of
+# many times what it decodes side by side.
+BATCH = {"embedded": MOST_TOGETHER, "vllm": 16 * MOST_TOGETHER}
 PROMPT = 2048  # tokens that a prompt is thought to have when memory is shared out
 
 
@@ -87,11 +90,12 @@ class Assessment:
 class EngineOnDemand:
     """An engine whose weights are not read before something is sampled: all may have been kept."""
 
-    def __init__(self, folder: Path, eos: int, budget: int) -> None:
+    def __init__(self, folder: Path, eos: int, budget: int, *, beyond_context: bool) -> None:
         self.folder, self.eos, self.budget = folder, eos, budget
         self.device, self.dtype = device_of(Config())
         shape = of_config(json.loads((folder / "config.json").read_text()))
-        self.name = rollout.resolve("auto", self.device, shape)
+        # vLLM has no room beyond a model's context.
+        self.name = rollout.resolve("embedded" if beyond_context else "auto", self.device, shape)
 
     @cached_property
     def engine(self) -> Sampling:
@@ -136,7 +140,8 @@ def assess(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     context = None if wanted.beyond_context else context_of(AutoConfig.from_pretrained(folder))
     sampling = [wanted.of(task) for task in asked]
-    engine = EngineOnDemand(folder, tokenizer.eos_token_id, max(each["max_new_tokens"] for each in sampling))
+    budget = max(each["max_new_tokens"] for each in sampling)
+    engine = EngineOnDemand(folder, tokenizer.eos_token_id, budget, beyond_context=wanted.beyond_context)
     found = []
     for task, settings in zip(asked, sampling, strict=True):
         identity = {
@@ -154,7 +159,8 @@ def assess(
         def heard(done: int, of: int, name: str = task.name) -> None:
             say(f"{name}: {done} of {of} problems sampled")
 
-        sampler = Sampler(engine, tokenizer, wanted.seed, model.chat, context, kept / "samples", heard)
+        together = BATCH[engine.name]
+        sampler = Sampler(engine, tokenizer, wanted.seed, model.chat, context, kept / "samples", together, heard)
         evaluation = evaluate(task, sampler, problems=wanted.problems, max_failures=Verify().max_failures, **settings)
         notes = sampler.notes([record["prompt"] for record in evaluation.samples])
         found.append(Assessment(evaluation, settings, kept, notes))

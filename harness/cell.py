@@ -50,7 +50,6 @@ def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = pri
     device, dtype = device_of(config)
     torch.set_num_threads(config.hardware.threads)
     verify.choose(config.verify)
-    torch.manual_seed(record["seed"])
     method = Method.of(record["method"], baselines.table(config.plugins), config.method_options)
     model = models.resolve(record["model"])
     base = model.folder()
@@ -64,6 +63,7 @@ def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = pri
     check_vocabulary(tokenizer, policy.module, base)
     chosen = rollout.resolve(config.rollout.engine, device, model.shape())
     engine = rollout.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
+    torch.manual_seed(record["seed"])  # after the engine, since vLLM seeds what all of the process draw from
     task = instructed(tasks.build(record["task"]), model.chat)
     if config.train.filter is not None:
         engine.load(policy.module)  # which has not been trained yet

@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if jobs < 1:
         raise UserError(f"--jobs is {jobs}; allowed: 1 and more")
     check_problems(config)
+    check_engines(config)
     claim(config)
     for model in config.models:
         models.resolve(model).folder(say=console.print)
@@ -62,6 +63,16 @@ def default_jobs(config: Config) -> int:
     if plans.this_machine(config).kind(config) == "cuda":
         return 1
     return max((os.cpu_count() or 1) // (config.hardware.threads * config.hardware.ranks), 1)
+
+
+def check_engines(config: Config) -> None:
+    """So does an engine that cannot sample here."""
+    from harness import models, rollout
+    from harness import plan as plans
+
+    for shape in (models.resolve(model).shape() for model in config.models):
+        if plans.samples_with_vllm(shape, config):
+            rollout.check_vllm(plans.this_machine(config).kind(config), shape)
 
 
 def check_problems(config: Config) -> None:

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, inf
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -319,7 +319,7 @@ def validate(config: Config) -> None:
     one_of("hardware.device", config.hardware.device, ("auto", "cpu", "cuda"))
     one_of("train.dtype", train.dtype, ("auto", "float32", "bfloat16"))
     one_of("rollout.engine", config.rollout.engine, ("auto", "embedded", "vllm"))
-    if config.hardware.cache_gib is not None and config.hardware.cache_gib <= 0:
+    if config.hardware.cache_gib is not None and not 0 < config.hardware.cache_gib < inf:
         raise UserError(f"hardware.cache_gib is {config.hardware.cache_gib}; allowed: more than 0")
 
 

@@ -39,7 +39,6 @@ T = TypeVar("T")
 Record = dict[str, Any]  # of a problem: its id, the prompt, responses, lengths in tokens, finished, distinct, verdicts
 
 FILTER = "all"
-TOGETHER = 512  # responses of one batch, where batches are kept
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class Sampler:
     chat: Chat = PLAIN
     context: int | None = None  # tokens of a prompt with its response, at most
     kept: Path | None = None  # a folder for batches that need not be sampled again
+    together: int = 1  # responses of such a batch
     heard: Callable[[int, int], None] = silent
 
     def ask(self, task: str, prompts: Mapping[str, str], n: int, temperature: float, budget: int) -> list[Record]:
@@ -89,7 +89,7 @@ class Sampler:
     def batches(self, of_problems: Sequence[T], n: int) -> Iterator[tuple[Path, Sequence[T]]]:
         """The files that are kept, and what belongs into each."""
         assert self.kept is not None
-        together = max(TOGETHER // n, 1)
+        together = max(self.together // n, 1)
         for number, start in enumerate(range(0, len(of_problems), together)):
             yield self.kept / f"{number:04d}.jsonl", of_problems[start : start + together]
 

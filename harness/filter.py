@@ -65,6 +65,7 @@ class Asker:
             "model": self.model,
             "task": registry.identity(self.task),
             "problems": digest(seen),
+            "engine": self.rollout.engine,  # which draws the responses
             "sampling": [n, self.rollout.temperature, self.rollout.max_new_tokens],
         }
 

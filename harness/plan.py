@@ -17,7 +17,7 @@ from rich.table import Table
 import baselines
 import tasks
 from harness import cost, data, models, rollout
-from harness.config import Config, UserError
+from harness.config import Config
 from harness.cost import SPEEDS, Asked, Engine, Memory
 from harness.matrix import Cell, Progress
 from harness.method import Method
@@ -227,11 +227,9 @@ def no_device(config: Config, machine: Machine, missing: Sequence[Cell], assumed
 
 
 def no_vllm(config: Config, kind: str, known: Iterable[Model]) -> Iterator[str]:
-    if any(samples_with_vllm(model.shape(), config) for model in known):
-        try:
-            rollout.check_installed(kind)
-        except UserError as error:
-            yield str(error)
+    shapes = [model.shape() for model in known]
+    obstacles = [rollout.obstacle(kind, shape) for shape in shapes if samples_with_vllm(shape, config)]
+    yield from dict.fromkeys(reason for reason in obstacles if reason)
 
 
 def too_large(config: Config, machine: Machine, footprints: Sequence[Footprint], cells: int) -> Iterator[str]:

