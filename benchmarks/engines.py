@@ -4,7 +4,8 @@
 
 The first table is what `rollout.engine: auto` rests on: embedded, vLLM and transformers' generate sample the same
 number of tokens from the same random Qwen2 models at temperature 1, with log-probabilities. The second table gives vLLM
-the very requests of an evaluation of countdown, once directly, by its own `LLM.generate`, and once through `evaluate`.
+the very requests of an evaluation of countdown, once directly, by its own `LLM.generate`, and once as `entrobench eval`
+does, which keeps what was sampled.
 What is added is a small difference of long times, which a busy machine blurs; what an evaluation spends outside the
 engine's `generate`, in shares of the direct way, is that difference without the noise of the sampling.
 """
@@ -24,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from benchmarks.common import show
 from benchmarks.rollout import NEVER, Setting, transformers_generate
 from harness import models
+from harness.assess import BATCH
 from harness.batch import Rollout
 from harness.evaluate import Sampler, evaluate
 from harness.rollout import Engine
@@ -110,7 +112,7 @@ def evaluation(name: str, model: PreTrainedModel, problems: int, length: int, re
         start = time.perf_counter()
         evaluate(
             Countdown(),
-            Sampler(Overheard(), tokenizer, 0),
+            Sampler(Overheard(), tokenizer, 0, kept=Path(tempfile.mkdtemp(dir=folder)), together=BATCH["vllm"]),
             split="test",
             problems=problems,
             samples=32,

@@ -92,6 +92,7 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
                 for quadrant in rows[0]:
                     mean = average([each[quadrant] for each in rows])
                     found.append({"method": spec, "moment": moment, "quadrant": quadrant, **vars(mean)})
+            del trainer  # and its engine, before there is another one
     return found
 
 

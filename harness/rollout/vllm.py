@@ -260,10 +260,10 @@ class VllmEngine:
         assert n > 0
         self._check(prompts, temperature, max_new_tokens)
         groups: list[list[Rollout]] = [[] for _ in prompts]
-        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-            params = self._params(n, seed, temperature, max_new_tokens)
-            self.engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, params)
         try:
+            for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+                params = self._params(n, seed, temperature, max_new_tokens)
+                self.engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, params)
             while self.engine.has_unfinished_requests():
                 for output in self.engine.step():  # of whole groups
                     number = int(output.request_id)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from harness import cell, config, files
+from harness import cell, config, files, theory
 from harness.rollout.vllm import VllmEngine
 from harness.trainer import Trainer
 
@@ -74,6 +74,23 @@ def test_the_smoke_matrix_learns_as_on_the_embedded_engine(tmp_path: Path) -> No
             theirs = [mean([other[-12:]], key) for other in embedded]
             spread = max(theirs) - min(theirs)
             assert min(theirs) - spread < mean([found[-12:]], key) < max(theirs) + spread, key
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_what_draws_from_the_process_draws_by_the_seed(seed: int, tmp_path: Path) -> None:
+    """Although vLLM seeds all that a process has."""
+    build(tmp_path, "vllm", seed)
+    assert torch.initial_seed() == seed
+
+
+def test_dynamics_may_ask_one_engine_after_the_other(tmp_path: Path) -> None:
+    given = ["rollout.engine=vllm", "hardware.cache_gib=0.1", "seeds=[0]", "plugins=[harness.theory]", *SHORT]
+    settings = config.load("smoke", given)
+    embedded = config.load("smoke", [*given, "rollout.engine=embedded"])
+    found, expected = (theory.masks(each, 1, tmp_path / each.rollout.engine) for each in (settings, embedded))
+    assert [row["keep"] for row in found] == ["all", *theory.QUADRANTS]
+    for row, other in zip(found, expected, strict=True):
+        assert row["entropy"] == pytest.approx(other["entropy"], rel=0.2)  # of other responses
 
 
 def test_two_ranks_on_two_engines_are_one_process(tmp_path: Path) -> None:

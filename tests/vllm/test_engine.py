@@ -95,6 +95,23 @@ def test_each_group_is_handed_over_once_when_it_has_ended(engine: VllmEngine) ->
     assert groups == engine.generate(prompts, 2, **settings)
 
 
+def test_what_was_interrupted_leaves_nothing_behind(engine: VllmEngine) -> None:
+    """Whether by whoever hears of the groups or by a prompt that vLLM does not take."""
+    from vllm.exceptions import VLLMValidationError
+
+    before = tokens_of(generate(engine))
+
+    def interrupt(number: int, group: list[Rollout]) -> None:
+        raise KeyboardInterrupt
+
+    asked = {"seeds": range(40), "temperature": 1.0, "max_new_tokens": 40}
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([[5, token] for token in range(10, 50)], 2, on_group=interrupt, **asked)
+    with pytest.raises(VLLMValidationError, match="cannot be empty"):
+        engine.generate([[5, 6]] * 39 + [[]], 2, **asked)
+    assert tokens_of(generate(engine)) == before
+
+
 def test_prompts_of_a_group_are_read_once(engine: VllmEngine, model: PreTrainedModel) -> None:
     scheduler = engine.engine.engine_core.engine_core.scheduler
     engine.load(model)
@@ -119,7 +136,8 @@ def test_prompts_of_a_group_are_read_once(engine: VllmEngine, model: PreTrainedM
     ("asked", "words"),
     [
         ({"temperature": -1}, "temperature is -1"),
-        ({"temperature": 0.001}, r"temperature is 0.001; vLLM allows 0, or 0.01 and more"),
+        ({"temperature": 0.001}, r"temperature is 0.001; vLLM allows 0, or 0.01 to 2"),
+        ({"temperature": 2.5}, r"temperature is 2.5; vLLM allows 0, or 0.01 to 2"),
         ({"length": 120}, r"max_new_tokens is 120, .* prompt of 152 tokens exceeds the 256 .* rollout.engine=embedded"),
     ],
 )
