@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from harness import rollout
+
 REPOSITORY = Path(__file__).parent.parent
 SHORT = [
     "methods=[grpo,clip_b]",
@@ -166,6 +168,13 @@ def test_one_failing_cell_is_one_row(tmp_path: Path) -> None:
     assert {row["method"]: row["seeds_done"] for row in rows} == {"grpo": 1, "broken": 0}
 
 
+@pytest.mark.skipif(rollout.installed() is not None, reason="vLLM is installed here")
+def test_a_matrix_whose_engine_is_missing_does_not_begin(tmp_path: Path) -> None:
+    result = entrobench("run", "demo", "rollout.engine=vllm", cwd=tmp_path, code=2)
+    assert "vLLM is not installed here; install entrobench[" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -175,6 +184,7 @@ def test_one_failing_cell_is_one_row(tmp_path: Path) -> None:
         (["run", "demo", "models=[./nothing-here]"], "nothing-here"),
         (["leaderboard", "demo"], "there is no MLflow store"),
         (["run", "demo", "--jobs", "0"], "--jobs is 0"),
+        (["run", "demo", "hardware.cache_gib=nan"], "hardware.cache_gib is nan; allowed: more than 0"),
         (["plan", "demo", "--plugin", "no_such_module"], "no_such_module"),
         (["report", "demo"], "there is no MLflow store"),
     ],

@@ -199,6 +199,7 @@ def test_other_bounds_ask_nobody_again(tmp_path: Path) -> None:
         ({"task": Counting(count=16)}, Filter()),
         ({"rollout": RolloutConfig(temperature=0.9, max_new_tokens=8)}, Filter()),
         ({"rollout": RolloutConfig(max_new_tokens=9)}, Filter()),
+        ({"rollout": RolloutConfig(engine="vllm", max_new_tokens=8)}, Filter()),
         ({"chat": Chat(system="Think.")}, Filter()),
         ({}, Filter(n=15)),
     ],
