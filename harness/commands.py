@@ -34,11 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
     if jobs < 1:
         raise UserError(f"--jobs is {jobs}; allowed: 1 and more")
     check_problems(config)
-    check_engines(config)
+    todo = [cell for cell in matrix if cell.progress().state != "done"]
+    if todo:
+        check_engines(config)
     claim(config)
     for model in config.models:
         models.resolve(model).folder(say=console.print)
-    todo = [cell for cell in matrix if cell.progress().state != "done"]
     console.print(
         f"matrix {config.name}: {len(matrix)} cells, {len(matrix) - len(todo)} done before, {len(todo)} to run"
     )
@@ -65,16 +66,6 @@ def default_jobs(config: Config) -> int:
     return max((os.cpu_count() or 1) // (config.hardware.threads * config.hardware.ranks), 1)
 
 
-def check_engines(config: Config) -> None:
-    """So does an engine that cannot sample here."""
-    from harness import models, rollout
-    from harness import plan as plans
-
-    for shape in (models.resolve(model).shape() for model in config.models):
-        if plans.samples_with_vllm(shape, config):
-            rollout.check_vllm(plans.this_machine(config).kind(config), shape)
-
-
 def check_problems(config: Config) -> None:
     """A set that is missing or damaged stops the matrix here, not in each of its cells."""
     import tasks
@@ -84,6 +75,16 @@ def check_problems(config: Config) -> None:
     for spec in config.eval.tasks or config.tasks:
         task = tasks.build(spec)
         task.problems(config.eval.of(task.name).split)
+
+
+def check_engines(config: Config) -> None:
+    """An engine that cannot sample here stops the matrix here, too."""
+    from harness import models, rollout
+    from harness import plan as plans
+
+    for shape in (models.resolve(model).shape() for model in config.models):
+        if plans.samples_with_vllm(shape, config):
+            rollout.check_vllm(plans.this_machine(config).kind(config), shape)
 
 
 def sync_all(config: Config, matrix: list[Cell]) -> None:
