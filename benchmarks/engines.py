@@ -24,13 +24,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.common import show
 from benchmarks.rollout import NEVER, Setting, transformers_generate
-from harness import models
-from harness.assess import BATCH
 from harness.batch import Rollout
-from harness.evaluate import Sampler, evaluate
-from harness.rollout import Engine
+from harness.rollout import Engine, models
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.vllm import VllmEngine
+from harness.study.assess import BATCH
+from harness.train.evaluate import Sampler, evaluate
 from tasks.countdown import Countdown
 
 SIZES = (

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import show, trainer
-from harness.metrics import Stopwatch
+from harness.tokens.metrics import Stopwatch
 
 METHODS = ["grpo", "clip_b", "clip_v", "ce_gppo", "entropy_bonus", "adaptive_entropy", "ppo"]
 

@@ -14,8 +14,8 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
 from benchmarks.common import show, trainer
-from harness import models
-from harness.metrics import Stopwatch
+from harness.rollout import models
+from harness.tokens.metrics import Stopwatch
 from tasks import Verdict
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import math_verify
 
 from benchmarks.common import show
-from harness.verify import Verifier
-from tasks.task import Verdict
+from harness.base.task import Verdict
+from harness.verify.pool import Verifier
 from tests.golden import hostile
 
 LIMIT_S = 5

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness import ranks
+from harness.base import ranks
 
 
 @dataclass(frozen=True)

@@ -22,16 +22,19 @@ from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once,
 
 import baselines
 import tasks
-from harness import files, models, ranks, rollout, verify
+from harness import rollout
+from harness.base import files, ranks
 from harness.config import Config, UserError, typed
-from harness.filter import Asker, pool
 from harness.method import Method
-from harness.policy import CellFailure, Critic, Policy, check_vocabulary
-from harness.rendering import instructed
+from harness.record.tracking import MetricsLog
+from harness.rollout import models
 from harness.rollout.proof import check_weights
+from harness.rollout.rendering import instructed
 from harness.rollout.together import led
-from harness.tracking import MetricsLog
+from harness.train.filter import Asker, pool
+from harness.train.policy import CellFailure, Critic, Policy, check_vocabulary
 from harness.trainer import Trainer
+from harness.verify import pool as verify
 
 
 def device_of(config: Config) -> tuple[str, torch.dtype]:

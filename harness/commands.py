@@ -22,9 +22,9 @@ console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from harness import models
     from harness.launch import local
-    from harness.progress import LiveView
+    from harness.launch.progress import LiveView
+    from harness.rollout import models
 
     config = cli.load(arguments)
     matrix = cells(config)
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def default_jobs(config: Config) -> int:
     """Cells side by side: as many as there are cores for; one where they compute on GPUs, which one fills."""
-    from harness import plan as plans
+    from harness.plan import estimate as plans
 
     if plans.this_machine(config).kind(config) == "cuda":
         return 1
@@ -79,8 +79,9 @@ def check_problems(config: Config) -> None:
 
 def check_engines(config: Config) -> None:
     """An engine that cannot sample here stops the matrix here, too."""
-    from harness import models, rollout
-    from harness import plan as plans
+    from harness import rollout
+    from harness.plan import estimate as plans
+    from harness.rollout import models
 
     for shape in (models.resolve(model).shape() for model in config.models):
         if plans.samples_with_vllm(shape, config):
@@ -88,7 +89,7 @@ def check_engines(config: Config) -> None:
 
 
 def sync_all(config: Config, matrix: list[Cell]) -> None:
-    from harness import tracking
+    from harness.record import tracking
 
     for cell in matrix:
         if (cell.folder / "state.json").exists():
@@ -104,14 +105,14 @@ def sync(arguments: argparse.Namespace) -> int:
 
 
 def show_leaderboard(config: Config, matrix: list[Cell], how: str) -> None:
-    from harness import leaderboard
+    from harness.report import table as leaderboard
 
     print(leaderboard.render(board(config, matrix), how), end="")
 
 
 def board(config: Config, matrix: list[Cell]) -> list:
     import tasks
-    from harness import leaderboard
+    from harness.report import table as leaderboard
 
     expected = [
         leaderboard.Expected(
@@ -135,7 +136,7 @@ def leaderboard(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    from harness import report as page
+    from harness.report import page
 
     config = cli.load(arguments)
     matrix = cells(config)
@@ -145,7 +146,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    from harness import plan as plans
+    from harness.plan import estimate as plans
 
     config = cli.load(arguments)
     plans.show(console, plans.of(config, cells(config), plans.this_machine(config)))
@@ -174,12 +175,13 @@ def status(arguments: argparse.Namespace) -> int:
 
 def evaluate(arguments: argparse.Namespace) -> int:
     import tasks
-    from harness import models, registry
-    from harness.verify import TooManyFailures
+    from harness.base import registry
+    from harness.rollout import models
+    from harness.verify.pool import TooManyFailures
 
     model = models.resolve(arguments.model)
     asked = [tasks.build(spec) for spec in registry.split(arguments.tasks, ",")]
-    from harness import assess  # from here on with torch: what is misspelled is known by now
+    from harness.study import assess  # from here on with torch: what is misspelled is known by now
 
     given = ("samples", "temperature", "max_new_tokens", "problems", "seed", "beyond_context")
     wanted = assess.Wanted(**{key: getattr(arguments, key) for key in given})
@@ -195,7 +197,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    from harness import doctor as checks
+    from harness.plan import doctor as checks
 
     found = checks.findings(cli.load(arguments))
     if arguments.format == "json":
@@ -215,7 +217,7 @@ def explain(arguments: argparse.Namespace) -> int:
     specs = list(table) if arguments.method == "all" else arguments.method.split()
     for spec in specs:
         Method.of(spec, table, config.method_options)
-    from harness import explain as lens  # from here on with torch: what is misspelled is known by now
+    from harness.study import explain as lens  # from here on with torch: what is misspelled is known by now
 
     found = lens.explain(config, specs, arguments.batches)
     if arguments.format == "json":
@@ -228,7 +230,7 @@ def explain(arguments: argparse.Namespace) -> int:
 def dynamics(arguments: argparse.Namespace) -> int:
     config = cli.load(arguments)
     cells(config)  # which checks the configuration
-    from harness import theory
+    from harness.study import theory
 
     found = theory.measure(config, arguments.steps)
     theory.show(console, found)
@@ -241,7 +243,7 @@ def dynamics(arguments: argparse.Namespace) -> int:
 def listing(arguments: argparse.Namespace) -> int:
     import baselines
     import tasks
-    from harness import models
+    from harness.rollout import models
 
     def first_line(thing: object) -> str:
         return (thing.__doc__ or "").strip().splitlines()[0]

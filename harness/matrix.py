@@ -17,9 +17,11 @@ from filelock import FileLock, Timeout
 
 import baselines
 import tasks
-from harness import files, models, registry, rollout
+from harness import rollout
+from harness.base import files, registry
 from harness.config import Config, UserError, nearest
 from harness.method import Method
+from harness.rollout import models
 from tasks import check_split
 
 MARKER = "matrix.json"

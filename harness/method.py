@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness import registry
+from harness.base import registry
 from harness.config import UserError, at_least, one_of
 
 if TYPE_CHECKING:

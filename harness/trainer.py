@@ -12,20 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness import checkpoint, data, dynamics, files, metrics, ranks, seeds
+from harness import data
+from harness.base import files, ranks, seeds
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Config
-from harness.correction import correct
-from harness.evaluate import Sampler, evaluate
-from harness.filter import Pool
 from harness.method import Method, Signal
-from harness.metrics import Stopwatch
-from harness.policy import CellFailure, Critic, Policy, context_of
-from harness.rendering import Chat, render
+from harness.record.tracking import MetricsLog
 from harness.rollout import Engine, OnGroup, Sampling, proof
+from harness.rollout.rendering import Chat, render
 from harness.rollout.together import led
-from harness.tracking import MetricsLog
-from harness.verify import Alongside, TooManyFailures, check_failures
+from harness.tokens import dynamics, metrics
+from harness.tokens.correction import correct
+from harness.tokens.metrics import Stopwatch
+from harness.train import checkpoint
+from harness.train.evaluate import Sampler, evaluate
+from harness.train.filter import Pool
+from harness.train.policy import CellFailure, Critic, Policy, context_of
+from harness.verify.pool import Alongside, TooManyFailures, check_failures
 from tasks import Problem, Task, Verdict
 
 # Before the first update of a step the policy is the one that `old` came from, so the ratio is 1 up to rounding: for

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from harness import registry
+from harness.base import registry
+from harness.base.task import SPLITS, Problem, Task, Verdict, check_split
 from tasks.aime24 import AIME24
 from tasks.aime25 import AIME25
 from tasks.amc23 import AMC23
@@ -18,7 +19,6 @@ from tasks.dapo500 import DAPO500
 from tasks.dapo_math import DapoMath
 from tasks.gsm8k import GSM8K
 from tasks.math500 import MATH500
-from tasks.task import SPLITS, Problem, Task, Verdict, check_split
 
 __all__ = ["SPLITS", "TASKS", "Problem", "Task", "Verdict", "build", "check_split", "folder", "settings"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tasks.task import Problem, Verdict, check_split
+from harness.base.task import Problem, Verdict, check_split
 
 INSTRUCTION = r"Reason step by step, and give the final answer inside \boxed{}."
 HELD_OUT = 50  # where there is a training set, one problem in so many is for validation
@@ -35,7 +35,7 @@ class Math:
         return data.rows(self.name, split)
 
     def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
-        from harness import verify
+        from harness.verify import pool as verify
 
         return verify.shared().verdicts([(problem.answer, response) for problem, response in pairs])
 

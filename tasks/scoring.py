@@ -8,9 +8,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import tasks
-from harness.statistics import pass_at_k
-from harness.verify import extract, integer, spelling, tidy
-from tasks.task import Problem, Task, Verdict
+from harness.base.statistics import pass_at_k
+from harness.base.task import Problem, Task, Verdict
+from harness.verify.pool import extract, integer, spelling, tidy
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import tracking
+from harness.record import tracking
 
 
 @pytest.fixture(scope="session")

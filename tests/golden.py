@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tasks.task import Verdict
+from harness.base.task import Verdict
 
 R, W, U = Verdict.RIGHT, Verdict.WRONG, Verdict.UNPARSED
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import data, models
+from harness import data
 from harness.data.clean import Counts
 from harness.data.sources import Located
+from harness.rollout import models
 
 ROWS = {
     r"What is $\frac{1}{2}$ of 12, more or less?": "6",

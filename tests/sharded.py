@@ -23,11 +23,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from harness import ranks
+from harness.base import ranks
 from harness.batch import Rollout
-from harness.policy import CellFailure
 from harness.rollout import Engine
 from harness.rollout.proof import WIDTH, check_weights
+from harness.train.policy import CellFailure
 
 STALE = "model.layers.1."  # what a partial load leaves as it was
 PROMPTS = [[1, 2], [4, 5, 6, 7, 1, 11], [9], [1, 2], [8, 2, 6, 18, 1, 5, 5, 12]]

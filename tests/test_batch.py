@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.multiprocessing import spawn
 
 import baselines
-from harness import dynamics
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.method import Method
+from harness.tokens import dynamics
 
 
 def made(seed: int = 0, groups: int = 6, size: int = 3) -> tuple[list[Rollout], TokenBatch]:

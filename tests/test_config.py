@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import config, matrix, registry
+from harness import config, matrix
+from harness.base import registry
 from harness.config import UserError
 
 
@@ -174,7 +175,8 @@ def test_identity_is_what_defines_the_result() -> None:
 
 def test_planning_and_reporting_start_without_torch() -> None:
     code = (
-        "import sys; from harness import cli, commands, config, matrix, leaderboard, statistics; "
+        "import sys; from harness import cli, commands, config, matrix; "
+        "from harness.base import statistics; from harness.report import table; "
         "matrix.cells(config.load('demo')); "
         "heavy = {'torch', 'transformers', 'lm_eval', 'mlflow', 'datasets', 'matplotlib'} & set(sys.modules); "
         "sys.exit(f'loaded {heavy}' if heavy else 0)"

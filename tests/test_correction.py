@@ -13,12 +13,13 @@ from ragged import Case, case
 from test_trainer import build, same, weights
 
 import baselines
-from harness import config, correction, matrix, metrics
+from harness import config, matrix
 from harness.batch import Rollout, TokenBatch
 from harness.config import Correction, UserError
-from harness.correction import correct, factors
 from harness.method import Method, Signal
-from harness.metrics import Stopwatch
+from harness.tokens import correction, metrics
+from harness.tokens.correction import correct, factors
+from harness.tokens.metrics import Stopwatch
 
 SETTINGS = [
     Correction(kind, level, low, high)

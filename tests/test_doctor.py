@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli, commands, doctor
-from harness.doctor import BROKEN, MISSING, OK, Finding, of_folder, of_machine, of_python, of_sets, tried
-from harness.plan import Device, Machine
+from harness import cli, commands
+from harness.plan import doctor
+from harness.plan.doctor import BROKEN, MISSING, OK, Finding, of_folder, of_machine, of_python, of_sets, tried
+from harness.plan.estimate import Device, Machine
 
 
 @pytest.fixture
@@ -100,9 +101,9 @@ def test_the_exit_code_says_whether_anything_runs(
 
 
 def test_it_imports_nothing_heavy() -> None:
-    code = "import sys; from harness import doctor; print(*sys.modules)"
+    code = "import sys; from harness.plan import doctor; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "harness.doctor" in loaded
+    assert "harness.plan.doctor" in loaded
     assert not {"torch", "numpy", "transformers", "mlflow", "lm_eval", "vllm", "pyarrow"} & set(loaded)
 
 

@@ -15,11 +15,12 @@ from test_trainer import build, records, same, weights
 from torch import Tensor
 
 import baselines
-from harness import config, dynamics, matrix
+from harness import config, matrix
 from harness.batch import TokenStats
-from harness.dynamics import Push
 from harness.method import Method, Signal
-from harness.metrics import Stopwatch
+from harness.tokens import dynamics
+from harness.tokens.dynamics import Push
+from harness.tokens.metrics import Stopwatch
 
 TABLE = baselines.table()
 TEMPERATURE = 0.7

@@ -21,9 +21,12 @@ import torch
 from rich.console import Console
 
 import tasks
-from harness import assess, cli, commands, data, models, verify
-from harness.assess import Assessment, EngineOnDemand, Wanted
+from harness import cli, commands, data
 from harness.config import UserError
+from harness.rollout import models
+from harness.study import assess
+from harness.study.assess import Assessment, EngineOnDemand, Wanted
+from harness.verify import pool as verify
 from tasks import Verdict
 from tasks.countdown import Countdown
 

@@ -13,12 +13,12 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tasks
-from harness import models
 from harness.batch import Rollout
 from harness.config import UserError
-from harness.evaluate import EngineLM, Sampler, evaluate, quiet
-from harness.rendering import render
+from harness.rollout import models
 from harness.rollout.embedded import EmbeddedEngine
+from harness.rollout.rendering import render
+from harness.train.evaluate import EngineLM, Sampler, evaluate, quiet
 from tasks.countdown import Countdown, base_model, parse_key
 from tasks.scoring import metric_list
 

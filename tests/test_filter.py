@@ -16,13 +16,16 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from harness import cell, config, files, filter, matrix, models
+from harness import cell, config, matrix
+from harness.base import files
+from harness.base.task import Problem, Verdict
 from harness.batch import Rollout
 from harness.config import Filter, RolloutConfig, UserError
-from harness.filter import Asker, Pool
-from harness.rendering import Chat
-from harness.verify import TooManyFailures
-from tasks.task import Problem, Verdict
+from harness.rollout import models
+from harness.rollout.rendering import Chat
+from harness.train import filter
+from harness.train.filter import Asker, Pool
+from harness.verify.pool import TooManyFailures
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ from test_ranks import divided, lines, write
 from test_trainer import build, same, weights
 
 from harness import cell, rollout
-from harness.metrics import Stopwatch
-from harness.tokenstats import Head, token_stats
+from harness.tokens.metrics import Stopwatch
+from harness.tokens.stats import Head, token_stats
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import yaml
 
-from harness import files, leaderboard, tracking
+from harness.base import files
+from harness.base.statistics import Estimate
 from harness.config import UserError
-from harness.leaderboard import Expected, Row, rows
-from harness.statistics import Estimate
-from harness.tracking import MetricsLog
+from harness.record import tracking
+from harness.record.tracking import MetricsLog
+from harness.report import table as leaderboard
+from harness.report.table import Expected, Row, rows
 
 PROBLEMS = [f"p{i}" for i in range(6)]
 
@@ -364,5 +366,5 @@ def test_an_unknown_format_is_refused() -> None:
 
 
 def test_it_starts_without_torch_and_mlflow() -> None:
-    code = "import sys, harness.leaderboard; assert not {'torch', 'mlflow', 'scipy'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(leaderboard.__file__).parent.parent)
+    code = "import sys, harness.report.table; assert not {'torch', 'mlflow', 'scipy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(leaderboard.__file__).parents[2])

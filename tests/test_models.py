@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import is_progress_bar_enabled
 
-from harness import models
 from harness.config import UserError
-from harness.models import Model
+from harness.rollout import models
+from harness.rollout.models import Model
 from tasks.countdown import Countdown, base_model, examples
 from tasks.countdown.recipe import Recipe
 

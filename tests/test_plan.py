@@ -21,15 +21,18 @@ import torch
 import transformers
 from rich.console import Console
 
-from harness import cell, config, cost, data, files, matrix, models, plan, rollout
+from harness import cell, config, data, matrix, rollout
+from harness.base import files
+from harness.base.shape import Shape, of_config
 from harness.config import Config, UserError
-from harness.cost import EMBEDDED, Asked, Engine, Memory
-from harness.metrics import Stopwatch
-from harness.plan import GIB, Device, Machine
-from harness.policy import Critic
-from harness.rollout import embedded, vllm
-from harness.shape import Shape, of_config
-from harness.tokenstats import streaming
+from harness.plan import cost
+from harness.plan import estimate as plan
+from harness.plan.cost import EMBEDDED, Asked, Engine, Memory
+from harness.plan.estimate import GIB, Device, Machine
+from harness.rollout import embedded, models, vllm
+from harness.tokens.metrics import Stopwatch
+from harness.tokens.stats import streaming
+from harness.train.policy import Critic
 from tasks.countdown import Countdown
 from tasks.countdown.recipe import Recipe
 

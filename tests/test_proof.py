@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 from harness.batch import Rollout, TokenBatch
 from harness.config import Bounds, Correction
-from harness.metrics import Stopwatch, of_mismatch
-from harness.policy import CellFailure
 from harness.rollout import proof
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.proof import check_log_ratios, check_weights
+from harness.tokens.metrics import Stopwatch, of_mismatch
+from harness.train.policy import CellFailure
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LR = 1e-6

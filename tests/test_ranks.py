@@ -21,12 +21,14 @@ from test_trainer import build, weights
 from torch.multiprocessing import spawn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from harness import cell, config, files, ranks, tokenstats
+from harness import cell, config
+from harness.base import files, ranks
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Hardware, Train
-from harness.metrics import Stopwatch
-from harness.policy import Policy
-from harness.tracking import MetricsLog
+from harness.record.tracking import MetricsLog
+from harness.tokens import stats as tokenstats
+from harness.tokens.metrics import Stopwatch
+from harness.train.policy import Policy
 
 # Critic, reference model, entropy with gradient, a control with a memory, batch statistics: all that ranks may share.
 METHOD = "ppo(kl_coef=0.01)+clip_b(share=0.05)+adaptive_entropy(target=9,delta=0.01,highest=1)"
@@ -92,9 +94,9 @@ def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> 
 def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one_rank_fails.py").write_text(
         "from dataclasses import dataclass\n"
-        "from harness import ranks\n"
+        "from harness.base import ranks\n"
         "from harness.method import Control\n"
-        "from harness.policy import CellFailure\n"
+        "from harness.train.policy import CellFailure\n"
         "@dataclass(frozen=True)\n"
         "class Failing(Control):\n"
         "    def weights(self, old, advantages_T, batch):\n"

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from harness import config, matrix, rollout
+from harness.base.shape import Shape
 from harness.config import UserError
 from harness.rollout.vllm import VllmEngine
-from harness.shape import Shape
 
 SMALL = Shape("qwen2", 100, 64, 2, 2, 2, 32, 128)
 LARGE = Shape("qwen2", 150_000, 896, 24, 14, 2, 64, 4864, tied=True)

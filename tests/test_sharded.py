@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing import spawn
 
-from harness import ranks
+from harness.base import ranks
 from harness.rollout.embedded import EmbeddedEngine
 
 EOS = 3

@@ -8,7 +8,7 @@ import pytest
 from scipy.special import ndtr
 from scipy.stats import t
 
-from harness.statistics import Estimate, crossed_interval, mean_interval, pass_at_k
+from harness.base.statistics import Estimate, crossed_interval, mean_interval, pass_at_k
 
 # Pass@k
 

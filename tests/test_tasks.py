@@ -20,13 +20,15 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 import tasks
-from harness import cell, config, data, matrix, models, verify
+from harness import cell, config, data, matrix
 from harness.config import UserError, Verify
-from harness.evaluate import quiet
-from harness.filter import Asker
-from harness.metrics import Stopwatch
-from harness.rendering import Chat, instructed, render
+from harness.rollout import models
+from harness.rollout.rendering import Chat, instructed, render
+from harness.tokens.metrics import Stopwatch
+from harness.train.evaluate import quiet
+from harness.train.filter import Asker
 from harness.trainer import Trainer
+from harness.verify import pool as verify
 from tasks import Problem, Verdict
 from tasks.countdown import Countdown, base_model
 from tasks.math import INSTRUCTION, held_out
@@ -333,7 +335,9 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     table = tmp_path / "tasks" / "__init__.py"
     start = "TASKS: dict[str, type[Task]] = {\n"
     text = table.read_text().replace(start, start + line)
-    table.write_text(text.replace("from tasks.task import", "from tasks.sums import Sums\nfrom tasks.task import"))
+    table.write_text(
+        text.replace("from harness.base.task import", "from tasks.sums import Sums\nfrom harness.base.task import")
+    )
 
     def entrobench(*arguments: str) -> str:
         environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "COLUMNS": "200"}

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import cli, commands, config, theory
+from harness import cli, commands, config
 from harness.config import UserError
-from harness.explain import batch_of, build
+from harness.study import theory
+from harness.study.explain import batch_of, build
 from harness.trainer import Trainer
 
 REPOSITORY = Path(__file__).parent.parent
@@ -48,7 +49,7 @@ def test_the_derivative_is_that_of_the_entropy_that_is_measured(trainer: Trainer
 
 
 def test_a_quadrant_is_trained_on_alone() -> None:
-    settings = config.load("demo", [*SMALL, "plugins=[harness.theory]"])
+    settings = config.load("demo", [*SMALL, "plugins=[harness.study.theory]"])
     for keep in theory.QUADRANTS:
         trained = build(settings, f"grpo+quadrant(keep={keep})", "unused")
         batch = batch_of(trained, 1)

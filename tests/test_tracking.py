@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from harness import files, tracking
+from harness.base import files
 from harness.config import UserError
-from harness.tracking import MetricsLog
+from harness.record import tracking
+from harness.record.tracking import MetricsLog
 
 CELL = "0123456789ab"
 
@@ -406,10 +407,11 @@ def test_a_first_use_is_silent_and_leaves_nothing_in_the_working_directory(tmp_p
     set_state(folder, "done", durable=1)
     (tmp_path / "here").mkdir()
     code = (
-        "import sys; from pathlib import Path; from harness import tracking; assert 'mlflow' not in sys.modules; "
+        "import sys; from pathlib import Path; from harness.record import tracking; "
+        "assert 'mlflow' not in sys.modules; "
         f"tracking.sync(Path({str(folder)!r}), 'sqlite:///results/mlflow.db'); assert 'torch' not in sys.modules"
     )
-    root = str(Path(tracking.__file__).parent.parent)
+    root = str(Path(tracking.__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", "-c", code],
         cwd=tmp_path / "here",

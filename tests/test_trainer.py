@@ -13,8 +13,8 @@ import torch
 from harness import cell, config, matrix
 from harness.batch import Rollout, TokenBatch
 from harness.config import UserError
-from harness.metrics import Stopwatch
-from harness.policy import CellFailure, Policy, check_vocabulary
+from harness.tokens.metrics import Stopwatch
+from harness.train.policy import CellFailure, Policy, check_vocabulary
 from harness.trainer import Trainer
 
 SHORT = [

@@ -22,10 +22,11 @@ from pathlib import Path
 import pytest
 from golden import hostile, triples
 
-from harness import config, verify
+from harness import config
+from harness.base.task import Verdict
 from harness.batch import Rollout
-from harness.verify import Alongside, TooManyFailures, Verifier, check_failures, extract, integer
-from tasks.task import Verdict
+from harness.verify import pool as verify
+from harness.verify.pool import Alongside, TooManyFailures, Verifier, check_failures, extract, integer
 
 GOLDEN = list(triples())
 SLOW = r"\boxed{\Gamma(10^{10})}"  # 10^10 multiplications
@@ -260,7 +261,7 @@ def test_hostile_answers_cost_their_own_verdict(
     with Verifier(workers=2, limit_s=1.0) as verifier:
         verifier.verdicts(boxed("1+4", "2+3"))
         before = [running(worker) for worker in verifier.workers]
-        with caplog.at_level(logging.WARNING, "harness.verify"):
+        with caplog.at_level(logging.WARNING, "harness.verify.pool"):
             found = verifier.verdicts(pairs)
         assert found == [expected for _, expected in asked]
         assert verifier.verdicts(boxed("10/2")) == [Verdict.RIGHT]
@@ -309,7 +310,7 @@ def test_a_worker_that_cannot_start_is_no_verdict(monkeypatch: pytest.MonkeyPatc
 
 def in_judge(code: str) -> str:
     """What this code prints in a process like that of a worker."""
-    prelude = "import json, resource, math_verify.grader, sympy; from harness import judge\n"
+    prelude = "import json, resource, math_verify.grader, sympy; from harness.verify import judge\n"
     return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, check=True).stdout
 
 
@@ -348,7 +349,7 @@ def test_workers_end_with_their_caller() -> None:
         [
             sys.executable,
             "-c",
-            "import os, threading; from harness.verify import Verifier\n"
+            "import os, threading; from harness.verify.pool import Verifier\n"
             "verifier = Verifier(workers=1, limit_s=1.0)\n"
             "verifier.verdicts([('5', r'\\boxed{1+4}')])\n"
             "print(verifier.workers[0].process.pid, flush=True)\n"

@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from harness import files
+from harness.base import files
 from harness.config import UserError, nearest
 from harness.data import clean, overlap, sources
 

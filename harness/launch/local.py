@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Protocol
 
-from harness import files
+from harness.base import files
 from harness.matrix import Cell
 
 

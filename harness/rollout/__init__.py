@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from packaging.requirements import Requirement
 
+from harness.base.shape import ARCHITECTURES, Shape
 from harness.config import Hardware, UserError
-from harness.shape import ARCHITECTURES, Shape
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from harness import ranks
+from harness.base import ranks
+from harness.base.shape import ARCHITECTURES
 from harness.batch import Rollout
 from harness.config import UserError, at_least, one_of
 from harness.rollout import OnGroup
-from harness.shape import ARCHITECTURES
-from harness.tokenstats.product import product
+from harness.tokens.stats.product import product
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

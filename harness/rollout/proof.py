@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from harness import ranks
+from harness.base import ranks
 from harness.config import Bounds
-from harness.policy import CellFailure
 from harness.rollout import Engine
+from harness.train.policy import CellFailure
 
 WIDTH = 16  # columns of each parameter: neighbours, which cost no more than one
 NAMED = 3  # parameters that an error names

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from harness import ranks
+from harness.base import ranks
 from harness.batch import Rollout
 from harness.rollout import OnGroup, Sampling
 

@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness import ranks
+from harness.base import ranks
+from harness.base.shape import Shape, of_config
 from harness.batch import Rollout
 from harness.config import UserError, at_least
 from harness.rollout import OnGroup, check_vllm
-from harness.shape import Shape, of_config
 
 if TYPE_CHECKING:
     from torch import nn

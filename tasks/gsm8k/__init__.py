@@ -1,7 +1,7 @@
 from typing import ClassVar
 
+from harness.base.task import SPLITS
 from tasks.math import Trained
-from tasks.task import SPLITS
 
 
 class GSM8K(Trained):

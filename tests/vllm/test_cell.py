@@ -13,8 +13,10 @@ import pytest
 import torch
 import yaml
 
-from harness import cell, config, files, theory
+from harness import cell, config
+from harness.base import files
 from harness.rollout.vllm import VllmEngine
+from harness.study import theory
 from harness.trainer import Trainer
 
 SHORT = ["train.steps=4", "train.prompts=8", "train.group=8", "train.lr=1e-3", "checkpoint.every=2"]
@@ -84,7 +86,7 @@ def test_what_draws_from_the_process_draws_by_the_seed(seed: int, tmp_path: Path
 
 
 def test_dynamics_may_ask_one_engine_after_the_other(tmp_path: Path) -> None:
-    given = ["rollout.engine=vllm", "hardware.cache_gib=0.1", "seeds=[0]", "plugins=[harness.theory]", *SHORT]
+    given = ["rollout.engine=vllm", "hardware.cache_gib=0.1", "seeds=[0]", "plugins=[harness.study.theory]", *SHORT]
     settings = config.load("smoke", given)
     embedded = config.load("smoke", [*given, "rollout.engine=embedded"])
     found, expected = (theory.masks(each, 1, tmp_path / each.rollout.engine) for each in (settings, embedded))

@@ -13,10 +13,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from harness.batch import TokenBatch
 from harness.config import Hardware, Train, UserError
-from harness.policy import Policy
 from harness.rollout import CPU_HEADS, VLLM_ARCHITECTURES
 from harness.rollout.proof import check_weights
 from harness.rollout.vllm import VllmEngine
+from harness.train.policy import Policy
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -11,8 +11,8 @@ from math import ceil
 
 import tasks
 from harness import data
+from harness.base.shape import Shape
 from harness.config import Config
-from harness.shape import Shape
 
 FLOAT = 4  # bytes of float32, in which master weights, gradients, moments and statistics are kept
 

@@ -16,14 +16,16 @@ from rich.table import Table
 
 import baselines
 import tasks
-from harness import cost, data, models, rollout
+from harness import data, rollout
+from harness.base.shape import ARCHITECTURES, Shape
 from harness.config import Config
-from harness.cost import SPEEDS, Asked, Engine, Memory
+from harness.launch.progress import duration
 from harness.matrix import Cell, Progress
 from harness.method import Method
-from harness.models import Model
-from harness.progress import duration
-from harness.shape import ARCHITECTURES, Shape
+from harness.plan import cost
+from harness.plan.cost import SPEEDS, Asked, Engine, Memory
+from harness.rollout import models
+from harness.rollout.models import Model
 
 STATES = ("done", "running", "stale", "failed", "planned")
 GIB = 2**30

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from harness import ranks
-from harness.files import atomic
+from harness.base import ranks
+from harness.base.files import atomic
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """The process that judges answers: is this LaTeX equal to that one, by math-verify and sympy?
 
-Started by harness.verify as `python -m harness.judge LIMIT_S MEMORY`, and imported by nothing else. It loads sympy once
-and forks. The child reads one question a line; the kernel's timer may kill it at any moment, or its memory may run out.
-The parent, which sees no answers, then says so in its place, and forks the next child in a few milliseconds.
+Started by harness.verify.pool as `python -m harness.verify.judge LIMIT_S MEMORY`, and imported by nothing else. It
+loads sympy once and forks. The child reads one question a line; the kernel's timer may kill it at any moment, or its
+memory may run out. The parent, which sees no answers, then says so in its place, and forks the next child in a few
+milliseconds.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from harness import ranks
+from harness.base import ranks
 from harness.batch import TokenBatch, TokenStats
 from harness.config import Hardware, Train, UserError
-from harness.tokenstats import Head, token_stats
+from harness.tokens.stats import Head, token_stats
 
 
 class CellFailure(Exception):

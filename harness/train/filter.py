@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from harness import files, registry, seeds
+from harness.base import files, registry, seeds
+from harness.base.task import Problem, Task, Verdict
 from harness.config import Filter, RolloutConfig, UserError
-from harness.rendering import PLAIN, Chat, render
-from harness.verify import check_failures
-from tasks.task import Problem, Task, Verdict
+from harness.rollout.rendering import PLAIN, Chat, render
+from harness.verify.pool import check_failures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

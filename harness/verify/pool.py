@@ -1,7 +1,7 @@
 r"""Verdicts on answers: what stands in the last \boxed{} of a response against the gold answer.
 
 Integers, and answers that are written alike, are judged here and now. All others go to worker processes
-(harness/judge.py), each of which may hang, crash or run out of memory at the cost of one verdict.
+(harness/verify/judge.py), each of which may hang, crash or run out of memory at the cost of one verdict.
 docs/verification.md says what counts as equal.
 """
 # ruff: noqa: RUF001  letters that look like others are what it reads
@@ -29,8 +29,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from harness.base.task import Verdict
 from harness.config import Verify as Settings
-from tasks.task import Verdict
 
 if TYPE_CHECKING:
     from harness.batch import Rollout
@@ -239,7 +239,7 @@ def legible(answer: str) -> bool:
 
 
 class Worker:
-    """A process of harness/judge.py, started when it is first asked."""
+    """A process of harness/verify/judge.py, started when it is first asked."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -264,10 +264,10 @@ class Worker:
 
     def start(self) -> None:
         # A session of its own, so that an interrupt from the terminal is for the caller alone.
-        root = str(Path(__file__).parent.parent)
+        root = str(Path(__file__).parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "harness.judge", str(self.limit_s), str(MEMORY)],
+            [sys.executable, "-P", "-m", "harness.verify.judge", str(self.limit_s), str(MEMORY)],
             bufsize=0,  # a reply too many must stay where poll sees it
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tasks.task import Task
+from harness.base.task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

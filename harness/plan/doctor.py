@@ -17,9 +17,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness import data, files, plan, tracking
+from harness import data
+from harness.base import files
 from harness.config import Config, UserError
-from harness.plan import GIB, Device, Machine
+from harness.plan import estimate as plan
+from harness.plan.estimate import GIB, Device, Machine
+from harness.record import tracking
 
 PYTHONS = ("3.11", "3.12")
 LIMIT_S = 120.0  # of one trial; importing vLLM from a cold disk takes a good part of a minute
@@ -103,8 +106,8 @@ def attempt(what: str, device: str, uri: str) -> None:
 
 
 def tried(what: str, device: str, uri: str, limit_s: float = LIMIT_S) -> Finding:
-    code = f"from harness import doctor; doctor.attempt({what!r}, {device!r}, {uri!r})"
-    paths = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    code = f"from harness.plan import doctor; doctor.attempt({what!r}, {device!r}, {uri!r})"
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     failing, remedy = TRIALS[what].without, TRIALS[what].remedy
     try:

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from harness import ranks
+from harness.base import ranks
 from harness.batch import Rollout, TokenBatch
 from harness.config import Correction
-from harness.correction import beyond, log_ratios
 from harness.method import Objective, Signal
+from harness.tokens.correction import beyond, log_ratios
 
 LARGEST_LOG_RATIO = 80.0  # whose exponential and its square are still numbers
 

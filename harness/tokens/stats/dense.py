@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from harness.tokenstats.product import wide
+from harness.tokens.stats.product import wide
 
 if TYPE_CHECKING:
-    from harness.tokenstats import Columns, Head
+    from harness.tokens.stats import Columns, Head
 
 
 def statistics(

@@ -16,11 +16,11 @@ import yaml
 from filelock import FileLock
 
 import tasks
-from harness import registry
+from harness.base import registry
+from harness.base.files import default_cache
+from harness.base.shape import Shape, of_config
 from harness.config import CONFIGS, UserError, nearest, typed
-from harness.files import default_cache
-from harness.rendering import PLAIN, Chat
-from harness.shape import Shape, of_config
+from harness.rollout.rendering import PLAIN, Chat
 from tasks.countdown import Countdown
 from tasks.countdown.recipe import VERSION, Recipe
 

@@ -9,9 +9,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from harness import tracking
 from harness.config import UserError
 from harness.matrix import Cell
+from harness.record import tracking
 
 QUIET_SECONDS = 30  # between two lines where there is no terminal to redraw
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness import ranks
+from harness.base import ranks
 from harness.batch import TokenBatch, TokenStats
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.batch import TokenStats
-from harness.tokenstats import dense, streaming
+from harness.tokens.stats import dense, streaming
 
 Columns = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]  # the first fields of TokenStats
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from harness.tokenstats.product import product, widened
+from harness.tokens.stats.product import product, widened
 
 if TYPE_CHECKING:
-    from harness.tokenstats import Columns, Head
+    from harness.tokens.stats import Columns, Head
 
 BLOCK = {"cpu": (2**7, 2**10), "cuda": (2**11, 2**14)}  # tokens x vocabulary; on a CPU it stays near the core
 FAR = -1e4  # further than this below the maximum, exp is 0

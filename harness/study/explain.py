@@ -19,12 +19,13 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 import baselines
-from harness import cell, dynamics
+from harness import cell
 from harness.batch import TokenBatch, TokenStats
 from harness.config import Config, UserError
-from harness.dynamics import Row
 from harness.method import Method
-from harness.metrics import Stopwatch
+from harness.tokens import dynamics
+from harness.tokens.dynamics import Row
+from harness.tokens.metrics import Stopwatch
 from harness.trainer import Trainer
 from tasks import Verdict
 

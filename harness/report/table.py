@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness import files
+from harness.base import files
+from harness.base.statistics import Estimate, Floats, crossed_interval, mean_interval, pass_at_k
 from harness.config import UserError, one_of
-from harness.statistics import Estimate, Floats, crossed_interval, mean_interval, pass_at_k
-from harness.tracking import store
+from harness.record.tracking import store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

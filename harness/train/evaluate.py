@@ -22,11 +22,12 @@ from lm_eval.evaluator import evaluate as lm_evaluate
 from lm_eval.tasks import TaskManager
 
 import tasks
-from harness import data, files, seeds
+from harness import data
+from harness.base import files, seeds
 from harness.config import UserError
-from harness.rendering import PLAIN, Chat, render
 from harness.rollout import Sampling
-from harness.verify import check_failures
+from harness.rollout.rendering import PLAIN, Chat, render
+from harness.verify.pool import check_failures
 from tasks import Task, Verdict
 from tasks.scoring import dataset_of, metric_list, score_of
 

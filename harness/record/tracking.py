@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from filelock import FileLock
 
-from harness import files
+from harness.base import files
 from harness.config import UserError
 
 if TYPE_CHECKING:

@@ -19,20 +19,21 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import tasks
-from harness import files, registry, rollout
+from harness import rollout
+from harness.base import files, registry
+from harness.base.shape import of_config
+from harness.base.statistics import Estimate, mean_interval
 from harness.batch import Rollout
 from harness.cell import device_of
 from harness.config import Config, Hardware, Verify, at_least
-from harness.evaluate import Evaluation, Sampler, evaluate
-from harness.leaderboard import shown
-from harness.models import Model
-from harness.policy import context_of, load_model
-from harness.rendering import instructed
+from harness.report.table import shown
 from harness.rollout import Sampling
 from harness.rollout.embedded import EmbeddedEngine
+from harness.rollout.models import Model
 from harness.rollout.proof import check_weights
-from harness.shape import of_config
-from harness.statistics import Estimate, mean_interval
+from harness.rollout.rendering import instructed
+from harness.train.evaluate import Evaluation, Sampler, evaluate
+from harness.train.policy import context_of, load_model
 from tasks import Task
 from tasks.scoring import powers_of_two
 

@@ -23,15 +23,16 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from harness import dynamics, files
+from harness.base import files
 from harness.batch import TokenBatch, TokenStats
 from harness.config import Config, UserError
-from harness.explain import PLAIN, batch_of, build
 from harness.method import Control
-from harness.metrics import Stopwatch
-from harness.policy import Policy, head_of, hidden_states, targets
-from harness.report import Series, plot
-from harness.tokenstats import Head, token_stats
+from harness.report.page import Series, plot
+from harness.study.explain import PLAIN, batch_of, build
+from harness.tokens import dynamics
+from harness.tokens.metrics import Stopwatch
+from harness.tokens.stats import Head, token_stats
+from harness.train.policy import Policy, head_of, hidden_states, targets
 from harness.trainer import Trainer
 
 Rows = list[dict[str, Any]]
@@ -62,7 +63,7 @@ METHODS = {"quadrant": Quadrant}
 def measure(config: Config, steps: int) -> dict[str, Rows]:
     if steps < 1:
         raise UserError(f"--steps is {steps}; allowed: 1 and more")
-    config = dataclasses.replace(config, plugins=[*config.plugins, "harness.theory"])
+    config = dataclasses.replace(config, plugins=[*config.plugins, "harness.study.theory"])
     with tempfile.TemporaryDirectory() as folder:
         entropies = masks(config, steps, Path(folder))
         trainer = build(config, PLAIN, folder)
