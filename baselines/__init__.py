@@ -14,7 +14,7 @@ from baselines.clip_v import ClipV
 from baselines.entropy_bonus import EntropyBonus
 from baselines.grpo import Grpo
 from baselines.ppo import Ppo
-from harness.config import UserError
+from harness.base.errors import UserError
 from harness.method import Component, Control, Objective
 
 METHODS: dict[str, type[Component]] = {

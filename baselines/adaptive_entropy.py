@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from harness.config import UserError, at_least
+from harness.base.errors import UserError, at_least
 from harness.method import Control
 
 if TYPE_CHECKING:

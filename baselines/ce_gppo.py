@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from baselines.grpo import Grpo
-from harness.config import at_least
+from harness.base.errors import at_least
 
 if TYPE_CHECKING:
     from torch import Tensor

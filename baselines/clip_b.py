@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.config import UserError, at_least, one_of
-from harness.method import Control, fraction
+from harness.base.errors import UserError, at_least, fraction, one_of
+from harness.method import Control
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from baselines.clip_b import ClipB, harm
-from harness.method import fraction
+from harness.base.errors import fraction
 
 if TYPE_CHECKING:
     from torch import Tensor

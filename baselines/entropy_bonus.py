@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.config import at_least
+from harness.base.errors import at_least
 from harness.method import Control
 
 if TYPE_CHECKING:

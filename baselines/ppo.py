@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.config import at_least
-from harness.method import Objective, fraction
+from harness.base.errors import at_least, fraction
+from harness.method import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,18 +22,20 @@ from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once,
 
 import baselines
 import tasks
-from harness import rollout
 from harness.base import files, ranks
-from harness.config import Config, UserError, typed
+from harness.base.errors import CellFailure, UserError
+from harness.base.schema import typed
+from harness.config import Config
 from harness.method import Method
-from harness.record.tracking import MetricsLog
-from harness.rollout import models
+from harness.record.log import MetricsLog
+from harness.rollout import choice, models
 from harness.rollout.proof import check_weights
 from harness.rollout.rendering import instructed
 from harness.rollout.together import led
 from harness.train.filter import Asker, pool
-from harness.train.policy import CellFailure, Critic, Policy, check_vocabulary
+from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.trainer import Trainer
+from harness.verify import failures
 from harness.verify import pool as verify
 
 
@@ -64,8 +66,8 @@ def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = pri
         critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware)
     tokenizer = AutoTokenizer.from_pretrained(base)
     check_vocabulary(tokenizer, policy.module, base)
-    chosen = rollout.resolve(config.rollout.engine, device, model.shape())
-    engine = rollout.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
+    chosen = choice.resolve(config.rollout.engine, device, model.shape())
+    engine = choice.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
     torch.manual_seed(record["seed"])  # after the engine, since vLLM seeds what all of the process draw from
     task = instructed(tasks.build(record["task"]), model.chat)
     if config.train.filter is not None:
@@ -155,7 +157,7 @@ def run(folder: Path) -> None:
                     trainer.tokenizer.save_pretrained(folder / "model")
                 check_complete(trainer)
                 save(state="done")
-    except (CellFailure, verify.TooManyFailures, UserError) as failure:
+    except (CellFailure, failures.TooManyFailures, UserError) as failure:
         fail(str(failure))
         sys.exit(f"failed: {failure}")
     except Exception as error:  # whatever it is, it ends this cell alone, with its name and the full story in the log

@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, floor, inf
 from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+
+from harness.base.errors import UserError, at_least, nearest, one_of
+from harness.base.schema import typed
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-
-
-class UserError(ValueError):
-    """A mistake that the user can mend: one clear sentence, exit code 2, no traceback."""
-
-
-def nearest(name: str, allowed: Iterable[str]) -> str:
-    """The end of an error sentence: what is allowed, and the closest name if one is close."""
-    names = sorted(allowed)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"allowed: {', '.join(names)}{hint}"
-
-
-def one_of(key: str, value: str, allowed: Iterable[str]) -> None:
-    if value not in allowed:
-        raise UserError(f"{key} is {value!r}; {nearest(str(value), allowed)}")
-
-
-def at_least(low: float, **values: float | None) -> None:
-    for key, value in values.items():
-        if value is not None and value < low:
-            raise UserError(f"{key} is {value}; allowed: {low} and more")
 
 
 @dataclass
@@ -198,9 +176,6 @@ class Config:
 
 BY_TASK = ("problems", "samples", "k", "temperature")  # what an evaluation task may have of its own
 
-# Asked for often, and wrong here: the log-probabilities that are trained are those of the untruncated softmax.
-TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
-
 
 def find(name: str, folder: Path = CONFIGS) -> Path:
     """A path as it is, or the name of a file in configs/."""
@@ -213,40 +188,6 @@ def find(name: str, folder: Path = CONFIGS) -> Path:
     if name not in shipped:
         raise UserError(f"no configuration is called {name!r}; {nearest(name, shipped)}, or the path of a YAML file")
     return shipped[name]
-
-
-def section(schema: Any, key: str) -> Any:
-    """The dataclass under a key, with its defaults where the schema has none yet; None under any other key."""
-    hint = get_type_hints(schema if isinstance(schema, type) else type(schema))[key]
-    kinds = (kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and dataclasses.is_dataclass(kind))
-    return next((kind() for kind in kinds), None)
-
-
-def refuse_unknown_keys(given: Any, schema: Any, prefix: str = "") -> None:
-    known = {f.name: f for f in dataclasses.fields(schema)}
-    for key, value in given.items():
-        if prefix == "rollout." and key in TRUNCATED_SAMPLING:
-            raise UserError(
-                f"rollout.{key} is {value!r}, but training samples by temperature alone (allowed: "
-                "rollout.temperature), since a truncated sampler is another policy than the one that is trained"
-            )
-        if key not in known:
-            raise UserError(f"unknown key {prefix}{key}; {nearest(str(key), known)}")
-        child = section(schema, str(key))
-        if child is not None and (value is not None or getattr(schema, str(key)) is not None):
-            if not isinstance(value, dict):
-                raise UserError(f"{prefix}{key} is {value!r}; it must be a mapping of keys")
-            refuse_unknown_keys(value, child, f"{prefix}{key}.")
-
-
-def typed(schema: Any, given: dict[str, Any], where: str) -> Any:
-    """`given` laid over the defaults of the dataclass `schema` (or its class), with names and types checked."""
-    refuse_unknown_keys(given, schema, where)
-    try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given))
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or ""
-        raise UserError(f"{where}{key}: {str(error).splitlines()[0]}") from error
 
 
 def with_base(path: Path) -> list[Any]:

@@ -17,11 +17,12 @@ from filelock import FileLock, Timeout
 
 import baselines
 import tasks
-from harness import rollout
 from harness.base import files, registry
-from harness.config import Config, UserError, nearest
+from harness.base.errors import UserError, nearest
+from harness.config import Config
 from harness.method import Method
-from harness.rollout import models
+from harness.record.log import last_metrics
+from harness.rollout import choice, models
 from tasks import check_split
 
 MARKER = "matrix.json"
@@ -60,7 +61,7 @@ class Cell:
         responses are drawn, so it belongs to who the cell is."""
         given = self.config.rollout
         shape = models.resolve(self.model).shape()
-        engine = rollout.resolve(given.engine, self.config.hardware.device, shape)
+        engine = choice.resolve(given.engine, self.config.hardware.device, shape)
         return dataclasses.replace(self.config, rollout=dataclasses.replace(given, engine=engine))
 
     @cached_property
@@ -124,17 +125,6 @@ def locked(folder: Path) -> bool:
             return False
     except Timeout:
         return True
-
-
-def last_metrics(folder: Path) -> dict[str, Any]:
-    """The last whole line of metrics.jsonl."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return {}
-    with open(path, "rb") as file:
-        file.seek(max(path.stat().st_size - 2**16, 0))
-        lines = file.read().split(b"\n")[:-1]
-    return json.loads(lines[-1]) if lines else {}
 
 
 def cells(config: Config) -> list[Cell]:

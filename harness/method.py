@@ -13,18 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.base import registry
-from harness.config import UserError, at_least, one_of
+from harness.base.errors import UserError, at_least, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from harness.batch import TokenBatch, TokenStats
-
-
-def fraction(**values: float | None) -> None:
-    for key, value in values.items():
-        if value is not None and not 0 <= value <= 1:
-            raise UserError(f"{key} is {value}; allowed: 0 to 1")
 
 
 @dataclass(frozen=True)

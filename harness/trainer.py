@@ -12,13 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness import data
 from harness.base import files, ranks, seeds
+from harness.base.errors import CellFailure
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Config
+from harness.data import sets
 from harness.method import Method, Signal
-from harness.record.tracking import MetricsLog
-from harness.rollout import Engine, OnGroup, Sampling, proof
+from harness.record.log import MetricsLog
+from harness.rollout import proof
+from harness.rollout.protocol import Engine, OnGroup, Sampling
 from harness.rollout.rendering import Chat, render
 from harness.rollout.together import led
 from harness.tokens import dynamics, metrics
@@ -27,8 +29,9 @@ from harness.tokens.metrics import Stopwatch
 from harness.train import checkpoint
 from harness.train.evaluate import Sampler, evaluate
 from harness.train.filter import Pool
-from harness.train.policy import CellFailure, Critic, Policy, context_of
-from harness.verify.pool import Alongside, TooManyFailures, check_failures
+from harness.train.policy import Critic, Policy, context_of
+from harness.verify.alongside import Alongside
+from harness.verify.failures import TooManyFailures, check_failures
 from tasks import Problem, Task, Verdict
 
 # Before the first update of a step the policy is the one that `old` came from, so the ratio is 1 up to rounding: for
@@ -279,7 +282,7 @@ class Trainer:
                     "right": result.right,
                     "verdicts": result.verdicts,
                     "metrics": result.metrics,
-                    "flags": result.flags if self.task.name == data.TRAINED else [],
+                    "flags": result.flags if self.task.name == sets.TRAINED else [],
                 },
             )
             files.write_lines(self.folder / "samples" / f"evaluate-{name}.jsonl", result.samples)

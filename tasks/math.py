@@ -30,9 +30,9 @@ class Math:
         return f"{problem}\n\n{self.instruction}" if self.instruction else problem
 
     def rows(self, split: str) -> list[dict[str, str]]:
-        from harness import data
+        from harness.data import cache
 
-        return data.rows(self.name, split)
+        return cache.rows(self.name, split)
 
     def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
         from harness.verify import pool as verify

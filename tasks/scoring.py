@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tasks
 from harness.base.statistics import pass_at_k
 from harness.base.task import Problem, Task, Verdict
-from harness.verify.pool import extract, integer, spelling, tidy
+from harness.verify.text import extract, integer, spelling, tidy
 
 if TYPE_CHECKING:
     from datasets import Dataset

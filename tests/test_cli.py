@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from places import REPOSITORY
 
-from harness import rollout
+from harness.rollout import choice
 
-REPOSITORY = Path(__file__).parent.parent
 SHORT = [
     "methods=[grpo,clip_b]",
     "seeds=[0,1]",
@@ -168,7 +168,7 @@ def test_one_failing_cell_is_one_row(tmp_path: Path) -> None:
     assert {row["method"]: row["seeds_done"] for row in rows} == {"grpo": 1, "broken": 0}
 
 
-@pytest.mark.skipif(rollout.installed() is not None, reason="vLLM is installed here")
+@pytest.mark.skipif(choice.installed() is not None, reason="vLLM is installed here")
 def test_a_matrix_whose_engine_is_missing_does_not_begin(tmp_path: Path) -> None:
     result = entrobench("run", "demo", "rollout.engine=vllm", cwd=tmp_path, code=2)
     assert "vLLM is not installed here; install entrobench[" in result.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from harness import config, matrix
 from harness.base import registry
-from harness.config import UserError
+from harness.base.errors import UserError
 
 
 @pytest.mark.parametrize("path", sorted(config.CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -175,8 +175,8 @@ def test_identity_is_what_defines_the_result() -> None:
 
 def test_planning_and_reporting_start_without_torch() -> None:
     code = (
-        "import sys; from harness import cli, commands, config, matrix; "
-        "from harness.base import statistics; from harness.report import table; "
+        "import sys; from harness import cli, config, matrix; cli.parser(); "
+        "from harness.base import statistics; from harness.report import leaderboard; "
         "matrix.cells(config.load('demo')); "
         "heavy = {'torch', 'transformers', 'lm_eval', 'mlflow', 'datasets', 'matplotlib'} & set(sys.modules); "
         "sys.exit(f'loaded {heavy}' if heavy else 0)"

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_ranks import divided, lines, write
-from test_trainer import build, same, weights
+from cells import divided, lines, write
+from trainers import build, same, weights
 
-from harness import cell, rollout
+from harness import cell
+from harness.rollout import choice
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.stats import Head, token_stats
 
@@ -65,7 +66,7 @@ def test_logits_are_not_rounded_to_bfloat16(backend: str) -> None:
     torch.testing.assert_close(hidden_TD.grad.double().cpu(), expected_TD, rtol=2e-2, atol=5e-2)
 
 
-@pytest.mark.skipif(rollout.installed() is None, reason="needs the package vllm")
+@pytest.mark.skipif(choice.installed() is None, reason="needs the package vllm")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_matrix_on_vllm_rests_wakes_and_samples_from_what_is_trained(dtype: str, tmp_path: Path) -> None:
     """Cells prove their weights after each load, and stop where log-probabilities differ."""

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from places import REPOSITORY
 
 from harness import cli, config, matrix
+from harness.commands.common import load
 
-REPOSITORY = Path(__file__).parent.parent
 README = (REPOSITORY / "README.md").read_text()
 COMMANDS = re.findall(r"^    ((?:entrobench|make) .+?)(?:  +#.*)?$", README, re.MULTILINE)
 FENCED = dict(re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
@@ -27,7 +28,7 @@ def test_commands_mean_something(command: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "my_methods", raising=False)  # the documentation's example has the same name
     arguments = cli.parse(shlex.split(command)[1:])
     if hasattr(arguments, "config"):
-        assert matrix.cells(cli.load(arguments))
+        assert matrix.cells(load(arguments))
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make")])

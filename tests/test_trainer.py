@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from trainers import build, records, same, weights
 
 from harness import cell, config, matrix
+from harness.base.errors import CellFailure, UserError
 from harness.batch import Rollout, TokenBatch
-from harness.config import UserError
 from harness.tokens.metrics import Stopwatch
-from harness.train.policy import CellFailure, Policy, check_vocabulary
-from harness.trainer import Trainer
-
-SHORT = [
-    "train.steps=4",
-    "train.prompts=8",
-    "train.updates=2",
-    "train.group=8",
-    "train.warmup_steps=0",
-    "train.lr=1e-3",
-    "checkpoint.every=2",
-]
-SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=0"]
-
-
-def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
-    torch.set_num_threads(1)
-    settings = config.load("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
-    record: dict[str, Any] = {"config": dataclasses.asdict(settings), "method": method, "task": "countdown"}
-    trainer, _ = cell.build({**record, "model": "countdown-tiny", "seed": 0}, folder)
-    trainer.engine.load(trainer.policy.module)
-    return trainer
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    """All that was logged, without what a clock says."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {"step": line["step"], **{k: v for k, v in line["metrics"].items() if not k.startswith("time/")}}
-        for line in lines
-    ]
-
-
-def weights(trainer: Trainer) -> list[torch.Tensor]:
-    return [p.detach().clone() for learner in trainer.learners().values() for p in learner.module.parameters()]
-
-
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+from harness.train.policy import Policy, check_vocabulary
 
 
 @pytest.mark.parametrize("method", ["grpo+clip_b", "ppo", "adaptive_entropy(target=9,delta=0.01,highest=1)"])

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.common import show
 from harness.batch import Rollout
-from harness.rollout import Engine
 from harness.rollout.embedded import EmbeddedEngine
+from harness.rollout.protocol import Engine
 from harness.rollout.vllm import VllmEngine
 from harness.tokens.stats.product import product
 

@@ -21,7 +21,7 @@ step() { # a file in OUT, and the command whose output it gets
 }
 matrix=(demo-gpu "results=$out/results" "$@")
 step machine.txt python3 -c 'import datetime, platform, torch; print(datetime.datetime.now(datetime.UTC), platform.platform(), "torch", torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA")'
-step tests.txt python3 -m pytest -m gpu tests/test_gpu.py tests/test_embedded_engine.py
+step tests.txt python3 -m pytest -m gpu tests/test_gpu.py tests/rollout/test_embedded_engine.py
 if python3 -c 'import vllm' 2> /dev/null; then
     step engine.txt python3 -m benchmarks.gpu.engine
 fi

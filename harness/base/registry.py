@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from harness.config import UserError, nearest, typed
+from harness.base.errors import UserError, nearest
+from harness.base.schema import typed
 
 T = TypeVar("T")
 QUOTED_OR_ONE = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|.""", re.DOTALL)

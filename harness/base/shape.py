@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.config import UserError, at_least
+from harness.base.errors import UserError, at_least
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")  # model_type of those that the embedded engine decodes
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
-from harness.config import UserError, one_of
+from harness.base.errors import UserError, one_of
 
 
 class Verdict(StrEnum):

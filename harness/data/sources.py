@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from harness.config import UserError, nearest
+from harness.base.errors import UserError, nearest
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
 BATCH = 65_536  # rows of a Parquet file in memory at once

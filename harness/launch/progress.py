@@ -9,16 +9,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from harness.config import UserError
+from harness.base.errors import UserError
+from harness.base.units import duration
 from harness.matrix import Cell
-from harness.record import tracking
+from harness.record import log, sync
 
 QUIET_SECONDS = 30  # between two lines where there is no terminal to redraw
-
-
-def duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {seconds:02d} s"
 
 
 class LiveView:
@@ -79,12 +75,12 @@ class LiveView:
         """Bring MLflow up to the last checkpoint; that it is away costs one warning and nothing else."""
         if self.store_away:
             return
-        step = tracking.durable_step(cell.folder)
+        step = log.durable_step(cell.folder)
         if not last and step <= self.fed.get(cell.key, -1):
             return
         self.fed[cell.key] = step
         try:
-            tracking.sync(cell.folder, self.uri)
+            sync.sync(cell.folder, self.uri)
         except UserError as error:
             self.store_away = True
             self.console.print(

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import ceil
 
 import tasks
-from harness import data
 from harness.base.shape import Shape
 from harness.config import Config
+from harness.data import cache, sets
 
 FLOAT = 4  # bytes of float32, in which master weights, gradients, moments and statistics are kept
 
@@ -85,11 +85,11 @@ def filtered(config: Config) -> dict[str, Asked]:
 
 def number_of(task: tasks.Task, split: str) -> tuple[int, bool]:
     """The problems of a split at most, and whether that is known or assumed."""
-    if task.name not in data.SETS:
+    if task.name not in sets.SETS:
         return len(task.problems(split)), True
-    card = data.find_card(task.name)
+    card = cache.find_card(task.name)
     part = "test" if split == "test" else "train"  # of which validation is a part
-    stated = card["problems"].get(part) if card else data.SETS[task.name].splits[part].problems
+    stated = card["problems"].get(part) if card else sets.SETS[task.name].splits[part].problems
     return (stated, True) if stated else (UNKNOWN_SET, False)
 
 
@@ -277,3 +277,18 @@ def seconds(shape: Shape, config: Config, needs: frozenset[str], size: int, spee
 
     step = generation(trained(config)) + updating(shape, config, needs, speed)
     return config.train.steps * step + evaluations(config) * sum(map(generation, scored(config).values()))
+
+
+# The plan
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """One model, trained by the methods that ask for the same."""
+
+    model: str
+    shape: Shape
+    methods: tuple[str, ...]
+    memory: Memory
+    engine: Engine
+    together: int  # sequences of full length that it decodes at once

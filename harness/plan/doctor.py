@@ -17,12 +17,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness import data
 from harness.base import files
-from harness.config import Config, UserError
-from harness.plan import estimate as plan
-from harness.plan.estimate import GIB, Device, Machine
-from harness.record import tracking
+from harness.base.errors import UserError
+from harness.base.units import GIB
+from harness.config import Config
+from harness.data import cache, sets
+from harness.plan.machine import Device, Machine, this_machine
+from harness.record import store
 
 PYTHONS = ("3.11", "3.12")
 LIMIT_S = 120.0  # of one trial; importing vLLM from a cold disk takes a good part of a minute
@@ -74,11 +75,11 @@ def try_vllm(device: str, uri: str) -> str:
 
 
 def try_mlflow(device: str, uri: str) -> str:
-    path = tracking.database(uri)
+    path = store.database(uri)
     if path is not None and not path.exists():
         importlib.import_module("mlflow")
         return f"{path} will be made by the first run"
-    with tracking.store(uri, write=False) as client:
+    with store.store(uri, write=False) as client:
         return f"{path or 'the server'} holds experiments: {len(client.search_experiments())}"
 
 
@@ -168,7 +169,7 @@ def of_folder(what: str, folder: Path, remedy: str) -> Finding:
 
 
 def findings(config: Config) -> list[Finding]:
-    machine = plan.this_machine(config)
+    machine = this_machine(config)
     device = "cuda" if machine.devices else "cpu"
     with ThreadPoolExecutor(len(TRIALS)) as threads:
         trials = list(threads.map(lambda what: tried(what, device, config.tracking_uri), TRIALS))
@@ -176,7 +177,7 @@ def findings(config: Config) -> list[Finding]:
         of_python(platform.python_version()),
         *of_machine(machine),
         *trials,
-        of_sets({name: data.find_card(name) is not None for name in data.SETS}),
+        of_sets({name: cache.find_card(name) is not None for name in sets.SETS}),
         of_folder("cache", files.default_cache(), "set ENTROBENCH_CACHE to a folder that can"),
         of_folder("results", Path(config.results), "choose another results="),
     ]

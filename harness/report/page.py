@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import html
-import io
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-import numpy as np
-from matplotlib.figure import Figure
-
 from harness.base import files
-from harness.config import Config, UserError
+from harness.base.errors import UserError
+from harness.config import Config
 from harness.matrix import Cell
-from harness.record.tracking import MetricsLog
-from harness.report import table as leaderboard
-from harness.report.table import Row
-
-Series = dict[float, list[float]]  # step -> the values of the seeds
+from harness.record.log import MetricsLog
+from harness.report import render
+from harness.report.leaderboard import Row
+from harness.report.plots import Series, plot
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 3rem auto; padding: 0 1rem; color: #222 }
@@ -40,37 +35,6 @@ def series(cells: Sequence[Cell], metric: str) -> dict[str, Series]:
     return found
 
 
-def plot(
-    curves: Mapping[str, Series],
-    title: str,
-    label: str,
-    scale: str = "linear",
-    across: tuple[str, str] = ("step", "linear"),
-) -> str:
-    """Means over seeds, with the range of the seeds as a band, as SVG."""
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    for number, (method, points) in enumerate(curves.items()):
-        steps = sorted(points)
-        colour = f"C{number}"
-        axes.plot(steps, [np.mean(points[s]) for s in steps], color=colour, label=method, linewidth=1.6)
-        axes.fill_between(
-            steps,
-            [min(points[s]) for s in steps],
-            [max(points[s]) for s in steps],
-            color=colour,
-            alpha=0.15,
-            linewidth=0,
-        )
-    axes.set(title=title, xlabel=across[0], xscale=across[1], ylabel=label, yscale=scale)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, ncols=2, fontsize="small")
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "entrobench"}):  # the same curves give the same file
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
-
-
 def write(config: Config, cells: Sequence[Cell], rows: Sequence[Row]) -> Path:
     done = [cell for cell in cells if cell.progress().state == "done"]
     if not done:
@@ -88,12 +52,12 @@ def write(config: Config, cells: Sequence[Cell], rows: Sequence[Row]) -> Path:
     folder = config.folder / "report"
     for name, svg in plots.items():
         files.write_text(folder / f"{name}.svg", svg)
-    header, *body = leaderboard.cells_of(rows)
+    header, *body = render.cells_of(rows)
     table = "".join(
         f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line)}</tr>"
         for tag, line in [("th", header), *(("td", line) for line in body)]
     )
-    notes = "".join(f"<p>{html.escape(note)}</p>" for note in leaderboard.notes(rows))
+    notes = "".join(f"<p>{html.escape(note)}</p>" for note in render.notes(rows))
     inline = "".join(f"<figure>{svg[svg.index('<svg') :]}</figure>" for svg in plots.values())
     page = (
         f"<!doctype html><meta charset=utf-8><title>{html.escape(config.name)}</title><style>{STYLE}</style>"

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from harness.base import ranks
+from harness.base.errors import UserError, at_least, one_of
 from harness.base.shape import ARCHITECTURES
 from harness.batch import Rollout
-from harness.config import UserError, at_least, one_of
-from harness.rollout import OnGroup
+from harness.rollout.protocol import OnGroup
 from harness.tokens.stats.product import product
 
 if TYPE_CHECKING:

@@ -17,9 +17,11 @@ from filelock import FileLock
 
 import tasks
 from harness.base import registry
+from harness.base.errors import UserError, nearest
 from harness.base.files import default_cache
+from harness.base.schema import typed
 from harness.base.shape import Shape, of_config
-from harness.config import CONFIGS, UserError, nearest, typed
+from harness.config import CONFIGS
 from harness.rollout.rendering import PLAIN, Chat
 from tasks.countdown import Countdown
 from tasks.countdown.recipe import VERSION, Recipe

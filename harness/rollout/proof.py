@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from harness.base import ranks
+from harness.base.errors import CellFailure
 from harness.config import Bounds
-from harness.rollout import Engine
-from harness.train.policy import CellFailure
+from harness.rollout.protocol import Engine
 
 WIDTH = 16  # columns of each parameter: neighbours, which cost no more than one
 NAMED = 3  # parameters that an error names

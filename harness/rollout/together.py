@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.base import ranks
 from harness.batch import Rollout
-from harness.rollout import OnGroup, Sampling
+from harness.rollout.protocol import OnGroup, Sampling
 
 Request = dict[str, Any]
 

@@ -22,10 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.base import ranks
+from harness.base.errors import UserError, at_least
 from harness.base.shape import Shape, of_config
 from harness.batch import Rollout
-from harness.config import UserError, at_least
-from harness.rollout import OnGroup, check_vllm
+from harness.rollout.choice import check_vllm
+from harness.rollout.protocol import OnGroup
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,18 +19,19 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import tasks
-from harness import rollout
 from harness.base import files, registry
+from harness.base.errors import at_least
 from harness.base.shape import of_config
 from harness.base.statistics import Estimate, mean_interval
 from harness.batch import Rollout
 from harness.cell import device_of
-from harness.config import Config, Hardware, Verify, at_least
-from harness.report.table import shown
-from harness.rollout import Sampling
+from harness.config import Config, Hardware, Verify
+from harness.report.render import shown
+from harness.rollout import choice
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model
 from harness.rollout.proof import check_weights
+from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import instructed
 from harness.train.evaluate import Evaluation, Sampler, evaluate
 from harness.train.policy import context_of, load_model
@@ -96,12 +97,12 @@ class EngineOnDemand:
         self.device, self.dtype = device_of(Config())
         shape = of_config(json.loads((folder / "config.json").read_text()))
         # vLLM has no room beyond a model's context.
-        self.name = rollout.resolve("embedded" if beyond_context else "auto", self.device, shape)
+        self.name = choice.resolve("embedded" if beyond_context else "auto", self.device, shape)
 
     @cached_property
     def engine(self) -> Sampling:
         if self.name == "vllm":  # which reads the folder itself
-            return rollout.build(self.name, self.folder, self.eos, self.device, self.dtype, Hardware())
+            return choice.build(self.name, self.folder, self.eos, self.device, self.dtype, Hardware())
         model = load_model(self.folder, self.dtype)
         together = side_by_side(model.config, self.device, self.dtype, self.budget)
         engine = EmbeddedEngine(self.eos, self.device, self.dtype, together)

@@ -20,8 +20,9 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 import baselines
 from harness import cell
+from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
-from harness.config import Config, UserError
+from harness.config import Config
 from harness.method import Method
 from harness.tokens import dynamics
 from harness.tokens.dynamics import Row

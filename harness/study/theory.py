@@ -24,10 +24,11 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from harness.base import files
+from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
-from harness.config import Config, UserError
+from harness.config import Config
 from harness.method import Control
-from harness.report.page import Series, plot
+from harness.report.plots import Series, plot
 from harness.study.explain import PLAIN, batch_of, build
 from harness.tokens import dynamics
 from harness.tokens.metrics import Stopwatch

@@ -22,12 +22,12 @@ from lm_eval.evaluator import evaluate as lm_evaluate
 from lm_eval.tasks import TaskManager
 
 import tasks
-from harness import data
 from harness.base import files, seeds
-from harness.config import UserError
-from harness.rollout import Sampling
+from harness.base.errors import UserError
+from harness.data import check, sets
+from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import PLAIN, Chat, render
-from harness.verify.pool import check_failures
+from harness.verify.failures import check_failures
 from tasks import Task, Verdict
 from tasks.scoring import dataset_of, metric_list, score_of
 
@@ -235,7 +235,7 @@ def evaluate(
         verdicts=dict(Counter(verdict for record in records for verdict in record["verdicts"])),
         metrics=metrics | of_tokens(records),
         samples=records,
-        flags=data.flags(task.name) if task.name in data.SETS else [],
+        flags=check.flags(task.name) if task.name in sets.SETS else [],
     )
 
 

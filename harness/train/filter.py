@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from harness.base import files, registry, seeds
+from harness.base.errors import UserError
 from harness.base.task import Problem, Task, Verdict
-from harness.config import Filter, RolloutConfig, UserError
+from harness.config import Filter, RolloutConfig
 from harness.rollout.rendering import PLAIN, Chat, render
-from harness.verify.pool import check_failures
+from harness.verify.failures import check_failures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from harness.rollout import Sampling
+    from harness.rollout.protocol import Sampling
 
 VERSION = 1  # of how pass rates are measured: another one measures again
 

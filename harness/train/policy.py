@@ -13,13 +13,10 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from harness.base import ranks
+from harness.base.errors import CellFailure, UserError
 from harness.batch import TokenBatch, TokenStats
-from harness.config import Hardware, Train, UserError
+from harness.config import Hardware, Train
 from harness.tokens.stats import Head, token_stats
-
-
-class CellFailure(Exception):
-    """Training cannot go on; the message is the reason that users see."""
 
 
 class Learner:

@@ -19,8 +19,8 @@ from math import comb
 from operator import add, mul, sub
 from typing import ClassVar
 
+from harness.base.errors import UserError
 from harness.base.task import SPLITS, Problem, Verdict, check_split
-from harness.config import UserError
 
 Numbers = tuple[int, ...]  # in ascending order
 

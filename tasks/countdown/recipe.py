@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.base.errors import UserError, at_least, one_of
 from harness.base.shape import Shape
-from harness.config import UserError, at_least, one_of
 from tasks.countdown import BOX, Countdown
 
 VERSION = 1  # of what build() makes of a recipe: another one makes new models

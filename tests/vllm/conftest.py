@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.rollout import installed
+from harness.rollout.choice import installed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,8 +9,8 @@ from scipy import stats
 from tiny import EOS, LONG, PROMPTS, SEEDS, build, engine_of, generate, tokens_of
 from transformers import PreTrainedModel
 
+from harness.base.errors import UserError
 from harness.batch import Rollout
-from harness.config import UserError
 from harness.rollout.vllm import VllmEngine
 
 

@@ -11,9 +11,9 @@ pytest.importorskip("vllm", reason="make test-vllm runs it")
 
 import faults
 
+from harness.base.errors import CellFailure
 from harness.rollout.proof import check_weights
 from harness.rollout.vllm import VllmEngine
-from harness.train.policy import CellFailure
 
 LR = 1e-6
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

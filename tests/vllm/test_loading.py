@@ -11,9 +11,10 @@ import torch
 from tiny import EOS, MODELS, OTHERS, PROMPTS, SIZES, build, engine_of, generate, randomize, tokens_of, worst_difference
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from harness.base.errors import UserError
 from harness.batch import TokenBatch
-from harness.config import Hardware, Train, UserError
-from harness.rollout import CPU_HEADS, VLLM_ARCHITECTURES
+from harness.config import Hardware, Train
+from harness.rollout.choice import CPU_HEADS, VLLM_ARCHITECTURES
 from harness.rollout.proof import check_weights
 from harness.rollout.vllm import VllmEngine
 from harness.train.policy import Policy

@@ -1,0 +1,39 @@
+"""What commands share: the arguments that name a configuration, and the console that they print to."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.console import Console
+
+from harness import config as configs
+from harness.config import Config
+
+# Reasons and specs may hold brackets, so no markup; a file or a pipe gets one line a row.
+WIDTH = None if sys.stdout.isatty() else 160
+console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
+
+Commands = argparse._SubParsersAction  # the public API gives it no name
+
+
+def command(commands: Commands, name: str, text: str) -> argparse.ArgumentParser:
+    return commands.add_parser(name, help=text, description=text)
+
+
+def with_plugins(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="further methods")
+
+
+def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of one in configs/")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for example train.steps=10")
+    with_plugins(parser)
+    return parser
+
+
+def load(arguments: argparse.Namespace) -> Config:
+    """Returns the configuration that the arguments name, with their plugins."""
+    config = configs.load(arguments.config, arguments.overrides)
+    config.plugins += arguments.plugin
+    return config

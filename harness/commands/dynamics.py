@@ -1,0 +1,27 @@
+"""entrobench dynamics: the theory of entropy dynamics, measured on a model and a task."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness.commands.common import Commands, command, console, load, with_config
+from harness.matrix import cells
+
+
+def add(commands: Commands) -> None:
+    text = "the theory of entropy dynamics, measured on the first model and task of a configuration"
+    parser = with_config(command(commands, "dynamics", text))
+    parser.add_argument("--steps", type=int, default=30, help="of training on each quadrant of tokens (default: 30)")
+
+
+def call(arguments: argparse.Namespace) -> int:
+    config = load(arguments)
+    cells(config)  # which checks the configuration
+    from harness.study import theory
+
+    found = theory.measure(config, arguments.steps)
+    theory.show(console, found)
+    folder = config.folder / "dynamics"
+    theory.write(folder, found)
+    console.print(f"wrote dynamics.json and its plots to {folder}")
+    return 0

@@ -1,0 +1,38 @@
+"""entrobench explain: which tokens a method drops or weighs, and what that does to the entropy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import baselines
+from harness.commands.common import Commands, command, console, load, with_config
+from harness.matrix import cells
+from harness.method import Method
+
+
+def add(commands: Commands) -> None:
+    text = "which tokens a method drops or weighs, and what that does to the entropy, on a few batches"
+    parser = command(commands, "explain", text)
+    several = "a method, several divided by blanks, or all of the registry: all"
+    parser.add_argument("method", metavar="METHOD", help=several)
+    with_config(parser)
+    parser.add_argument("--batches", type=int, default=4, help="rollout batches to look at (default: 4)")
+    parser.add_argument("--format", choices=["table", "json"], default="table")
+
+
+def call(arguments: argparse.Namespace) -> int:
+    config = load(arguments)
+    cells(config)  # which checks the configuration
+    table = baselines.table(config.plugins)
+    specs = list(table) if arguments.method == "all" else arguments.method.split()
+    for spec in specs:
+        Method.of(spec, table, config.method_options)
+    from harness.study import explain  # from here on with torch: what is misspelled is known by now
+
+    found = explain.explain(config, specs, arguments.batches)
+    if arguments.format == "json":
+        print(json.dumps(found, indent=1))
+    else:
+        explain.show(console, found)
+    return 0

@@ -1,0 +1,89 @@
+"""entrobench run: runs what is missing of a matrix, and ends with its leaderboard."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import tasks
+from harness.base.errors import UserError
+from harness.commands import leaderboard, sync
+from harness.commands.common import Commands, command, console, load, with_config
+from harness.config import Config
+from harness.matrix import cells, claim
+from harness.plan.machine import samples_with_vllm, this_machine
+from harness.rollout import choice, models
+
+
+def add(commands: Commands) -> None:
+    parser = with_config(command(commands, "run", "run what is missing of a matrix, and end with its leaderboard"))
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=None,
+        help="cells side by side (default: the cores / threads and ranks a cell; on GPUs 1)",
+    )
+    parser.add_argument("--launcher", choices=["local"], default="local")
+
+
+def call(arguments: argparse.Namespace) -> int:
+    config = load(arguments)
+    code = run(config, arguments.jobs)
+    console.print(
+        f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {config.tracking_uri}"
+    )
+    return code
+
+
+def run(config: Config, jobs: int | None = None) -> int:
+    """Runs the missing cells, feeds MLflow, prints the leaderboard; returns the exit code."""
+    from harness.launch import local
+    from harness.launch.progress import LiveView
+
+    matrix = cells(config)
+    if jobs is None:
+        jobs = default_jobs(config)
+    if jobs < 1:
+        raise UserError(f"--jobs is {jobs}; allowed: 1 and more")
+    check_problems(config)
+    todo = [cell for cell in matrix if cell.progress().state != "done"]
+    if todo:
+        check_engines(config)
+    claim(config)
+    for model in config.models:
+        models.resolve(model).folder(say=console.print)
+    console.print(
+        f"matrix {config.name}: {len(matrix)} cells, {len(matrix) - len(todo)} done before, {len(todo)} to run"
+    )
+    if todo:
+        with LiveView(console, matrix, todo, config.tracking_uri) as view:
+            local.run(todo, jobs, view)
+    failed = [cell for cell in matrix if cell.progress().state != "done"]
+    for cell in failed:
+        console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
+    sync.sync(config, matrix)
+    leaderboard.show(config, matrix, "table")
+    return 1 if failed else 0
+
+
+def default_jobs(config: Config) -> int:
+    """Returns how many cells run side by side: as many as there are cores for; one on a GPU, which one cell fills."""
+    if this_machine(config).kind(config) == "cuda":
+        return 1
+    return max((os.cpu_count() or 1) // (config.hardware.threads * config.hardware.ranks), 1)
+
+
+def check_problems(config: Config) -> None:
+    """Stops the matrix where a problem set is missing or damaged, before each of its cells would fail."""
+    for spec in config.tasks:
+        tasks.build(spec).problems("train")
+    for spec in config.eval.tasks or config.tasks:
+        task = tasks.build(spec)
+        task.problems(config.eval.of(task.name).split)
+
+
+def check_engines(config: Config) -> None:
+    """Stops the matrix where an engine cannot sample here."""
+    for shape in (models.resolve(model).shape() for model in config.models):
+        if samples_with_vllm(shape, config):
+            choice.check_vllm(this_machine(config).kind(config), shape)

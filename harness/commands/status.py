@@ -1,0 +1,34 @@
+"""entrobench status: how far each cell has come, and why one failed."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.table import Table
+
+from harness.commands.common import Commands, command, console, load, with_config
+from harness.matrix import cells
+
+
+def add(commands: Commands) -> None:
+    with_config(command(commands, "status", "how far each cell has come, and why one failed"))
+
+
+def call(arguments: argparse.Namespace) -> int:
+    config = load(arguments)
+    table = Table("cell", "state", "step", "entropy", "reward", "reason", box=None, header_style="dim")
+    matrix = cells(config)
+    for cell in matrix:
+        progress = cell.progress()
+        numbers = [
+            f"{progress.metrics[k]:.3f}" if k in progress.metrics else "" for k in ("entropy/mean", "reward/mean")
+        ]
+        table.add_row(
+            cell.label, progress.state, f"{progress.step}/{config.train.steps}", *numbers, progress.reason or ""
+        )
+    console.print(table)
+    ours = {cell.folder for cell in matrix}
+    others = [path for path in config.folder.glob("*/config.yaml") if path.parent not in ours]
+    if others:
+        console.print(f"{len(others)} more cells in {config.folder} belong to earlier versions of this configuration")
+    return 0

@@ -1,0 +1,82 @@
+"""The MLflow store: a client whose troubles are told in one sentence."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.base.errors import UserError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+# The store
+
+
+@contextmanager
+def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
+    """A client of the MLflow store, whose troubles are told in one sentence."""
+    path = database(uri)
+    if path is not None:
+        probe(path, uri, write)
+    client = client_of(uri)
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield client
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise unusable(uri, error) from error
+
+
+def database(uri: str) -> Path | None:
+    """The file of an SQLite store."""
+    location = uri.removeprefix("sqlite:///")
+    return None if location == uri else Path(location.partition("?")[0])
+
+
+def unusable(uri: str, error: Exception) -> UserError:
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    shown = re.sub(r"//([^/:@]*):[^/@]*@", r"//\1:***@", uri)
+    return UserError(f"the MLflow store at {shown} cannot be used: {reason}")
+
+
+def probe(path: Path, uri: str, write: bool) -> None:
+    """Find out at once what MLflow would find out after minutes of retries: locked, no database, no permission."""
+    if not write and not path.is_file():
+        raise UserError(f"there is no MLflow store at {uri}; `entrobench run` or `entrobench sync` makes it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("BEGIN IMMEDIATE" if write else "SELECT 1 FROM sqlite_master")
+    except (sqlite3.Error, OSError) as error:
+        raise unusable(uri, error) from error
+
+
+@functools.cache
+def client_of(uri: str) -> MlflowClient:
+    for name, value in {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # a server that is away must not hold up a run
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    }.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    for noisy in ("mlflow", "alembic"):  # they tell of every table that they make
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        return MlflowClient(tracking_uri=uri)
+    except (MlflowException, SQLAlchemyError, ImportError) as error:  # ImportError: the database's driver
+        raise unusable(uri, error) from error

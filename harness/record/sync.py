@@ -1,0 +1,147 @@
+"""From a cell's folder to its MLflow run, once, whatever happened in between."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from filelock import FileLock
+
+from harness.base import files
+from harness.base.errors import UserError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+from harness.record.log import MetricsLog
+from harness.record.store import database, store
+
+RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
+METRICS_PER_CALL = 1000  # MLflow takes no more
+LONGEST_VALUE = 500  # of a parameter or tag, in every version of MLflow
+
+
+# From a cell's folder to its run
+
+
+def sync(folder: Path, uri: str) -> None:
+    """Bring the cell's run up to what its folder holds for good.
+
+    Before the cell has ended that is what a checkpoint covers: later steps may be run again. Steps that a failed cell
+    has sent are not sent again when it is resumed. The tags are written last, so they vouch for all the rest.
+    """
+    record = yaml.safe_load((folder / "config.yaml").read_text())
+    state = files.read_json(folder / "state.json")
+    ended = state["state"] != "running"
+    lines = [line for line in MetricsLog(folder).read() if ended or line["step"] <= state["durable_step"]]
+    with FileLock(folder / "mlflow.lock"), store(uri, write=True) as client:
+        run = run_of(client, folder, record, uri, lines)
+        sent = int(run.data.tags.get("lines", 0))
+        tags = {
+            "status": state["state"],
+            "reason": state["reason"] or "",
+            "device": state.get("device", ""),
+            "lines": str(max(sent, len(lines))),
+        }
+        tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
+        if tags.items() <= run.data.tags.items():
+            return
+        send_metrics(client, run.info.run_id, lines[sent:])
+        send_params(client, run.info.run_id, record)
+        client.log_artifact(run.info.run_id, str(folder / "config.yaml"))
+        if ended:
+            for name in ("evals", "samples"):
+                if (folder / name).exists():
+                    client.log_artifacts(run.info.run_id, str(folder / name), name)
+            end = int(lines[-1]["time"] * 1000) if lines else None
+            client.set_terminated(run.info.run_id, RUN_STATUS[state["state"]], end)
+        else:
+            client.update_run(run.info.run_id, RUN_STATUS[state["state"]])
+        send_tags(client, run.info.run_id, tags)
+
+
+def run_of(client: MlflowClient, folder: Path, record: dict[str, Any], uri: str, lines: list[dict[str, Any]]) -> Run:
+    """The one run of the cell: that whose id the folder keeps, if this store knows it, or one with its tag, or new."""
+    from mlflow.exceptions import MlflowException
+
+    kept = folder / "mlflow.json"
+    if kept.exists():
+        try:
+            run = client.get_run(files.read_json(kept)["run"])
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+        else:
+            if run.info.lifecycle_stage == "active" and run.data.tags.get("cell") == record["cell"]:
+                return run
+    experiment = experiment_of(client, record["matrix"], uri)
+    found = client.search_runs([experiment], f"tags.cell = '{record['cell']}'", order_by=["attributes.start_time ASC"])
+    run = found[0] if found else new_run(client, experiment, record, lines)
+    files.write_json(kept, {"run": run.info.run_id})
+    return run
+
+
+def new_run(client: MlflowClient, experiment: str, record: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
+    tags = {key: str(record[key])[:LONGEST_VALUE] for key in ("cell", "matrix", "method", "task", "model", "seed")}
+    start = int(lines[0]["time"] * 1000) if lines else None
+    return client.create_run(experiment, start, tags, run_name=f"{record['method']} s{record['seed']}")
+
+
+def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    experiment = client.get_experiment_by_name(matrix)
+    if experiment is None:
+        # Beside the database: by itself MLflow would use ./mlruns, wherever the command happens to run.
+        path = database(uri)
+        beside = (path.resolve().parent / "mlartifacts" / matrix).as_uri() if path else None
+        try:
+            return client.create_experiment(matrix, beside)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another cell was quicker
+                raise
+            experiment = client.get_experiment_by_name(matrix)
+    if experiment.lifecycle_stage != "active":
+        raise UserError(
+            f"the MLflow experiment {matrix!r} at {uri} was deleted; bring it back with "
+            f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`, or choose another name="
+        )
+    return experiment.experiment_id
+
+
+def send_metrics(client: MlflowClient, run_id: str, lines: list[dict[str, Any]]) -> None:
+    """MLflow keeps one of several equal points (key, value, time, step), so an interrupted call may be repeated."""
+    from mlflow.entities import Metric
+
+    points = [
+        Metric(name_of(key), value, int(line["time"] * 1000), line["step"])
+        for line in lines
+        for key, value in line["metrics"].items()
+    ]
+    for start in range(0, len(points), METRICS_PER_CALL):
+        client.log_batch(run_id, points[start : start + METRICS_PER_CALL])
+
+
+def name_of(key: str) -> str:
+    """A metric's name in MLflow, which refuses most signs: pass@16 is pass_at_16."""
+    return re.sub(r"[^\w/.: -]", "_", key.replace("@", "_at_"))
+
+
+def send_params(client: MlflowClient, run_id: str, record: dict[str, Any]) -> None:
+    """The factors. MLflow takes the same value again and no other; a cell's never change."""
+    from mlflow.entities import Param
+
+    factors = {key: record[key] for key in ("method", "task", "model", "seed")}
+    for part in ("train", "rollout", "correction", "eval"):
+        settings = record["config"].get(part, {})  # cells of earlier versions have fewer
+        factors |= {f"{part}.{key}": value for key, value in settings.items()}
+    client.log_batch(run_id, params=[Param(key, str(value)[:LONGEST_VALUE]) for key, value in factors.items()])
+
+
+def send_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:
+    from mlflow.entities import RunTag
+
+    client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])

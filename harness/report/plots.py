@@ -1,0 +1,43 @@
+"""Curves as SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+Series = dict[float, list[float]]  # step -> the values of the seeds
+
+
+def plot(
+    curves: Mapping[str, Series],
+    title: str,
+    label: str,
+    scale: str = "linear",
+    across: tuple[str, str] = ("step", "linear"),
+) -> str:
+    """Means over seeds, with the range of the seeds as a band, as SVG."""
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for number, (method, points) in enumerate(curves.items()):
+        steps = sorted(points)
+        colour = f"C{number}"
+        axes.plot(steps, [np.mean(points[s]) for s in steps], color=colour, label=method, linewidth=1.6)
+        axes.fill_between(
+            steps,
+            [min(points[s]) for s in steps],
+            [max(points[s]) for s in steps],
+            color=colour,
+            alpha=0.15,
+            linewidth=0,
+        )
+    axes.set(title=title, xlabel=across[0], xscale=across[1], ylabel=label, yscale=scale)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=2, fontsize="small")
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "entrobench"}):  # the same curves give the same file
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()

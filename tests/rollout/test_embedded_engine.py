@@ -1,0 +1,320 @@
+"""The embedded engine against transformers in float64: the same distribution, the same tokens from the same numbers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from harness.base.errors import UserError
+from harness.batch import Rollout
+from harness.rollout.embedded import EmbeddedEngine, drop_ended, sample, uniforms
+from harness.rollout.protocol import Engine
+
+EOS = 3
+SIZES = {
+    "vocab_size": 19,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}
+MODELS = {
+    "qwen2-tied": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
+    "qwen2-untied": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=False)),
+    "qwen3-tied-wide-heads": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)),
+    "llama-untied-biases": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3_ROPE)
+    ),
+    "llama-yarn": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=YARN_ROPE)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+}
+# Ragged, and longer and shorter than the 16 slots that attention reads at least.
+PROMPTS = [[1, 2], [4, 5, 6, 7, 1, 11], [9], [8, 2, 6, 18, 1, 5, 5, 12, 4, 7, 2, 16, 9, 10, 1, 4, 2, 13, 17]]
+SEEDS = [11, 12, 13, 14]
+
+
+def randomize(model: PreTrainedModel, seed: int) -> None:
+    """No weight keeps a special value: biases are not 0, norms are not 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.copy_(1 + 0.2 * noise if "norm" in name else 0.25 * noise)
+
+
+def build(name: str, seed: int = 0) -> PreTrainedModel:
+    model = MODELS[name]().eval()
+    randomize(model, seed)
+    return model
+
+
+@cache
+def shared(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A model and its float64 copy, neither to be changed."""
+    model = build(name)
+    return model, copy.deepcopy(model).double()
+
+
+def engine_of(model: PreTrainedModel, **options: int) -> EmbeddedEngine:
+    engine = EmbeddedEngine(EOS, **options)
+    engine.load(model)
+    return engine
+
+
+def generate(engine: Engine, n: int = 9, temperature: float = 0.8, length: int = 14) -> list[list[Rollout]]:
+    return engine.generate(PROMPTS, n, seeds=SEEDS, temperature=temperature, max_new_tokens=length)
+
+
+@torch.no_grad()
+def reference_logits(model: PreTrainedModel, rollout: Rollout) -> np.ndarray:
+    """The logits from which each token of the response was sampled, from one forward pass over everything."""
+    logits = model(input_ids=torch.tensor([rollout.prompt + rollout.response])).logits[0]
+    return logits[len(rollout.prompt) - 1 : -1].double().numpy()
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def numbers(seed: int, n: int, length: int) -> np.ndarray:
+    torch.manual_seed(seed)
+    return torch.rand(n, length, dtype=torch.float64).numpy()
+
+
+def tokens_of(groups: Sequence[Sequence[Rollout]]) -> list[list[list[int]]]:
+    return [[rollout.response for rollout in group] for group in groups]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probabilities_and_tokens_are_those_of_a_full_forward_pass(name: str) -> None:
+    model, exact = shared(name)
+    groups = generate(engine_of(model), temperature=0.8)
+    assert [len(group) for group in groups] == [9] * 4
+    for prompt, seed, group in zip(PROMPTS, SEEDS, groups, strict=True):
+        for rollout, numbers_T in zip(group, numbers(seed, 9, 14), strict=True):
+            assert rollout.prompt == prompt
+            logp_TV = log_softmax(reference_logits(exact, rollout) / 0.8)
+            assert rollout.logp == pytest.approx(logp_TV[range(len(rollout.response)), rollout.response], abs=1e-5)
+            cumulative_TV = np.exp(logp_TV).cumsum(-1)
+            replayed = [int(np.argmax(c > u)) for c, u in zip(cumulative_TV, numbers_T, strict=False)]
+            assert rollout.response == replayed
+
+
+def test_responses_end_with_the_end_of_sequence_or_at_the_limit() -> None:
+    rollouts = [r for group in generate(engine_of(shared("qwen2-tied")[0]), n=40) for r in group]
+    lengths = {len(r.response) for r in rollouts if r.finished}
+    assert len(lengths) > 5  # they end at different times, so the batch was made smaller on the way
+    assert any(not r.finished for r in rollouts)
+    for rollout in rollouts:
+        assert len(rollout.logp) == len(rollout.response)
+        if rollout.finished:
+            assert rollout.response.index(EOS) == len(rollout.response) - 1
+        else:
+            assert EOS not in rollout.response
+            assert len(rollout.response) == 14
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_frequencies_are_those_of_the_softmax(temperature: float) -> None:
+    model, exact = shared("llama-untied-biases")
+    n = 20_000
+    [group] = engine_of(model).generate([[5, 1]], n, seeds=[3], temperature=temperature, max_new_tokens=1)
+    p = np.exp(log_softmax(reference_logits(exact, group[0])[0] / temperature))
+    counts = np.bincount([r.response[0] for r in group], minlength=len(p))
+    order = np.argsort(-p)
+    expected, observed = ([*x[order[:7]], x[order[7:]].sum()] for x in (p * n, counts))
+    assert min(expected) > 20
+    assert stats.chisquare(observed, expected).pvalue > 0.01
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3-tied-wide-heads"])
+def test_what_a_prompt_gets_is_independent_of_its_neighbours(name: str) -> None:
+    model = shared(name)[0]
+    together = generate(engine_of(model))
+    for limit in (1, 4, 9, 20):  # groups cut in pieces, one group at a time, two
+        chunked = generate(engine_of(model, max_sequences=limit))
+        assert tokens_of(chunked) == tokens_of(together)
+    engine = engine_of(model)
+    backwards = engine.generate(PROMPTS[::-1], 9, seeds=SEEDS[::-1], temperature=0.8, max_new_tokens=14)
+    assert tokens_of(backwards[::-1]) == tokens_of(together)
+    for prompt, seed, group in zip(PROMPTS, SEEDS, together, strict=True):
+        [alone] = engine.generate([prompt], 9, seeds=[seed], temperature=0.8, max_new_tokens=14)
+        assert tokens_of([alone]) == tokens_of([group])
+        for a, b in zip(alone, group, strict=True):
+            assert a.logp == pytest.approx(b.logp, abs=1e-5)
+
+
+def test_the_seed_alone_tells_two_groups_of_one_prompt_apart() -> None:
+    engine = engine_of(shared("qwen2-tied")[0])
+    a, b, c = engine.generate([[1, 2]] * 3, 9, seeds=[5, 6, 5], temperature=0.8, max_new_tokens=14)
+    assert a == c
+    assert tokens_of([a]) != tokens_of([b])
+    assert engine.generate([], 9, seeds=[], temperature=0.8, max_new_tokens=14) == []
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen2-untied", "qwen3-tied-wide-heads"])
+def test_temperature_zero_takes_the_likeliest_token(name: str) -> None:
+    model, exact = shared(name)
+    for group in generate(engine_of(model), n=2, temperature=0):
+        assert group[0] == group[1]
+        assert group[0].response == reference_logits(exact, group[0]).argmax(-1).tolist()
+        assert set(group[0].logp) == {0.0}
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen2-untied", "qwen3-tied-wide-heads"])
+def test_load_takes_over_changed_weights_into_the_same_buffers(name: str) -> None:
+    model = build(name)
+    engine = engine_of(model)
+    before = generate(engine)
+    places = {key: buffer.data_ptr() for key, buffer in engine.buffers.items()}
+    randomize(model, seed=1)
+    assert generate(engine) == before  # what it holds is its own
+    engine.load(model)
+    assert {key: buffer.data_ptr() for key, buffer in engine.buffers.items()} == places
+    assert generate(engine) == generate(engine_of(model))
+    assert tokens_of(generate(engine)) != tokens_of(before)
+
+
+def test_prompts_are_read_once_and_ended_sequences_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(shared("qwen2-tied")[0])
+    read: list[int] = []
+    hidden = engine._hidden
+
+    def counted(tokens: torch.Tensor, *rest: object) -> torch.Tensor:
+        read.append(len(tokens))
+        return hidden(tokens, *rest)
+
+    monkeypatch.setattr(engine, "_hidden", counted)
+    lengths = [len(r.response) for group in generate(engine, n=40) for r in group]
+    assert read[0] == len(PROMPTS) * max(map(len, PROMPTS))
+    assert len(read) == max(lengths)
+    for step, rows in enumerate(read[1:], start=1):
+        going = sum(length > step for length in lengths)
+        assert going <= rows <= going / 0.75
+
+
+def test_uninitialised_memory_is_never_read() -> None:
+    engine = engine_of(shared("qwen2-tied")[0])
+
+    def short() -> list[list[Rollout]]:
+        return engine.generate([[9], [1, 2]], 9, seeds=[1, 2], temperature=0.8, max_new_tokens=14)
+
+    expected = short()
+    torch.use_deterministic_algorithms(True)  # fills new memory with values that are not numbers
+    try:
+        assert short() == expected
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_dropping_ended_sequences_keeps_each_living_one_with_its_cache() -> None:
+    alive = torch.tensor([False, True, False, True, True, False, True, False])
+    cache = torch.arange(8.0)[None, None, :, None, None, None].expand(2, 2, 8, 1, 3, 4).clone()
+    order = drop_ended(cache, alive, used=2)
+    assert sorted(order.tolist()) == [1, 3, 4, 6]
+    assert torch.equal(cache[:, :, :4, 0, :2, 0], order.float()[None, None, :, None].expand(2, 2, 4, 2))
+    assert drop_ended(cache, torch.tensor([True] * 7 + [False]), used=2) is None
+    assert drop_ended(cache, torch.zeros(8, dtype=torch.bool), used=2).tolist() == []
+
+
+def test_a_token_of_probability_zero_is_never_sampled() -> None:
+    row = torch.tensor([-torch.inf, 0.0, -torch.inf, -torch.inf, 1.0, -torch.inf])
+    p = 1 / (1 + np.e)
+    edges = torch.tensor([0.0, 5e-324, p - 1e-6, p + 1e-6, 1 - 2**-53], dtype=torch.float64)
+    tokens, logp = sample(row.expand(5, -1), 1.0, edges)
+    assert tokens.tolist() == [1, 1, 1, 4, 4]
+    assert logp.tolist() == pytest.approx([np.log(p)] * 3 + [np.log(1 - p)] * 2, abs=1e-6)
+    many = sample(row.expand(10_000, -1), 0.5, uniforms(0, 1, 10_000)[0])[0]
+    assert set(many.tolist()) == {1, 4}
+
+
+def test_the_largest_number_stays_inside_any_vocabulary() -> None:
+    logits = torch.randn(200, 1000, generator=torch.Generator().manual_seed(0))
+    tokens, logp = sample(logits, 1.0, torch.full((200,), 1 - 2**-53, dtype=torch.float64))
+    assert set(tokens.tolist()) == {999}
+    assert logp.tolist() == pytest.approx(torch.log_softmax(logits.double(), -1)[:, -1].tolist(), abs=1e-5)
+
+
+def test_each_sample_and_position_has_its_own_number() -> None:
+    assert uniforms(7, 3, 5).numpy().tolist() == numbers(7, 3, 5).tolist()
+    assert len(set(uniforms(7, 30, 50).flatten().tolist())) == 1500
+
+
+def test_logits_that_are_not_finite_are_named() -> None:
+    model = build("qwen2-tied")
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.nan
+    with pytest.raises(FloatingPointError, match="not finite"):
+        generate(engine_of(model))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)), "model_type.* is 'gpt2'.*qwen2"),
+        (MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8)), "sliding_window is 8"),
+        (Qwen2ForCausalLM(Qwen2Config(**SIZES, hidden_act="gelu")), "hidden_act is 'gelu'; allowed: silu"),
+        (
+            LlamaForCausalLM(
+                LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+            ),
+            "rope_type is 'dynamic'; allowed: default, linear",
+        ),
+    ],
+)
+def test_a_model_that_it_cannot_reproduce_is_refused(model: PreTrainedModel, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        EmbeddedEngine(EOS).load(model)
+
+
+def test_a_negative_temperature_is_refused() -> None:
+    with pytest.raises(UserError, match="temperature is -1"):
+        generate(engine_of(shared("qwen2-tied")[0]), temperature=-1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", MODELS)
+def test_cuda_samples_what_the_cpu_samples(name: str) -> None:
+    model, exact = shared(name)
+    expected = generate(engine_of(model), n=40)
+    engine = EmbeddedEngine(EOS, "cuda")
+    engine.load(model)
+    assert tokens_of(generate(engine, n=40)) == tokens_of(expected)
+    half = EmbeddedEngine(EOS, "cuda", torch.bfloat16)
+    half.load(model)
+    for group in generate(half):
+        for rollout in group:
+            logp_TV = log_softmax(reference_logits(exact, rollout) / 0.8)
+            assert rollout.logp == pytest.approx(logp_TV[range(len(rollout.response)), rollout.response], abs=0.3)

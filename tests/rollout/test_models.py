@@ -1,0 +1,208 @@
+import dataclasses
+import multiprocessing
+import os
+import time
+import warnings
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import is_progress_bar_enabled
+
+from harness.base.errors import UserError
+from harness.rollout import models
+from harness.rollout.models import Model
+from tasks.countdown import Countdown, base_model, examples
+from tasks.countdown.recipe import Recipe
+
+TINY = Recipe(hidden=16, layers=1, steps=2, batch=4)
+
+
+def stub(recipe: Recipe, folder: Path) -> None:
+    """Takes its time, and leaves a line for each model that is made."""
+    folder.mkdir()
+    time.sleep(0.3)
+    with open(folder.parent / "log", "a") as log:
+        log.write(f"{os.getpid()}\n")
+    (folder / "config.json").write_text("{}")
+
+
+def test_shipped_models_have_a_recipe_or_a_path() -> None:
+    for name in models.names():
+        model = models.resolve(name)
+        assert (model.recipe is None) != (model.path is None)
+        assert model.name == name
+    assert models.resolve("countdown-tiny").recipe == Recipe()
+    small = models.resolve("countdown-small").recipe
+    assert small is not None
+    assert small.task == "countdown(count=4, largest=20, target=100)"
+
+
+def test_an_unknown_model_is_named() -> None:
+    with pytest.raises(UserError, match=r"unknown model 'countdown-tny'; .*did you mean 'countdown-tiny'"):
+        models.resolve("countdown-tny")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("path: a\nrecipe: {}", "must hold one key, path .* or recipe"),
+        ("weights: a", "must hold one key, path .* or recipe"),
+        ("- path", "must hold one key, path .* or recipe"),
+        ("path: [", "cannot be read"),
+        ("recipe: {stepps: 3}", r"unknown key recipe.stepps; .*did you mean 'steps'"),
+        ("recipe: {steps: 0}", "recipe.steps is 0; allowed: 1 and more"),
+        ("recipe: {heads: 3}", r"recipe.heads is 3; each head needs an even share of recipe.hidden \(64\)"),
+        ("recipe: {solving: 1.5}", "recipe.solving is 1.5; allowed: 0 to 1"),
+        ("recipe: {device: gpu}", "recipe.device is 'gpu'; allowed: auto, cpu, cuda"),
+        ("recipe: {task: countdwn}", "unknown task 'countdwn'"),
+    ],
+)
+def test_mistakes_in_a_model_file_are_named(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        models.read(tmp_path / "mine.yaml").identity()
+
+
+@pytest.mark.parametrize("missing", ["config.json", "weights", "tokenizer"])
+def test_a_folder_that_is_no_model_is_named(missing: str, tmp_path: Path) -> None:
+    files = {"config.json": "config.json", "weights": "model.safetensors", "tokenizer": "tokenizer.json"}
+    for what, file in files.items():
+        if what != missing:
+            (tmp_path / file).touch()
+    with pytest.raises(UserError, match=f"{tmp_path} is no Hugging Face model, it has no {missing}"):
+        models.resolve(str(tmp_path))
+    (tmp_path / files[missing]).touch()
+    assert models.resolve(str(tmp_path)).folder() == tmp_path
+
+
+def test_a_recipe_is_its_identity() -> None:
+    model = Model("mine", recipe=TINY)
+    same = Model("mine", recipe=dataclasses.replace(TINY, task="countdown(count=3)"))
+    assert model.identity() == same.identity()
+    for changed in (
+        dataclasses.replace(TINY, seed=1),
+        dataclasses.replace(TINY, steps=3),
+        dataclasses.replace(TINY, task="countdown(count=4)"),
+    ):
+        assert Model("mine", recipe=changed).identity() != model.identity()
+        assert Model("mine", recipe=changed).cached(Path()) != model.cached(Path())
+
+
+def test_several_processes_make_a_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_model, "build", stub)
+    model = Model("mine", recipe=TINY)
+    context = multiprocessing.get_context("fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads; the stub uses none
+        processes = [context.Process(target=model.folder, args=(tmp_path,)) for _ in range(3)]
+        for process in processes:
+            process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert len((tmp_path / "models" / "log").read_text().splitlines()) == 1
+    assert (model.folder(tmp_path) / "config.json").exists()
+
+
+def test_what_is_half_made_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(recipe: Recipe, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "junk").touch()
+        raise KeyboardInterrupt
+
+    model = Model("mine", recipe=TINY)
+    monkeypatch.setattr(base_model, "build", killed)
+    with pytest.raises(KeyboardInterrupt):
+        model.folder(tmp_path)
+    assert not model.cached(tmp_path).exists()
+    monkeypatch.setattr(base_model, "build", stub)
+    assert [file.name for file in model.folder(tmp_path).iterdir()] == ["config.json"]
+
+
+def test_it_says_when_it_makes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(base_model, "build", stub)
+    said: list[str] = []
+    model = Model("mine", recipe=TINY)
+    folder = model.folder(say=said.append)
+    model.folder(say=said.append)
+    assert len(said) == 1
+    assert said[0].startswith("making the model mine ")
+    assert folder.parent == tmp_path / "models"
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"the cache .* cannot be written \(Not a directory\); set ENTROBENCH_CACHE"):
+        Model("mine", recipe=TINY).folder(tmp_path / "file")
+
+
+def test_a_made_model_is_an_ordinary_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    torch.set_num_threads(1)
+    before, bars = torch.get_rng_state(), is_progress_bar_enabled()
+    base_model.build(TINY, tmp_path / "one")
+    base_model.build(TINY, tmp_path / "two")
+    base_model.build(dataclasses.replace(TINY, seed=1), tmp_path / "three")
+    assert torch.equal(before, torch.get_rng_state())
+    assert is_progress_bar_enabled() == bars
+    assert capfd.readouterr() == ("", "")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two", "three")]
+    assert weights[0] == weights[1] != weights[2]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        network = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
+        encoder = AutoTokenizer.from_pretrained(tmp_path / "one")
+    assert "warn" not in capfd.readouterr().err.lower()
+    assert type(network).__name__ == "Qwen2ForCausalLM"
+    assert network.config.vocab_size == len(encoder) == 73
+    assert encoder.get_vocab() == base_model.tokenizer(Countdown()).get_vocab()
+    assert models.resolve(str(tmp_path / "one")).parameters() == sum(p.numel() for p in network.parameters())
+
+
+@pytest.mark.parametrize("task", [Countdown(), Countdown(count=4, largest=99, target=30)])
+def test_the_tokens_spell_the_text(task: Countdown) -> None:
+    encoder = base_model.tokenizer(task)
+    for prompt, response in islice(examples(task, 0, 0.5), 500):
+        text = prompt + response + base_model.END
+        ids = encoder(text)["input_ids"]
+        assert encoder.decode(ids) == text
+        assert encoder.decode(encoder(response + base_model.END)["input_ids"], skip_special_tokens=True) == response
+        assert len(ids) == 6 * task.count  # a token for each number, sign, bracket and blank, and for the box
+    assert encoder.tokenize(r"\boxed{(12+7)*30}") == [r"\boxed{", "(", "12", "+", "7", ")", "*", "30", "}"]
+    assert encoder.tokenize("12 7=30:") == ["12", base_model.BYTE_LEVEL_SPACE, "7", "=", "30", ":"]
+
+
+def test_only_the_response_is_learned() -> None:
+    encoder = base_model.tokenizer(Countdown())
+    recipe = dataclasses.replace(TINY, batch=16)
+    expected = examples(Countdown(), recipe.seed, recipe.solving)
+    for ids_BT, targets_BT in base_model.batches(recipe, Countdown(), encoder):
+        for ids_T, targets_T, (prompt, response) in zip(ids_BT, targets_BT, expected, strict=False):
+            assert encoder.decode(ids_T[ids_T != encoder.pad_token_id]) == prompt + response + base_model.END
+            assert encoder.decode(targets_T[targets_T != -100]) == response + base_model.END
+            assert torch.equal(ids_T[targets_T != -100], targets_T[targets_T != -100])
+
+
+def test_the_learning_rate_rises_then_falls_to_a_tenth() -> None:
+    recipe = Recipe(steps=110, warmup_steps=10, lr=1.0)
+    rates = [base_model.learning_rate(recipe, step) for step in (0, 9, 10, 60, 109, 110)]
+    assert rates[:4] == pytest.approx([0.1, 1.0, 1.0, 0.55])
+    assert 0.1 < rates[4] < 0.101
+    assert rates[5] == pytest.approx(0.1)
+
+
+def test_training_reaches_the_weights() -> None:
+    """After a few steps, the likelihood of the very examples that it saw is well above chance."""
+    task, encoder = Countdown(), base_model.tokenizer(Countdown())
+    recipe = Recipe(hidden=32, heads=1, layers=1, steps=40, batch=32, warmup_steps=5, lr=1e-2)
+    network = base_model.train(recipe, task, encoder, "cpu")
+    ids_BT, targets_BT = next(base_model.batches(recipe, task, encoder))
+    with torch.no_grad():
+        logp_BTV = network(ids_BT).logits.log_softmax(-1)[:, :-1]
+    counted_BT = targets_BT[:, 1:] != -100
+    logp = logp_BTV[counted_BT].gather(1, targets_BT[:, 1:][counted_BT][:, None]).mean().item()
+    assert logp > -1.5  # -4.3 is chance

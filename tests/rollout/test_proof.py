@@ -1,0 +1,156 @@
+"""Faults in the weights of the real embedded engine, and what the proof says of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+import torch
+from trainers import build, records
+from transformers import PreTrainedModel
+
+from harness.base.errors import CellFailure
+from harness.batch import Rollout, TokenBatch
+from harness.config import Bounds, Correction
+from harness.rollout import proof
+from harness.rollout.embedded import EmbeddedEngine
+from harness.rollout.proof import check_log_ratios, check_weights
+from harness.tokens.metrics import Stopwatch, of_mismatch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LR = 1e-6
+
+
+def synchronised(name: str, dtype: torch.dtype, lr: float) -> tuple[EmbeddedEngine, PreTrainedModel, PreTrainedModel]:
+    """An engine with the weights from before an update, and the model before and after it."""
+    model = faults.model_of(name)
+    engine = EmbeddedEngine(3, "cpu", dtype)
+    engine.load(model)
+    return engine, faults.update(model, lr), model
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", faults.MODELS)
+def test_a_whole_update_passes_and_every_weight_is_read_as_the_trainer_has_it(name: str, dtype: str) -> None:
+    engine, _, now = synchronised(name, DTYPES[dtype], LR)
+    engine.load(now)
+    for seed in range(20):
+        check_weights(engine, now, DTYPES[dtype], seed)
+    parameters = dict(now.named_parameters(remove_duplicate=False))
+    held = engine.weights(dict.fromkeys(parameters, slice(None)))
+    for key, weight in parameters.items():
+        assert torch.equal(held[key], weight.detach().to(DTYPES[dtype])), key
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("name", faults.MODELS)
+def test_a_faulty_update_is_caught_at_once_however_small_it_is(name: str, fault: faults.Fault, dtype: str) -> None:
+    engine, before, now = synchronised(name, DTYPES[dtype], LR)
+    fault(engine, before, now)
+    for seed in range(20):
+        with pytest.raises(CellFailure, match=faults.FAULTS[fault]):
+            check_weights(engine, now, DTYPES[dtype], seed)
+
+
+@pytest.mark.parametrize("name", faults.MODELS)
+def test_a_stale_head_is_caught_at_once(name: str) -> None:
+    engine, before, now = synchronised(name, torch.float32, LR)
+    if name.endswith("-untied"):
+        faults.stale_head(engine, before, now)
+    else:  # as of an engine that keeps a copy of it
+        engine.load(now)
+        engine.head = before.lm_head.weight.detach()
+    for seed in range(20):
+        with pytest.raises(CellFailure, match=faults.STALE_HEAD):
+            check_weights(engine, now, torch.float32, seed)
+
+
+def test_columns_cover_a_parameter_and_depend_on_the_seed_alone() -> None:
+    model = faults.model_of("qwen2-tied")
+    asked = [proof.columns(model, seed) for seed in range(300)]
+    assert asked[7] == proof.columns(model, 7)
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        seen = {column for columns in asked for column in range(weight.shape[-1])[columns[name]]}
+        assert seen == set(range(weight.shape[-1])), name
+        width = proof.WIDTH if weight.dim() > 1 else len(weight)
+        assert {len(range(weight.shape[-1])[columns[name]]) for columns in asked} == {width}, name
+    assert "lm_head.weight" in asked[0], "tied or not, the head is asked for"
+
+
+# Log-probabilities
+
+
+@pytest.mark.parametrize("key", ["p99", "max"])
+@pytest.mark.parametrize("found", [0.02, math.nan, math.inf])
+def test_a_bound_holds_for_its_own_number_alone(key: str, found: float) -> None:
+    mismatch = {"mismatch/p99": 0.01, "mismatch/max": 0.01}
+    check_log_ratios(mismatch, Bounds(p99=0.01, max=0.01), torch.float32)
+    mismatch[f"mismatch/{key}"] = found
+    with pytest.raises(CellFailure, match=rf"mismatch/{key} is .*, and mismatch.float32.{key} allows 0.01: .*likely"):
+        check_log_ratios(mismatch, Bounds(p99=0.01, max=0.01), torch.float32)
+    check_log_ratios(mismatch, Bounds(), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sound_engine_stays_far_within_the_bounds(dtype: str, tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", f"train.dtype={dtype}")
+    bounds = getattr(trainer.config.mismatch, dtype)
+    for step in (1, 2, 3):
+        assert trainer.train_step(step, Stopwatch())["mismatch/p99"] < bounds.p99 / 3
+
+
+def test_an_update_that_log_probabilities_hide_is_why_weights_are_compared() -> None:
+    """In bfloat16 a skipped update of a small learning rate is no larger than rounding."""
+    engine, _, now = synchronised("qwen2-tied", torch.bfloat16, LR)
+    groups = engine.generate([[1, 2]] * 8, 8, seeds=range(8), temperature=1.0, max_new_tokens=12)
+    exact: list[float] = []
+    for rollout in (rollout for group in groups for rollout in group):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            logits = now(input_ids=torch.tensor([rollout.prompt + rollout.response])).logits[0, 1:-1]
+        logp_TV = logits.float().log_softmax(-1)
+        exact += logp_TV.gather(1, torch.tensor(rollout.response)[:, None])[:, 0].tolist()
+    batch = TokenBatch.of(groups, [0.0] * 64, 12, "cpu")
+    mismatch = of_mismatch(batch, torch.tensor(exact), Correction())
+    assert mismatch["mismatch/p99"] > 1e-3, "rounding"
+    check_log_ratios(mismatch, Bounds(p99=0.5), torch.bfloat16)
+    with pytest.raises(CellFailure, match="the load was skipped"):
+        check_weights(engine, now, torch.bfloat16, 0)
+
+
+# In training
+
+
+def test_a_cell_stops_in_the_step_whose_update_does_not_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build(tmp_path, "grpo", f"train.lr={LR}")
+    arrives, loads = trainer.engine.load, []
+
+    def load(model: PreTrainedModel) -> None:
+        loads.append(model)
+        if len(loads) != 3:  # before training, after step 1, after step 2
+            arrives(model)
+
+    monkeypatch.setattr(trainer.engine, "load", load)
+    with pytest.raises(CellFailure, match="the load was skipped"):
+        trainer.run(lambda step: None)
+    assert [record["step"] for record in records(tmp_path)] == [0, 1]
+
+
+def test_a_cell_stops_before_it_learns_from_an_engine_that_computes_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = build(tmp_path)
+    plain: Callable[..., list[list[Rollout]]] = trainer.engine.generate
+
+    def warmer(prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:
+        return plain(prompts, n, **{**settings, "temperature": 1.05})
+
+    monkeypatch.setattr(trainer.engine, "generate", warmer)
+    before = [p.detach().clone() for p in trainer.policy.module.parameters()]
+    with pytest.raises(CellFailure, match=r"mismatch/p99 is 0\.\d+, and mismatch.float32.p99 allows 0.01"):
+        trainer.train_step(1, Stopwatch())
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.policy.module.parameters(), strict=True))

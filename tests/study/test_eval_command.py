@@ -1,0 +1,277 @@
+"""`entrobench eval`: any model, no training, resumable by problem; and the real contests from end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import invented
+import pytest
+import torch
+from places import REAL, REPOSITORY
+from rich.console import Console
+
+import tasks
+from harness import cli
+from harness.base.errors import UserError
+from harness.commands import eval as command
+from harness.data import check, prepare
+from harness.rollout import models
+from harness.study import assess
+from harness.study.assess import Assessment, EngineOnDemand, Wanted
+from harness.verify import pool as verify
+from tasks import Verdict
+from tasks.countdown import Countdown
+
+TINY = models.resolve("countdown-tiny")
+FEW = Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=10)
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many problems each call of the engine was asked; a batch is four of them here."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(assess, "BATCH", {"embedded": 16, "vllm": 16})
+    asked: list[int] = []
+    generate = EngineOnDemand.generate
+
+    def counted(self: EngineOnDemand, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> Any:
+        asked.append(len(prompts))
+        return generate(self, prompts, n, **settings)
+
+    monkeypatch.setattr(EngineOnDemand, "generate", counted)
+    return asked
+
+
+def run(out: Path, wanted: Wanted = FEW, specs: Sequence[str] = ("countdown",)) -> list[Assessment]:
+    return assess.assess(TINY, [tasks.build(spec) for spec in specs], wanted, out, lambda text: None)
+
+
+def records(out: Path, task: str = "countdown") -> list[dict[str, Any]]:
+    files = sorted(out.glob(f"{task}-*/samples/*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]]
+
+
+def test_every_response_is_kept_with_its_verdict(tmp_path: Path, calls: list[int]) -> None:
+    (found,) = run(tmp_path)
+    assert calls == [4, 4, 2]
+    problems = tasks.build("countdown").problems("test")[:10]
+    kept = records(tmp_path)
+    assert [record["problem"] for record in kept] == [problem.id for problem in problems]
+    assert [record["prompt"] for record in kept] == [problem.prompt for problem in problems]
+    for problem, record, right in zip(problems, kept, found.evaluation.right, strict=True):
+        verdicts = tasks.build("countdown").verdicts([(problem, text) for text in record["responses"]])
+        assert record["verdicts"] == verdicts
+        assert right == [int(verdict == "right") for verdict in verdicts]
+        assert all(end or length == 8 for end, length in zip(record["finished"], record["lengths"], strict=True))
+    result = json.loads((tmp_path / "results.json").read_text())["tasks"][0]
+    assert result["verdicts"] == Counter(verdict for record in kept for verdict in record["verdicts"])
+    right = sum(map(sum, found.evaluation.right))
+    assert result["metrics"]["avg"] == right / 40
+    assert result["metrics"]["length"] == sum(sum(record["lengths"]) for record in kept) / 40
+
+
+def test_what_was_sampled_is_not_sampled_again(tmp_path: Path, calls: list[int]) -> None:
+    run(tmp_path)
+    before = (tmp_path / "results.json").read_text()
+    calls.clear()
+    run(tmp_path)
+    assert calls == []
+    assert (tmp_path / "results.json").read_text() == before
+    run(tmp_path, Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=13))
+    assert calls == [4, 1], "whole batches are taken over, the last one grows"
+    calls.clear()
+    for number in (3, 13):
+        run(tmp_path, Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=number))
+        assert len(records(tmp_path)) == 13
+    assert calls == [], "to ask for less loses nothing"
+    first, *_ = sorted(tmp_path.glob("countdown-*/samples/*.jsonl"))
+    first.write_text(first.read_text().replace('"prompt": "', '"prompt": "8', 1))
+    run(tmp_path)
+    assert calls == [4], "answers to another prompt are no answers"
+    calls.clear()
+    for other in (
+        Wanted(samples=4, temperature=0.9, max_new_tokens=8, problems=4),
+        Wanted(samples=4, temperature=1.0, max_new_tokens=7, problems=4),
+        Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=4, seed=1),
+        Wanted(samples=2, temperature=1.0, max_new_tokens=8, problems=4),
+    ):
+        run(tmp_path, other)
+    run(tmp_path, Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=4), ["countdown(target=50)"])
+    assert calls == [4] * 5, "other settings are another evaluation"
+
+
+def test_another_model_at_the_same_path_is_another_evaluation(tmp_path: Path, calls: list[int]) -> None:
+    folder = Path(shutil.copytree(TINY.folder(), tmp_path / "model"))
+    model = models.resolve(str(folder))
+    few = Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=4)
+    for _ in range(2):
+        assess.assess(model, [Countdown()], few, tmp_path / "out", lambda text: None)
+    assert calls == [4]
+    (folder / "model.safetensors").touch()
+    assess.assess(model, [Countdown()], few, tmp_path / "out", lambda text: None)
+    assert calls == [4, 4]
+
+
+def test_killed_and_run_again_it_gives_the_same(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "harness.cli", "eval", "--model", "countdown-tiny", "--tasks", "countdown"]
+    command += ["--samples", "128", "--problems", "80", "--temperature", "1", "--out"]
+    settings = {"check": True, "capture_output": True, "text": True}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+    def parts(out: Path) -> list[Path]:
+        return sorted(out.glob("countdown-*/samples/*.jsonl"))
+
+    with subprocess.Popen([*command, str(tmp_path / "a")], env=environment, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while len(parts(tmp_path / "a")) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    kept = {path: path.read_text() for path in parts(tmp_path / "a")}
+    assert 2 <= len(kept) < 20
+    for out in ("a", "b"):
+        told = subprocess.run([*command, str(tmp_path / out)], env=environment, **settings).stdout
+        assert told.count("problems sampled") == 20
+    for path, text in kept.items():
+        before, after = ([json.loads(line) for line in t.split("\n")[:-1]] for t in (text, path.read_text()))
+        assert [{**record, "verdicts": None} for record in after] == [{**record, "verdicts": None} for record in before]
+    assert (tmp_path / "a" / "results.json").read_text() == (tmp_path / "b" / "results.json").read_text()
+    assert [path.read_text() for path in parts(tmp_path / "a")] == [path.read_text() for path in parts(tmp_path / "b")]
+
+
+def test_the_files_of_the_tasks_say_what_is_not_said(tmp_path: Path) -> None:
+    assert Wanted().of(tasks.build("aime24")) == {
+        "split": "test",
+        "samples": 32,
+        "temperature": 0.7,
+        "max_new_tokens": 7168,
+    }
+    assert Wanted().of(tasks.build("dapo500"))["samples"] == 8
+    assert Wanted().of(tasks.build("dapo_math"))["split"] == "validation"
+    said = Wanted(samples=3, temperature=0.0, max_new_tokens=5).of(tasks.build("aime24"))
+    assert said == {"split": "test", "samples": 3, "temperature": 0.0, "max_new_tokens": 5}
+
+
+def test_prompts_without_room_are_refused_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = max(len(problem.prompt) for problem in tasks.build("countdown").problems("test")[:4])
+    wanted = Wanted(samples=1, max_new_tokens=255, problems=4)
+    with pytest.raises(UserError) as error:
+        run(tmp_path, wanted)
+    words = str(error.value)
+    assert words.startswith("max_new_tokens is 255, but with 4 of 4 prompts of countdown that exceeds the model's")
+    room = int(words.split("allowed: up to ")[1].split(",")[0])
+    assert 256 - longest <= room < 255
+    run(tmp_path, Wanted(samples=1, max_new_tokens=room, problems=4))
+    with pytest.raises(UserError, match=f"up to {room}"):
+        run(tmp_path, Wanted(samples=1, max_new_tokens=room + 1, problems=4))
+    (found,) = run(tmp_path, Wanted(samples=1, max_new_tokens=255, problems=4, beyond_context=True))
+    assert len(found.evaluation.right) == 4
+
+
+def test_memory_is_shared_out_by_what_a_sequence_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584}
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**22}.__getitem__)
+    # 2 x 28 layers x 4 heads x 128 x 2 bytes x 8192 tokens are 448 MiB, 18 of which fit into 8 GiB.
+    config = SimpleNamespace(**shape)
+    assert assess.side_by_side(config, "cpu", torch.bfloat16, 6144) == 18
+    assert assess.side_by_side(config, "cpu", torch.float32, 6144) == 9
+    assert assess.side_by_side(SimpleNamespace(**shape, head_dim=64), "cpu", torch.bfloat16, 6144) == 36
+    assert assess.side_by_side(config, "cpu", torch.float32, 10**9) == 1
+    assert assess.side_by_side(SimpleNamespace(**{**shape, "num_hidden_layers": 1}), "cpu", torch.bfloat16, 1) == 512
+
+
+def test_a_verifier_that_fails_too_often_ends_it_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invented.prepare_in(tmp_path / "cache", monkeypatch, "aime24")
+    stuck = SimpleNamespace(verdicts=lambda pairs: [Verdict.TIMEOUT for _ in pairs])
+    monkeypatch.setattr(verify, "shared", lambda: stuck)
+    monkeypatch.setattr(command, "console", Console(width=400))
+    arguments = ["eval", "--model", "countdown-tiny", "--tasks", "aime24", "--samples", "4", "--max-new-tokens", "4"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*arguments, "--out", str(tmp_path / "out")])
+    assert ended.value.code == 1
+    told = capsys.readouterr().out
+    assert "16 of 16 answers (100.0%) could not be verified" in told
+    assert "what was sampled is kept in" in told
+    assert [record["verdicts"] for record in records(tmp_path / "out", "aime24")] == [["timeout"] * 4] * 4
+
+
+def test_what_a_reader_must_know_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invented.prepare_in(tmp_path / "cache", monkeypatch, "amc23")
+    monkeypatch.setattr(check, "flags", lambda name: [f"{name} is known by heart"])
+    monkeypatch.setattr(command, "console", Console(width=400))
+    arguments = ["eval", "--model", "countdown-tiny", "--tasks", "amc23,countdown", "--problems", "3", "--samples", "4"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*arguments, "--max-new-tokens", "4", "--out", str(tmp_path / "out")])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "amc23: amc23 is known by heart" in told
+    assert "amc23: the tokenizer leaves letters out of 3 of 3 prompts" in told
+    assert not any("countdown: the tokenizer" in line or "countdown is known" in line for line in told)
+    header = next(line for line in told if line.startswith("task"))
+    assert header.split() == ["task", "problems", "K", "Avg@K", "Pass@2", "Pass@4", "maj@K", "truncated", "length"]
+    assert [line.split()[:3] for line in told if line.startswith(("amc23  ", "countdown  "))] == [
+        ["amc23", "3", "4"],
+        ["countdown", "3", "4"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "countdown-tny", "--tasks", "aime24"], "unknown model 'countdown-tny'"),
+        (["--model", "countdown-tiny", "--tasks", "aime42"], "unknown task 'aime42'"),
+        (["--model", "countdown-tiny", "--tasks", "countdown", "--samples", "0"], "--samples is 0; allowed: 1"),
+        (["--model", "countdown-tiny", "--tasks", "countdown", "--temperature=-1"], "--temperature is -1.0; allowed"),
+        (["--model", "countdown-tiny", "--tasks", "countdown", "--problems", "999"], "has 336 in its test split"),
+        (["--model", "countdown-tiny", "--tasks", "aime24"], "run `entrobench data prepare aime24`"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    invented.prepare_in(tmp_path / "cache", monkeypatch)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["eval", *arguments, "--out", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1
+
+
+def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny model knows nothing of mathematics: scores near 0 are right, and every part has done its work."""
+    if not (REAL / "aime24.jsonl").is_file():
+        pytest.skip(f"there is no aime24.jsonl in {REAL}; ENTROBENCH_DATA names the folder of the real sets")
+    invented.prepare_in(tmp_path / "cache", monkeypatch)
+    prepare.prepare(["aime24", "aime25"], str(REAL))
+    with pytest.raises(UserError, match=r"1 of 30 prompts of aime24 that exceeds the model's max_position_embeddings"):
+        run(tmp_path, Wanted(samples=2, max_new_tokens=24), ["aime24"])
+    wanted = Wanted(samples=2, max_new_tokens=24, beyond_context=True)
+    for found in run(tmp_path, wanted, ["aime24", "aime25"]):
+        assert len(found.evaluation.problems) == len(found.evaluation.right) == 30
+        assert sum(found.evaluation.verdicts.values()) == 60
+        assert found.evaluation.metrics["avg"] < 0.1
+        assert 0 < found.evaluation.metrics["length"] <= 24
+        assert found.notes == ["the tokenizer leaves letters out of 30 of 30 prompts"]
+        kept = records(tmp_path, found.evaluation.task)
+        assert all(record["prompt"].endswith(r"\boxed{}.") and len(record["verdicts"]) == 2 for record in kept)

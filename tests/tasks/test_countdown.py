@@ -1,0 +1,259 @@
+import ast
+import itertools
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+import tasks
+from harness.base.errors import UserError
+from tasks import SPLITS, Problem, Verdict
+from tasks.countdown import Countdown, evaluate, examples, expression, key_of, multisets, parse_key, split_of
+
+PROBLEM = Problem("3,6,7=39", "6 7 3=39:", "3,6,7=39")
+OPERATIONS = {ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__}
+
+
+def values_of(text: str) -> list[int]:
+    """Python's own reading: the value of every operation, the whole last; SyntaxError for what is not allowed."""
+    found: list[int] = []
+
+    def walk(node: ast.AST) -> int:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+            found.append(OPERATIONS[type(node.op)](walk(node.left), walk(node.right)))
+            return found[-1]
+        raise SyntaxError(text)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 1(2) parses, with a warning
+        value = walk(ast.parse(text.strip(), mode="eval").body)
+    return found or [value]
+
+
+def brute_force(numbers: tuple[int, ...], highest: int) -> Iterator[int]:
+    """Replace any two numbers by a result until one is left; values come more than once."""
+    if len(numbers) == 1:
+        yield from (value for value in numbers if value <= highest)
+    for i, j in itertools.permutations(range(len(numbers)), 2):
+        rest = tuple(n for k, n in enumerate(numbers) if k not in (i, j))
+        a, b = numbers[i], numbers[j]
+        for value in (a + b, a - b, a * b):
+            if 0 <= value <= highest and max(a, b) <= highest:
+                yield from brute_force((*rest, value), highest)
+
+
+@pytest.mark.parametrize(
+    ("response", "verdict"),
+    [
+        (r"\boxed{(6*7)-3}", Verdict.RIGHT),
+        (r"\boxed{7*6-3}", Verdict.RIGHT),
+        (r"\boxed{ ((7 * 6)) - 3 }", Verdict.RIGHT),
+        (r"first \boxed{6+7+3} and then \boxed{(6*7)-3} at last", Verdict.RIGHT),
+        (r"\boxed{(6*7)-3} and then \boxed{6+7+3}", Verdict.WRONG),
+        (r"\boxed{6*(7-3)}", Verdict.WRONG),
+        (r"\boxed{39}", Verdict.WRONG),
+        (r"\boxed{6*7-3+3-3}", Verdict.WRONG),
+        (r"\boxed{(6*7)-3-0}", Verdict.WRONG),
+        (r"\boxed{6*6+3}", Verdict.WRONG),
+        (r"\boxed{42-3}", Verdict.WRONG),
+        ("(6*7)-3", Verdict.UNPARSED),
+        ("", Verdict.UNPARSED),
+        (r"\boxed{(6*7)-3", Verdict.UNPARSED),
+        (r"\boxed{(6*7)-3} \boxed{", Verdict.UNPARSED),
+        (r"\boxed{}", Verdict.UNPARSED),
+        (r"\boxed{6*7-}", Verdict.UNPARSED),
+        (r"\boxed{(6*7-3}", Verdict.UNPARSED),
+        (r"\boxed{6*7)-3}", Verdict.UNPARSED),
+        (r"\boxed{6 7 * 3 -}", Verdict.UNPARSED),
+        (r"\boxed{-3+6*7}", Verdict.UNPARSED),
+        (r"\boxed{6**7-3}", Verdict.UNPARSED),
+        (r"\boxed{(6)(7)-3}", Verdict.UNPARSED),
+        (r"\boxed{6*7-3=39}", Verdict.UNPARSED),
+        (r"\boxed{6*7-3.0}", Verdict.UNPARSED),
+        (r"\boxed{6*7-3_}", Verdict.UNPARSED),
+        ("\\boxed{(6*7)-\uff13}", Verdict.UNPARSED),  # a full-width three
+        ("\\boxed{(6*7)-\u0663}", Verdict.UNPARSED),  # an Arabic three
+        ("\\boxed{(6*7)-3\n}", Verdict.UNPARSED),
+        ("\\boxed{(6*7)-3\x00}", Verdict.UNPARSED),
+        ("\\boxed{(6*7)-\u00b3}", Verdict.UNPARSED),  # a superscript three: str.isdigit, but not int
+        ("\\boxed{__import__('os')}", Verdict.UNPARSED),
+        ("\ud800\\boxed{\udfff}", Verdict.UNPARSED),
+        ("\\boxed{" + "(" * 100_000 + "3" + ")" * 100_000 + "}", Verdict.UNPARSED),
+        ("\\boxed{" + "9" * 1_000_000 + "}", Verdict.UNPARSED),
+        ("\\boxed{" + "(" * 100 + "6*7-3" + ")" * 100 + "}", Verdict.RIGHT),
+        ("\\boxed{" + "9" * 200 + "}", Verdict.WRONG),
+        ("\\boxed{" + "*".join(["99"] * 80) + "}", Verdict.WRONG),
+        ("\\boxed{" * 100_000 + "(6*7)-3}", Verdict.RIGHT),
+    ],
+    ids=lambda value: ascii(value)[:40],
+)
+def test_verdict(response: str, verdict: Verdict) -> None:
+    assert Countdown().verdict(PROBLEM, response) is verdict
+
+
+def test_expressions_are_read_as_python_reads_them() -> None:
+    """Every string of up to five of these characters, and longer random ones."""
+    alphabet = "12+-*() "
+    rng = random.Random(0)
+    short = ("".join(text) for length in range(1, 6) for text in itertools.product(alphabet, repeat=length))
+    long = ("".join(rng.choices("12345+-*()", k=rng.randint(6, 12))) for _ in range(5_000))
+    valid = 0
+    for text in itertools.chain(short, long):
+        try:
+            expected = values_of(text)[-1]
+        except SyntaxError:
+            assert evaluate(text) is None, text
+        else:
+            read = evaluate(text)
+            assert read is not None, text
+            value, used = read
+            assert value == expected, text
+            assert used == [int(number) for number in text.translate(str.maketrans("+-*()", "     ")).split()], text
+            valid += 1
+    assert valid > 1_000
+
+
+@pytest.mark.parametrize("text", ["\x00", "(" * 256, ")" * 256, "1+" * 128, "*" * 256, " " * 256, "0" * 256])
+def test_nothing_raises(text: str) -> None:
+    Countdown().verdict(PROBLEM, text)
+    Countdown().verdict(PROBLEM, f"\\boxed{{{text}}}")
+
+
+@pytest.mark.parametrize("task", [Countdown(), Countdown(count=2, largest=9), Countdown(count=4, largest=5, target=20)])
+def test_the_problems_are_all_that_have_a_solution(task: Countdown) -> None:
+    expected = {
+        key_of(numbers, value)
+        for numbers in itertools.combinations_with_replacement(range(1, task.largest + 1), task.count)
+        for value in brute_force(numbers, task.target)
+    }
+    found = [problem.id for split in SPLITS for problem in task.problems(split)]
+    assert sorted(found) == sorted(expected)
+
+
+def test_splits_are_large_enough_and_apart() -> None:
+    ids = {split: [problem.id for problem in Countdown().problems(split)] for split in SPLITS}
+    assert {split: len(names) for split, names in ids.items()} == {"train": 2817, "validation": 337, "test": 336}
+    everything = [name for names in ids.values() for name in names]
+    assert len(set(everything)) == len(everything)
+    assert all(parse_key(name)[0] == tuple(sorted(parse_key(name)[0])) for name in everything)
+
+
+def test_held_out_problems_stay_the_same() -> None:
+    """Another split would mix what earlier models were trained on into what they are tested on."""
+    assert [problem.prompt for problem in Countdown().problems("test")[:3]] == ["12 5 4=3:", "3 1 10=30:", "5 11 1=54:"]
+    assert [problem.prompt for problem in Countdown().problems("validation")[:3]] == [
+        "9 9 4=14:",
+        "6 2 10=18:",
+        "4 10 4=10:",
+    ]
+    harder = Countdown(largest=15, target=100)
+    assert {p.id for p in Countdown(largest=9).problems("test")} < {p.id for p in harder.problems("test")}
+
+
+def test_prompts_show_the_numbers_in_any_order() -> None:
+    problems = Countdown().problems("train")
+    for problem in problems:
+        numbers, target = parse_key(problem.answer)
+        shown, equals, rest = problem.prompt.partition("=")
+        assert (equals, rest) == ("=", f"{target}:")
+        assert tuple(sorted(map(int, shown.split()))) == numbers
+        assert split_of(numbers, target) == "train"
+    ascending = sum(problem.prompt.split("=")[0] == problem.id.split("=")[0].replace(",", " ") for problem in problems)
+    assert 0.1 < ascending / len(problems) < 0.3  # a sixth where the three differ
+
+
+def test_large_tasks_are_a_bounded_draw() -> None:
+    task = Countdown(count=5, largest=50, target=100)
+    drawn = multisets(task)
+    assert len(set(drawn)) == 1000
+    assert all(len(numbers) == 5 and min(numbers) >= 1 and max(numbers) <= 50 for numbers in drawn)
+    assert sum(map(sum, drawn)) / 5000 == pytest.approx(25.5, abs=0.5)
+    rng = random.Random(0)
+    for problem in rng.sample(task.problems("test"), 3):
+        numbers, target = parse_key(problem.answer)
+        assert target in brute_force(numbers, 100)
+
+
+def test_examples_solve_training_problems_within_the_rules() -> None:
+    task = Countdown()
+    train = {problem.id for problem in task.problems("train")}
+    texts = set()
+    for prompt, response in itertools.islice(examples(task, seed=1, solving=1.0), 3_000):
+        shown, target = prompt.removesuffix(":").split("=")
+        key = key_of(tuple(sorted(map(int, shown.split()))), int(target))
+        assert key in train
+        assert task.verdict(Problem(key, prompt, key), response) is Verdict.RIGHT
+        values = values_of(response.removeprefix("\\boxed{").removesuffix("}"))
+        assert all(0 <= value <= 60 for value in values)
+        texts.add(response)
+    assert len(texts) > 2_000
+
+
+def test_every_solution_can_be_drawn_and_no_other() -> None:
+    """For 2 3 4 = 14: all ways to write it, by brute force over permutations, signs and the two bracketings."""
+    expected = set()
+    for a, b, c in itertools.permutations("234"):
+        for x, y in itertools.product("+-*", repeat=2):
+            for text in (f"({a}{x}{b}){y}{c}", f"{a}{x}({b}{y}{c})"):
+                values = values_of(text)
+                if values[-1] == 14 and all(0 <= value <= 60 for value in values):
+                    expected.add(text)
+    rng = random.Random(0)
+    assert {expression(rng, (2, 3, 4), 14, 60) for _ in range(2_000)} == expected
+
+
+def test_the_share_of_solving_examples() -> None:
+    """The rest are expressions over the same numbers, and solve only by chance."""
+    task = Countdown()
+
+    def share(solving: float) -> float:
+        drawn = list(itertools.islice(examples(task, seed=2, solving=solving), 4_000))
+        right = 0
+        for prompt, response in drawn:
+            shown, target = prompt.removesuffix(":").split("=")
+            key = key_of(tuple(sorted(map(int, shown.split()))), int(target))
+            verdict = task.verdict(Problem(key, prompt, key), response)
+            assert verdict is not Verdict.UNPARSED
+            right += verdict is Verdict.RIGHT
+        return right / len(drawn)
+
+    by_chance = share(0.0)
+    assert 0.05 < by_chance < 0.15
+    assert share(0.6) == pytest.approx(0.6 + 0.4 * by_chance, abs=0.03)
+
+
+def test_examples_repeat_with_their_seed() -> None:
+    first, again, other = (list(itertools.islice(examples(Countdown(), seed, 0.6), 50)) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("countdown(count=1)", r"countdown.count is 1; allowed: 2 to 5"),
+        ("countdown(largest=100)", r"countdown.largest is 100; allowed: 2 to 99"),
+        ("countdown(target=1)", r"countdown.target is 1; allowed: 2 to 999"),
+        ("countdown(counts=4)", r"unknown key countdown.counts; .*did you mean 'count'"),
+        ("countdwn", r"unknown task 'countdwn'; .*did you mean 'countdown'"),
+    ],
+)
+def test_mistakes_are_named(spec: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        tasks.build(spec)
+
+
+def test_an_unknown_split_is_named() -> None:
+    with pytest.raises(UserError, match=r"split is 'tset'; .*did you mean 'test'"):
+        Countdown().problems("tset")
+
+
+def test_tasks_import_without_torch() -> None:
+    code = "import sys, tasks; tasks.build('countdown').problems('test'); print({'torch', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

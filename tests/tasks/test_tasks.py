@@ -1,0 +1,360 @@
+"""The mathematical tasks, their lm-eval files, and the one way from a problem to a prompt."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import invented
+import pytest
+import yaml
+from lm_eval.tasks import TaskManager
+from places import REPOSITORY
+
+import tasks
+from harness import cell, config, matrix
+from harness.base.errors import UserError
+from harness.config import Verify
+from harness.data import cache, check, sets
+from harness.rollout import models
+from harness.rollout.rendering import Chat, instructed, render
+from harness.tokens.metrics import Stopwatch
+from harness.train.evaluate import quiet
+from harness.train.filter import Asker
+from harness.trainer import Trainer
+from harness.verify import failures
+from harness.verify import pool as verify
+from tasks import Problem, Verdict
+from tasks.countdown import Countdown, base_model
+from tasks.math import INSTRUCTION, held_out
+from tasks.scoring import majority, metric_list, vote
+
+REPEATS = {"aime24": 32, "aime25": 32, "amc23": 32, "countdown": 32}
+REPEATS |= {"dapo500": 8, "dapo_math": 8, "gsm8k": 8, "math500": 8}
+ENCODER = base_model.tokenizer(Countdown())
+
+
+@pytest.fixture
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with four invented problems in every evaluation set."""
+    invented.prepare_in(tmp_path / "cache", monkeypatch, *sets.SETS)
+    return tmp_path / "cache"
+
+
+def test_every_task_has_its_folder_and_its_repeats() -> None:
+    assert set(tasks.TASKS) == set(REPEATS)
+    for name, cls in tasks.TASKS.items():
+        task = tasks.build(name)
+        assert task.name == cls.name == name
+        assert tasks.folder(task) == REPOSITORY / "tasks" / name
+
+
+@pytest.mark.parametrize("name", REPEATS)
+def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = {"train": "9", "validation": "8", "test": "7"}
+    rows = [{"id": split, "problem": split, "answer": answer} for split, answer in everything.items()]
+    monkeypatch.setattr(cache, "rows", lambda name, split: rows)
+    monkeypatch.setattr("tasks.math.held_out", lambda problem: problem == "validation")
+    with quiet():
+        loaded = TaskManager(include_path=REPOSITORY / "tasks", include_defaults=False).load([name])
+    (said,) = (task.config for task in loaded["tasks"].values())
+    repeats = REPEATS[name]
+    assert said.repeats == repeats
+    assert said.metric_list == metric_list(repeats)
+    assert said.filter_list == [{"name": "all", "filter": [{"function": "take_first_k", "k": repeats}]}]
+    assert said.test_split == ("validation" if name == "dapo_math" else "test")
+    generation = {"until": [], "do_sample": True, "temperature": 0.7, "max_gen_toks": 7168}
+    countdown = {**generation, "temperature": 1.0, "max_gen_toks": 32}
+    assert said.generation_kwargs == (countdown if name == "countdown" else generation)
+    # Those who start without lm-eval read the same.
+    ours = tasks.settings(tasks.build(name))
+    for key in ("repeats", "generation_kwargs", "filter_list", "test_split"):
+        assert ours[key] == getattr(said, key)
+    assert [metric["metric"] for metric in ours["metric_list"]] == [metric["metric"] for metric in said.metric_list]
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "sentence"),
+    [
+        ("aime24", "train", "split is 'train', but the task aime24 has only test"),
+        ("dapo500", "validation", "split is 'validation', but the task dapo500 has only test"),
+        ("dapo_math", "test", "split is 'test', but the task dapo_math has only train and validation"),
+        ("aime24", "tset", "split is 'tset'; allowed: test, train, validation; did you mean 'test'?"),
+    ],
+)
+def test_a_split_that_a_task_has_not_is_one_sentence(name: str, split: str, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        tasks.build(name).problems(split)
+    assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["tasks=[aime24]"], "but the task aime24 has only test"),
+        (["tasks=[dapo_math]"], "eval.split is 'test', but the task dapo_math has only train and validation"),
+        (["eval.tasks=[aime24]", "eval.split=validation"], "eval.split is 'validation', but the task aime24"),
+    ],
+)
+def test_a_matrix_that_lacks_a_split_is_refused_before_it_runs(overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        matrix.cells(config.load("demo", overrides))
+    assert matrix.cells(config.load("demo", ["tasks=[dapo_math]", "eval.tasks=[aime24,dapo500]"]))
+
+
+def test_validation_is_a_part_of_the_training_set_that_each_problem_decides_for_itself(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"problem {i}" for i in range(20_000)]
+    invented.prepare("dapo_math", "train", dict.fromkeys(texts, "1"))
+    task = tasks.build("dapo_math")
+    validation = {problem.prompt for problem in task.problems("validation")}
+    train = {problem.prompt for problem in task.problems("train")}
+    assert len(validation) + len(train) == len(validation | train) == 20_000
+    assert 0.017 < len(validation) / 20_000 < 0.023
+    # Another rule would mix what earlier models were trained on into what settings are chosen with.
+    assert [text for text in texts[:100] if held_out(text)] == ["problem 52", "problem 61", "problem 91"]
+    invented.prepare("dapo_math", "train", dict.fromkeys(texts[::-7], "1"))
+    some = {problem.prompt for problem in task.problems("validation")}
+    assert some == {prompt for prompt in validation if prompt.partition("\n")[0] in texts[::-7]}
+
+
+# Prompts
+
+
+def test_a_prompt_is_the_problem_with_an_instruction(prepared: Path) -> None:
+    plain = tasks.build("aime24").problems("test")
+    assert {p.prompt: p.answer for p in plain} == {f"{text}\n\n{INSTRUCTION}": a for text, a in invented.ROWS.items()}
+    assert r"\boxed{}" in INSTRUCTION
+    bare = tasks.build("aime24(instruction='')").problems("test")
+    assert {p.prompt for p in bare} == set(invented.ROWS)
+    other = tasks.build("aime24(instruction='Think, then answer.')").problems("test")
+    assert [p.prompt for p in other] == [f"{p.prompt}\n\nThink, then answer." for p in bare]
+    assert [p.id for p in other] == [p.id for p in plain]
+
+
+def test_the_instruction_of_a_model_replaces_that_of_a_task_which_gives_one() -> None:
+    short = Chat(instruction="Box it.")
+    assert instructed(tasks.build("aime24"), short) == tasks.build("aime24(instruction='Box it.')")
+    assert instructed(tasks.build("countdown(count=4)"), short) == tasks.build("countdown(count=4)")
+    silent = tasks.build("aime24(instruction='')")
+    assert instructed(silent, short) == silent
+    assert instructed(tasks.build("aime24"), Chat(system="s")) == tasks.build("aime24")
+
+
+TEMPLATE = "{% for m in messages %}({{ m['content'] }}){% endfor %}{{ end }}{% if add_generation_prompt %}={% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("own", "chat", "text"),
+    [
+        (None, Chat(), "1+2"),
+        (None, Chat(system="3"), "3\n\n1+2"),
+        (TEMPLATE, Chat(), "(1+2)="),
+        (TEMPLATE, Chat(system="3"), "(3)(1+2)="),
+        (TEMPLATE, Chat(system="3", template_options={"end": "7"}), "(3)(1+2)7="),
+        (TEMPLATE, Chat(template=""), "1+2"),
+        (TEMPLATE, Chat(template="{{ messages[0]['content'] }}-"), "1+2-"),
+        (None, Chat(template=TEMPLATE, template_options={"end": "*"}), "(1+2)*="),
+    ],
+)
+def test_a_model_may_be_spoken_to_in_its_own_way(own: str | None, chat: Chat, text: str) -> None:
+    encoder = base_model.tokenizer(Countdown())
+    encoder.chat_template = own
+    assert render(encoder, "1+2", chat) == encoder(text)["input_ids"]
+
+
+class Overheard:
+    """An engine that remembers what it was asked, and goes on to answer."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.prompts: list[list[int]] = []
+
+    def generate(self, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> Any:
+        self.prompts += [list(prompt) for prompt in prompts]
+        return self.engine.generate(prompts, n, **settings)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Trainer:
+    model = tmp_path / "wordy.yaml"
+    chat = {"path": str(models.resolve("countdown-tiny").folder()), "system": "4", "template": TEMPLATE}
+    model.write_text(json.dumps({**chat, "template_options": {"end": "6"}}))
+    short = ["eval.problems=6", "eval.samples=2", "eval.k=1", "eval.split=train", "train.prompts=6", "train.group=2"]
+    settings = config.load("demo", [*short, f"models=[{model}]", "rollout.max_new_tokens=4", f"results={tmp_path}"])
+    planned = matrix.cells(settings)[0]
+    assert planned.identity["model"]["chat"] == {"system": "4", "template": TEMPLATE, "template_options": {"end": "6"}}
+    planned.write()
+    built, _ = cell.build(yaml.safe_load((planned.folder / "config.yaml").read_text()), planned.folder)
+    built.engine.load(built.policy.module)
+    return built
+
+
+def test_training_and_evaluation_show_a_model_the_same(trainer: Trainer) -> None:
+    trainer.engine = heard = Overheard(trainer.engine)  # type: ignore[assignment]
+    problems = trainer.task.problems("train")[:6]
+    trainer.sample(problems, 1)
+    trained, heard.prompts = heard.prompts, []
+    trainer.evaluate(0)
+    assert heard.prompts == trained
+    expected = [f"(4)({problem.prompt})6=" for problem in problems]
+    assert trained == [trainer.tokenizer(text)["input_ids"] for text in expected]
+    asker = Asker(
+        model={},
+        task=trainer.task,
+        engine=trainer.engine,
+        tokenizer=trainer.tokenizer,
+        rollout=trainer.config.rollout,
+        max_failures=1.0,
+        chat=trainer.chat,
+    )
+    assert [asker.prompt(problem) for problem in problems] == trained
+
+
+def test_contamination_is_told_of_what_was_trained_on(
+    trainer: Trainer, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "flags", lambda name: [f"{name} is known by heart"])
+    trainer.evaluation_tasks = [tasks.build("amc23"), tasks.build("countdown")]
+    trainer.config.eval.problems, trainer.config.eval.split = 2, "test"
+
+    def flags() -> dict[str, list[str]]:
+        trainer.evaluate(0)
+        found = (json.loads(path.read_text()) for path in (trainer.folder / "evals").glob("*.json"))
+        return {record["task"]: record["flags"] for record in found}
+
+    assert flags() == {"amc23": [], "countdown": []}
+    trainer.task = tasks.build("dapo_math")
+    assert flags() == {"amc23": ["amc23 is known by heart"], "countdown": []}
+
+
+# Verdicts and votes
+
+
+def test_a_verifier_that_fails_too_often_stops_training(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hard = trainer.prompts(7)[:3]
+
+    def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        return [Verdict.ERROR if problem in hard else Verdict.WRONG for problem, _ in pairs]
+
+    monkeypatch.setattr(Countdown, "verdicts", verdicts)
+    with pytest.raises(failures.TooManyFailures, match=r"6 of 12 answers \(50.0%\)"):
+        trainer.train_step(7, Stopwatch())
+    kept = (trainer.folder / "samples" / "train-000007.jsonl").read_text().splitlines()
+    assert [v for line in kept for v in json.loads(line)["verdicts"]].count(Verdict.ERROR) == 6
+    trainer.config.verify.max_failures = 0.5
+    assert trainer.train_step(7, Stopwatch())["verdicts/error"] == 0.5
+
+
+def test_a_cell_chooses_the_verifier(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verify.chosen == trainer.config.verify
+    monkeypatch.setattr(verify, "chosen", Verify(workers=1, limit_s=3.0))
+    assert len(verify.shared().workers) == 1
+    assert verify.shared() is verify.shared()
+
+
+def test_verdicts_are_the_verifiers_in_the_order_of_the_pairs() -> None:
+    problems = {answer: Problem(answer, "", answer) for answer in ("025", r"\frac{1}{2}", "7")}
+    asked = [
+        ("025", r"\boxed{25}"),
+        ("7", r"\boxed{8}"),
+        (r"\frac{1}{2}", r"\boxed{0.5}"),
+        ("7", "7"),
+        ("7", r"\boxed{7}"),
+    ]
+    verdicts = tasks.build("math500").verdicts([(problems[answer], response) for answer, response in asked])
+    assert verdicts == [Verdict.RIGHT, Verdict.WRONG, Verdict.RIGHT, Verdict.UNPARSED, Verdict.RIGHT]
+    assert tasks.build("math500").verdicts([]) == []
+
+
+def test_the_majority_by_drawing_one_of_the_leaders() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        votes = [rng.choice(["a", "b", "c", None]) for _ in range(rng.randint(1, 7))]
+        verdicts = [Verdict.RIGHT if vote == "a" else Verdict.WRONG if vote else Verdict.UNPARSED for vote in votes]
+        most = max((votes.count(v) for v in votes if v), default=0)
+        # Every voter for a leading answer may be the one that is drawn; each answer has as many.
+        drawn = [v == "a" for v in votes if v and votes.count(v) == most]
+        assert majority(votes, verdicts) == pytest.approx(sum(drawn) / len(drawn) if drawn else 0.0)
+    # Two ways of writing the right answer do not join forces against a wrong one.
+    assert majority(["1/2", "0.5", "2", "2"], [Verdict.RIGHT, Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]) == 0
+
+
+def test_a_vote_is_the_answer_in_one_way_of_writing() -> None:
+    same = [r"\boxed{1{,}025}", r"so \boxed{9} or \boxed{ 1025 }", r"\boxed{01,025}", r"\boxed{1025.}"]
+    assert {vote(text) for text in same} == {"1025"}
+    assert vote(r"\boxed{\dfrac12}") == vote(r"\boxed{ \frac{1}{2} }") != vote(r"\boxed{2}")
+    assert vote("1025") is None
+    assert vote(r"\boxed{") is None
+
+
+# lm-eval's own command
+
+
+@pytest.mark.slow
+def test_lm_eval_by_itself_runs_the_tasks(prepared: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lm_eval", "run", "--include_path", str(REPOSITORY / "tasks"), "--model", "dummy"]
+    command += ["--tasks", "aime24,dapo500", "--limit", "3", "--output_path", str(tmp_path / "out"), "--log_samples"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    (results,) = (json.loads(path.read_text())["results"] for path in tmp_path.glob("out/**/results_*.json"))
+    for name, repeats in (("aime24", 32), ("dapo500", 8)):
+        scores = {key.removesuffix(",all"): value for key, value in results[name].items() if key.endswith(",all")}
+        expected = {f"pass@{2**i}": 0.0 for i in range(repeats.bit_length())} | {"avg": 0.0, f"maj@{repeats}": 0.0}
+        expected |= {"unparsed": 1.0, "characters": 3.0}  # the dummy always says lol
+        assert {key: value for key, value in scores.items() if "stderr" not in key} == expected
+        (path,) = tmp_path.glob(f"out/**/samples_{name}_*.jsonl")
+        samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+        problems = tasks.build(name).problems("test")[:3]
+        assert [sample["arguments"]["gen_args_0"]["arg_0"] for sample in samples] == [p.prompt for p in problems]
+        assert [sample["resps"] for sample in samples] == [[["lol"] * repeats]] * 3
+
+
+# Adding a task
+
+
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    """One folder and one line, in a copy of the tasks."""
+    page = (REPOSITORY / "docs" / "add-a-task.md").read_text()
+    named = re.findall(r"`(tasks/sums/[\w.]+)`:\n\n```\w+\n(.*?)```", page, re.DOTALL)
+    assert [name for name, _ in named] == ["tasks/sums/__init__.py", "tasks/sums/sums.yaml"]
+    shutil.copytree(REPOSITORY / "tasks", tmp_path / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tasks" / "sums").mkdir()
+    for name, text in named:
+        (tmp_path / name).write_text(text)
+    line = '    "sums": Sums,\n'
+    assert line.strip() in page
+    table = tmp_path / "tasks" / "__init__.py"
+    start = "TASKS: dict[str, type[Task]] = {\n"
+    text = table.read_text().replace(start, start + line)
+    table.write_text(
+        text.replace("from harness.base.task import", "from tasks.sums import Sums\nfrom harness.base.task import")
+    )
+
+    def entrobench(*arguments: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "COLUMNS": "200"}
+        command = [sys.executable, "-m", "harness.cli", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "Sums of two numbers" in entrobench("list", "tasks")
+    (command,) = re.findall(r"entrobench (eval .*sums.*)", page)
+    told = entrobench(*command.replace("'", "").split())
+    assert re.search(r"^sums +16 +4 ", told, re.MULTILINE)
+    (path,) = tmp_path.glob("results/eval/countdown-tiny/sums-*/samples/0000.jsonl")
+    samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    assert [sample["prompt"] for sample in samples] == [
+        f"{a}+{b}=" for a, b in itertools.product(range(1, 5), repeat=2)
+    ]

@@ -1,0 +1,277 @@
+"""The importance correction against plain loops in float64, and what it must leave alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from loops import Oracle, group_advantages, responses
+from ragged import Case, case
+from trainers import build, same, weights
+
+import baselines
+from harness import config, matrix
+from harness.base.errors import UserError
+from harness.batch import Rollout, TokenBatch
+from harness.config import Correction
+from harness.method import Method, Signal
+from harness.tokens import correction, metrics
+from harness.tokens.correction import correct, factors
+from harness.tokens.metrics import Stopwatch
+
+SETTINGS = [
+    Correction(kind, level, low, high)
+    for kind, low in (("truncated", 0.0), ("masked", 0.0), ("masked", 0.6))
+    for level in ("token", "sequence")
+    for high in (1.3, 2.0)
+]
+
+
+def drifted(seed: int, size: float = 0.4) -> Case:
+    """A case whose engine gives other log-probabilities than the trainer."""
+    made = case(seed)
+    noise_T = size * torch.randn(
+        len(made.old.logp), dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 100)
+    )
+    batch = dataclasses.replace(made.batch, behaviour_logp_T=made.old.logp + noise_T)
+    return dataclasses.replace(made, batch=batch)
+
+
+def log_ratios(made: Case) -> list[float]:
+    pairs = zip(made.old.logp.tolist(), made.batch.behaviour_logp_T.tolist(), strict=True)
+    return [trainer - engine for trainer, engine in pairs]
+
+
+def ratios_of_sequences(made: Case) -> list[float]:
+    differences = log_ratios(made)
+    return [math.exp(math.fsum(differences[t] for t in span)) for span in responses(made)]
+
+
+def expected(made: Case, given: Correction) -> list[float]:
+    def bounded(ratio: float) -> float:
+        if given.kind == "truncated":
+            return min(ratio, given.high)
+        return ratio if given.low <= ratio <= given.high else 0.0
+
+    if given.level == "token":
+        return [bounded(math.exp(x)) for x in log_ratios(made)]
+    spread = zip(ratios_of_sequences(made), responses(made), strict=True)
+    return [bounded(ratio) for ratio, span in spread for _ in span]
+
+
+def signal_of(spec: str, made: Case) -> tuple[Method, Signal, list[TokenBatch]]:
+    method = Method.of(spec, baselines.METHODS)
+    minibatches = list(made.batch.split(2))
+    return method, method.signal(made.old, made.batch, minibatches), minibatches
+
+
+@pytest.mark.parametrize("given", SETTINGS, ids=str)
+def test_factors_are_those_of_the_loops(given: Correction) -> None:
+    seen = set()
+    for seed in range(5):
+        made = drifted(seed)
+        found_T = factors(made.batch, made.old.logp, given)
+        torch.testing.assert_close(
+            found_T, torch.tensor(expected(made, given), dtype=torch.float64), rtol=1e-12, atol=0
+        )
+        bound = given.high if given.kind == "truncated" else 0.0
+        seen |= {value == bound for value in found_T.tolist()}
+    assert seen == {True, False}, "a bound that never or always holds would make this test empty"
+
+
+@pytest.mark.parametrize("given", SETTINGS[::3], ids=str)
+@pytest.mark.parametrize(
+    ("spec", "settings"),
+    [
+        ("grpo", {}),
+        ("grpo(normalise=sequence,kl_coef=0.3)", {"normalise": "sequence", "kl": ("k2", 0.3)}),
+        ("grpo(normalise=constant)+entropy_bonus(coefficient=0.2)", {"normalise": "constant", "bonus": 0.2}),
+    ],
+)
+def test_the_gradient_of_each_token_is_multiplied_and_no_denominator_nor_term(
+    spec: str, settings: dict[str, object], given: Correction
+) -> None:
+    made = drifted(3)
+    method, plain, minibatches = signal_of(spec, made)
+    signal = correct(plain, made.batch, given)
+    oracle = Oracle(group_advantages(made), keep=expected(made, given), **settings)  # type: ignore[arg-type]
+    for part in minibatches:
+        made.logits_TV.grad = None
+        rows = [row for row, group in enumerate(made.batch.groups_B.tolist()) if group in part.groups_B.tolist()]
+        wanted, gradient = oracle.loss(made, rows)
+        loss = method.loss(made.current(part), signal.at(part.index_T), part)
+        loss.backward()
+        assert loss.item() == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+        assert made.logits_TV.grad is not None
+        for t, slopes in gradient.items():
+            torch.testing.assert_close(
+                made.logits_TV.grad[t], torch.tensor(slopes, dtype=torch.float64), rtol=1e-8, atol=1e-12
+            )
+
+
+@pytest.mark.parametrize(
+    "spec", ["clip_b(share=0.1)", "clip_v(share=0.1)", "clip_b(share=0.1,reference_denominator=true)"]
+)
+@pytest.mark.parametrize("given", SETTINGS[1::4], ids=str)
+def test_what_a_method_computes_does_not_see_the_correction(spec: str, given: Correction) -> None:
+    made = drifted(1)
+    _, plain, _ = signal_of(spec, made)
+    signal = correct(plain, made.batch, given)
+    for name in ("advantages_T", "scale_T", "term_scale_T"):
+        assert torch.equal(getattr(signal, name), getattr(plain, name))
+    assert (plain.weights_T == 0).any()
+    assert not torch.equal(signal.weights_T, plain.weights_T)
+    assert (signal.weights_T[plain.weights_T == 0] == 0).all(), "what a method drops stays dropped"
+    wanted = torch.tensor(expected(made, given), dtype=torch.float64)[plain.weights_T != 0]
+    torch.testing.assert_close(signal.weights_T[plain.weights_T != 0], wanted, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_where_engine_and_trainer_agree_no_bit_changes(dtype: torch.dtype) -> None:
+    made = case(2)
+    old = dataclasses.replace(made.old, logp=made.old.logp.to(dtype))
+    batch = dataclasses.replace(made.batch, behaviour_logp_T=old.logp.clone())
+    method = Method.of("clip_b(share=0.1)", baselines.METHODS)
+    plain = method.signal(old, batch, list(batch.split(2)))
+    for given in SETTINGS:
+        signal = correct(plain, batch, given)
+        assert signal.weights_T.dtype == dtype
+        assert torch.equal(signal.weights_T, plain.weights_T)
+
+
+@pytest.mark.parametrize(
+    "overrides", [["correction.kind=truncated"], ["correction.kind=masked", "correction.level=sequence"]]
+)
+def test_training_with_an_exact_engine_is_the_same_bit_for_bit(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off, on = (
+        build(tmp_path / "off", "grpo+clip_b(share=0.1)"),
+        build(tmp_path / "on", "grpo+clip_b(share=0.1)", *overrides),
+    )
+
+    def exact(batch: TokenBatch, logp_T: torch.Tensor, level: str) -> torch.Tensor:
+        return torch.zeros_like(logp_T if level == "token" else batch.lengths_B, dtype=torch.float64)
+
+    off.train_step(1, Stopwatch())
+    off.train_step(2, Stopwatch())
+    with monkeypatch.context() as patched:
+        patched.setattr(correction, "log_ratios", exact)
+        on.train_step(1, Stopwatch())
+        on.train_step(2, Stopwatch())
+    assert same(weights(off), weights(on))
+
+
+def test_training_with_a_correction_differs_where_the_engine_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name, overrides in (("off", []), ("on", ["correction.kind=truncated"])):
+        trainer = build(tmp_path / name, "grpo", *overrides, "mismatch.float32.p99=null", "mismatch.float32.max=null")
+        plain = trainer.sample
+
+        def sample(*asked: object, plain=plain) -> list[list[Rollout]]:  # type: ignore[no-untyped-def]
+            return [[dataclasses.replace(r, logp=[x - 0.5 for x in r.logp]) for r in group] for group in plain(*asked)]
+
+        monkeypatch.setattr(trainer, "sample", sample)
+        record = trainer.train_step(1, Stopwatch())
+        found.append((weights(trainer), record))
+        assert record["mismatch/token_ratio_mean"] == pytest.approx(math.exp(0.5), abs=1e-4), "raw, whether corrected"
+        assert record["weights/mean"] == 1.0, "the method's own weights"
+    assert not same(found[0][0], found[1][0])
+
+
+def test_ratios_correct_an_expectation_over_the_engine_to_one_over_the_trainer() -> None:
+    """Over all tokens of a vocabulary: sum of q (p / q) f = sum of p f, where nothing is bounded."""
+    generator = torch.Generator().manual_seed(0)
+    p, q = torch.rand(2, 9, dtype=torch.float64, generator=generator).softmax(1)
+    f = torch.rand(9, dtype=torch.float64, generator=generator)
+    batch = TokenBatch.of([[Rollout([1], [y], [0.0], True) for y in range(9)]], [0.0] * 9, 1, "cpu")
+    batch = dataclasses.replace(batch, behaviour_logp_T=q.log())
+    factors_T = factors(batch, p.log(), Correction("truncated", high=1e9))
+    assert (q * factors_T * f).sum().item() == pytest.approx((p * f).sum().item(), rel=1e-12)
+    assert (q * f).sum().item() != pytest.approx((p * f).sum().item(), rel=1e-3)
+
+
+# What is logged
+
+
+@pytest.mark.parametrize("given", [Correction(), SETTINGS[1], SETTINGS[-1]], ids=str)
+def test_raw_ratios_are_those_of_the_loops(given: Correction) -> None:
+    made = drifted(4)
+    found = metrics.of_mismatch(made.batch, made.old.logp, given)
+    differences = log_ratios(made)
+    by_level = {"token": [math.exp(x) for x in differences], "sequence": ratios_of_sequences(made)}
+    sizes = sorted(map(abs, differences))
+    wanted = {
+        "mismatch/mean": math.fsum(sizes) / len(sizes),
+        "mismatch/p99": next(x for i, x in enumerate(sizes, 1) if 100 * i >= 99 * len(sizes)),
+        "mismatch/max": sizes[-1],
+        "mismatch/k3": math.fsum(math.exp(x) - x - 1 for x in differences) / len(sizes),
+        "mismatch/beyond": sum(not given.low <= r <= given.high for r in by_level[given.level])
+        / len(by_level[given.level]),
+    }
+    for level, ratios in by_level.items():
+        total, ordered = math.fsum(ratios), sorted(ratios)
+        wanted[f"mismatch/{level}_ratio_mean"] = total / len(ratios)
+        wanted[f"mismatch/{level}_ratio_p99"] = next(
+            x for i, x in enumerate(ordered, 1) if 100 * i >= 99 * len(ordered)
+        )
+        wanted[f"mismatch/{level}_ratio_max"] = ordered[-1]
+        wanted[f"mismatch/{level}_ess"] = total**2 / math.fsum(r * r for r in ratios) / len(ratios)
+    assert found == pytest.approx(wanted, rel=1e-10)
+    assert 0 < found["mismatch/beyond"] < 1
+
+
+def test_a_ratio_beyond_all_numbers_stays_a_number() -> None:
+    made = drifted(0)
+    batch = dataclasses.replace(made.batch, behaviour_logp_T=made.old.logp - 1000.0)
+    found = metrics.of_mismatch(batch, made.old.logp, Correction())
+    assert all(map(math.isfinite, found.values()))
+    assert found["mismatch/max"] == pytest.approx(1000)
+    assert set(factors(batch, made.old.logp, Correction("truncated")).tolist()) == {2.0}
+    assert set(factors(batch, made.old.logp, Correction("masked")).tolist()) == {0.0}
+
+
+# The configuration
+
+
+def test_a_correction_makes_other_cells_and_settings_that_nobody_reads_do_not() -> None:
+    def key(*overrides: str) -> str:
+        return matrix.cells(config.load("smoke", overrides))[0].key
+
+    plain = key()
+    assert key("correction.level=sequence", "correction.high=3") == plain, "it is off"
+    assert key("mismatch.float32.p99=1") == plain, "a bound decides whether a cell ends, not how"
+    others = [
+        key("correction.kind=truncated"),
+        key("correction.kind=masked"),
+        key("correction.kind=masked", "correction.low=0.5"),
+        key("correction.kind=truncated", "correction.level=sequence"),
+        key("correction.kind=truncated", "correction.high=3"),
+    ]
+    assert len({plain, *others}) == 6
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "correction.kind=maskd",
+            r"correction.kind is 'maskd'; allowed: masked, off, truncated; did you mean 'masked'\?",
+        ),
+        ("correction.level=word", "correction.level is 'word'; allowed: sequence, token"),
+        ("correction.high=0.9", "correction.high is 0.9; allowed: 1 and more"),
+        ("correction.low=1.5", "correction.low is 1.5; allowed: 0 to 1"),
+        ("correction.low=0.5", "correction.low is 0.5, but kind=off has no lower bound"),
+        ("correction.hihg=2", r"unknown key correction.hihg; allowed: .*; did you mean 'high'\?"),
+        ("mismatch.bfloat16.p99=-1", "mismatch.bfloat16.p99 is -1.0; allowed: 0 and more"),
+        ("mismatch.float16.p99=1", r"unknown key mismatch.float16; allowed: bfloat16, float32"),
+    ],
+)
+def test_impossible_settings_are_refused(override: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        config.load("smoke", [override])

@@ -1,0 +1,386 @@
+"""Which problems are trained on: exact bounds, and pass rates that are measured once, whatever is killed or waits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from harness import cell, config, matrix
+from harness.base import files
+from harness.base.errors import UserError
+from harness.base.task import Problem, Verdict
+from harness.batch import Rollout
+from harness.config import Filter, RolloutConfig
+from harness.rollout import models
+from harness.rollout.rendering import Chat
+from harness.train import filter
+from harness.train.filter import Asker, Pool
+from harness.verify.failures import TooManyFailures
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    """Problem i is solved by the responses 0 to i - 1 of those that the engine below gives."""
+
+    name: ClassVar[str] = "counting"
+    splits: ClassVar[tuple[str, ...]] = ("train",)
+
+    count: int = 17
+
+    def problems(self, split: str) -> list[Problem]:
+        assert split == "train"
+        return [Problem(f"p{i}", "x" * (i + 1), str(i)) for i in range(self.count)]
+
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        return [Verdict.RIGHT if int(text) < int(problem.answer) else Verdict.WRONG for problem, text in pairs]
+
+
+class Letters:
+    """A tokenizer with a token a character, which decodes every token as its number."""
+
+    chat_template = None
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(character) for character in text]}
+
+    def batch_decode(self, responses: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        assert skip_special_tokens
+        return [str(token) for (token,) in responses]
+
+
+class Numbered:
+    """An engine whose sample j is the token j; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def load(self, model: Any) -> None:
+        raise AssertionError("the filter changes no weights")
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], n: int, *, seeds: Sequence[int], temperature: float, max_new_tokens: int
+    ) -> list[list[Rollout]]:
+        self.calls.append({"prompts": prompts, "n": n, "seeds": seeds, "how": (temperature, max_new_tokens)})
+        return [[Rollout(list(prompt), [j], [0.0], True) for j in range(n)] for prompt in prompts]
+
+
+def asker(**changes: Any) -> Asker:
+    values: dict[str, Any] = {
+        "model": {"path": "m"},
+        "task": Counting(),
+        "engine": Numbered(),
+        "tokenizer": Letters(),
+        "rollout": RolloutConfig(max_new_tokens=8),
+        "max_failures": 0.05,
+    }
+    return Asker(**(values | changes))
+
+
+def ask(who: Asker, cache: Path, given: Filter | None = Filter(), at_once: int = 5) -> Pool:  # noqa: B008
+    return filter.pool(who, given, cache, at_once, lambda text: None)
+
+
+def ids(pool: Pool) -> list[str]:
+    return [problem.id for problem in pool.problems]
+
+
+# The bounds
+
+
+def test_the_papers_bounds_are_strict(tmp_path: Path) -> None:
+    """0 and 1 of 16 are too hard, 15 and 16 too easy, 2 to 14 stay."""
+    found = ask(asker(), tmp_path)
+    assert ids(found) == [f"p{i}" for i in range(2, 15)]
+    assert found.record == {
+        "problems/given": 17,
+        "problems/too_hard": 2,
+        "problems/too_easy": 2,
+        "problems/kept": 13,
+    }
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 10, 16, 30, 100])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.1, 0.9), (0.3, 0.7), (0.0625, 0.9375), (0.29, 0.57)])
+def test_bounds_are_those_of_the_decimals(n: int, low: float, high: float) -> None:
+    exactly = [Fraction(str(low)), Fraction(str(high))]
+    fewest, most = Filter(n, low, high).bounds()
+    for right in range(n + 1):
+        assert (fewest <= right <= most) == (exactly[0] < Fraction(right, n) < exactly[1])
+
+
+def test_floats_would_get_a_bound_wrong() -> None:
+    """9 of 10 is no less than 0.9, and 29 of 100 no more than 0.29, though as floats they are."""
+    assert Fraction(9, 10) < Fraction(0.9)
+    assert Filter(10, 0.1, 0.9).bounds() == (2, 8)
+    assert 100 * 0.29 < 29
+    assert Filter(100, 0.29, 1.0).bounds()[0] == 30
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.filter.m=3", "unknown key train.filter.m"),
+        ("train.filter=yes", "train.filter is True"),
+        ("train.filter.n=0", "train.filter.n is 0"),
+        ("train.filter={low: 0.9, high: 0.1}", "between low .0.9. and high .0.1."),
+        ("train.filter={high: 1.5}", "0 <= low < high <= 1"),
+        ("train.filter.n=1", "no share of 1 lies strictly between"),
+        ("train.filter={n: 16, low: 0.07, high: 0.1}", "no share of 16 lies strictly between"),
+        ("rollout.max_prompt_tokens=0", "rollout.max_prompt_tokens is 0"),
+    ],
+)
+def test_a_filter_that_makes_no_sense_is_one_sentence(override: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        config.load("demo", [override])
+
+
+def test_the_filter_defines_the_cell() -> None:
+    def key(*overrides: str) -> str:
+        return matrix.cells(config.load("demo", overrides))[0].key
+
+    keys = [key(), key("train.filter={}"), key("train.filter.n=8"), key("train.filter.high=0.9")]
+    assert len(set(keys)) == 4
+    assert key("train.filter={n: 16, low: 0.0625, high: 0.9375}") == keys[1]
+    assert key("train.filter=null") == keys[0]
+
+
+# What is asked, and when
+
+
+def test_without_a_filter_nothing_is_asked_and_nothing_written(tmp_path: Path) -> None:
+    who = asker()
+    found = ask(who, tmp_path, None)
+    assert len(found.problems) == 17
+    assert found.record == {"problems/given": 17, "problems/kept": 17}
+    assert not who.engine.calls  # type: ignore[attr-defined]
+    assert not list(tmp_path.iterdir())
+
+
+def test_long_prompts_are_left_out_and_not_asked(tmp_path: Path) -> None:
+    who = asker(rollout=RolloutConfig(max_new_tokens=8, max_prompt_tokens=9))
+    found = ask(who, tmp_path)
+    assert ids(found) == [f"p{i}" for i in range(2, 9)]
+    assert found.record["problems/too_long"] == 8
+    assert max(len(prompt) for call in who.engine.calls for prompt in call["prompts"]) == 9  # type: ignore[attr-defined]
+    assert ids(ask(who, tmp_path / "none", None)) == [f"p{i}" for i in range(9)]
+
+
+def test_each_problem_is_asked_as_in_training(tmp_path: Path) -> None:
+    chat = Chat(system="S")
+    who = asker(chat=chat, rollout=RolloutConfig(temperature=0.5, max_new_tokens=3))
+    ask(who, tmp_path, Filter(n=4, low=0, high=1))
+    calls = who.engine.calls  # type: ignore[attr-defined]
+    assert [len(call["prompts"]) for call in calls] == [5, 5, 5, 2]
+    assert {(call["n"], *call["how"]) for call in calls} == {(4, 0.5, 3)}
+    asked = [prompt for call in calls for prompt in call["prompts"]]
+    assert asked == [[ord(c) for c in f"S\n\n{problem.prompt}"] for problem in Counting().problems("train")]
+    assert len({seed for call in calls for seed in call["seeds"]}) == 17
+
+
+def test_other_bounds_ask_nobody_again(tmp_path: Path) -> None:
+    who = asker()
+    ask(who, tmp_path)
+    before = len(who.engine.calls)  # type: ignore[attr-defined]
+    assert ids(ask(who, tmp_path, Filter(low=0.5, high=0.75))) == ["p9", "p10", "p11"]
+    assert len(who.engine.calls) == before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("changes", "given"),
+    [
+        ({"model": {"path": "other"}}, Filter()),
+        ({"task": Counting(count=16)}, Filter()),
+        ({"rollout": RolloutConfig(temperature=0.9, max_new_tokens=8)}, Filter()),
+        ({"rollout": RolloutConfig(max_new_tokens=9)}, Filter()),
+        ({"rollout": RolloutConfig(engine="vllm", max_new_tokens=8)}, Filter()),
+        ({"chat": Chat(system="Think.")}, Filter()),
+        ({}, Filter(n=15)),
+    ],
+)
+def test_whatever_decides_a_pass_rate_is_measured_anew(changes: dict[str, Any], given: Filter, tmp_path: Path) -> None:
+    ask(asker(), tmp_path)
+    other = asker(**changes)
+    ask(other, tmp_path, given)
+    assert other.engine.calls  # type: ignore[attr-defined]
+    assert len(list(tmp_path.glob("filters/*.json"))) == 2
+
+
+def test_a_filter_that_keeps_nothing_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no problem of counting is left .*17 too hard, 0 too easy, 0 kept"):
+        ask(asker(task=Impossible()), tmp_path)
+
+
+class Impossible(Counting):
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        return [Verdict.UNPARSED for _ in pairs]
+
+
+class Unverifiable(Counting):
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+        return [Verdict.TIMEOUT for _ in pairs]
+
+
+def test_a_verifier_that_fails_makes_no_problem_hard(tmp_path: Path) -> None:
+    with pytest.raises(TooManyFailures, match="80 of 80 answers"):
+        ask(asker(task=Unverifiable()), tmp_path)
+    assert not list(tmp_path.glob("filters/*.json"))
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"the cache .* cannot be written \(Not a directory\); set ENTROBENCH_CACHE"):
+        ask(asker(), tmp_path / "file")
+
+
+# Killed, and several at once
+
+
+class Killed(Exception):
+    pass
+
+
+class Mortal(Numbered):
+    def __init__(self, lives: int) -> None:
+        super().__init__()
+        self.lives = lives
+
+    def generate(self, *given: Any, **named: Any) -> list[list[Rollout]]:
+        if len(self.calls) == self.lives:
+            raise Killed
+        return super().generate(*given, **named)
+
+
+def test_killed_and_run_again_it_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+    whole = asker()
+    ask(whole, tmp_path / "whole")
+    said: list[str] = []
+    first, second = asker(engine=Mortal(2)), asker()
+    with pytest.raises(Killed):
+        filter.pool(first, Filter(), tmp_path / "killed", 5, said.append)
+    assert said[-1].startswith("difficulty filter: 10 of 17 problems asked")
+    found = filter.pool(second, Filter(), tmp_path / "killed", 5, said.append)
+    assert said[-1] == "training problems: 17 given, 2 too hard, 2 too easy, 13 kept"
+
+    def asked(*who: Asker) -> list[tuple[list[int], int]]:
+        calls = [call for each in who for call in each.engine.calls]  # type: ignore[attr-defined]
+        return [pair for call in calls for pair in zip(call["prompts"], call["seeds"], strict=True)]
+
+    assert asked(first, second) == asked(whole)
+    (one,), (other,) = ((tmp_path / name).glob("filters/*.json") for name in ("whole", "killed"))
+    assert (one.name, json.loads(one.read_text())) == (other.name, json.loads(other.read_text()))
+    assert ids(found) == [f"p{i}" for i in range(2, 15)]
+
+
+class Slow(Numbered):
+    """Leaves a line for each call; every process sees the file."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__()
+        self.log = log
+
+    def generate(self, *given: Any, **named: Any) -> list[list[Rollout]]:
+        with open(self.log, "a") as log:
+            log.write(f"{os.getpid()}\n")
+        time.sleep(0.1)
+        return super().generate(*given, **named)
+
+
+def cell_process(cache: Path, out: Path) -> None:
+    said: list[str] = []
+    found = filter.pool(asker(engine=Slow(cache / "log")), Filter(), cache, 5, said.append)
+    files.write_json(out / f"{os.getpid()}.json", {"kept": ids(found), "said": said})
+
+
+def test_several_cells_measure_once_and_the_others_wait(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    context = multiprocessing.get_context("fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads; the children use none
+        processes = [context.Process(target=cell_process, args=(tmp_path, out)) for _ in range(3)]
+        for process in processes:
+            process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) == 4
+    assert len(set(lines)) == 1
+    results = [files.read_json(path) for path in out.iterdir()]
+    assert [result["kept"] for result in results] == [[f"p{i}" for i in range(2, 15)]] * 3
+    assert sum(result["said"][0].startswith("waiting for another process") for result in results) == 2
+
+
+# With a real model
+
+
+SHORT = ["train.steps=2", "train.prompts=8", "train.updates=2", "train.group=4", "eval.problems=4", "eval.samples=2"]
+SHORT += ["eval.k=1", "eval.every=0", "train.filter={n: 8, low: 0.125, high: 0.875}"]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 problems of Countdown instead of thousands."""
+    from tasks.countdown import Countdown
+
+    every = Countdown.problems
+    monkeypatch.setattr(Countdown, "problems", lambda self, split: every(self, split)[:48])
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, but with the model that is there already."""
+    made = models.resolve("countdown-tiny").folder()
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache" / "models").mkdir(parents=True)
+    (tmp_path / "cache" / "models" / made.name).symlink_to(made)
+    return tmp_path / "cache"
+
+
+def record(*overrides: str) -> dict[str, Any]:
+    settings = config.load("demo", [*SHORT, *overrides])
+    return {
+        "config": dataclasses.asdict(settings),
+        "method": "grpo",
+        "task": "countdown",
+        "model": "countdown-tiny",
+        "seed": 0,
+    }
+
+
+def counted(cache: Path) -> dict[str, int]:
+    (path,) = cache.glob("filters/*.json")
+    right: dict[str, int] = files.read_json(path)["right"]
+    return right
+
+
+@pytest.mark.usefixtures("few")
+def test_a_cell_trains_on_what_its_base_model_solves_sometimes(cache: Path, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    said: list[str] = []
+    trainer, _ = cell.build(record(), tmp_path / "cell", said.append)
+    right = counted(cache)
+    kept = {name for name, count in right.items() if 1 < count < 7}
+    assert 0 < len(kept) < 48, "the tiny model solves some of these problems sometimes"
+    assert {problem.id for problem in trainer.problems} == kept
+    trainer.run(lambda step: None)
+    first = json.loads((tmp_path / "cell" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["metrics"]["problems/kept"] == len(kept)
+    assert {problem.id for step in (1, 2, 3, 4) for problem in trainer.prompts(step)} <= kept
+
+    # A trained cell that starts again without the cache asks the base model, not the one that it has trained.
+    (path,) = cache.glob("filters/*.json")
+    path.unlink()
+    cell.build(record("train.prompts=16"), tmp_path / "cell", said.append)
+    assert counted(cache) == right, "nor does it matter how many problems are asked at a time"

@@ -1,0 +1,528 @@
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from golden import hostile, triples
+from places import REAL
+
+from harness import config
+from harness.base.task import Verdict
+from harness.batch import Rollout
+from harness.verify import failures, text
+from harness.verify import pool as verify
+from harness.verify.alongside import Alongside
+from harness.verify.failures import TooManyFailures, check_failures
+from harness.verify.pool import Verifier
+from harness.verify.text import extract, integer
+
+GOLDEN = list(triples())
+SLOW = r"\boxed{\Gamma(10^{10})}"  # 10^10 multiplications
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(workers=2, limit_s=20.0) as verifier:
+        yield verifier
+
+
+def boxed(*answers: object) -> list[tuple[str, str]]:
+    return [("5", rf"\boxed{{{answer}}}") for answer in answers]
+
+
+def running(worker: verify.Worker) -> int:
+    assert worker.process is not None
+    return worker.process.pid
+
+
+def child_of(pid: int) -> int:
+    """The process that answers."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if children:
+            return int(children[0])
+        time.sleep(0.01)
+    raise AssertionError("no child")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(*pids: int, within_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline and any(map(is_alive, pids)):
+        time.sleep(0.05)
+    return not any(map(is_alive, pids))
+
+
+# Verdicts
+
+
+def test_golden_set(verifier: Verifier) -> None:
+    found = verifier.verdicts([(gold, output) for gold, output, _ in GOLDEN])
+    wrong = [
+        f"{gold!r}, {output[:80]!r}: {verdict}, not {expected}"
+        for (gold, output, expected), verdict in zip(GOLDEN, found, strict=True)
+        if verdict is not expected
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_golden_set_is_large_and_has_no_repeats() -> None:
+    counts = Counter(verdict for *_, verdict in GOLDEN)
+    assert len(set(GOLDEN)) == len(GOLDEN)
+    assert min(counts[Verdict.RIGHT], counts[Verdict.WRONG]) >= 250
+    assert counts[Verdict.UNPARSED] >= 40
+
+
+def test_verdicts_depend_on_neither_order_nor_workers(verifier: Verifier) -> None:
+    pairs = [(gold, output) for gold, output, _ in GOLDEN if integer(gold) is None and len(output) < 1000]
+    some = random.Random(0).sample(pairs, 60)
+    shuffled = random.Random(1).sample(some, len(some))
+    one_by_one = {pair: verifier.verdicts([pair])[0] for pair in some}
+    with Verifier(workers=1, limit_s=20.0) as other:
+        assert other.verdicts(shuffled) == [one_by_one[pair] for pair in shuffled]
+    assert verifier.verdicts(some * 2) == [one_by_one[pair] for pair in some] * 2
+
+
+def test_equal_answers_are_judged_once(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    ask = verify.Worker.ask
+    monkeypatch.setattr(
+        verify.Worker, "ask", lambda self, gold, answer: asked.append((gold, answer)) or ask(self, gold, answer)
+    )
+    pairs = [("5", r"\boxed{7x}"), ("5", r"so \boxed{7x}."), ("5", r"\boxed{ 7x}"), ("6", r"\boxed{7x}")]
+    assert verifier.verdicts(pairs) == [Verdict.WRONG] * 4
+    assert sorted(asked) == [("5", "7x"), ("6", "7x")]
+
+
+def test_integers_need_no_worker() -> None:
+    pairs = [("25", rf"\boxed{{{text}}}") for text in ("025", "25", "26", "٢٥", "25^\\circ", "")]
+    with Verifier() as verifier:
+        assert verifier.verdicts(pairs) == [
+            Verdict(v) for v in ("right", "right", "wrong", "unparsed", "right", "unparsed")
+        ]
+        assert all(worker.process is None for worker in verifier.workers)
+
+
+def test_arithmetic_is_tidy_and_spelled_in_one_way() -> None:
+    """The short cut for it gives what the long way does, which a space in front enforces and does not survive."""
+    for length in range(4):
+        for letters in itertools.product("-+*/()01 .,=eE{}$\\", repeat=length):
+            written = "".join(letters)
+            assert text.tidy(written) == text.tidy(f" {written}")
+            assert text.spelling(written) == text.spelling(f" {written}")
+    assert text.spelling(text.tidy("(6*7)-3/1+0")) == "(6*7)-3/1+0"
+
+
+def test_answers_of_math_equal_themselves_and_not_each_other(verifier: Verifier) -> None:
+    path = REAL / "math500.jsonl"
+    if not path.exists():
+        pytest.skip(f"there is no {path}; ENTROBENCH_DATA names the folder of the data sets")
+    answers = sorted({json.loads(line)["answer"] for line in path.read_text().split("\n") if line})
+    apart = sorted({text.spelling(text.tidy(answer)): answer for answer in answers if integer(answer) is None}.values())
+    shifted = random.Random(0).sample(list(itertools.pairwise(apart)), 50)
+    worker = verifier.workers[0]  # which does not see that they are written alike
+    assert {worker.ask(text.tidy(answer), text.tidy(answer)) for answer in apart} == {(Verdict.RIGHT, "")}
+    found = verifier.verdicts([(gold, rf"\boxed{{{answer}}}") for gold, answer in shifted])
+    assert set(found) == {Verdict.WRONG}
+
+
+# What is in the box
+
+
+def reference_extract(response: str) -> str | None:
+    """By counting braces from every box on."""
+    spans = []
+    for match in re.finditer(r"\\boxed\{", response):
+        depth = 1
+        for i in range(match.end(), len(response)):
+            depth += (response[i] == "{") - (response[i] == "}")
+            if not depth:
+                break
+        spans.append((match.end(), i if not depth else None))
+    if not spans:
+        return None
+    last = spans[-1][0]
+    around = [(start, end) for start, end in spans if end is not None and end >= last]
+    return response[slice(*around[0])].strip() or None if around else None
+
+
+def test_extract_agrees_with_counting_braces() -> None:
+    rng = random.Random(0)
+    found = Counter()
+    for _ in range(20_000):
+        response = "".join(rng.choices(["\\boxed{", "{", "}", "5", " ", "x"], [3, 1, 4, 2, 1, 1], k=rng.randint(1, 12)))
+        expected = reference_extract(response)
+        assert extract(response) == expected, response
+        found[expected is None] += 1
+    assert min(found.values()) > 2_000
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"\boxed" * 300_000,
+        r"\boxed{" * 300_000,
+        r"\boxed " * 300_000,
+        r"\boxed{5}" * 200_000,
+        r"\boxed{" + "\\" * 1_000_000,
+        r"\boxed" + " " * 1_000_000,
+        r"\boxed{" + "{}" * 500_000,
+        r"\boxed{5}" + "}" * 1_000_000 + "{" * 1_000_000,
+    ],
+    ids=range(8),
+)
+def test_extract_takes_time_in_proportion(response: str) -> None:
+    start = time.process_time()
+    extract(response)
+    assert time.process_time() - start < 5
+
+
+def test_integers_survive_their_spellings() -> None:
+    rng = random.Random(0)
+    commas = [",", "{,}", r"\,", r"\!", r",\!", " "]
+    after = ["", ".", ".0", r"^\circ", r"^{\circ}", "°", r"\text{ cm}", " cm", r"\ ", r" \text{ degrees}", " ."]
+    around = ["{}", " {} ", "{{{}}}", "${}$", r"\({}\)", "{{ {} }}"]
+    for _ in range(2_000):
+        number = rng.randint(-(10 ** rng.randint(1, 25)), 10 ** rng.randint(1, 25))
+        sign = rng.choice(["-", "\u2212", "- "]) if number < 0 else rng.choice(["", "+"])
+        digits = "0" * rng.randint(0, 3) + str(abs(number))
+        digits = rng.choice([digits, f"{abs(number):,}".replace(",", rng.choice(commas))])
+        text = rng.choice(around).format(sign + digits + rng.choice(after))
+        assert integer(text) == number, text
+
+
+def test_only_ascii_digits_are_digits() -> None:
+    others = [
+        chr(code) for code in range(128, sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Nd", "Nl", "No")
+    ]
+    assert len(others) > 1_500
+    assert not [digit for digit in others if integer(digit) is not None or integer(f"1{digit}") is not None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "1/2",
+        "0.5",
+        "1.2.3",
+        "5%",
+        "1,2",
+        "12,34",
+        "5 6",
+        "--5",
+        "5-",
+        "1e3",
+        "5x",
+        "(",
+        "9" * 5_000,
+        "1" + ",000" * 2_000,
+    ],
+)
+def test_what_is_no_integer(text: str) -> None:
+    assert integer(text) is None
+
+
+# Failures
+
+
+def test_hostile_answers_cost_their_own_verdict(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    harmless = [(f"{n}", Verdict.WRONG) for n in range(6, 206)] + [
+        (rf"\frac{{{5 * n}}}{{{n}}}", Verdict.RIGHT) for n in range(2, 42)
+    ]
+    asked = [*harmless, *hostile(0), *harmless[:20]]
+    random.Random(0).shuffle(asked)
+    pairs = boxed(*(answer for answer, _ in asked))
+    with Verifier(workers=2, limit_s=1.0) as verifier:
+        verifier.verdicts(boxed("1+4", "2+3"))
+        before = [running(worker) for worker in verifier.workers]
+        with caplog.at_level(logging.WARNING, "harness.verify.pool"):
+            found = verifier.verdicts(pairs)
+        assert found == [expected for _, expected in asked]
+        assert verifier.verdicts(boxed("10/2")) == [Verdict.RIGHT]
+        assert [running(worker) for worker in verifier.workers] == before
+    failures = [expected for _, expected in asked if expected in failures.FAILURES]
+    assert len(caplog.messages) == len(failures) == 3
+    assert sum("RecursionError" in message for message in caplog.messages) == 1
+    assert sum("more than 1 s" in message for message in caplog.messages) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_limit_is_kept() -> None:
+    with Verifier(workers=1, limit_s=0.5) as verifier:
+        verifier.verdicts(boxed("1+4"))
+        start = time.monotonic()
+        assert verifier.verdicts([("5", SLOW)]) == [Verdict.TIMEOUT]
+        assert 0.5 <= time.monotonic() - start < 5
+
+
+def test_a_worker_that_dies_costs_one_answer() -> None:
+    with Verifier(workers=1, limit_s=2.0) as verifier, ThreadPoolExecutor(1) as caller:
+        assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
+        (worker,) = verifier.workers
+        for victim in (child_of, lambda pid: pid):
+            answer = caller.submit(verifier.verdicts, [("5", SLOW)])
+            time.sleep(0.3)
+            os.kill(victim(running(worker)), signal.SIGKILL)
+            assert answer.result() == [Verdict.ERROR]
+            assert verifier.verdicts(boxed("2+3", "1+5")) == [Verdict.RIGHT, Verdict.WRONG]
+
+
+def test_a_worker_that_dies_while_idle_costs_nothing() -> None:
+    with Verifier(workers=1, limit_s=60.0) as verifier:
+        verifier.verdicts(boxed("1+4"))
+        pid = running(verifier.workers[0])
+        os.kill(child_of(pid), signal.SIGKILL)
+        time.sleep(0.3)
+        assert verifier.verdicts(boxed("2+3", "1+5", "2+4")) == [Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]
+
+
+def test_a_worker_that_cannot_start_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with Verifier(workers=1) as verifier, pytest.raises(RuntimeError, match="does not start"):
+        verifier.verdicts(boxed("1+4"))
+
+
+def in_judge(code: str) -> str:
+    """What this code prints in a process like that of a worker."""
+    prelude = "import json, resource, math_verify.grader, sympy; from harness.verify import judge\n"
+    return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, check=True).stdout
+
+
+def test_memory_is_limited() -> None:
+    printed = in_judge(
+        "judge.harden(); judge.judge('1', r'\\operatorname{zeros}(2,2)')\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**23,) * 2)\n"
+        "print(judge.answer(json.dumps(['1', r'\\operatorname{zeros}(600,600)']).encode()))"
+    )
+    assert printed.startswith("('error', 'MemoryError")
+
+
+@pytest.mark.parametrize("error", ["MemoryError", "RecursionError"])
+def test_exhaustion_that_the_library_swallows_is_an_error(error: str) -> None:
+    printed = in_judge(
+        f"def broken(*_): raise {error}\n"
+        "math_verify.grader.simplify = broken; judge.harden()\n"
+        "print(judge.answer(json.dumps([r'\\sin 2x', r'2\\sin x\\cos x']).encode()))"
+    )
+    assert printed == f"('error', '{error}')\n"
+
+
+def test_sympy_cannot_evaluate_text() -> None:
+    printed = in_judge(
+        "judge.harden(); print(sympy.S('3/2'))\n"
+        "for text in ('x', 'print(1)', '__import__(\"os\").getcwd()', '(1).__class__', 'Integer.mro()'):\n"
+        "    try: print(sympy.sympify(text))\n"
+        "    except RuntimeError as error: print(error)"
+    )
+    assert printed.splitlines() == ["3/2"] + ["text was about to be evaluated as code"] * 5
+
+
+def test_workers_end_with_their_caller() -> None:
+    caller = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, threading; from harness.verify.pool import Verifier\n"
+            "verifier = Verifier(workers=1, limit_s=1.0)\n"
+            "verifier.verdicts([('5', r'\\boxed{1+4}')])\n"
+            "print(verifier.workers[0].process.pid, flush=True)\n"
+            f"verifier.verdicts([('5', {SLOW!r})] * 9)\n",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert caller.stdout is not None
+    worker = int(caller.stdout.readline())
+    child = child_of(worker)
+    caller.kill()
+    caller.communicate()
+    assert gone(worker, child)
+
+
+def test_closing_ends_the_workers() -> None:
+    with Verifier(workers=2) as verifier:
+        verifier.verdicts(boxed("1+4", "2+3", "1+5", "7x"))
+        pids = [running(worker) for worker in verifier.workers if worker.process]
+        children = [child_of(pid) for pid in pids]
+    assert pids
+    assert gone(*pids, *children)
+
+
+# Sharing
+
+
+def test_threads_share_a_verifier(verifier: Verifier) -> None:
+    pairs = [(gold, output) for gold, output, _ in GOLDEN[100:160]]
+    expected = [verdict for *_, verdict in GOLDEN[100:160]]
+    found: dict[int, list[Verdict]] = {}
+    threads = [threading.Thread(target=lambda i=i: found.update({i: verifier.verdicts(pairs[i::4])})) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: expected[i::4] for i in range(4)}
+
+
+def judge_in_child(pipe: multiprocessing.connection.Connection) -> None:
+    pipe.send(verify.shared().verdicts(boxed("1+4", "1+5")))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_daemonic_processes_have_verifiers_of_their_own(method: str) -> None:
+    """As cells are: processes that may have no children of multiprocessing, forked from one that may be at work."""
+    assert verify.shared().verdicts(boxed("2+3")) == [Verdict.RIGHT]
+    context = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=judge_in_child, args=(theirs,), daemon=True)
+    process.start()
+    assert ours.poll(60)
+    assert ours.recv() == [Verdict.RIGHT, Verdict.WRONG]
+    process.join(20)
+    assert process.exitcode == 0
+    assert verify.shared().verdicts(boxed("3+3", "2+4")) == [Verdict.WRONG, Verdict.WRONG]
+
+
+def test_settings_are_for_the_shared_verifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "chosen", verify.chosen)
+    verify.choose(config.Verify(limit_s=0.7, workers=3))
+    assert verify.shared() is verify.shared()
+    assert [worker.limit_s for worker in verify.shared().workers] == [0.7] * 3
+
+
+# The share of failures
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "errors", "others", "threshold", "stops"),
+    [
+        (3, 2, 95, 0.04, True),
+        (3, 2, 95, 0.05, False),
+        (5, 0, 94, 0.05, True),
+        (2, 2, 0, 0.05, False),  # too few to say
+        (0, 5, 0, 1.0, False),
+        (0, 0, 0, 0.0, False),
+        (0, 5, 9_995, 0.0, True),
+    ],
+)
+def test_check_failures(timeouts: int, errors: int, others: int, threshold: float, stops: bool) -> None:
+    verdicts = ["timeout"] * timeouts + ["error"] * errors
+    verdicts += itertools.islice(itertools.cycle(["right", "wrong", "unparsed"]), others)
+    if not stops:
+        check_failures(verdicts, threshold)
+        return
+    with pytest.raises(TooManyFailures) as caught:
+        check_failures(verdicts, threshold)
+    total = timeouts + errors + others
+    assert str(caught.value) == (
+        f"{timeouts + errors} of {total} answers ({(timeouts + errors) / total:.1%}) could not be verified "
+        f"({timeouts} timeouts, {errors} errors); allowed are {threshold:.1%}"
+    )
+
+
+# While others are being sampled
+
+
+def group(*verdicts: Verdict) -> list[Rollout]:
+    return [Rollout([1], [list(Verdict).index(verdict)], [0.0], True) for verdict in verdicts]
+
+
+def written(groups: dict[int, list[Rollout]]) -> list[Verdict]:
+    """Each response says what its verdict is."""
+    return [list(Verdict)[rollout.response[0]] for group in groups.values() for rollout in group]
+
+
+R, W, U = Verdict.RIGHT, Verdict.WRONG, Verdict.UNPARSED
+
+
+def test_verdicts_stand_in_the_order_of_the_prompts_whenever_groups_end() -> None:
+    groups = {0: group(R, W), 1: group(U), 2: group(W, W, R)}
+    for order in itertools.permutations(groups):
+        with Alongside(written) as judging:
+            for number in order:
+                judging.add(number, groups[number])
+            assert judging.verdicts() == [R, W, U, W, W, R]
+
+
+def test_groups_are_judged_while_others_are_sampled_and_together_what_came_meanwhile() -> None:
+    rounds: list[list[int]] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def judge(groups: dict[int, list[Rollout]]) -> list[Verdict]:
+        rounds.append(list(groups))
+        begun.set()
+        assert go_on.wait(10)
+        return written(groups)
+
+    with Alongside(judge) as judging:
+        judging.add(3, group(R))
+        assert begun.wait(10), "nobody asked for verdicts yet"
+        for number in (2, 0, 1):
+            judging.add(number, group(W))
+        assert rounds == [[3]]
+        go_on.set()
+        assert judging.verdicts() == [W, W, W, R]
+    assert rounds == [[3], [2, 0, 1]]
+    assert judging.seconds > 0
+
+
+def test_what_goes_wrong_beside_the_sampling_is_raised_where_verdicts_are_asked_for() -> None:
+    def judge(groups: dict[int, list[Rollout]]) -> list[Verdict]:
+        raise RuntimeError(f"no verdict on {list(groups)}")
+
+    with Alongside(judge) as judging:
+        judging.add(5, group(R))
+        judging.add(6, group(R))
+        with pytest.raises(RuntimeError, match=r"no verdict on \[5"):
+            judging.verdicts()
+
+
+def test_what_goes_wrong_in_the_sampling_does_not_wait_for_verdicts() -> None:
+    judged: list[int] = []
+    begun = threading.Event()
+
+    def judge(groups: dict[int, list[Rollout]]) -> list[Verdict]:
+        begun.set()
+        time.sleep(0.2)
+        judged.extend(groups)
+        return written(groups)
+
+    def sample() -> None:
+        with Alongside(judge) as judging:
+            judging.add(0, group(R))
+            assert begun.wait(10)
+            judging.add(1, group(R))
+            raise FloatingPointError
+
+    with pytest.raises(FloatingPointError):
+        sample()
+    assert judged == [0], "what was not begun is not judged"
