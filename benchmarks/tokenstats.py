@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 from trl.trainer.utils import selective_log_softmax_and_entropy
 
 from benchmarks.common import show
-from harness.tokens.stats import Head, token_stats
+from harness.tokens.head import Head
+from harness.tokens.statistics import token_stats
 
 VOCABULARY = 152_064
 FITS = 2**33  # bytes; what would take more is not run

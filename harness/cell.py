@@ -28,7 +28,7 @@ from harness.base.schema import typed
 from harness.config import Config
 from harness.method import Method
 from harness.record.log import MetricsLog
-from harness.rollout import choice, models
+from harness.rollout import choice, engines, models
 from harness.rollout.proof import check_weights
 from harness.rollout.rendering import instructed
 from harness.rollout.together import led
@@ -67,7 +67,7 @@ def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = pri
     tokenizer = AutoTokenizer.from_pretrained(base)
     check_vocabulary(tokenizer, policy.module, base)
     chosen = choice.resolve(config.rollout.engine, device, model.shape())
-    engine = choice.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
+    engine = engines.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
     torch.manual_seed(record["seed"])  # after the engine, since vLLM seeds what all of the process draw from
     task = instructed(tasks.build(record["task"]), model.chat)
     if config.train.filter is not None:

@@ -13,8 +13,9 @@ from trainers import build, same, weights
 
 from harness import cell
 from harness.rollout import choice
+from harness.tokens.head import Head
 from harness.tokens.metrics import Stopwatch
-from harness.tokens.stats import Head, token_stats
+from harness.tokens.statistics import token_stats
 
 pytestmark = [
     pytest.mark.gpu,

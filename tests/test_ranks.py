@@ -24,7 +24,7 @@ from harness.base import files, ranks
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Hardware, Train
 from harness.record.log import MetricsLog
-from harness.tokens import stats as tokenstats
+from harness.tokens import statistics as tokenstats
 from harness.tokens.metrics import Stopwatch
 from harness.train.policy import Policy
 

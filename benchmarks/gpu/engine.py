@@ -22,7 +22,7 @@ from harness.batch import Rollout
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.protocol import Engine
 from harness.rollout.vllm import VllmEngine
-from harness.tokens.stats.product import product
+from harness.tokens.product import product
 
 EOS = 0
 PROMPTS = [[(7 * i + j) % 1000 + 1 for i in range(100)] for j in range(64)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+GIB = 2**30
+DAY = 86_400.0
+
 
 def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {seconds:02d} s"
-
-
-GIB = 2**30
-DAY = 86_400.0
 
 
 def gib(number: int) -> str:

@@ -14,6 +14,8 @@ from harness.base.shape import Shape
 from harness.config import Config
 from harness.data import cache, sets
 
+Needs = frozenset[str]  # of what takes memory: values, ref_logp
+
 FLOAT = 4  # bytes of float32, in which master weights, gradients, moments and statistics are kept
 
 SEQUENCES = 512  # that the embedded engine decodes at once
@@ -232,6 +234,18 @@ def on_disk(shape: Shape, config: Config, needs: frozenset[str]) -> tuple[int, i
     return checkpoint, checkpoint + FLOAT * shape.parameters * config.checkpoint.save_model
 
 
+@dataclass(frozen=True)
+class Footprint:
+    """One model, trained by the methods that ask for the same."""
+
+    model: str
+    shape: Shape
+    methods: tuple[str, ...]
+    memory: Memory
+    engine: Engine
+    together: int  # sequences of full length that it decodes at once
+
+
 # Time, where nothing has been measured
 
 
@@ -277,18 +291,3 @@ def seconds(shape: Shape, config: Config, needs: frozenset[str], size: int, spee
 
     step = generation(trained(config)) + updating(shape, config, needs, speed)
     return config.train.steps * step + evaluations(config) * sum(map(generation, scored(config).values()))
-
-
-# The plan
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """One model, trained by the methods that ask for the same."""
-
-    model: str
-    shape: Shape
-    methods: tuple[str, ...]
-    memory: Memory
-    engine: Engine
-    together: int  # sequences of full length that it decodes at once

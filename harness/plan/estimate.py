@@ -12,15 +12,13 @@ from harness.config import Config
 from harness.matrix import Cell, Progress
 from harness.method import Method
 from harness.plan import cost
-from harness.plan.cost import SPEEDS, Engine, Footprint
+from harness.plan.cost import SPEEDS, Engine, Footprint, Needs
 from harness.plan.lacks import no_device, no_memory, no_room, no_vllm, not_prepared, not_usable, too_large, too_small
 from harness.plan.machine import Machine, samples_with_vllm
 from harness.rollout import models
 
 STATES = ("done", "running", "stale", "failed", "planned")
 USUAL = 80 * 10**9  # bytes of the GPU that vLLM's cache is reckoned for where none is known
-
-Needs = frozenset[str]
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,13 @@ from harness.config import Config
 from harness.data import cache, sets
 from harness.matrix import Cell
 from harness.plan import cost
-from harness.plan.cost import Footprint
-from harness.plan.estimate import Needs
+from harness.plan.cost import Footprint, Needs
 from harness.plan.machine import Machine, samples_with_vllm
 from harness.rollout import choice
 from harness.rollout.models import Model
 
 PATIENCE = 2 * DAY  # for one cell; where a CPU would take longer, a GPU is missing
 LARGEST = 180 * 10**9  # bytes of the largest GPU that can be had
-
-
-# What this machine lacks, as sentences
 
 
 def no_device(config: Config, machine: Machine, missing: Sequence[Cell], assumed: float | None) -> Iterator[str]:

@@ -12,8 +12,6 @@ from harness.base.shape import Shape
 from harness.config import Config
 from harness.rollout import choice
 
-# The machine
-
 
 @dataclass(frozen=True)
 class Device:

@@ -16,9 +16,6 @@ from harness.plan.estimate import Plan
 DETAILED = GIB  # from so many bytes on it is worth saying what they are for
 
 
-# Showing
-
-
 def show(console: Console, plan: Plan) -> None:
     config = plan.config
     console.print(f"matrix {config.name}: {sum(plan.states.values())} cells in {config.folder}")

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-# The store
-
-
 @contextmanager
 def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
     """A client of the MLflow store, whose troubles are told in one sentence."""

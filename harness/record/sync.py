@@ -24,9 +24,6 @@ METRICS_PER_CALL = 1000  # MLflow takes no more
 LONGEST_VALUE = 500  # of a parameter or tag, in every version of MLflow
 
 
-# From a cell's folder to its run
-
-
 def sync(folder: Path, uri: str) -> None:
     """Bring the cell's run up to what its folder holds for good.
 

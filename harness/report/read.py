@@ -37,9 +37,6 @@ class Result:
         return pass_at_k(self.right_JN.shape[1], self.right_JN.sum(axis=1), k)
 
 
-# Reading MLflow
-
-
 def done_runs(client: MlflowClient, matrix: str, uri: str) -> dict[str, Run]:
     """By cell; the first where there is more than one, as `sync` has it."""
     experiment = client.get_experiment_by_name(matrix)

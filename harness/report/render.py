@@ -17,9 +17,6 @@ BETTER, WORSE = "▲", "▼"
 FLAG = " †"
 
 
-# Showing
-
-
 def render(rows: Sequence[Row], how: str) -> str:
     one_of("--format", how, ("table", "md", "csv", "json"))
     if how == "json":

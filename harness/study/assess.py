@@ -27,7 +27,7 @@ from harness.batch import Rollout
 from harness.cell import device_of
 from harness.config import Config, Hardware, Verify
 from harness.report.render import shown
-from harness.rollout import choice
+from harness.rollout import choice, engines
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model
 from harness.rollout.proof import check_weights
@@ -102,7 +102,7 @@ class EngineOnDemand:
     @cached_property
     def engine(self) -> Sampling:
         if self.name == "vllm":  # which reads the folder itself
-            return choice.build(self.name, self.folder, self.eos, self.device, self.dtype, Hardware())
+            return engines.build(self.name, self.folder, self.eos, self.device, self.dtype, Hardware())
         model = load_model(self.folder, self.dtype)
         together = side_by_side(model.config, self.device, self.dtype, self.budget)
         engine = EmbeddedEngine(self.eos, self.device, self.dtype, together)

@@ -31,8 +31,9 @@ from harness.method import Control
 from harness.report.plots import Series, plot
 from harness.study.explain import PLAIN, batch_of, build
 from harness.tokens import dynamics
+from harness.tokens.head import Head
 from harness.tokens.metrics import Stopwatch
-from harness.tokens.stats import Head, token_stats
+from harness.tokens.statistics import token_stats
 from harness.train.policy import Policy, head_of, hidden_states, targets
 from harness.trainer import Trainer
 

@@ -16,7 +16,8 @@ from harness.base import ranks
 from harness.base.errors import CellFailure, UserError
 from harness.batch import TokenBatch, TokenStats
 from harness.config import Hardware, Train
-from harness.tokens.stats import Head, token_stats
+from harness.tokens.head import Head
+from harness.tokens.statistics import token_stats
 
 
 class Learner:

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from harness.batch import Rollout
 
 
-# While others are being sampled
-
-
 class Alongside:
     """Judges groups in a thread of its own as they come, in whatever order; use it as a context manager.
 

@@ -11,9 +11,6 @@ FAILURES = (Verdict.TIMEOUT, Verdict.ERROR)
 FEWEST = 5  # failures; fewer say nothing about their share
 
 
-# Failures
-
-
 class TooManyFailures(RuntimeError):
     """The verifier fails so often that scores would say more about it than about the model."""
 

@@ -35,7 +35,7 @@ from harness.plan.cost import EMBEDDED, Asked, Engine, Memory
 from harness.plan.machine import Device, Machine, cuda_devices, this_machine
 from harness.rollout import choice, embedded, models, vllm
 from harness.tokens.metrics import Stopwatch
-from harness.tokens.stats import streaming
+from harness.tokens.statistics import streaming
 from harness.train.policy import Critic
 from tasks.countdown import Countdown
 from tasks.countdown.recipe import Recipe

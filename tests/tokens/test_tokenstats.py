@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.batch import TokenStats
-from harness.tokens.stats import BACKENDS, SMALL, Head, streaming, token_stats
+from harness.tokens.head import Head
+from harness.tokens.statistics import BACKENDS, SMALL, streaming, token_stats
 
 TOKENS, WIDTH, VOCABULARY = 11, 5, 23
 BLOCKS = {"dense": [None], "torch": [(2**7, 2**10), (4, 7), (1, 1)]}  # how a backend may cut its work

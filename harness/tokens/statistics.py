@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from harness.batch import TokenStats
-from harness.tokens.stats import dense, streaming
-
-Columns = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]  # the first fields of TokenStats
-
-
-@dataclass(frozen=True)
-class Head:
-    """What turns hidden states into logits: softcap * tanh((weight @ hidden + bias) / softcap), or without either."""
-
-    weight_VD: Tensor
-    bias_V: Tensor | None = None
-    softcap: float | None = None
+from harness.tokens import dense, streaming
+from harness.tokens.head import Columns, Head
 
 
 class Backend(Protocol):

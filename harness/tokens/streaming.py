@@ -11,15 +11,13 @@ Accumulators of z itself would lose digits where logits are far from 0. The back
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.tokens.stats.product import product, widened
-
-if TYPE_CHECKING:
-    from harness.tokens.stats import Columns, Head
+from harness.tokens.head import Columns, Head
+from harness.tokens.product import product, widened
 
 BLOCK = {"cpu": (2**7, 2**10), "cuda": (2**11, 2**14)}  # tokens x vocabulary; on a CPU it stays near the core
 FAR = -1e4  # further than this below the maximum, exp is 0

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from harness.tokens.stats.product import wide
-
-if TYPE_CHECKING:
-    from harness.tokens.stats import Columns, Head
+from harness.tokens.head import Columns, Head
+from harness.tokens.product import wide
 
 
 def statistics(

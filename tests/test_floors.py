@@ -1,0 +1,62 @@
+"""The rooms stand on floors: a module imports from its own floor or from lower ones, and nothing imports in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+
+import pytest
+from places import REPOSITORY
+
+FLOORS = [
+    "base config",
+    "record",
+    "data",
+    "tokens batch method",
+    "verify",
+    "tasks baselines",
+    "rollout",
+    "train trainer cell",
+    "matrix launch plan",
+    "report",
+    "study",
+    "commands cli",
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}
+PATHS = [path for top in ("harness", "tasks", "baselines") for path in (REPOSITORY / top).rglob("*.py")]
+MODULES = {".".join(p.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): p for p in PATHS}
+
+
+def imports(module: str) -> Iterator[str]:
+    """Yields the modules that one imports: at its top, in its functions, and for types alone."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            yield from (m if (m := f"{node.module}.{alias.name}") in MODULES else node.module for alias in node.names)
+
+
+def room(module: str) -> str:
+    top, _, rest = module.partition(".")
+    return rest.partition(".")[0] if top == "harness" and rest else top
+
+
+GRAPH = {module: set(imports(module)) - {module} for module in MODULES}
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room(module) for module in MODULES} - {"harness"} == FLOOR.keys()
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_nothing_is_imported_from_a_higher_floor(module: str) -> None:
+    assert not [other for other in GRAPH[module] if FLOOR[room(other)] > FLOOR[room(module)]]
+
+
+def test_no_circle_of_modules_or_of_rooms() -> None:
+    rooms: dict[str, set[str]] = {}
+    for module, others in GRAPH.items():
+        rooms.setdefault(room(module), set()).update(map(room, others))
+    for graph in (GRAPH, {name: others - {name} for name, others in rooms.items()}):
+        TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
