@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from rich.table import Table
 from transformers.utils import logging
 
 from harness import cell, config
+from harness.matrix import Cell
 from harness.trainer import Trainer
 
 console = Console(width=120, highlight=False)
@@ -23,8 +23,8 @@ logging.set_verbosity_error()
 def trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer:
     """A trainer of the demo's configuration, before its first step."""
     settings = config.load("demo", overrides)
-    record = {"config": dataclasses.asdict(settings), "method": method, "task": "countdown", "model": "countdown-tiny"}
-    built, _ = cell.build({**record, "seed": 0}, folder, say=lambda _: None)
+    planned = Cell(settings, method, task="countdown", model="countdown-tiny", seed=0)
+    built = cell.build(planned.spec, folder, say=lambda _: None)
     built.engine.load(built.policy.module)
     return built
 

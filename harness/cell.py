@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 import transformers
-import yaml
-from filelock import FileLock
 from transformers import AutoTokenizer
 from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once, in the server that cells fork from
 
@@ -24,17 +22,19 @@ import baselines
 import tasks
 from harness.base import files, ranks
 from harness.base.errors import CellFailure, UserError
-from harness.base.schema import typed
 from harness.config import Config
 from harness.method import Method
+from harness.record import state
 from harness.record.log import MetricsLog
+from harness.record.spec import CellSpec
+from harness.record.state import State
 from harness.rollout import choice, engines, models
 from harness.rollout.proof import check_weights
 from harness.rollout.rendering import instructed
 from harness.rollout.together import led
 from harness.train.filter import Asker, pool
 from harness.train.policy import Critic, Policy, check_vocabulary
-from harness.trainer import Trainer
+from harness.trainer import Parts, Trainer
 from harness.verify import failures
 from harness.verify import pool as verify
 
@@ -50,13 +50,14 @@ def device_of(config: Config) -> tuple[str, torch.dtype]:
     return device, getattr(torch, config.train.dtype)
 
 
-def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = print) -> tuple[Trainer, str]:
-    config: Config = typed(Config(), record["config"], "")
+def build(spec: CellSpec, folder: Path, say: Callable[[str], None] = print) -> Trainer:
+    """Returns the trainer of a cell, with all of its parts."""
+    config = spec.config
     device, dtype = device_of(config)
     torch.set_num_threads(config.hardware.threads)
     verify.choose(config.verify)
-    method = Method.of(record["method"], baselines.table(config.plugins), config.method_options)
-    model = models.resolve(record["model"])
+    method = Method.of(spec.method, baselines.table(config.plugins), config.method_options)
+    model = models.resolve(spec.model)
     base = model.folder()
     common = (config.train, config.rollout.temperature, device, dtype, config.hardware)
     policy = Policy(base, *common)
@@ -68,102 +69,117 @@ def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = pri
     check_vocabulary(tokenizer, policy.module, base)
     chosen = choice.resolve(config.rollout.engine, device, model.shape())
     engine = engines.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
-    torch.manual_seed(record["seed"])  # after the engine, since vLLM seeds what all of the process draw from
-    task = instructed(tasks.build(record["task"]), model.chat)
+    torch.manual_seed(spec.seed)  # after the engine, since vLLM seeds what all of the process draw from
+    task = instructed(tasks.build(spec.task), model.chat)
     if config.train.filter is not None:
         engine.load(policy.module)  # which has not been trained yet
-        check_weights(engine, policy.module, dtype, record["seed"])
+        check_weights(engine, policy.module, dtype, spec.seed)
     found = None
     with led(engine) as sampling:
         if sampling is not None:
-            failures = config.verify.max_failures
-            asker = Asker(model.identity(), task, sampling, tokenizer, config.rollout, failures, model.chat)
+            most = config.verify.max_failures
+            asker = Asker(model.identity(), task, sampling, tokenizer, config.rollout, most, model.chat)
             found = pool(asker, config.train.filter, models.default_cache(), config.train.prompts, say)
     problems = ranks.of_first(found)
     assert problems is not None
-    trainer = Trainer(
-        config,
-        method,
-        task,
-        [instructed(tasks.build(spec), model.chat) for spec in config.eval.tasks or [record["task"]]],
-        problems,
-        policy,
-        critic,
-        Policy(base, *common) if "ref_logp" in method.needs else None,
-        engine,
-        tokenizer,
-        model.chat,
-        record["seed"],
-        folder,
+    parts = Parts(
+        config=config,
+        seed=spec.seed,
+        method=method,
+        task=task,
+        evaluation_tasks=[instructed(tasks.build(each), model.chat) for each in config.eval.tasks or [spec.task]],
+        pool=problems,
+        policy=policy,
+        critic=critic,
+        reference=Policy(base, *common) if "ref_logp" in method.needs else None,
+        engine=engine,
+        tokenizer=tokenizer,
+        chat=model.chat,
     )
-    return trainer, device
+    return Trainer(parts, folder)
 
 
 def check_complete(trainer: Trainer) -> None:
-    """Done means that the work is there: every step, and every answer of the last evaluation."""
+    """Refuses to call a cell done that lacks a step, or an answer of its last evaluation."""
+    config = trainer.parts.config
     steps = [line["step"] for line in MetricsLog(trainer.folder).read()]
-    expected = list(range(trainer.config.train.steps + 1))
+    expected = list(range(config.train.steps + 1))
     if steps != expected:
         raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {len(expected)} were expected")
-    for task in trainer.evaluation_tasks:
-        samples = trainer.config.eval.of(task.name).samples
+    for task in trainer.parts.evaluation_tasks:
+        samples = config.eval.of(task.name).samples
         result = files.read_json(trainer.folder / "evals" / f"{task.name}-{expected[-1]:06d}.json")
         if not result["right"] or {len(row) for row in result["right"]} != {samples}:
             raise CellFailure(f"the last evaluation of {task.name} lacks samples")
 
 
-def run(folder: Path) -> None:
-    """All of the cell, or what this rank does of it."""
-    record = yaml.safe_load((folder / "config.yaml").read_text())
-    started, launcher, path = time.time(), os.getppid(), folder / "state.json"
-    state = files.read_json(path)
-    earlier = state["seconds"]
+class Diary:
+    """Writes down how far a cell is while this process, or this rank, works on it."""
 
-    def so_far() -> float:
-        """Seconds of work, over all lives of the cell."""
-        return earlier + time.time() - started
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.launcher = folder, os.getppid()
+        self.started, self.earlier = time.time(), State.read(folder).seconds
 
-    def save(**changes: Any) -> None:
-        state.update(changes, seconds=so_far())
+    @property
+    def seconds(self) -> float:
+        """Of work, over all lives of the cell."""
+        return self.earlier + time.time() - self.started
+
+    @property
+    def orphaned(self) -> bool:
+        return os.getppid() != self.launcher
+
+    def note(self, **changes: Any) -> None:
         if ranks.number() == 0:
-            files.write_json(path, state)
+            state.change(self.folder, **changes, seconds=self.seconds)
 
-    def fail(reason: str) -> None:
-        """The first rank to fail says why: others then fail for want of it, as all do where they are stopped."""
-        now = files.read_json(path)
-        if now["state"] != "failed" and os.getppid() == launcher:
-            files.write_json(path, {**now, "state": "failed", "reason": reason, "seconds": so_far()})
+    def failed(self, reason: str) -> None:
+        """Notes the reason of the first rank that fails: others then fail for want of it, as all do when stopped."""
+        if State.read(self.folder).state != "failed" and not self.orphaned:
+            state.change(self.folder, state="failed", reason=reason, seconds=self.seconds)
 
-    def durable(**changes: Any) -> None:
-        """What was done so far is safe."""
-        save(**changes)
-        if os.getppid() != launcher:
+    def safe(self, **changes: Any) -> None:
+        """Notes that nothing done so far can be lost, which is the moment to stop where nobody waits for the cell."""
+        self.note(**changes)
+        if self.orphaned:
             sys.exit("stopped: the launcher is gone; the next run goes on from here")
 
-    def say(text: str) -> None:
+    def say(self, text: str) -> None:
         print(text, flush=True)
-        durable(reason=text)
+        self.safe(reason=text)
 
+
+def run(folder: Path) -> None:
+    """Does all of the cell, or what this rank does of it."""
+    diary = Diary(folder)
     try:
-        config: Config = typed(Config(), record["config"], "")
-        with ranks.joined(config.hardware.ranks, device_of(config)[0]):
-            trainer, state["device"] = build(record, folder, say)
-            save(reason=None)
-            trainer.run(lambda step: durable(durable_step=step))
-            if config.checkpoint.save_model:
-                trainer.policy.save(folder / "model")
-            if ranks.number() == 0:
-                if config.checkpoint.save_model:
-                    trainer.tokenizer.save_pretrained(folder / "model")
-                check_complete(trainer)
-                save(state="done")
+        spec = CellSpec.read(folder)
+        device, _ = device_of(spec.config)
+        with ranks.joined(spec.config.hardware.ranks, device):
+            trainer = build(spec, folder, diary.say)
+            diary.note(reason=None, device=device)
+            trainer.run(lambda step: diary.safe(durable_step=step))
+            finish(trainer, folder, diary)
     except (CellFailure, failures.TooManyFailures, UserError) as failure:
-        fail(str(failure))
+        diary.failed(str(failure))
         sys.exit(f"failed: {failure}")
     except Exception as error:  # whatever it is, it ends this cell alone, with its name and the full story in the log
         traceback.print_exc()
-        fail(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}")
+        said = str(error).strip() or "no message"
+        diary.failed(f"{type(error).__name__}: {said.splitlines()[0]}")
         sys.exit(1)
+
+
+def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
+    """Keeps the trained model, and calls the cell done if all of its work is there."""
+    save = trainer.parts.config.checkpoint.save_model
+    if save:
+        trainer.policy.save(folder / "model")
+    if ranks.number() == 0:
+        if save:
+            trainer.parts.tokenizer.save_pretrained(folder / "model")
+        check_complete(trainer)
+        diary.note(state="done")
 
 
 def divide(folder: Path, count: int) -> None:
@@ -197,20 +213,23 @@ def divide(folder: Path, count: int) -> None:
 
 def main(folder: str) -> None:
     """In a process of its own: everything printed goes to the cell's log."""
-    log = os.open(Path(folder) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    place = Path(folder)
+    log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     transformers.utils.logging.disable_progress_bar()
     # Another process may hold the cell: an orphan of a killed run ends at its next checkpoint, another run finishes it.
-    with FileLock(Path(folder) / "lock"):
-        path = Path(folder) / "state.json"
-        before = files.read_json(path) if path.exists() else {"state": "planned"}
-        if before["state"] == "done":
+    with state.lock(place):
+        before = State.read(place)
+        if before.state == "done":
             return
-        seconds = before.get("seconds", 0.0)
-        files.write_json(path, {"state": "running", "reason": None, "durable_step": -1, "seconds": seconds})
-        count = yaml.safe_load((Path(folder) / "config.yaml").read_text())["config"]["hardware"]["ranks"]
-        run(Path(folder)) if count == 1 else divide(Path(folder), count)
+        State("running", seconds=before.seconds).write(place)
+        try:
+            count = CellSpec.read(place).config.hardware.ranks
+        except UserError as error:
+            state.change(place, state="failed", reason=str(error))
+            sys.exit(f"failed: {error}")
+        run(place) if count == 1 else divide(place, count)
 
 
 if __name__ == "__main__":

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-from filelock import FileLock, Timeout
-
 import baselines
 import tasks
-from harness.base import files, registry
+from harness.base import files, identities
 from harness.base.errors import UserError, nearest
 from harness.config import Config
 from harness.method import Method
-from harness.record.log import last_metrics
+from harness.record.spec import CellSpec
+from harness.record.state import Progress
 from harness.rollout import choice, models
 from tasks import check_split
 
@@ -45,8 +41,8 @@ class Cell:
         table, correction = baselines.table(self.config.plugins), self.config.correction
         return {
             "method": Method.of(self.method, table, self.config.method_options).identity(),
-            "task": registry.identity(tasks.build(self.task)),
-            "evaluation_tasks": [registry.identity(tasks.build(spec)) for spec in self.evaluation_tasks],
+            "task": identities.of(tasks.build(self.task)),
+            "evaluation_tasks": [identities.of(tasks.build(spec)) for spec in self.evaluation_tasks],
             "model": models.resolve(self.model).identity(),
             "seed": self.seed,
             **{part: dataclasses.asdict(getattr(self.settled, part)) for part in ("train", "rollout", "eval")},
@@ -66,7 +62,7 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:12]
+        return identities.key(self.identity)
 
     @property
     def evaluation_tasks(self) -> list[str]:
@@ -84,47 +80,15 @@ class Cell:
         name = re.sub(r"[^\w.+-]+", "_", "-".join([self.method, self.task, Path(self.model).name]))
         return self.config.folder / f"{name[:LONGEST_NAME]}-s{self.seed}-{self.key}"
 
-    def write(self) -> None:
-        """The folder of the cell with all that its process needs to know."""
-        record = {
-            "cell": self.key,
-            "matrix": self.config.name,
-            **{axis: getattr(self, axis) for axis in ("method", "task", "model", "seed")},
-            "identity": self.identity,
-            "config": dataclasses.asdict(self.settled),
-        }
-        files.write_text(self.folder / "config.yaml", yaml.safe_dump(record, sort_keys=False))
+    @property
+    def spec(self) -> CellSpec:
+        """All that its process needs to know."""
+        axes = {axis: getattr(self, axis) for axis in ("method", "task", "model", "seed")}
+        settings = dataclasses.asdict(self.settled)
+        return CellSpec(self.key, self.config.name, **axes, identity=self.identity, settings=settings)
 
     def progress(self) -> Progress:
-        path = self.folder / "state.json"
-        if not path.exists():
-            return Progress("planned")
-        record = files.read_json(path)
-        state = record["state"]
-        if state == "running" and not locked(self.folder):
-            state = "stale"  # its process is gone; the next run goes on from the last checkpoint
-        last = last_metrics(self.folder)
-        return Progress(
-            state, record["reason"], last.get("step", 0), last.get("metrics", {}), record.get("seconds", 0.0)
-        )
-
-
-@dataclass(frozen=True)
-class Progress:
-    state: str  # planned | running | done | failed | stale
-    reason: str | None = None
-    step: int = 0
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    seconds: float = 0.0  # of work so far
-
-
-def locked(folder: Path) -> bool:
-    """Whether a living process works on the cell."""
-    try:
-        with FileLock(folder / "lock", timeout=0):
-            return False
-    except Timeout:
-        return True
+        return Progress.read(self.folder)
 
 
 def cells(config: Config) -> list[Cell]:

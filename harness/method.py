@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.base import registry
+from harness.base import identities, registry
 from harness.base.errors import UserError, at_least, one_of
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Method:
 
     def identity(self) -> list[dict[str, Any]]:
         """All that defines the method, for the hash of a cell."""
-        return [registry.identity(component) for component in self.components]
+        return [identities.of(component) for component in self.components]
 
     def signal(self, old: TokenStats, batch: TokenBatch, minibatches: list[TokenBatch]) -> Signal:
         """Before the update: advantages over whole groups, weights over the whole batch, the scale of each step."""

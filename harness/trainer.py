@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,28 +43,30 @@ RATIO_TOLERANCE: dict[torch.dtype, tuple[Callable[[Tensor], Tensor | float], flo
 }
 
 
+@dataclass(frozen=True)
+class Parts:
+    """All that a cell trains with."""
+
+    config: Config
+    seed: int
+    method: Method
+    task: Task
+    evaluation_tasks: list[Task]
+    pool: Pool  # the problems that are trained on
+    policy: Policy
+    critic: Critic | None
+    reference: Policy | None  # the model before training
+    engine: Engine
+    tokenizer: Any
+    chat: Chat
+
+
 class Trainer:
-    def __init__(
-        self,
-        config: Config,
-        method: Method,
-        task: Task,
-        evaluation_tasks: list[Task],
-        pool: Pool,
-        policy: Policy,
-        critic: Critic | None,
-        reference: Policy | None,
-        engine: Engine,
-        tokenizer: Any,
-        chat: Chat,
-        seed: int,
-        folder: Path,
-    ) -> None:
-        self.config, self.method, self.task, self.evaluation_tasks = config, method, task, evaluation_tasks
-        self.policy, self.critic, self.reference, self.engine = policy, critic, reference, engine
-        self.tokenizer, self.chat, self.seed, self.folder = tokenizer, chat, seed, folder
-        self.problems, self.pool = pool.problems, pool
-        self.places = places(config.train.prompts, config.train.updates)
+    def __init__(self, parts: Parts, folder: Path) -> None:
+        self.parts, self.folder = parts, folder
+        self.config, self.method, self.engine = parts.config, parts.method, parts.engine
+        self.policy, self.critic = parts.policy, parts.critic
+        self.places = places(parts.config.train.prompts, parts.config.train.updates)
         self.log = MetricsLog(folder)
         self.done_steps = -1  # -1: not even the evaluation before training is done
 
@@ -73,7 +76,7 @@ class Trainer:
         self.synchronise(self.done_steps)
         for step in range(self.done_steps + 1, self.config.train.steps + 1):
             watch = Stopwatch()
-            record = self.train_step(step, watch) if step else dict(self.pool.record)
+            record = self.train_step(step, watch) if step else dict(self.parts.pool.record)
             with watch.phase("evaluate"):
                 record |= self.evaluate(step) if self.evaluation_due(step) else {}
             if ranks.number() == 0:
@@ -152,29 +155,38 @@ class Trainer:
     def prompts(self, step: int) -> list[Problem]:
         """The problems of a step, at this rank's places in an endless row of shuffled passes, which the seed and the
         step fix."""
-        size, start = len(self.problems), (step - 1) * self.config.train.prompts
+        problems = self.parts.pool.problems
+        size, start = len(problems), (step - 1) * self.config.train.prompts
         row = [start + place for place in self.places]
         orders = {
-            number: np.random.default_rng(seeds.derive("order", self.seed, number)).permutation(size)
+            number: np.random.default_rng(seeds.derive("order", self.parts.seed, number)).permutation(size)
             for number in {place // size for place in row}
         }
-        return [self.problems[orders[place // size][place % size]] for place in row]
+        return [problems[orders[place // size][place % size]] for place in row]
 
-    def sample(self, problems: list[Problem], step: int, on_group: OnGroup | None = None) -> list[list[Rollout]]:
+    def sample(
+        self,
+        problems: list[Problem],
+        step: int,
+        on_group: OnGroup | None = None,
+        temperature: float | None = None,  # other than that of the configuration
+    ) -> list[list[Rollout]]:
         return self.engine.generate(
-            [render(self.tokenizer, problem.prompt, self.chat) for problem in problems],
+            [render(self.parts.tokenizer, problem.prompt, self.parts.chat) for problem in problems],
             self.config.train.group,
-            seeds=[seeds.derive("rollout", self.seed, step, place) for place in self.places],
-            temperature=self.config.rollout.temperature,
+            seeds=[seeds.derive("rollout", self.parts.seed, step, place) for place in self.places],
+            temperature=self.config.rollout.temperature if temperature is None else temperature,
             max_new_tokens=self.config.rollout.max_new_tokens,
             on_group=on_group,
         )
 
     def judge(self, problems: list[Problem], groups: dict[int, list[Rollout]]) -> list[Verdict]:
         """On the responses to some of the problems, by their places."""
-        texts = self.tokenizer.batch_decode([r.response for g in groups.values() for r in g], skip_special_tokens=True)
+        texts = self.parts.tokenizer.batch_decode(
+            [r.response for g in groups.values() for r in g], skip_special_tokens=True
+        )
         asked = [problems[place] for place, group in groups.items() for _ in group]
-        return self.task.verdicts(list(zip(asked, texts, strict=True)))
+        return self.parts.task.verdicts(list(zip(asked, texts, strict=True)))
 
     def check_verdicts(
         self, step: int, problems: list[Problem], groups: list[list[Rollout]], verdicts: list[Verdict]
@@ -189,8 +201,8 @@ class Trainer:
     def stats_before(self, batch: TokenBatch, *, sum_p2: bool = False) -> TokenStats:
         """All that methods may ask of the policy before the update."""
         needs = self.method.needs | ({"sum_p2"} if sum_p2 else set())
-        old = self.policy.stats(batch, needs)
-        ref_logp_T = self.reference.stats(batch, entropy=False).logp if self.reference else None
+        old, reference = self.policy.stats(batch, needs), self.parts.reference
+        ref_logp_T = reference.stats(batch, entropy=False).logp if reference else None
         values_T = self.critic.values(batch) if self.critic else None
         return TokenStats(old.logp, old.entropy, old.sum_p2, old.sum_p2_logp, values_T, ref_logp_T)
 
@@ -202,7 +214,9 @@ class Trainer:
     def synchronise(self, step: int) -> None:
         """The engine takes over the policy's weights, and proves it."""
         self.engine.load(self.policy.module)
-        proof.check_weights(self.engine, self.policy.module, self.policy.dtype, seeds.derive("proof", self.seed, step))
+        proof.check_weights(
+            self.engine, self.policy.module, self.policy.dtype, seeds.derive("proof", self.parts.seed, step)
+        )
 
     def check_mismatch(self, mismatch: dict[str, float]) -> None:
         dtype = self.policy.dtype
@@ -258,9 +272,9 @@ class Trainer:
     def scores(self, step: int, sampling: Sampling) -> dict[str, float]:
         record: dict[str, float] = {}
         context = None if self.config.eval.beyond_context else context_of(self.policy.module.config)
-        seed = seeds.derive("evaluate", self.seed, step)
-        sampler = Sampler(sampling, self.tokenizer, seed, self.chat, context)
-        for task in self.evaluation_tasks:
+        seed = seeds.derive("evaluate", self.parts.seed, step)
+        sampler = Sampler(sampling, self.parts.tokenizer, seed, self.parts.chat, context)
+        for task in self.parts.evaluation_tasks:
             settings = self.config.eval.of(task.name)
             result = evaluate(
                 task,
@@ -282,7 +296,7 @@ class Trainer:
                     "right": result.right,
                     "verdicts": result.verdicts,
                     "metrics": result.metrics,
-                    "flags": result.flags if self.task.name == sets.TRAINED else [],
+                    "flags": result.flags if self.parts.task.name == sets.TRAINED else [],
                 },
             )
             files.write_lines(self.folder / "samples" / f"evaluate-{name}.jsonl", result.samples)
@@ -295,7 +309,7 @@ class Trainer:
         size = self.config.train.group
         lines = []
         for place, (problem, group) in enumerate(zip(problems[:8], groups, strict=False)):
-            texts = self.tokenizer.batch_decode([rollout.response for rollout in group])
+            texts = self.parts.tokenizer.batch_decode([rollout.response for rollout in group])
             judged = verdicts[place * size : (place + 1) * size]
             lines.append({"problem": problem.id, "prompt": problem.prompt, "responses": texts, "verdicts": judged})
         files.write_lines(self.folder / "samples" / f"train-{step:06d}.jsonl", lines)

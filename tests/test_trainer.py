@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def test_another_seed_or_method_changes_the_run_but_not_its_first_rollouts(tmp_p
     for key in ("reward/mean", "entropy/mean", "responses/distinct", "responses/length"):
         assert one[key] == other[key], "methods of a seed block share initial weights, prompts and sampling seeds"
     assert not same(weights(plain), weights(clipped))
-    plain.seed = 1
+    plain.parts = dataclasses.replace(plain.parts, seed=1)
     assert [p.id for p in plain.prompts(1)] != [p.id for p in clipped.prompts(1)]
 
 
@@ -59,7 +60,7 @@ def test_the_prompt_order_depends_on_the_step_alone(tmp_path: Path) -> None:
     late = [p.id for p in trainer.prompts(40)]
     seen = [p.id for step in range(1, 41) for p in trainer.prompts(step)]
     assert seen[-64:] == late
-    size = len(trainer.problems)
+    size = len(trainer.parts.pool.problems)
     for start in range(0, len(seen) - size, size):
         assert len(set(seen[start : start + size])) == size, "a pass shows every problem once"
 
@@ -181,11 +182,11 @@ def test_a_rare_token_may_be_off_in_bfloat16_alone(tmp_path: Path) -> None:
 
 def test_a_tokenizer_of_another_model_is_named(tmp_path: Path) -> None:
     trainer = build(tmp_path)
-    model, largest = trainer.policy.module, len(trainer.tokenizer)
-    check_vocabulary(trainer.tokenizer, model, tmp_path)
-    trainer.tokenizer.add_tokens(["<one more>"])
+    model, largest = trainer.policy.module, len(trainer.parts.tokenizer)
+    check_vocabulary(trainer.parts.tokenizer, model, tmp_path)
+    trainer.parts.tokenizer.add_tokens(["<one more>"])
     with pytest.raises(UserError, match=f"has tokens up to {largest}, but its head gives only {largest} logits"):
-        check_vocabulary(trainer.tokenizer, model, tmp_path)
+        check_vocabulary(trainer.parts.tokenizer, model, tmp_path)
 
 
 def test_non_finite_losses_and_gradients_stop_with_a_reason(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -33,6 +34,13 @@ def fraction(**values: float | None) -> None:
     for key, value in values.items():
         if value is not None and not 0 <= value <= 1:
             raise UserError(f"{key} is {value}; allowed: 0 to 1")
+
+
+class Damaged(UserError):
+    """A file of ours does not hold what was written to it."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} is damaged: {why}")
 
 
 class CellFailure(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -55,8 +54,3 @@ def build(
         raise UserError(f"unknown {kind} {name!r}; {nearest(name, table)}")
     cls = table[name]
     return typed(cls(), {**(shared or {}).get(name, {}), **options}, f"{name}.")
-
-
-def identity(component: Any) -> dict[str, Any]:
-    """All that defines a component, for the hash of a cell."""
-    return {"component": type(component).__name__, **dataclasses.asdict(component)}

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Protocol
 
-from harness.base import files
 from harness.matrix import Cell
+from harness.record import state
+from harness.record.state import State
 
 
 class Watcher(Protocol):
@@ -60,13 +61,11 @@ def server(threads: int) -> Iterator[None]:
 
 def died(cell: Cell, process: BaseProcess) -> None:
     """Leave a reason where the process could not."""
-    path = cell.folder / "state.json"
-    state = files.read_json(path) if path.exists() else {"state": "running", "reason": None, "durable_step": -1}
     code = process.exitcode or 0
-    if state["state"] == "running":
+    if not State.read(cell.folder).ended:
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        files.write_json(path, {**state, "state": "failed", "reason": f"its process ended by {name}{hint}"})
+        state.change(cell.folder, state="failed", reason=f"its process ended by {name}{hint}")
 
 
 def run(cells: list[Cell], jobs: int, watcher: Watcher, poll: float = 0.5) -> None:
@@ -79,7 +78,7 @@ def run(cells: list[Cell], jobs: int, watcher: Watcher, poll: float = 0.5) -> No
             while waiting or running:
                 while waiting and len(running) < jobs:
                     cell = waiting.pop(0)
-                    cell.write()
+                    cell.spec.write(cell.folder)
                     running.append((cell, start(cell), time.monotonic()))
                 time.sleep(poll)
                 for entry in list(running):
@@ -88,14 +87,9 @@ def run(cells: list[Cell], jobs: int, watcher: Watcher, poll: float = 0.5) -> No
                     if limit is not None and process.is_alive() and time.monotonic() - started > 60 * limit:
                         process.kill()
                         process.join()
-                        files.write_json(
-                            cell.folder / "state.json",
-                            {
-                                **files.read_json(cell.folder / "state.json"),
-                                "state": "failed",
-                                "reason": f"it took longer than hardware.timeout_minutes ({limit})",
-                            },
-                        )
+                        reason = f"it took longer than hardware.timeout_minutes ({limit})"
+                        if not State.read(cell.folder).ended:
+                            state.change(cell.folder, state="failed", reason=reason)
                     if not process.is_alive():
                         process.join()
                         died(cell, process)

@@ -12,7 +12,8 @@ from rich.text import Text
 from harness.base.errors import UserError
 from harness.base.units import duration
 from harness.matrix import Cell
-from harness.record import log, sync
+from harness.record import sync
+from harness.record.state import State
 
 QUIET_SECONDS = 30  # between two lines where there is no terminal to redraw
 
@@ -75,7 +76,7 @@ class LiveView:
         """Bring MLflow up to the last checkpoint; that it is away costs one warning and nothing else."""
         if self.store_away:
             return
-        step = log.durable_step(cell.folder)
+        step = State.read(cell.folder).durable_step
         if not last and step <= self.fed.get(cell.key, -1):
             return
         self.fed[cell.key] = step

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.base import files
+from harness.base.errors import Damaged
 
 
 class MetricsLog:
@@ -23,30 +24,34 @@ class MetricsLog:
             os.fsync(file.fileno())  # a checkpoint must not outlive the lines before it
 
     def read(self) -> list[dict[str, Any]]:
-        """The whole lines; a process may have been killed in the middle of the last, or be writing it now."""
+        """Returns the whole lines: a process may have been killed in the middle of the last, or be writing it now."""
         if not self.path.exists():
             return []
-        *lines, _ = self.path.read_text().split("\n")
-        return [json.loads(line) for line in lines]
+        *lines, _ = self.path.read_bytes().split(b"\n")
+        return [parsed(line, self.path) for line in lines]
 
     def truncate(self, step: int) -> None:
-        """Forget what came after a step."""
+        """Forgets what came after a step."""
         kept = [json.dumps(line) + "\n" for line in self.read() if line["step"] <= step]
         files.write_text(self.path, "".join(kept))
 
 
-def durable_step(folder: Path) -> int:
-    """The last step that no interruption can undo; -1 before the first."""
-    path = folder / "state.json"
-    return files.read_json(path)["durable_step"] if path.exists() else -1
+def parsed(line: bytes, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise Damaged(path, f"one of its lines is no JSON ({error})") from error
+    if not isinstance(record, dict) or record.keys() != {"step", "time", "metrics"}:
+        raise Damaged(path, "one of its lines is no record of a step")
+    return record
 
 
-def last_metrics(folder: Path) -> dict[str, Any]:
-    """The last whole line of metrics.jsonl."""
+def last_line(folder: Path) -> dict[str, Any]:
+    """Returns the last whole line of metrics.jsonl, without reading all of it."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return {}
     with open(path, "rb") as file:
         file.seek(max(path.stat().st_size - 2**16, 0))
         lines = file.read().split(b"\n")[:-1]
-    return json.loads(lines[-1]) if lines else {}
+    return parsed(lines[-1], path) if lines else {}

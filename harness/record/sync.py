@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from filelock import FileLock
 
 from harness.base import files
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 from harness.record.log import MetricsLog
+from harness.record.spec import FILE, CellSpec
+from harness.record.state import State
 from harness.record.store import database, store
 
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
@@ -30,38 +31,36 @@ def sync(folder: Path, uri: str) -> None:
     Before the cell has ended that is what a checkpoint covers: later steps may be run again. Steps that a failed cell
     has sent are not sent again when it is resumed. The tags are written last, so they vouch for all the rest.
     """
-    record = yaml.safe_load((folder / "config.yaml").read_text())
-    state = files.read_json(folder / "state.json")
-    ended = state["state"] != "running"
-    lines = [line for line in MetricsLog(folder).read() if ended or line["step"] <= state["durable_step"]]
+    spec, state = CellSpec.read(folder), State.read(folder)
+    lines = [line for line in MetricsLog(folder).read() if state.ended or line["step"] <= state.durable_step]
     with FileLock(folder / "mlflow.lock"), store(uri, write=True) as client:
-        run = run_of(client, folder, record, uri, lines)
+        run = run_of(client, folder, spec, uri, lines)
         sent = int(run.data.tags.get("lines", 0))
         tags = {
-            "status": state["state"],
-            "reason": state["reason"] or "",
-            "device": state.get("device", ""),
+            "status": state.state,
+            "reason": state.reason or "",
+            "device": state.device,
             "lines": str(max(sent, len(lines))),
         }
         tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
         if tags.items() <= run.data.tags.items():
             return
         send_metrics(client, run.info.run_id, lines[sent:])
-        send_params(client, run.info.run_id, record)
-        client.log_artifact(run.info.run_id, str(folder / "config.yaml"))
-        if ended:
+        send_params(client, run.info.run_id, spec)
+        client.log_artifact(run.info.run_id, str(folder / FILE))
+        if state.ended:
             for name in ("evals", "samples"):
                 if (folder / name).exists():
                     client.log_artifacts(run.info.run_id, str(folder / name), name)
             end = int(lines[-1]["time"] * 1000) if lines else None
-            client.set_terminated(run.info.run_id, RUN_STATUS[state["state"]], end)
+            client.set_terminated(run.info.run_id, RUN_STATUS[state.state], end)
         else:
-            client.update_run(run.info.run_id, RUN_STATUS[state["state"]])
+            client.update_run(run.info.run_id, RUN_STATUS[state.state])
         send_tags(client, run.info.run_id, tags)
 
 
-def run_of(client: MlflowClient, folder: Path, record: dict[str, Any], uri: str, lines: list[dict[str, Any]]) -> Run:
-    """The one run of the cell: that whose id the folder keeps, if this store knows it, or one with its tag, or new."""
+def run_of(client: MlflowClient, folder: Path, spec: CellSpec, uri: str, lines: list[dict[str, Any]]) -> Run:
+    """Returns the one run of the cell: the one whose id the folder keeps, else the one with its tag, else a new one."""
     from mlflow.exceptions import MlflowException
 
     kept = folder / "mlflow.json"
@@ -72,19 +71,21 @@ def run_of(client: MlflowClient, folder: Path, record: dict[str, Any], uri: str,
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
         else:
-            if run.info.lifecycle_stage == "active" and run.data.tags.get("cell") == record["cell"]:
+            if run.info.lifecycle_stage == "active" and run.data.tags.get("cell") == spec.cell:
                 return run
-    experiment = experiment_of(client, record["matrix"], uri)
-    found = client.search_runs([experiment], f"tags.cell = '{record['cell']}'", order_by=["attributes.start_time ASC"])
-    run = found[0] if found else new_run(client, experiment, record, lines)
+    experiment = experiment_of(client, spec.matrix, uri)
+    found = client.search_runs([experiment], f"tags.cell = '{spec.cell}'", order_by=["attributes.start_time ASC"])
+    run = found[0] if found else new_run(client, experiment, spec, lines)
     files.write_json(kept, {"run": run.info.run_id})
     return run
 
 
-def new_run(client: MlflowClient, experiment: str, record: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
-    tags = {key: str(record[key])[:LONGEST_VALUE] for key in ("cell", "matrix", "method", "task", "model", "seed")}
+def new_run(client: MlflowClient, experiment: str, spec: CellSpec, lines: list[dict[str, Any]]) -> Run:
+    tags = {
+        key: str(getattr(spec, key))[:LONGEST_VALUE] for key in ("cell", "matrix", "method", "task", "model", "seed")
+    }
     start = int(lines[0]["time"] * 1000) if lines else None
-    return client.create_run(experiment, start, tags, run_name=f"{record['method']} s{record['seed']}")
+    return client.create_run(experiment, start, tags, run_name=f"{spec.method} s{spec.seed}")
 
 
 def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
@@ -127,14 +128,13 @@ def name_of(key: str) -> str:
     return re.sub(r"[^\w/.: -]", "_", key.replace("@", "_at_"))
 
 
-def send_params(client: MlflowClient, run_id: str, record: dict[str, Any]) -> None:
-    """The factors. MLflow takes the same value again and no other; a cell's never change."""
+def send_params(client: MlflowClient, run_id: str, spec: CellSpec) -> None:
+    """Sends the factors. MLflow takes the same value again and no other; a cell's never change."""
     from mlflow.entities import Param
 
-    factors = {key: record[key] for key in ("method", "task", "model", "seed")}
+    factors = {key: getattr(spec, key) for key in ("method", "task", "model", "seed")}
     for part in ("train", "rollout", "correction", "eval"):
-        settings = record["config"].get(part, {})  # cells of earlier versions have fewer
-        factors |= {f"{part}.{key}": value for key, value in settings.items()}
+        factors |= {f"{part}.{key}": value for key, value in spec.settings[part].items()}
     client.log_batch(run_id, params=[Param(key, str(value)[:LONGEST_VALUE]) for key, value in factors.items()])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import yaml
 from filelock import FileLock
 
 import tasks
-from harness.base import registry
+from harness.base import identities
 from harness.base.errors import UserError, nearest
 from harness.base.files import default_cache
 from harness.base.schema import typed
@@ -58,7 +57,7 @@ class Model:
         """Where the weights come from, for the hash of the cache."""
         if self.recipe is None:
             return {"path": self.path}
-        task = registry.identity(tasks.build(self.recipe.task))
+        task = identities.of(tasks.build(self.recipe.task))
         return {"recipe": {**dataclasses.asdict(self.recipe), "task": task}, "version": VERSION}
 
     def folder(self, cache: Path | None = None, say: Callable[[str], None] = silent) -> Path:
@@ -90,7 +89,7 @@ class Model:
         return folder
 
     def cached(self, cache: Path) -> Path:
-        key = hashlib.sha256(json.dumps(self.origin(), sort_keys=True).encode()).hexdigest()[:12]
+        key = identities.key(self.origin())
         return cache / "models" / f"{self.name}-{key}"
 
     def here(self) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import tasks
-from harness.base import files, registry
+from harness.base import files, identities
 from harness.base.errors import at_least
 from harness.base.shape import of_config
 from harness.base.statistics import Estimate, mean_interval
@@ -149,12 +148,12 @@ def assess(
         identity = {
             "model": model.identity(),
             "files": fingerprint(folder),
-            "task": registry.identity(task),
+            "task": identities.of(task),
             "seed": wanted.seed,
             "engine": engine.name,
             **settings,
         }
-        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+        key = identities.key(identity)
         kept = out / f"{task.name}-{key}"
         files.write_json(kept / "settings.json", identity)
 

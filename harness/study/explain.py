@@ -23,6 +23,7 @@ from harness import cell
 from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
 from harness.config import Config
+from harness.matrix import Cell
 from harness.method import Method
 from harness.tokens import dynamics
 from harness.tokens.dynamics import Row
@@ -38,21 +39,16 @@ def build(config: Config, method: str, folder: str) -> Trainer:
     """As a cell of the first task, model and seed begins, but without a word."""
     disable_progress_bar()
     set_verbosity_error()
-    record = {
-        "config": dataclasses.asdict(config),
-        "method": method,
-        "task": config.tasks[0],
-        "model": config.models[0],
-    }
-    trainer, _ = cell.build({**record, "seed": config.seeds[0]}, Path(folder), say=lambda _: None)
+    planned = Cell(config, method, config.tasks[0], config.models[0], config.seeds[0])
+    trainer = cell.build(planned.spec, Path(folder), say=lambda _: None)
     trainer.engine.load(trainer.policy.module)
     return trainer
 
 
-def batch_of(trainer: Trainer, step: int) -> TokenBatch:
-    """What the policy as it is samples for a step."""
+def batch_of(trainer: Trainer, step: int, temperature: float | None = None) -> TokenBatch:
+    """Samples a step's batch from the policy as it is; at the configured temperature, unless another is given."""
     problems = trainer.prompts(step)
-    groups = trainer.sample(problems, step)
+    groups = trainer.sample(problems, step, temperature=temperature)
     verdicts = trainer.judge(problems, dict(enumerate(groups)))
     rewards = [float(verdict == Verdict.RIGHT) for verdict in verdicts]
     return TokenBatch.of(groups, rewards, trainer.config.rollout.max_new_tokens, trainer.policy.device)

@@ -153,20 +153,20 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     gradient = entropy_gradient(policy, batch)
     start = {name: x.detach().clone() for name, x in policy.module.state_dict().items()}
     before = parameters_to_vector(policy.module.parameters()).detach().clone()
-    empty, rate = policy.optimizer.state_dict(), policy.lr
+    empty = policy.optimizer.state_dict()
     rows = []
-    for policy.lr in RATES:
+    for rate in RATES:
         policy.module.load_state_dict(start)
         policy.optimizer.load_state_dict(empty)
         for part in policy.micro_batches(method.contributing(batch, signal)):
             policy.backward(method.loss(trainer.stats_during(part, old), signal.at(part.index_T), part))
-        policy.step(max(trainer.config.train.warmup_steps, 1))
+        policy.apply(rate)
         after = policy.stats(batch).entropy
         assert after is not None
         moved = parameters_to_vector(policy.module.parameters()).detach() - before
         rows.append(
             {
-                "lr": policy.lr,
+                "lr": rate,
                 "measured": batch.mean(after - old.entropy).item(),
                 "derivative": (gradient.double() @ moved.double()).item(),
                 "token_wise": batch.mean(predicted_T).item(),
@@ -175,7 +175,6 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
         )
     policy.module.load_state_dict(start)
     policy.optimizer.load_state_dict(empty)
-    policy.lr = rate
     return rows
 
 
@@ -210,10 +209,7 @@ def corollaries(trainer: Trainer, batch: TokenBatch) -> Rows:
 
     on_T, _ = deviation(batch)
     rows.append({"what": "on policy", **mean_of(on_T)})
-    own = trainer.config
-    trainer.config = dataclasses.replace(own, rollout=dataclasses.replace(own.rollout, temperature=OTHER_TEMPERATURE))
-    other = batch_of(trainer, 1)
-    trainer.config = own
+    other = batch_of(trainer, 1, OTHER_TEMPERATURE)
     off_T, stats = deviation(other)
     ratio_T = (stats.logp - other.behaviour_logp_T).exp()
     rows.append({"what": f"sampled at temperature {OTHER_TEMPERATURE}", **mean_of(off_T)})

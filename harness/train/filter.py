@@ -6,8 +6,6 @@ by the model, the problems as the model sees them, and the sampling. The bounds 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from harness.base import files, registry, seeds
+from harness.base import files, identities, seeds
 from harness.base.errors import UserError
 from harness.base.task import Problem, Task, Verdict
 from harness.config import Filter, RolloutConfig
@@ -64,8 +62,8 @@ class Asker:
         return {
             "version": VERSION,
             "model": self.model,
-            "task": registry.identity(self.task),
-            "problems": digest(seen),
+            "task": identities.of(self.task),
+            "problems": identities.digest(seen),
             "engine": self.rollout.engine,  # which draws the responses
             "sampling": [n, self.rollout.temperature, self.rollout.max_new_tokens],
         }
@@ -99,7 +97,7 @@ def pool(asker: Asker, given: Filter | None, cache: Path, at_once: int, say: Say
     if given is not None:
         prompts = {problem: prompts[problem] for problem in problems}
         identity = asker.identity(prompts, given.n)
-        key = digest(identity)[:12]
+        key = identities.key(identity)
 
         def right(batch: Sequence[Problem]) -> list[int]:
             return asker.right({problem: prompts[problem] for problem in batch}, given.n, key)
@@ -119,10 +117,6 @@ def pool(asker: Asker, given: Filter | None, cache: Path, at_once: int, say: Say
         )
     say(f"training problems: {summary}")
     return Pool(problems, {f"problems/{what}": float(number) for what, number in record.items()})
-
-
-def digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def measured(

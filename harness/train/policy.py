@@ -74,12 +74,16 @@ class Learner:
         loss.backward()
 
     def step(self, step: int) -> float:
-        """One optimiser step on all that was added up; gives the norm of the gradient before clipping."""
+        """Applies what was added up, at the learning rate of a step; returns the norm of the gradient."""
+        return self.apply(self.lr * min(1.0, step / max(self.train.warmup_steps, 1)))
+
+    def apply(self, lr: float) -> float:
+        """Takes one optimiser step on all that was added up; returns the norm of the gradient before clipping."""
         norm = ranks.whole(clip_grad_norm_(self.module.parameters(), self.train.grad_clip)).item()
         if not torch.isfinite(torch.tensor(norm)):
             raise CellFailure(f"the gradient of the {type(self).__name__.lower()} is not finite (its norm is {norm})")
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * min(1.0, step / max(self.train.warmup_steps, 1))
+            group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm

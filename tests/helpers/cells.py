@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from harness import cell, config
-from harness.base import files
+from harness.matrix import Cell
+from harness.record.state import State
 
 # Critic, reference model, entropy with gradient, a control with a memory, batch statistics: all that ranks may share.
 METHOD = "ppo(kl_coef=0.01)+clip_b(share=0.05)+adaptive_entropy(target=9,delta=0.01,highest=1)"
@@ -22,9 +21,8 @@ SETTINGS += ["eval.every=2", "eval.problems=9", "eval.samples=4", "eval.k=2", "h
 def write(folder: Path, *overrides: str, method: str = METHOD) -> None:
     """What a launcher leaves for the process of a cell."""
     settings = config.load("demo", [*SETTINGS, *overrides])
-    record = {"config": dataclasses.asdict(settings), "method": method, "task": "countdown", "model": "countdown-tiny"}
-    files.write_text(folder / "config.yaml", yaml.safe_dump({**record, "seed": 0}))
-    files.write_json(folder / "state.json", {"state": "running", "reason": None, "durable_step": -1, "seconds": 0.0})
+    Cell(settings, method, "countdown", "countdown-tiny", seed=0).spec.write(folder)
+    State("running").write(folder)
 
 
 def divided(folder: Path, count: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from harness import cell, config
+from harness.matrix import Cell
 from harness.trainer import Trainer
 
 SHORT = [
@@ -27,8 +27,7 @@ SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=0"]
 def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
     torch.set_num_threads(1)
     settings = config.load("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
-    record: dict[str, Any] = {"config": dataclasses.asdict(settings), "method": method, "task": "countdown"}
-    trainer, _ = cell.build({**record, "model": "countdown-tiny", "seed": 0}, folder)
+    trainer = cell.build(Cell(settings, method, "countdown", "countdown-tiny", seed=0).spec, folder)
     trainer.engine.load(trainer.policy.module)
     return trainer
 

@@ -33,6 +33,7 @@ from harness.plan import cost, lacks, show
 from harness.plan import estimate as plan
 from harness.plan.cost import EMBEDDED, Asked, Engine, Memory
 from harness.plan.machine import Device, Machine, cuda_devices, this_machine
+from harness.record.state import State
 from harness.rollout import choice, embedded, models, vllm
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import streaming
@@ -222,8 +223,7 @@ def test_what_is_recomputed_keeps_its_input_alone(family: str, size: int, tmp_pa
 def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     settings = config.load("demo", ["train.prompts=4", "train.group=2", "train.updates=2", "eval.problems=2"])
-    record = {"config": dataclasses.asdict(settings), "method": "ppo", "task": "countdown", "seed": 0}
-    trainer, _ = cell.build({**record, "model": "countdown-tiny"}, tmp_path)
+    trainer = cell.build(matrix.Cell(settings, "ppo", "countdown", "countdown-tiny", seed=0).spec, tmp_path)
     shape = models.resolve("countdown-tiny").shape()
     assert shape is not None
     assert isinstance(trainer.critic, Critic)
@@ -470,7 +470,7 @@ def test_time_of_ranks_by_hand() -> None:
 
 
 def done(each: matrix.Cell, spent: float) -> None:
-    files.write_json(each.folder / "state.json", {"state": "done", "reason": None, "seconds": spent})
+    State("done", seconds=spent).write(each.folder)
 
 
 def test_time_is_that_of_measured_cells_of_the_same_kind(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import shutil
@@ -8,42 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from places import REPOSITORY
 
 from harness.base import files
 from harness.base.errors import UserError
+from harness.config import Config, Correction, Eval, RolloutConfig, Train
 from harness.record import store, sync
 from harness.record.log import MetricsLog
+from harness.record.spec import CellSpec
+from harness.record.state import State
 
 CELL = "0123456789ab"
 
 
 def make_cell(folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0.02)", seed: int = 1) -> Path:
-    record = {
-        "cell": cell,
-        "matrix": "demo",
-        "method": method,
-        "task": "countdown",
-        "model": "tiny",
-        "seed": seed,
-        "identity": {"seed": seed},
-        "config": {
-            "train": {"lr": 1e-3, "steps": 4, "group": 8, "betas": [0.9, 0.99]},
-            "rollout": {"temperature": 1.0},
-            "eval": {"k": 4, "tasks": ["x" * 2000]},
-            "results": "results",
-        },
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(record))
+    settings = dataclasses.asdict(Config(train=Train(lr=1e-3, steps=4, group=8), eval=Eval(k=4, tasks=["x" * 2000])))
+    spec = CellSpec(cell, "demo", method, "countdown", "tiny", seed, identity={"seed": seed}, settings=settings)
+    spec.write(folder)
     set_state(folder, "running", durable=-1)
     return folder
 
 
 def set_state(folder: Path, state: str, durable: int, reason: str | None = None) -> None:
-    record = {"state": state, "reason": reason, "device": "cpu", "durable_step": durable}
-    files.write_json(folder / "state.json", record)
+    State(state, reason, durable, device="cpu").write(folder)
 
 
 def log_steps(folder: Path, *steps: int, offset: float = 0.0) -> None:
@@ -113,7 +101,7 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
     assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", 1000500, 1002500)
     assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2)
     assert run.data.metrics == {"entropy/mean": 1.8, "reward/mean": 0.02}
-    assert run.data.params == {
+    expected = {
         "method": "grpo+clip_b(share=0.02)",
         "task": "countdown",
         "model": "tiny",
@@ -121,11 +109,14 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         "train.lr": "0.001",
         "train.steps": "4",
         "train.group": "8",
-        "train.betas": "[0.9, 0.99]",
+        "train.betas": "[0.9, 0.999]",
         "rollout.temperature": "1.0",
         "eval.k": "4",
         "eval.tasks": ("['" + "x" * 2000)[:500],
     }
+    assert run.data.params.items() >= expected.items()
+    sections = (Train, RolloutConfig, Correction, Eval)
+    assert len(run.data.params) == 4 + sum(len(dataclasses.fields(section)) for section in sections)
     own = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
     assert own == {
         "cell": CELL,

@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.statistics import Estimate
+from harness.config import Config
 from harness.record import sync
 from harness.record.log import MetricsLog
+from harness.record.spec import CellSpec
+from harness.record.state import State
 from harness.report import leaderboard, read, render
 from harness.report.leaderboard import Expected, Row, rows
 
+SETTINGS = dataclasses.asdict(Config())
 PROBLEMS = [f"p{i}" for i in range(6)]
 
 
@@ -51,9 +54,7 @@ class Matrix:
         if right is None:
             return
         folder = self.root / cell
-        config: dict[str, Any] = {"train": {}, "rollout": {}, "eval": {}}
-        record = {"cell": cell, "matrix": "demo", "method": method, "task": trained_on, "model": "tiny", "seed": seed}
-        files.write_text(folder / "config.yaml", yaml.safe_dump({**record, "config": config}))
+        CellSpec(cell, "demo", method, trained_on, "tiny", seed, identity={}, settings=SETTINGS).write(folder)
         log = MetricsLog(folder)
         log.append(0, 0.0, {"eval/avg": 0.0})
         for step, value in enumerate(entropy, start=1):
@@ -64,7 +65,7 @@ class Matrix:
                 result = {"task": task, "step": step, "problems": problems, "right": matrix.tolist()}
                 result |= {} if flags is None else {"flags": flags.get(task, [])}
                 files.write_json(folder / "evals" / f"{task}-{step:06d}.json", result)
-        files.write_json(folder / "state.json", {"state": state, "reason": None, "durable_step": len(entropy)})
+        State(state, durable_step=len(entropy)).write(folder)
         sync.sync(folder, self.uri)
 
     def rows(self, baseline: str = "grpo", k: int = 4) -> list[Row]:

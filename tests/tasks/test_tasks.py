@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -16,7 +17,6 @@ from typing import Any
 
 import invented
 import pytest
-import yaml
 from lm_eval.tasks import TaskManager
 from places import REPOSITORY
 
@@ -25,6 +25,7 @@ from harness import cell, config, matrix
 from harness.base.errors import UserError
 from harness.config import Verify
 from harness.data import cache, check, sets
+from harness.record.spec import CellSpec
 from harness.rollout import models
 from harness.rollout.rendering import Chat, instructed, render
 from harness.tokens.metrics import Stopwatch
@@ -194,29 +195,29 @@ def trainer(tmp_path: Path) -> Trainer:
     settings = config.load("demo", [*short, f"models=[{model}]", "rollout.max_new_tokens=4", f"results={tmp_path}"])
     planned = matrix.cells(settings)[0]
     assert planned.identity["model"]["chat"] == {"system": "4", "template": TEMPLATE, "template_options": {"end": "6"}}
-    planned.write()
-    built, _ = cell.build(yaml.safe_load((planned.folder / "config.yaml").read_text()), planned.folder)
+    planned.spec.write(planned.folder)
+    built = cell.build(CellSpec.read(planned.folder), planned.folder)
     built.engine.load(built.policy.module)
     return built
 
 
 def test_training_and_evaluation_show_a_model_the_same(trainer: Trainer) -> None:
     trainer.engine = heard = Overheard(trainer.engine)  # type: ignore[assignment]
-    problems = trainer.task.problems("train")[:6]
+    problems = trainer.parts.task.problems("train")[:6]
     trainer.sample(problems, 1)
     trained, heard.prompts = heard.prompts, []
     trainer.evaluate(0)
     assert heard.prompts == trained
     expected = [f"(4)({problem.prompt})6=" for problem in problems]
-    assert trained == [trainer.tokenizer(text)["input_ids"] for text in expected]
+    assert trained == [trainer.parts.tokenizer(text)["input_ids"] for text in expected]
     asker = Asker(
         model={},
-        task=trainer.task,
+        task=trainer.parts.task,
         engine=trainer.engine,
-        tokenizer=trainer.tokenizer,
+        tokenizer=trainer.parts.tokenizer,
         rollout=trainer.config.rollout,
         max_failures=1.0,
-        chat=trainer.chat,
+        chat=trainer.parts.chat,
     )
     assert [asker.prompt(problem) for problem in problems] == trained
 
@@ -225,7 +226,8 @@ def test_contamination_is_told_of_what_was_trained_on(
     trainer: Trainer, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "flags", lambda name: [f"{name} is known by heart"])
-    trainer.evaluation_tasks = [tasks.build("amc23"), tasks.build("countdown")]
+    evaluated = [tasks.build("amc23"), tasks.build("countdown")]
+    trainer.parts = dataclasses.replace(trainer.parts, evaluation_tasks=evaluated)
     trainer.config.eval.problems, trainer.config.eval.split = 2, "test"
 
     def flags() -> dict[str, list[str]]:
@@ -234,7 +236,7 @@ def test_contamination_is_told_of_what_was_trained_on(
         return {record["task"]: record["flags"] for record in found}
 
     assert flags() == {"amc23": [], "countdown": []}
-    trainer.task = tasks.build("dapo_math")
+    trainer.parts = dataclasses.replace(trainer.parts, task=tasks.build("dapo_math"))
     assert flags() == {"amc23": ["amc23 is known by heart"], "countdown": []}
 
 

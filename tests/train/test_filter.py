@@ -22,6 +22,7 @@ from harness.base.errors import UserError
 from harness.base.task import Problem, Verdict
 from harness.batch import Rollout
 from harness.config import Filter, RolloutConfig
+from harness.record.spec import CellSpec
 from harness.rollout import models
 from harness.rollout.rendering import Chat
 from harness.train import filter
@@ -348,15 +349,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def record(*overrides: str) -> dict[str, Any]:
+def spec(*overrides: str) -> CellSpec:
     settings = config.load("demo", [*SHORT, *overrides])
-    return {
-        "config": dataclasses.asdict(settings),
-        "method": "grpo",
-        "task": "countdown",
-        "model": "countdown-tiny",
-        "seed": 0,
-    }
+    return matrix.Cell(settings, "grpo", "countdown", "countdown-tiny", seed=0).spec
 
 
 def counted(cache: Path) -> dict[str, int]:
@@ -369,11 +364,11 @@ def counted(cache: Path) -> dict[str, int]:
 def test_a_cell_trains_on_what_its_base_model_solves_sometimes(cache: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     said: list[str] = []
-    trainer, _ = cell.build(record(), tmp_path / "cell", said.append)
+    trainer = cell.build(spec(), tmp_path / "cell", said.append)
     right = counted(cache)
     kept = {name for name, count in right.items() if 1 < count < 7}
     assert 0 < len(kept) < 48, "the tiny model solves some of these problems sometimes"
-    assert {problem.id for problem in trainer.problems} == kept
+    assert {problem.id for problem in trainer.parts.pool.problems} == kept
     trainer.run(lambda step: None)
     first = json.loads((tmp_path / "cell" / "metrics.jsonl").read_text().splitlines()[0])
     assert first["metrics"]["problems/kept"] == len(kept)
@@ -382,5 +377,5 @@ def test_a_cell_trains_on_what_its_base_model_solves_sometimes(cache: Path, tmp_
     # A trained cell that starts again without the cache asks the base model, not the one that it has trained.
     (path,) = cache.glob("filters/*.json")
     path.unlink()
-    cell.build(record("train.prompts=16"), tmp_path / "cell", said.append)
+    cell.build(spec("train.prompts=16"), tmp_path / "cell", said.append)
     assert counted(cache) == right, "nor does it matter how many problems are asked at a time"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
@@ -11,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from harness import cell, config
 from harness.base import files
+from harness.matrix import Cell
+from harness.record.spec import CellSpec
+from harness.record.state import State
 from harness.rollout.vllm import VllmEngine
 from harness.study import theory
 from harness.trainer import Trainer
@@ -23,24 +24,21 @@ SHORT = ["train.steps=4", "train.prompts=8", "train.group=8", "train.lr=1e-3", "
 SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2"]
 
 
-def record_of(engine: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+def spec_of(engine: str, seed: int, overrides: Sequence[str]) -> CellSpec:
     given = [f"rollout.engine={engine}", "hardware.cache_gib=0.25", "train.steps=30", "eval.samples=8", *overrides]
     settings = config.load("smoke", given)
-    record = {"config": dataclasses.asdict(settings), "method": "grpo", "task": "countdown"}
-    return {**record, "model": "countdown-tiny", "seed": seed}
+    return Cell(settings, "grpo", "countdown", "countdown-tiny", seed).spec
 
 
 def build(folder: Path, engine: str, seed: int, overrides: Sequence[str] = ()) -> Trainer:
     torch.set_num_threads(1)
-    trainer, _ = cell.build(record_of(engine, seed, overrides), folder)
-    return trainer
+    return cell.build(spec_of(engine, seed, overrides), folder)
 
 
 def write(folder: Path, engine: str, seed: int, overrides: Sequence[str]) -> None:
     """What a launcher leaves for the process of a cell."""
-    files.write_text(folder / "config.yaml", yaml.safe_dump(record_of(engine, seed, overrides)))
-    state = {"state": "running", "reason": None, "durable_step": -1, "seconds": 0.0}
-    files.write_json(folder / "state.json", state)
+    spec_of(engine, seed, overrides).write(folder)
+    State("running").write(folder)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,50 @@
+"""What a cell is: the record that its folder begins with, and all that its process needs to know."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.base import files
+from harness.base.errors import Damaged
+from harness.base.schema import typed
+from harness.config import Config
+
+FILE = "config.yaml"
+
+
+@dataclass(frozen=True)
+class CellSpec:
+    cell: str  # its key: the hash of its identity
+    matrix: str
+    method: str
+    task: str
+    model: str
+    seed: int
+    identity: dict[str, Any]  # what defines its result
+    settings: dict[str, Any]  # the configuration as plain values; `config` has it typed
+
+    @classmethod
+    def read(cls, folder: Path) -> CellSpec:
+        path = folder / FILE
+        given = files.read_yaml(path)
+        keys = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(given, dict) or given.keys() != set(keys):
+            raise Damaged(path, f"it must hold {', '.join(keys)}")
+        spec = cls(**given)
+        if not isinstance(spec.settings, dict) or not isinstance(spec.identity, dict):
+            raise Damaged(path, "identity and settings must be mappings of keys")
+        return spec
+
+    def write(self, folder: Path) -> None:
+        files.write_text(folder / FILE, yaml.safe_dump(dataclasses.asdict(self), sort_keys=False))
+
+    @cached_property
+    def config(self) -> Config:
+        config: Config = typed(Config(), self.settings, "")
+        return config

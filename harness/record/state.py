@@ -1,0 +1,88 @@
+"""How far a cell is: the state that its process and its launcher write, and what others read from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from harness.base import files
+from harness.base.errors import Damaged
+from harness.record.log import last_line
+
+FILE = "state.json"
+STATES = ("planned", "running", "done", "failed")  # that are written
+STALE = "stale"  # running by its record, but no process works on it: the next run goes on from its last checkpoint
+
+
+@dataclass(frozen=True)
+class State:
+    state: str = "planned"
+    reason: str | None = None  # of a failure; while it runs, what it is busy with
+    durable_step: int = -1  # the last step that no interruption can undo; -1 before the first
+    seconds: float = 0.0  # of work, over all lives of the cell
+    device: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> State:
+        """Returns the state of a cell, which is planned where there is none yet."""
+        path = folder / FILE
+        if not path.exists():
+            return cls()
+        given = files.read_json(path)
+        known = {each.name for each in dataclasses.fields(cls)}
+        if not isinstance(given, dict) or given.keys() != known or given["state"] not in STATES:
+            raise Damaged(path, f"it must hold {', '.join(sorted(known))}, and its state be one of {', '.join(STATES)}")
+        return cls(**given)
+
+    def write(self, folder: Path) -> None:
+        assert self.state in STATES
+        files.write_json(folder / FILE, dataclasses.asdict(self))
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("done", "failed")
+
+
+def change(folder: Path, **changes: Any) -> State:
+    """Writes some fields of a cell's state, and leaves the others as they are."""
+    state = dataclasses.replace(State.read(folder), **changes)
+    state.write(folder)
+    return state
+
+
+def lock(folder: Path, timeout: float = -1) -> FileLock:
+    """Returns the lock of whoever works on a cell."""
+    return FileLock(folder / "lock", timeout=timeout)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What people are told of a cell."""
+
+    state: str  # planned | running | done | failed | stale
+    reason: str | None = None
+    step: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)  # of that step
+    seconds: float = 0.0
+
+    @classmethod
+    def read(cls, folder: Path) -> Progress:
+        now = State.read(folder)
+        if now.state == "planned":
+            return cls("planned")
+        name = STALE if now.state == "running" and free(folder) else now.state
+        last = last_line(folder)
+        return cls(name, now.reason, last.get("step", 0), last.get("metrics", {}), now.seconds)
+
+
+def free(folder: Path) -> bool:
+    """Returns whether no living process works on the cell."""
+    try:
+        with lock(folder, timeout=0):
+            return True
+    except Timeout:
+        return False

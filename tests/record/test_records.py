@@ -1,0 +1,56 @@
+"""What a cell is and how far it is: records that read, check and write themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from harness import config, matrix
+from harness.base.errors import Damaged
+from harness.record import state
+from harness.record.log import MetricsLog, last_line
+from harness.record.spec import CellSpec
+from harness.record.state import Progress, State
+
+
+def test_a_cell_is_what_its_folder_says(tmp_path: Path) -> None:
+    for planned in matrix.cells(config.load("demo", ["seeds=[3]", "correction.kind=truncated", "train.filter={}"])):
+        planned.spec.write(tmp_path)
+        read = CellSpec.read(tmp_path)
+        assert read == planned.spec
+        assert read.config == planned.settled
+        assert (read.cell, read.identity) == (planned.key, planned.identity)
+
+
+def test_the_state_changes_by_field(tmp_path: Path) -> None:
+    assert State.read(tmp_path) == State()
+    assert Progress.read(tmp_path).state == "planned"
+    state.change(tmp_path, state="running", durable_step=4, seconds=2.5)
+    assert state.change(tmp_path, reason="halfway") == State("running", "halfway", 4, 2.5)
+    assert State.read(tmp_path) == State("running", "halfway", 4, 2.5)
+    assert Progress.read(tmp_path).state == "stale", "nobody works on it"
+    with state.lock(tmp_path):
+        assert Progress.read(tmp_path).state == "running"
+    MetricsLog(tmp_path).append(7, 1.0, {"entropy/mean": 0.5})
+    state.change(tmp_path, state="done", reason=None)
+    assert Progress.read(tmp_path) == Progress("done", None, 7, {"entropy/mean": 0.5}, 2.5)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"state": "done"}', "\udcff", "null"])
+@pytest.mark.parametrize("name", ["state.json", "config.yaml", "metrics.jsonl"])
+def test_a_damaged_record_is_named(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content.encode(errors="surrogateescape") + b"\n" * (name == "metrics.jsonl"))
+    read = {"state.json": State.read, "config.yaml": CellSpec.read, "metrics.jsonl": last_line}[name]
+    with pytest.raises(Damaged, match=f"^{tmp_path / name} is damaged: .") as error:
+        read(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_state_that_nobody_writes_is_damage(tmp_path: Path) -> None:
+    for wrong in ({"state": "stale"}, {"state": "dnoe"}):
+        files_state = {**dataclasses.asdict(State()), **wrong}
+        (tmp_path / "state.json").write_text(str(files_state).replace("'", '"').replace("None", "null"))
+        with pytest.raises(Damaged, match="planned, running, done, failed"):
+            State.read(tmp_path)
