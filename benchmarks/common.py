@@ -1,4 +1,4 @@
-"""What the benchmarks share: a trainer as a cell would build it, and a table."""
+"""Shared by the benchmarks: a trainer as a cell would build it, and a table."""
 
 from __future__ import annotations
 

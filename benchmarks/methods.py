@@ -1,4 +1,4 @@
-"""What a method costs over vanilla GRPO: whole training steps, interleaved, CPU seconds."""
+"""The cost of a method beside vanilla GRPO: whole training steps, interleaved, CPU seconds."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Diary:
 
     @property
     def seconds(self) -> float:
-        """Of work, over all lives of the cell."""
+        """Returns the seconds of work so far, over all lives of the cell."""
         return self.earlier + time.time() - self.started
 
     @property

@@ -37,7 +37,7 @@ class Cell:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What defines the result; paths, launchers, trackers and file names do not."""
+        """Returns all that defines the result, which paths, launchers, trackers and file names do not."""
         table, correction = baselines.table(self.config.plugins), self.config.correction
         return {
             "method": Method.of(self.method, table, self.config.method_options).identity(),

@@ -250,7 +250,7 @@ class Trainer:
     def dynamics_of(
         self, step: int, signal: Signal, batch: TokenBatch, minibatches: list[TokenBatch], watch: Stopwatch
     ) -> dict[str, float]:
-        """What the update was to do to the entropy; and on some steps, for a forward pass, what it did."""
+        """Predicts what the update does to the entropy; and on some steps, for a forward pass, measures what it did."""
         every = self.config.dynamics.every
         if not every:
             return {}
@@ -334,12 +334,12 @@ class Trainer:
 
 
 def places(prompts: int, updates: int) -> list[int]:
-    """Of the prompts of a step, those of this rank: an equal part of each mini-batch."""
+    """Returns this rank's places among the prompts of a step: an equal part of each mini-batch."""
     share = prompts // (updates * ranks.count())
     starts = (share * (update * ranks.count() + ranks.number()) for update in range(updates))
     return [place for start in starts for place in range(start, start + share)]
 
 
 def mean_of_sums(losses: list[float]) -> float:
-    """Of the losses of mini-batches, of which each rank has a part."""
+    """Returns the mean of the mini-batches' losses, of which each rank has a part."""
     return ranks.total(torch.tensor(losses, dtype=torch.float64)).mean().item()

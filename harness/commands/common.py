@@ -1,4 +1,4 @@
-"""What commands share: the arguments that name a configuration, and the console that they print to."""
+"""Shared by the commands: the arguments that name a configuration, and the console that they print to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees while a matrix runs, and the feeding of MLflow along the way."""
+"""Shows a person how a matrix runs, and feeds MLflow along the way."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ UNKNOWN_SET = 17_000  # problems of DAPO-Math-17k, the only set whose size depen
 
 
 def share(number: int, config: Config) -> int:
-    """Of each rank, where a cell's ranks share evenly."""
+    """Returns the part of one rank, where a cell's ranks share evenly."""
     return ceil(number / config.hardware.ranks)
 
 
@@ -73,7 +73,7 @@ def evaluations(config: Config) -> int:
 
 
 def filtered(config: Config) -> dict[str, Asked]:
-    """What the difficulty filter asks each model, once for all cells, by task."""
+    """Returns how much the difficulty filter asks each model, once for all cells, by task."""
     given = config.train.filter
     if given is None:
         return {}
@@ -100,7 +100,7 @@ def number_of(task: tasks.Task, split: str) -> tuple[int, bool]:
 
 @dataclass(frozen=True)
 class Engine:
-    """What each rank samples with: an engine of its own, with the whole model in the compute type."""
+    """The engine that each rank has of its own, with the whole model in the compute type."""
 
     at_once: int  # sequences that it decodes, at most
     cache: int | None  # bytes of keys and values, however few are needed; None: what the sequences need
@@ -284,7 +284,7 @@ def updating(shape: Shape, config: Config, needs: frozenset[str], speed: Speed) 
 
 
 def seconds(shape: Shape, config: Config, needs: frozenset[str], size: int, speed: Speed, engine: Engine) -> float:
-    """Of a cell in which every response is as long as it may be; the filter, which cells share, apart."""
+    """Returns the seconds of a cell whose responses are all as long as they may be, without the filter: cells share it."""
 
     def generation(asked: Asked) -> float:
         return generating(shape, asked.responses, config, size, speed, engine)

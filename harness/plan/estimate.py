@@ -1,4 +1,4 @@
-"""What a matrix would cost, and what this machine lacks for it; runs and writes nothing, imports no torch."""
+"""Estimates what a matrix costs, and finds what this machine lacks for it; runs nothing, imports no torch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def of(config: Config, matrix: Sequence[Cell], machine: Machine) -> Plan:
 
 
 def needs_of(config: Config) -> dict[str, Needs]:
-    """What each method needs that takes memory of its own."""
+    """Returns what each method needs that takes memory of its own."""
     table = baselines.table(config.plugins)
     methods = {spec: Method.of(spec, table, config.method_options) for spec in config.methods}
     return {spec: frozenset(method.needs & {"values", "ref_logp"}) for spec, method in methods.items()}

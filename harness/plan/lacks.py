@@ -1,4 +1,4 @@
-"""What this machine lacks for a matrix, as sentences."""
+"""Says what this machine lacks for a matrix."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Machine:
     devices: tuple[Device, ...] = ()
 
     def kind(self, config: Config) -> str:
-        """What the cells of this configuration would compute on."""
+        """Returns what the cells of this configuration would compute on: cuda or cpu."""
         wanted = config.hardware.device
         return wanted if wanted != "auto" else "cuda" if self.devices else "cpu"
 

@@ -1,4 +1,4 @@
-"""What a cell is: the record that its folder begins with, and all that its process needs to know."""
+"""The record that a cell's folder begins with: what the cell is, and all that its process needs to know."""
 
 from __future__ import annotations
 

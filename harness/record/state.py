@@ -61,7 +61,7 @@ def lock(folder: Path, timeout: float = -1) -> FileLock:
 
 @dataclass(frozen=True)
 class Progress:
-    """What people are told of a cell."""
+    """How far a cell is, as people are told."""
 
     state: str  # planned | running | done | failed | stale
     reason: str | None = None

@@ -23,7 +23,7 @@ PAGE = 1000  # runs that MLflow gives at a time, at most
 
 @dataclass(frozen=True)
 class Result:
-    """What one cell has to say about one task."""
+    """The answers of one cell to the problems of one task."""
 
     problems: list[str]
     right_JN: np.ndarray
@@ -31,14 +31,14 @@ class Result:
     flags: list[str]
 
     def scores(self, k: int | None) -> Floats:
-        """Of each problem: Avg@K over all samples (k is None) or Pass@k."""
+        """Returns the Avg@K of each problem over all samples (k is None), or its Pass@k."""
         if k is None:
             return self.right_JN.mean(axis=1)
         return pass_at_k(self.right_JN.shape[1], self.right_JN.sum(axis=1), k)
 
 
 def done_runs(client: MlflowClient, matrix: str, uri: str) -> dict[str, Run]:
-    """By cell; the first where there is more than one, as `sync` has it."""
+    """Returns the run of each cell; the first where there is more than one, as `sync` has it."""
     experiment = client.get_experiment_by_name(matrix)
     if experiment is None or experiment.lifecycle_stage != "active":
         raise UserError(
@@ -62,14 +62,14 @@ def done_runs(client: MlflowClient, matrix: str, uri: str) -> dict[str, Run]:
 
 
 def read(uri: str, matrix: str, cells: set[str]) -> dict[str, dict[str, Result]]:
-    """What the runs of these cells hold, by cell and task; runs of other cells are of other configurations."""
+    """Returns the results of these cells, by cell and task; runs of other cells are of other configurations."""
     with store(uri, write=False) as client, tempfile.TemporaryDirectory() as folder:
         runs = done_runs(client, matrix, uri)
         return {cell: results_of(client, runs[cell], folder) for cell in cells & runs.keys()}
 
 
 def results_of(client: MlflowClient, run: Run, folder: str) -> dict[str, Result]:
-    """By task, of the last step that was evaluated."""
+    """Returns the results of the last step that was evaluated, by task."""
     points = sorted(client.get_metric_history(run.info.run_id, "entropy/mean"), key=lambda point: point.step)
     paths: dict[str, str] = {}
     for path in sorted(artifact.path for artifact in client.list_artifacts(run.info.run_id, "evals")):
@@ -78,8 +78,7 @@ def results_of(client: MlflowClient, run: Run, folder: str) -> dict[str, Result]
     for path in paths.values():
         record = files.read_json(Path(client.download_artifacts(run.info.run_id, path, folder)))
         entropy = (points[0].value, points[-1].value)
-        flags = record.get("flags", [])  # which earlier versions did not write
-        results[record["task"]] = Result(record["problems"], np.array(record["right"]), entropy, flags)
+        results[record["task"]] = Result(record["problems"], np.array(record["right"]), entropy, record["flags"])
     return results
 
 

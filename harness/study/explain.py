@@ -1,4 +1,4 @@
-"""What a method does to the entropy, token by token, on a few real batches: the theory's lens on any method.
+"""The theory's lens on any method: what it does to the entropy, token by token, on a few real batches.
 
 The batches are the first ones of a cell, and all methods see the same tokens. Before the first update of a batch the
 importance ratio is 1 and methods that differ in their clips alone are the same; so every method is looked at twice,

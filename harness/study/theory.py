@@ -112,7 +112,7 @@ def correlation(x: Tensor, y: Tensor) -> float:
 
 
 def slope(x: Tensor, y: Tensor) -> float:
-    """Of y = slope x, by least squares."""
+    """Returns the slope of y = slope x, by least squares."""
     return (x @ y / (x @ x)).item()
 
 
@@ -179,7 +179,7 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
 
 
 def entropy_gradient(policy: Policy, batch: TokenBatch) -> Tensor:
-    """Of the batch's mean entropy with respect to all parameters."""
+    """Returns the gradient of the batch's mean entropy with respect to all parameters."""
     for part in policy.micro_batches(batch):
         entropy_T = policy.current(part, frozenset({"entropy_grad"})).entropy
         assert entropy_T is not None
@@ -260,7 +260,7 @@ def show(console: Console, found: Mapping[str, Rows]) -> None:
 
 
 def ends(masks: Rows) -> Rows:
-    """Of each training on a quadrant: the entropy at its first and last step, over the seeds."""
+    """Returns the change of entropy from the first step to the last, over the seeds, by quadrant."""
     rows = []
     last = max(row["step"] for row in masks)
     for keep in dict.fromkeys(row["keep"] for row in masks):
