@@ -284,7 +284,7 @@ def updating(shape: Shape, config: Config, needs: frozenset[str], speed: Speed) 
 
 
 def seconds(shape: Shape, config: Config, needs: frozenset[str], size: int, speed: Speed, engine: Engine) -> float:
-    """Returns the seconds of a cell whose responses are all as long as they may be, without the filter: cells share it."""
+    """Returns the seconds of a cell whose responses are as long as they may be, without the filter that cells share."""
 
     def generation(asked: Asked) -> float:
         return generating(shape, asked.responses, config, size, speed, engine)

@@ -1,5 +1,8 @@
-"""Tells what this machine can run, and what is missing. Nothing heavy is imported here: what may hang, crash or take long
-is tried in processes of their own, side by side and with a time limit."""
+"""Tells what this machine can run, and what is missing.
+
+Nothing heavy is imported here: what may hang, crash or take long is tried in processes of their own, side by side and
+with a time limit.
+"""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class Matrix:
         for task, right_JN in right.items():
             # An earlier evaluation, which must not count.
             for step, matrix in ((0, 1 - right_JN), (len(entropy), right_JN)):
-                result = {"task": task, "step": step, "problems": problems, "right": matrix.tolist()}
-                result |= {} if flags is None else {"flags": flags.get(task, [])}
+                told = (flags or {}).get(task, [])
+                result = {"task": task, "step": step, "problems": problems, "right": matrix.tolist(), "flags": told}
                 files.write_json(folder / "evals" / f"{task}-{step:06d}.json", result)
         State(state, durable_step=len(entropy)).write(folder)
         sync.sync(folder, self.uri)
