@@ -67,5 +67,5 @@ class ClipB(Control):
 
 
 def harm(deviation_T: Tensor, advantages_T: Tensor) -> Tensor:
-    """How strongly a token of negative advantage lowers the entropy; 0 for all others."""
+    """Returns how strongly a token of negative advantage lowers the entropy; 0 for all others."""
     return (-deviation_T).masked_fill(advantages_T >= 0, 0)

@@ -1,5 +1,5 @@
-"""The data that flows: a Rollout is one response, a TokenBatch all responses of a step, TokenStats what the policy
-says of their tokens.
+"""Holds the data that flows: a Rollout is one response, a TokenBatch all responses of a step, TokenStats what the
+policy says of their tokens.
 
 Response tokens are kept flat, one after the other (`_T`), each with the number of its response (`sequence_T`).
 Prompts and padding never enter these vectors, so every entry is a valid token: it counts in denominators and

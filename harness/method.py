@@ -1,6 +1,7 @@
-"""How a method is made: one objective and any number of entropy controls, joined by `+`.
+"""Makes a method of one objective and any number of entropy controls, joined by `+`.
 
-The trainer calls a `Method` and knows no method by name. Objectives and controls are frozen dataclasses of their
+The trainer calls a `Method` and knows no method by name. A component sees the statistics that it declares and no
+others, so that what runs in one configuration runs in all. Objectives and controls are frozen dataclasses of their
 hyper-parameters (the only place of their defaults) with pure functions on flat tokens (see harness/batch.py). They
 use tensor methods alone, so that planning and listing need no torch.
 """

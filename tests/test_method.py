@@ -1,4 +1,4 @@
-"""The seam between a method and its components: what they declare, what they see, and what is left out for them."""
+"""Tests the seam between a method and its components: what they declare, see and leave out, and what a gate does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The importance correction: one for all methods, since engine and trainer disagree whatever the method is.
+"""Corrects for the engine's sampling: in one way for all methods, since engine and trainer disagree whoever learns.
 
 Tokens are drawn by the engine and learned from as if the trainer had drawn them. The ratio of the two probabilities,
 before the update, makes up for the difference; bounds keep its variance finite. It multiplies whose gradient counts,

@@ -1,4 +1,4 @@
-"""The head of a language model, as the token statistics take it."""
+"""Holds the head of a language model, as the token statistics take it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one seam for token statistics: hidden states and head in, log-probabilities and entropy statistics out."""
+"""Is the one seam for token statistics: hidden states and head in, log-probabilities and entropy statistics out."""
 
 from __future__ import annotations
 

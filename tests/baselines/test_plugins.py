@@ -1,4 +1,4 @@
-"""Methods from outside the repository: plugin modules, entry points, and the example of the documentation."""
+"""Tests methods from outside the repository: plugin modules, entry points, and the example of the documentation."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_plugin_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an installer makes of the example's pyproject.toml."""
+    """Does what an installer makes of the example's pyproject.toml."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     points = project["entry-points"]["entrobench.methods"]
     info = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
@@ -112,7 +112,7 @@ METHODS = {"careless": Careless}
 @pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize("spec", ["careless", "ppo+clip_v+careless"])
 def test_a_forgotten_need_fails_with_the_instrument_and_without(spec: str, every: int, write, tmp_path: Path) -> None:
-    """Whoever else asks for a statistic: a method that runs in one configuration runs in all."""
+    """Expects the same sentence whoever else asks for the statistic: what runs in one configuration runs in all."""
     plugins = f"plugins=[{write('careless', CARELESS)}]"
     trainer = build(tmp_path / "cell", spec, f"dynamics.every={every}", plugins)
     with pytest.raises(UserError) as error:
