@@ -46,16 +46,17 @@ class ClipB(Control):
             raise UserError(f"mu_high is {self.mu_high}; allowed: only with mode=paper and without share")
 
     def deviation(self, old: TokenStats, batch: TokenBatch) -> Tensor:
-        return old.discriminator - batch.mean(old.discriminator)
+        return old.discriminator - batch.global_mean(old.discriminator)
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
         deviation_T = self.deviation(old, batch)
-        sigma = batch.std(deviation_T)
+        sigma = batch.global_std(deviation_T)
         if sigma < 1e-12:
             return 1.0
         if self.share is not None:
             size_T = deviation_T.abs() if self.mode == "paper" else harm(deviation_T, advantages_T)
-            return size_T <= batch.kth_largest(size_T, round(self.share * batch.tokens) + 1).clamp(min=0)
+            most = round(self.share * batch.global_tokens())
+            return size_T <= batch.global_kth_largest(size_T, most + 1).clamp(min=0)
         if self.mode == "paper":
             mu_high = self.mu if self.mu_high is None else self.mu_high
             return (deviation_T >= -self.mu * sigma) & (deviation_T <= mu_high * sigma)
@@ -66,5 +67,5 @@ class ClipB(Control):
 
 
 def harm(deviation_T: Tensor, advantages_T: Tensor) -> Tensor:
-    """How strongly a token of negative advantage lowers the entropy; 0 for all others."""
+    """Returns how strongly a token of negative advantage lowers the entropy; 0 for all others."""
     return (-deviation_T).masked_fill(advantages_T >= 0, 0)

@@ -36,6 +36,6 @@ class ClipV(ClipB):
 
     def reference(self, deviation_T: Tensor, sigma: Tensor, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
         harm_T = harm(deviation_T, advantages_T)
-        most = max(int(self.max_frac * batch.tokens), 1)
-        spared_T = (advantages_T < 0) & (harm_T <= batch.kth_largest(harm_T, most + 1))
+        most = max(int(self.max_frac * batch.global_tokens()), 1)
+        spared_T = (advantages_T < 0) & (harm_T <= batch.global_kth_largest(harm_T, most + 1))
         return (advantages_T > 0) | (deviation_T >= -self.mu * sigma) | spared_T

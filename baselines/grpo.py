@@ -24,6 +24,7 @@ class Grpo(Objective):
 
     source = "arXiv:2402.03300"
     min_group = 2
+    silent_without_signal = True
 
     divide_by_std: bool = True
 

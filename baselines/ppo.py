@@ -25,6 +25,7 @@ class Ppo(Objective):
 
     source = "arXiv:1707.06347"
     needs = frozenset({"values"})
+    silent_without_signal = True
 
     gamma: float = 1.0
     lam: float = 1.0
@@ -45,7 +46,7 @@ class Ppo(Objective):
         return discounted(delta_T, self.gamma * self.lam, after_T)
 
     def whiten(self, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        return (advantages_T - batch.mean(advantages_T)) / (batch.std(advantages_T) ** 2 + 1e-8).sqrt()
+        return (advantages_T - batch.global_mean(advantages_T)) / (batch.global_std(advantages_T) ** 2 + 1e-8).sqrt()
 
     def value_loss(self, values_T: Tensor, old_values_T: Tensor, returns_T: Tensor) -> Tensor:
         loss_T = (values_T - returns_T) ** 2

@@ -1,5 +1,5 @@
-"""The data that flows: a Rollout is one response, a TokenBatch all responses of a step, TokenStats what the policy
-says of their tokens.
+"""Holds the data that flows: a Rollout is one response, a TokenBatch all responses of a step, TokenStats what the
+policy says of their tokens.
 
 Response tokens are kept flat, one after the other (`_T`), each with the number of its response (`sequence_T`).
 Prompts and padding never enter these vectors, so every entry is a valid token: it counts in denominators and
@@ -9,7 +9,7 @@ metrics. Whose gradient counts is another question, answered by a method's weigh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from harness.base import ranks
+from harness.base.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class TokenStats:
-    """What the policy says of each token, at the sampling temperature. Fields that nobody asked for are None."""
+    """Holds what the policy says of each token, at the sampling temperature. Columns that nobody asked for are None."""
 
     logp: Tensor
     entropy: Tensor | None = None  # H over the full vocabulary
@@ -44,19 +45,32 @@ class TokenStats:
         joined: dict[str, Any] = {name: None if xs[0] is None else torch.cat(xs) for name, xs in columns.items()}
         return cls(**joined)
 
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """Returns those that are there."""
+        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+
     def at(self, index_T: Tensor) -> TokenStats:
-        taken: dict[str, Any] = {name: None if x is None else x[index_T] for name, x in vars(self).items()}
-        return TokenStats(**taken)
+        """Returns the statistics of some tokens."""
+        taken = {name: x[index_T] for name, x in self.columns.items()}
+        return type(self)(**{**vars(self), **taken})
+
+    def only(self, names: Collection[str], refusal: Callable[[str], str]) -> TokenStats:
+        """Returns these columns alone; the use of another one is an error, with the sentence that `refusal` makes of
+        its name."""
+        kept = {name: x for name, x in self.columns.items() if name in names}
+        assert kept.keys() == set(names), f"nobody has computed {set(names) - kept.keys()}"
+        return Granted(**kept, refusal=refusal)
 
     @property
     def discriminator(self) -> Tensor:
-        """S* = p (H + log p)."""
+        """Returns S* = p (H + log p)."""
         assert self.entropy is not None
         return self.logp.exp() * (self.entropy + self.logp)
 
     @property
     def expected_discriminator(self) -> Tensor:
-        """N = E_{i~p}[S_i] = H sum p^2 + sum p^2 log p."""
+        """Returns N = E_{i~p}[S_i] = H sum p^2 + sum p^2 log p."""
         assert self.entropy is not None
         assert self.sum_p2 is not None
         assert self.sum_p2_logp is not None
@@ -64,8 +78,25 @@ class TokenStats:
 
 
 @dataclass(frozen=True)
+class Granted(TokenStats):
+    """Holds the columns that a component of a method declared. It must not find another one by chance, because somebody
+    else asked for it: so a column that is not there is an error and not None."""
+
+    refusal: Callable[[str], str] = dataclasses.field(kw_only=True)
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if found is None and name in vars(self):
+            raise UserError(self.refusal(name))
+        return found
+
+    def __repr__(self) -> str:
+        return f"TokenStats({', '.join(f'{name}={x}' for name, x in self.columns.items())})"
+
+
+@dataclass(frozen=True)
 class TokenBatch:
-    """Responses in order, whole groups one after the other; also any part of such a batch (see `take`)."""
+    """Holds responses in order, whole groups one after the other; also any part of such a batch (see `take`)."""
 
     sequences: list[Tensor]  # prompt and response tokens of each response
     prompt_lengths_B: Tensor
@@ -97,26 +128,26 @@ class TokenBatch:
         return len(self.sequences)
 
     def grouped(self, x_B: Tensor) -> Tensor:
-        """One row a group."""
+        """Makes a row of each group."""
         return x_B.view(int(self.groups_B[-1] - self.groups_B[0]) + 1, -1)
 
     @property
     def sequence_T(self) -> Tensor:
-        """Number of the response that each token belongs to."""
+        """Returns the number of the response that each token belongs to."""
         return torch.arange(len(self), device=self.lengths_B.device).repeat_interleave(self.lengths_B)
 
     @property
     def within_T(self) -> Tensor:
-        """Place of each token in its response, 0 ..."""
+        """Returns the place of each token in its response, 0 ..."""
         return torch.arange(len(self.index_T), device=self.index_T.device) - self.starts_B[self.sequence_T]
 
     @property
     def starts_B(self) -> Tensor:
-        """Where each response begins among the flat tokens."""
+        """Returns where each response begins among the flat tokens."""
         return self.lengths_B.cumsum(0) - self.lengths_B
 
     def take(self, rows: Sequence[int]) -> TokenBatch:
-        """The responses with these numbers, as a batch of their own."""
+        """Returns the responses with these numbers, as a batch of their own."""
         rows_B = torch.as_tensor(rows, device=self.lengths_B.device)
         lengths_B = self.lengths_B[rows_B]
         within_T = torch.arange(int(lengths_B.sum()), device=rows_B.device)
@@ -134,7 +165,7 @@ class TokenBatch:
         )
 
     def split(self, parts: int) -> Iterator[TokenBatch]:
-        """Mini-batches of whole groups: each gets the same number of them, in order."""
+        """Yields mini-batches of whole groups: each gets the same number of them, in order."""
         groups = int(self.groups_B.max()) + 1
         assert groups % parts == 0
         per_part = groups // parts
@@ -143,11 +174,12 @@ class TokenBatch:
 
     @property
     def prompts_weigh(self) -> bool:
-        """Whether prompts are so large a part of the tokens that it pays to run each once for its whole group."""
+        """Says whether prompts are so large a part of the tokens that it pays to run each once for its whole group."""
         return bool(2 * self.prompt_lengths_B.sum() > self.lengths_B.sum())
 
     def micro_batches(self, tokens: int) -> Iterator[TokenBatch]:
-        """Parts whose padded size stays within `tokens`: groups together where prompts weigh, else similar lengths."""
+        """Yields parts whose padded size stays within `tokens`: groups stay together where prompts weigh, else similar
+        lengths do."""
         rows: list[int] = []
         longest = 0
         order = range(len(self))
@@ -160,7 +192,7 @@ class TokenBatch:
         yield self.take(rows)
 
     def idle(self) -> TokenBatch:
-        """Its shortest sequence, none of whose tokens are asked for: a pass over it gives nothing to anyone."""
+        """Returns its shortest sequence, none of whose tokens are asked for: a pass over it gives nothing to anyone."""
         row = min(range(len(self)), key=lambda row: len(self.sequences[row]))
         part = self.take([row])
         nothing = slice(0, 0)
@@ -172,31 +204,35 @@ class TokenBatch:
             index_T=part.index_T[nothing],
         )
 
-    # Statistics over the whole batch, on all ranks.
-
     def per_sequence(self, x_T: Tensor) -> Tensor:
-        """The sum over each response's tokens."""
+        """Adds up each response's tokens."""
         return x_T.new_zeros(len(self)).index_add(0, self.sequence_T, x_T)
 
-    def mean(self, x_T: Tensor) -> Tensor:
-        return ranks.total(x_T.double().sum()) / self.tokens
+    # Collectives: over the batches of all ranks. A rank that comes to one alone waits for the others for ever.
 
-    def std(self, x_T: Tensor) -> Tensor:
-        """The population's (divided by n, not n - 1)."""
-        return self.mean((x_T - self.mean(x_T)) ** 2).sqrt()
+    def global_mean(self, x_T: Tensor) -> Tensor:
+        """Returns the mean over the tokens of all ranks, in double; every rank must come to it."""
+        return ranks.total(x_T.double().sum()) / self.global_tokens()
 
-    def kth_largest(self, x_T: Tensor, k: int) -> Tensor:
-        """The k-th largest value, k = 1 being the largest; -inf where there are fewer than k."""
+    def global_std(self, x_T: Tensor) -> Tensor:
+        """Returns the population's deviation over the tokens of all ranks (divided by n, not n - 1); every rank must
+        come to it."""
+        return self.global_mean((x_T - self.global_mean(x_T)) ** 2).sqrt()
+
+    def global_kth_largest(self, x_T: Tensor, k: int) -> Tensor:
+        """Returns the k-th largest value on all ranks, k = 1 being the largest, or -inf where there are fewer than k;
+        every rank must come to it."""
         values_T = ranks.gather(x_T)
         return values_T.topk(k).values[-1] if 0 < k <= len(values_T) else x_T.new_tensor(float("-inf"))
 
-    def count(self, mask_T: Tensor) -> float:
+    def global_count(self, mask_T: Tensor) -> float:
+        """Counts the tokens of a mask on all ranks; every rank must come to it."""
         return float(ranks.total(mask_T.sum()))
 
-    @property
-    def tokens(self) -> float:
-        return self.count(torch.ones_like(self.index_T))
+    def global_tokens(self) -> float:
+        """Counts the tokens on all ranks; every rank must come to it."""
+        return self.global_count(torch.ones_like(self.index_T))
 
-    @property
-    def responses(self) -> float:
-        return self.count(self.lengths_B.new_ones(len(self)))
+    def global_responses(self) -> float:
+        """Counts the responses on all ranks; every rank must come to it."""
+        return self.global_count(self.lengths_B.new_ones(len(self)))

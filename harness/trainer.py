@@ -142,7 +142,7 @@ class Trainer:
             **value_record,
             "loss/policy": mean_of_sums(losses),
             "gradient/norm": float(np.mean(norms)),
-            "tokens/generated": batch.tokens,
+            "tokens/generated": batch.global_tokens(),
             "time/judging_s": judging.seconds,  # beside the sampling and after it
         }
         method.observe(record)

@@ -1,4 +1,4 @@
-"""TokenBatch against loops, and its statistics on two ranks against those of one process."""
+"""Compares TokenBatch with loops, and its statistics on two ranks with those of one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made(seed: int = 0, groups: int = 6, size: int = 3) -> tuple[list[Rollout], 
 
 
 def check(part: TokenBatch, flat: list[Rollout], rows: list[int]) -> None:
-    """`part` holds exactly the responses `rows` of the batch of `flat`."""
+    """Checks that `part` holds exactly the responses `rows` of the batch of `flat`."""
     starts = [sum(len(r.response) for r in flat[:row]) for row in range(len(flat))]
     assert [s.tolist() for s in part.sequences] == [flat[row].prompt + flat[row].response for row in rows]
     assert part.prompt_lengths_B.tolist() == [len(flat[row].prompt) for row in rows]
@@ -40,8 +40,8 @@ def check(part: TokenBatch, flat: list[Rollout], rows: list[int]) -> None:
     assert part.sequence_T.tolist() == [k for k, row in enumerate(rows) for _ in flat[row].response]
     assert part.within_T.tolist() == [i for row in rows for i in range(len(flat[row].response))]
     assert part.starts_B.tolist() == [sum(len(flat[r].response) for r in rows[:k]) for k in range(len(rows))]
-    assert (len(part), part.responses) == (len(rows), len(rows))
-    assert part.tokens == len(part.index_T)
+    assert (len(part), part.global_responses()) == (len(rows), len(rows))
+    assert part.global_tokens() == len(part.index_T)
     assert part.budget == 16
 
 
@@ -113,19 +113,19 @@ def test_statistics_over_tokens() -> None:
     _, batch = made(4)
     x_T = torch.randn(len(batch.index_T), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values = x_T.tolist()
-    assert batch.mean(x_T).item() == pytest.approx(statistics.fmean(values), rel=1e-13)
-    assert batch.std(x_T).item() == pytest.approx(statistics.pstdev(values), rel=1e-13)
-    assert batch.count(x_T > 0.5) == sum(x > 0.5 for x in values)
+    assert batch.global_mean(x_T).item() == pytest.approx(statistics.fmean(values), rel=1e-13)
+    assert batch.global_std(x_T).item() == pytest.approx(statistics.pstdev(values), rel=1e-13)
+    assert batch.global_count(x_T > 0.5) == sum(x > 0.5 for x in values)
     for k in (1, 2, 17, len(values)):
-        assert batch.kth_largest(x_T, k).item() == sorted(values, reverse=True)[k - 1]
+        assert batch.global_kth_largest(x_T, k).item() == sorted(values, reverse=True)[k - 1]
     for k in (0, len(values) + 1):
-        assert batch.kth_largest(x_T, k).item() == -math.inf
+        assert batch.global_kth_largest(x_T, k).item() == -math.inf
 
 
 def test_the_mean_of_many_float32_values_is_not_that_of_a_float32_sum() -> None:
     batch = batch_of([[Rollout([0], [0] * 100_000, [0.0] * 100_000, True)]], [0.0])
     x_T = torch.full((100_000,), 1 / 3) + torch.linspace(0, 1e-3, 100_000)
-    assert batch.mean(x_T).item() == pytest.approx(math.fsum(x_T.tolist()) / 100_000, rel=1e-12)
+    assert batch.global_mean(x_T).item() == pytest.approx(math.fsum(x_T.tolist()) / 100_000, rel=1e-12)
 
 
 def test_the_discriminator_and_its_expectation() -> None:
@@ -171,17 +171,17 @@ def tokens_of(c: Case, groups: Sequence[int]) -> Tensor:
 
 
 def measured(c: Case, groups: Sequence[int]) -> dict[str, Tensor]:
-    """What a process that holds these groups makes of them."""
+    """Returns what a process that holds these groups makes of them."""
     rewards = [
         x for x, group in zip(c.batch.rewards_B.tolist(), c.batch.groups_B.tolist(), strict=True) if group in groups
     ]
     batch = batch_of([c.groups[i] for i in groups], rewards)
     old = c.old.at(tokens_of(c, groups))
     result = {
-        "mean": batch.mean(old.logp),
-        "std": batch.std(old.logp),
-        "kth": torch.stack([batch.kth_largest(old.logp, k) for k in (1, 7, 40, 10**6)]),
-        "count": torch.tensor([batch.count(old.logp < -1), batch.responses, batch.tokens]),
+        "mean": batch.global_mean(old.logp),
+        "std": batch.global_std(old.logp),
+        "kth": torch.stack([batch.global_kth_largest(old.logp, k) for k in (1, 7, 40, 10**6)]),
+        "count": torch.tensor([batch.global_count(old.logp < -1), batch.global_responses(), batch.global_tokens()]),
     }
     for spec in SPECS:
         method, minibatches = Method.of(spec, baselines.table()), list(batch.split(2))

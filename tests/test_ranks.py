@@ -141,7 +141,7 @@ def trained(folder: Path, groups: Sequence[int], recompute: bool) -> dict[str, t
     found = {"idle": torch.tensor([len(part.index_T) == 0 for part in policy.micro_batches(batch)])}
     for update in range(3):
         stats = policy.stats(batch, frozenset({"sum_p2"}))
-        found[f"deviation {update}"] = batch.mean(stats.discriminator - stats.expected_discriminator)
+        found[f"deviation {update}"] = batch.global_mean(stats.discriminator - stats.expected_discriminator)
         for part in policy.micro_batches(batch):
             current = policy.current(part, frozenset({"entropy_grad"}))
             assert current.entropy is not None

@@ -167,9 +167,9 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
         rows.append(
             {
                 "lr": rate,
-                "measured": batch.mean(after - old.entropy).item(),
+                "measured": batch.global_mean(after - old.entropy).item(),
                 "derivative": (gradient.double() @ moved.double()).item(),
-                "token_wise": batch.mean(predicted_T).item(),
+                "token_wise": batch.global_mean(predicted_T).item(),
                 "correlation": correlation(predicted_T.double(), (after - old.entropy).double()),
             }
         )

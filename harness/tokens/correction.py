@@ -1,4 +1,4 @@
-"""The importance correction: one for all methods, since engine and trainer disagree whatever the method is.
+"""Corrects for the engine's sampling: in one way for all methods, since engine and trainer disagree whoever learns.
 
 Tokens are drawn by the engine and learned from as if the trainer had drawn them. The ratio of the two probabilities,
 before the update, makes up for the difference; bounds keep its variance finite. It multiplies whose gradient counts,
@@ -17,18 +17,18 @@ from harness.method import Signal
 
 
 def log_ratios(batch: TokenBatch, logp_T: Tensor, level: str) -> Tensor:
-    """log p of the trainer minus log p of the engine, of each token or each response."""
+    """Returns log p of the trainer minus log p of the engine, of each token or each response."""
     difference_T = logp_T.double() - batch.behaviour_logp_T.double()
     return difference_T if level == "token" else batch.per_sequence(difference_T)
 
 
 def beyond(ratios: Tensor, given: Correction) -> Tensor:
-    """Which ratios the bounds change."""
+    """Says which ratios the bounds change."""
     return (ratios > given.high) | (ratios < given.low)
 
 
 def factors(batch: TokenBatch, logp_T: Tensor, given: Correction) -> Tensor:
-    """By which the gradient of each token counts."""
+    """Returns by how much the gradient of each token counts."""
     ratios = log_ratios(batch, logp_T, given.level).exp()
     if given.kind == "truncated":
         ratios = ratios.clamp(max=given.high)
@@ -38,6 +38,7 @@ def factors(batch: TokenBatch, logp_T: Tensor, given: Correction) -> Tensor:
 
 
 def correct(signal: Signal, batch: TokenBatch, given: Correction) -> Signal:
+    """Returns the signal with corrected weights."""
     if given.kind == "off":
         return signal
     return dataclasses.replace(signal, weights_T=signal.weights_T * factors(batch, signal.old.logp, given))

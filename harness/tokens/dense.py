@@ -1,11 +1,11 @@
-"""All logits of a call at once: nothing is computed twice, which is fastest where the vocabulary is small."""
+"""Holds all logits of a call at once: nothing is computed twice, which is fastest where the vocabulary is small."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from harness.tokens.head import Columns, Head
+from harness.tokens.head import FAR, Columns, Head
 from harness.tokens.product import wide
 
 
@@ -27,9 +27,10 @@ def statistics(
     logp_TV = torch.log_softmax(logits_TV / temperature, dim=-1)
     logp_T = logp_TV.gather(1, targets_T[:, None]).squeeze(1)
     with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_grad):
-        # 0 log 0 = 0, also where a logit is -inf.
+        # 0 log 0 = 0, also where a logit is -inf: there any number stands for log 0. It is a factor of the gradient on
+        # its way to p = 0, so it is no large one.
         p_TV = logp_TV.exp()
-        p_logp_TV = p_TV * logp_TV.clamp(min=torch.finfo(torch.float32).min)
+        p_logp_TV = p_TV * logp_TV.clamp(min=FAR)
         entropy_T = -p_logp_TV.sum(-1) if entropy else None
     if not sum_p2:
         return logp_T, entropy_T, None, None

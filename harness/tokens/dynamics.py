@@ -1,4 +1,4 @@
-"""How an update moves the entropy: the theory's prediction from token statistics, and what was measured.
+"""Says how an update moves the entropy: the theory's prediction from token statistics, and what was measured.
 
 Throughout p = softmax(z / temperature) at one token, y the sampled token, S_i = p_i (H + log p_i) with sum_i S_i = 0,
 S* = S_y and N = sum_i p_i S_i (TokenStats.discriminator and .expected_discriminator). All rests on dH/dz_i = -S_i and
@@ -36,23 +36,23 @@ def entropies(p_TV: Tensor) -> Tensor:
 
 
 def discriminators(p_TV: Tensor) -> Tensor:
-    """S_i = p_i (H + log p_i), with 0 log 0 = 0."""
+    """Returns S_i = p_i (H + log p_i), with 0 log 0 = 0."""
     return p_TV * entropies(p_TV)[:, None] - torch.special.entr(p_TV)
 
 
 def gradient_step(p_TV: Tensor, targets_T: Tensor, push_T: Tensor, temperature: float = 1.0) -> Tensor:
-    """dz = a (e_y - p) / temperature: what ascent on a log p_y does to each token's own logits."""
+    """Returns dz = a (e_y - p) / temperature: what ascent on a log p_y does to each token's own logits."""
     chosen_TV = torch.zeros_like(p_TV).scatter_(1, targets_T[:, None], 1.0)
     return push_T[:, None] * (chosen_TV - p_TV) / temperature
 
 
 def first_order(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tensor:
-    """The change of entropy by a step of the logits: -sum_i S_i dz_i."""
+    """Predicts the change of entropy by a step of the logits: -sum_i S_i dz_i."""
     return -(discriminators(p_TV) * dz_TV).sum(-1) / temperature
 
 
 def second_order(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tensor:
-    """The next term of the series, 1/2 dz' (d2H/dz2) dz = -1/2 sum_i (S_i + p_i) (dz_i - p.dz)^2.
+    """Returns the next term of the series, 1/2 dz' (d2H/dz2) dz = -1/2 sum_i (S_i + p_i) (dz_i - p.dz)^2.
 
     It follows from dp_i = p_i (dz_i - p.dz) and dH = -S.dz put into dS_i = dp_i (H + log p_i) + p_i (dH + dlog p_i).
     """
@@ -61,7 +61,7 @@ def second_order(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tenso
 
 
 def exact(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tensor:
-    """The change of entropy by a step of the logits, whatever its size."""
+    """Returns the change of entropy by a step of the logits, whatever its size."""
     return entropies(torch.softmax(p_TV.log() + dz_TV / temperature, dim=-1)) - entropies(p_TV)
 
 
@@ -69,12 +69,12 @@ def exact(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def deviation(stats: TokenStats) -> Tensor:
-    """S* - N."""
+    """Returns S* - N."""
     return stats.discriminator - stats.expected_discriminator
 
 
 def squared_discriminators(stats: TokenStats, sampled_logp_T: Tensor) -> Tensor:
-    """An estimate of sum_i S_i^2 from the sampled token alone: S*^2 over the probability that it was sampled with.
+    """Estimates sum_i S_i^2 from the sampled token alone: S*^2 over the probability that it was sampled with.
 
     Its expectation over the sampling is the sum, so that means over many tokens are right while single ones are noisy.
     """
@@ -84,7 +84,7 @@ def squared_discriminators(stats: TokenStats, sampled_logp_T: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Push:
-    """Minus the gradient of a loss with respect to each token's log p_y and H, times the tokens of its mini-batch.
+    """Holds minus the gradient of a loss by each token's log p_y and H, times the tokens of its mini-batch.
 
     For plain GRPO at ratio 1 that is A and 0, however the batch is split.
     """
@@ -93,14 +93,15 @@ class Push:
     entropy: Tensor
 
     def predicted(self, stats: TokenStats, sampled_logp_T: Tensor, temperature: float = 1.0) -> Tensor:
-        """First-order change of each token's entropy when all tokens' own logits take a step of size 1 along the push:
-        (entropy sum_i S_i^2 - logp (S* - N)) / temperature^2, with the sum estimated (`squared_discriminators`)."""
+        """Predicts, to first order, the change of each token's entropy when all tokens' own logits take a step of size
+        1 along the push: (entropy sum_i S_i^2 - logp (S* - N)) / temperature^2, with the sum estimated
+        (`squared_discriminators`)."""
         by_entropy_T = self.entropy * squared_discriminators(stats, sampled_logp_T)
         return (by_entropy_T - self.logp * deviation(stats)) / temperature**2
 
 
 def push(method: Method, signal: Signal, current: TokenStats, minibatches: Sequence[TokenBatch]) -> Push:
-    """What a method asks of each token, by the gradient of its real loss, whatever the method."""
+    """Finds what a method asks of each token, by the gradient of its real loss, whatever the method."""
     found = Push(torch.zeros_like(current.logp), torch.zeros_like(current.logp))
     for part in minibatches:
         here = current.at(part.index_T)
@@ -112,13 +113,14 @@ def push(method: Method, signal: Signal, current: TokenStats, minibatches: Seque
         by_logp_T, by_entropy_T = torch.autograd.grad(
             loss, (logp_T, entropy_T), allow_unused=True, materialize_grads=True
         )
-        found.logp[part.index_T] = -by_logp_T * part.tokens
-        found.entropy[part.index_T] = -by_entropy_T * part.tokens
+        tokens = part.global_tokens()
+        found.logp[part.index_T] = -by_logp_T * tokens
+        found.entropy[part.index_T] = -by_entropy_T * tokens
     return found
 
 
 def quadrants(advantages_T: Tensor, signal_T: Tensor) -> dict[str, Tensor]:
-    """Masks by the signs of A and of S* - N (or of S*); tokens where either is 0 are in none.
+    """Returns masks by the signs of A and of S* - N (or of S*); tokens where either is 0 are in none.
 
     positive_above and negative_below push the entropy down, the other two push it up.
     """
@@ -144,8 +146,8 @@ def of_step(
     entropy_after_T: Tensor | None,
     temperature: float,
 ) -> dict[str, float]:
-    """The entropy's predicted change over the updates on a rollout batch, and the measured one on the same tokens where
-    their entropy after the updates is given.
+    """Describes the entropy's predicted change over the updates on a rollout batch, and the measured one on the same
+    tokens where their entropy after the updates is given.
 
     `predicted` is the batch mean of `Push.predicted` at ratio 1, in nats per unit of logit step; `measured` is in nats.
     """
@@ -153,7 +155,7 @@ def of_step(
     assert old.entropy is not None
     predicted_T = push(method, signal, old, minibatches).predicted(old, old.logp, temperature)
     found = {
-        "predicted": batch.mean(predicted_T).item(),
+        "predicted": batch.global_mean(predicted_T).item(),
         **({} if entropy_after_T is None else comparison(predicted_T, entropy_after_T - old.entropy, batch)),
         **spread("s_star", old.discriminator, batch),
         **spread("baseline", old.expected_discriminator, batch),
@@ -171,14 +173,14 @@ def of_step(
 
 
 def comparison(predicted_T: Tensor, measured_T: Tensor, batch: TokenBatch) -> dict[str, float]:
-    """The measured change, its correlations with the predicted one over tokens and over the means of responses, and the
-    common logit step that would explain it best (least squares); without those that do not exist, as where no token has
-    a signal."""
+    """Returns the measured change, its correlations with the predicted one over tokens and over the means of responses,
+    and the common logit step that would explain it best (least squares); leaves out those that do not exist, as where
+    no token has a signal."""
     columns = (predicted_T, measured_T)
     x, y = (ranks.gather(column_T.double()) for column_T in columns)
     by_sequence = [ranks.gather(batch.per_sequence(column_T.double()) / batch.lengths_B) for column_T in columns]
     found = {
-        "measured": batch.mean(measured_T).item(),
+        "measured": batch.global_mean(measured_T).item(),
         "correlation": torch.corrcoef(torch.stack([x, y]))[0, 1].item(),
         "correlation_sequences": torch.corrcoef(torch.stack(by_sequence))[0, 1].item(),
         "slope": (x @ y / (x @ x)).item(),
@@ -190,23 +192,23 @@ def spread(name: str, x_T: Tensor, batch: TokenBatch) -> dict[str, float]:
     # Not torch.quantile, which takes no more than 2**24 values.
     found = np.quantile(ranks.gather(x_T).cpu().numpy(), list(QUANTILES.values()))
     return {
-        f"{name}/mean": batch.mean(x_T).item(),
-        f"{name}/std": batch.std(x_T).item(),
+        f"{name}/mean": batch.global_mean(x_T).item(),
+        f"{name}/std": batch.global_std(x_T).item(),
         **{f"{name}/{key}": float(value) for key, value in zip(QUANTILES, found, strict=True)},
     }
 
 
 def by_quadrant(signal: Signal, batch: TokenBatch, predicted_T: Tensor, undropped_T: Tensor) -> dict[str, float]:
-    """Of each quadrant, as parts of all tokens: its share, what of it was dropped, what its kept tokens add to the
-    predicted change, and what the surrogate of its dropped tokens would have added."""
+    """Describes each quadrant, as parts of all tokens: its share, what of it was dropped, what its kept tokens add to
+    the predicted change, and what the surrogate of its dropped tokens would have added."""
     dropped_T = signal.weights_T == 0
     found: dict[str, float] = {}
     for name, mask_T in quadrants(signal.advantages_T, deviation(signal.old)).items():
         found |= {
-            f"{name}/share": batch.mean(mask_T).item(),
-            f"{name}/dropped": batch.mean(mask_T & dropped_T).item(),
-            f"{name}/push": batch.mean(predicted_T * (mask_T & ~dropped_T)).item(),
-            f"{name}/push_dropped": batch.mean(undropped_T * (mask_T & dropped_T)).item(),
+            f"{name}/share": batch.global_mean(mask_T).item(),
+            f"{name}/dropped": batch.global_mean(mask_T & dropped_T).item(),
+            f"{name}/push": batch.global_mean(predicted_T * (mask_T & ~dropped_T)).item(),
+            f"{name}/push_dropped": batch.global_mean(undropped_T * (mask_T & dropped_T)).item(),
         }
     return found
 
@@ -216,8 +218,8 @@ def by_quadrant(signal: Signal, batch: TokenBatch, predicted_T: Tensor, undroppe
 
 @dataclass(frozen=True)
 class Row:
-    """One quadrant of a batch under a method; sizes and changes are summed over its tokens and divided by all tokens,
-    so that rows add up."""
+    """Describes one quadrant of a batch under a method; sizes and changes are summed over its tokens and divided by all
+    tokens, so that rows add up."""
 
     share: float  # of all tokens
     dropped: float  # share of the row's own tokens that have no gradient through the surrogate
@@ -236,7 +238,7 @@ def lens(
     current: TokenStats | None = None,
     temperature: float = 1.0,
 ) -> dict[str, Row]:
-    """What a method does to each quadrant of a rollout batch, and to the entropy, against the method `plain` (GRPO).
+    """Shows what a method does to each quadrant of a rollout batch, and to the entropy, against `plain` (GRPO).
 
     The quadrants are those of plain's advantages, so that rows of several methods hold the same tokens; `rest` are the
     tokens in none, `all` is everything. `old` has all that both methods need, and sum_p2. At ratio 1 (`current` not
@@ -254,9 +256,9 @@ def lens(
     def row(mask_T: Tensor) -> Row:
         columns = (size_T, plain_size_T, predicted_T, plain_predicted_T)
         return Row(
-            batch.mean(mask_T).item(),
-            batch.count(mask_T & dropped_T) / max(batch.count(mask_T), 1.0),
-            *(batch.mean(x_T * mask_T).item() for x_T in columns),
+            batch.global_mean(mask_T).item(),
+            batch.global_count(mask_T & dropped_T) / max(batch.global_count(mask_T), 1.0),
+            *(batch.global_mean(x_T * mask_T).item() for x_T in columns),
         )
 
     masks = quadrants(plain_signal.advantages_T, deviation(current))

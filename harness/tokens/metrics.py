@@ -1,4 +1,4 @@
-"""What is logged of every step, computed from the data that flows; means are over valid tokens unless named."""
+"""Computes what is logged of each step from the data that flows; means are over valid tokens unless named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGEST_LOG_RATIO = 80.0  # whose exponential and its square are still numbers
 
 
 class Stopwatch:
-    """Seconds by phase of one step."""
+    """Measures the seconds of each phase of a step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -54,12 +54,12 @@ def of_rollouts(groups: list[list[Rollout]], batch: TokenBatch, verdicts: list[s
 
 
 def p99(values: Tensor) -> float:
-    """The smallest value that 99 % of them do not exceed."""
+    """Returns the smallest value that 99 % of them do not exceed."""
     return values.kthvalue(math.ceil(0.99 * len(values))).values.item()
 
 
 def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[str, float]:
-    """How far the engine's log-probabilities are from the trainer's, on all ranks, before any correction."""
+    """Says how far the engine's log-probabilities are from the trainer's, on all ranks, before any correction."""
     by_level = {level: ranks.gather(log_ratios(batch, logp_T, level)) for level in ("token", "sequence")}
     difference_T = by_level["token"]
     size_T = difference_T.abs()
@@ -83,23 +83,23 @@ def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[st
 
 
 def of_signal(signal: Signal, batch: TokenBatch) -> dict[str, float]:
-    """Entropy before the update, advantages, and whose gradient was dropped."""
+    """Describes entropy before the update, advantages, and whose gradient was dropped."""
     assert signal.old.entropy is not None
     dropped_T = signal.weights_T == 0
     positive_T, negative_T = signal.advantages_T > 0, signal.advantages_T < 0
     return {
-        "entropy/mean": batch.mean(signal.old.entropy).item(),
-        "advantages/std": batch.std(signal.advantages_T).item(),
-        "advantages/zero": batch.mean(signal.advantages_T == 0).item(),
-        "weights/mean": batch.mean(signal.weights_T).item(),
-        "weights/dropped": batch.mean(dropped_T).item(),
-        "weights/dropped_positive": batch.mean(dropped_T & positive_T).item(),
-        "weights/dropped_negative": batch.mean(dropped_T & negative_T).item(),
+        "entropy/mean": batch.global_mean(signal.old.entropy).item(),
+        "advantages/std": batch.global_std(signal.advantages_T).item(),
+        "advantages/zero": batch.global_mean(signal.advantages_T == 0).item(),
+        "weights/mean": batch.global_mean(signal.weights_T).item(),
+        "weights/dropped": batch.global_mean(dropped_T).item(),
+        "weights/dropped_positive": batch.global_mean(dropped_T & positive_T).item(),
+        "weights/dropped_negative": batch.global_mean(dropped_T & negative_T).item(),
     }
 
 
 def of_ratios(log_ratios: list[Tensor], advantages: list[Tensor], objective: Objective) -> dict[str, float]:
-    """Of the importance ratio, over the tokens that were trained on in all updates of a step."""
+    """Describes the importance ratio, over the tokens that were trained on in all updates of a step."""
     ratio_T, advantages_T = ranks.gather(torch.cat(log_ratios)).exp(), ranks.gather(torch.cat(advantages))
     return {
         "ratio/mean": ratio_T.double().mean().item(),

@@ -1,4 +1,4 @@
-"""Products of shorter types in float32. Rounded to bfloat16, a logit of 20 is off by up to 0.06, and log p with it."""
+"""Multiplies shorter types in float32. Rounded to bfloat16, a logit of 20 is off by up to 0.06, and log p with it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def wide(x: Tensor) -> Tensor:
 
 
 def widened(x: Tensor) -> Tensor:
-    """What a CPU multiplies: it rounds products of shorter types to them, and is no faster with them."""
+    """Widens what a CPU multiplies: it rounds products of shorter types to them, and is no faster with them."""
     return x if x.is_cuda else wide(x)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of two matrices; on CUDA by its kernels for shorter types, through which autograd has no way."""
+    """Multiplies two matrices; on CUDA by its kernels for shorter types, through which autograd has no way."""
     a, b = widened(a), widened(b)
     return torch.mm(a, b, out_dtype=torch.float32) if a.dtype.itemsize < 4 else a @ b

@@ -1,4 +1,4 @@
-"""The one seam for token statistics: hidden states and head in, log-probabilities and entropy statistics out."""
+"""Is the one seam for token statistics: hidden states and head in, log-probabilities and entropy statistics out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.tokens.head import Columns, Head
 
 
 class Backend(Protocol):
-    """Statistics of softmax(logits / temperature), in float32, or in float64 where the inputs are.
+    """Computes the statistics of softmax(logits / temperature), in float32, or in float64 where the inputs are.
 
     A logit may be -inf. The gradient goes through logp always, through the entropy where `entropy_grad` says so, and
     never through the other two, which are None unless asked for, as the entropy is.
@@ -47,7 +47,7 @@ def token_stats(
     sum_p2: bool = False,
     backend: str | None = None,
 ) -> TokenStats:
-    """By the backend that is named, or the one for the size of the vocabulary."""
+    """Computes them by the backend that is named, or by the one for the size of the vocabulary."""
     backend = backend or ("dense" if len(head.weight_VD) <= SMALL else "torch")
     if torch.is_autocast_enabled(hidden_TD.device.type):
         # Once for all pieces; what follows computes in the types that it is given.

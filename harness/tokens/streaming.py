@@ -1,4 +1,4 @@
-"""One pass over the vocabulary, a block of logits at a time, with centred accumulators; nothing of size T x V is held.
+"""Passes over the vocabulary once, a block of logits at a time, with centred accumulators; holds nothing of size T x V.
 
 With m the running maximum, d = z - m and e = exp(d), the pass keeps s = sum e, t = sum d e, q = sum e^2, r = sum d e^2:
 
@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.tokens.head import Columns, Head
+from harness.tokens.head import FAR, Columns, Head
 from harness.tokens.product import product, widened
 
 BLOCK = {"cpu": (2**7, 2**10), "cuda": (2**11, 2**14)}  # tokens x vocabulary; on a CPU it stays near the core
-FAR = -1e4  # further than this below the maximum, exp is 0
 
 
 def statistics(
@@ -38,12 +37,12 @@ def statistics(
 
 
 def spans(size: int, step: int) -> Iterator[slice]:
-    """At least one, be it empty."""
+    """Yields at least one span, be it empty."""
     return (slice(start, min(start + step, size)) for start in range(0, max(size, 1), step))
 
 
 def block(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> tuple[Tensor, Tensor | None]:
-    """The logits of some tokens over some of the vocabulary, and tanh where they are capped."""
+    """Computes the logits of some tokens over some of the vocabulary, and tanh where they are capped."""
     z = product(hidden, weight.T)
     if bias is not None:
         z += bias
@@ -54,7 +53,7 @@ def block(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | 
 
 
 def placed(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Where the targets lie in a block, and whether they do."""
+    """Returns where the targets lie in a block, and whether they do."""
     inside = (targets >= columns.start) & (targets < columns.stop)
     return torch.where(inside, targets - columns.start, 0), inside
 
@@ -120,7 +119,7 @@ class Streaming(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_logp: Tensor, by_entropy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """dlog p_y / dz_i = [i = y] - p_i and dH / dz_i = -p_i (H + log p_i)."""
+        """Adds up gradients by dlog p_y / dz_i = [i = y] - p_i and dH / dz_i = -p_i (H + log p_i)."""
         hidden_TD, weight_VD, bias_V, targets_T, m_T, log_s_T, entropy_T = ctx.saved_tensors
         by_hidden, by_weight, by_bias = (
             torch.zeros_like(given, dtype=m_T.dtype) if asked else None

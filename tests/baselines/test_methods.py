@@ -1,4 +1,4 @@
-"""Every method's loss and gradient against loops written from the formulas (loops.py), in float64."""
+"""Compares every method's loss and gradient with loops written from the formulas (loops.py), in float64."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str, n
 
 
 def test_the_random_batch_has_every_kind_of_token() -> None:
-    """Otherwise the comparison above would leave branches out."""
+    """Makes sure that the comparison above leaves no branch out."""
     c = case(2, groups=6, size=4)
     ratios = (c.current().logp - c.old.logp).exp().tolist()
     kinds = {

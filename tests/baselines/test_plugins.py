@@ -1,4 +1,4 @@
-"""Methods from outside the repository: plugin modules, entry points, and the example of the documentation."""
+"""Tests methods from outside the repository: plugin modules, entry points, and the example of the documentation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import torch
 from loops import Oracle
 from places import REPOSITORY
 from ragged import Case, case
+from trainers import build
 
 import baselines
 from harness.base.errors import UserError
 from harness.method import Method
+from harness.tokens.metrics import Stopwatch
 
 EXAMPLE = Path(__file__).parent / "plugin_example"
 ADD_A_METHOD = REPOSITORY / "docs" / "add-a-method.md"
@@ -62,7 +64,7 @@ def test_a_plugin_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an installer makes of the example's pyproject.toml."""
+    """Does what an installer makes of the example's pyproject.toml."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     points = project["entry-points"]["entrobench.methods"]
     info = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
@@ -92,6 +94,33 @@ def test_the_example_of_the_documentation(write) -> None:
     check(Method.of("ppo+top_entropy(share=0.3)", table), c, oracle)
     with pytest.raises(UserError, match=r"share is 3\.0; allowed: 0 to 1"):
         Method.of("top_entropy(share=3)", table)
+
+
+CARELESS = """
+from dataclasses import dataclass
+from harness.method import Control
+
+@dataclass(frozen=True)
+class Careless(Control):
+    def weights(self, old, advantages_T, batch):
+        return old.discriminator >= old.expected_discriminator
+
+METHODS = {"careless": Careless}
+"""
+
+
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("spec", ["careless", "ppo+clip_v+careless"])
+def test_a_forgotten_need_fails_with_the_instrument_and_without(spec: str, every: int, write, tmp_path: Path) -> None:
+    """Expects the same sentence whoever else asks for the statistic: what runs in one configuration runs in all."""
+    plugins = f"plugins=[{write('careless', CARELESS)}]"
+    trainer = build(tmp_path / "cell", spec, f"dynamics.every={every}", plugins)
+    with pytest.raises(UserError) as error:
+        trainer.train_step(1, Stopwatch())
+    assert str(error.value) == "Careless uses sum_p2, which it does not need; declare needs = frozenset({'sum_p2'})"
+    write("careful", CARELESS.replace("Control):", "Control):\n    needs = frozenset({'sum_p2'})"))
+    trainer = build(tmp_path / "cell", spec, f"dynamics.every={every}", "plugins=[careful]")
+    assert 0 < trainer.train_step(1, Stopwatch())["weights/dropped"] < 1
 
 
 @pytest.mark.parametrize(

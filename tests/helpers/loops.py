@@ -1,10 +1,10 @@
-"""Every method as plain loops over tokens, written from its formula: what the tests compare with."""
+"""Computes every method by plain loops over tokens, written from its formula: the tests compare with them."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ragged import Case
@@ -25,13 +25,13 @@ def entropy(p: Sequence[float]) -> float:
 
 
 def discriminators(p: Sequence[float]) -> list[float]:
-    """S_i = p_i (H + log p_i) of every token of the vocabulary."""
+    """Returns S_i = p_i (H + log p_i) of every token of the vocabulary."""
     h = entropy(p)
     return [x * h + xlogx(x) for x in p]
 
 
 def responses(case: Case) -> list[range]:
-    """The flat tokens of each response."""
+    """Returns the flat tokens of each response."""
     spans, start = [], 0
     for length in case.batch.lengths_B.tolist():
         spans.append(range(start, start + length))
@@ -40,7 +40,7 @@ def responses(case: Case) -> list[range]:
 
 
 def taken(case: Case) -> tuple[list[float], list[float]]:
-    """S* and N of every token, before the update."""
+    """Returns S* and N of every token, before the update."""
     chosen, expected = [], []
     for logits, y in zip(case.old_logits_TV.tolist(), case.targets_T.tolist(), strict=True):
         p = softmax(logits)
@@ -66,7 +66,7 @@ def group_advantages(case: Case, divide_by_std: bool = True) -> list[float]:
 
 
 def gae(case: Case, gamma: float, lam: float) -> list[float]:
-    """The double sum of the definition."""
+    """Computes the double sum of the definition."""
     values, rewards, advantages = case.old.values.tolist(), case.batch.rewards_B.tolist(), []
     for row, span in enumerate(responses(case)):
         for t in span:
@@ -131,7 +131,7 @@ def two_sided(d: Sequence[float], sigma: float, mu: float, mu_high: float | None
 
 
 def keep_share(d: Sequence[float], a: Sequence[float], mode: str, share: float) -> list[bool]:
-    """Without ties: drop the right number of tokens, worst first, and none on the safe side."""
+    """Drops, where there are no ties, the right number of tokens, worst first, and none on the safe side."""
     size = [abs(x) if mode == "paper" else -x for x in d]
     candidates = [t for t in range(len(d)) if size[t] > 0 and (mode == "paper" or a[t] < 0)]
     dropped = sorted(candidates, key=lambda t: -size[t])[: round(share * len(d))]
@@ -142,7 +142,7 @@ def keep_share(d: Sequence[float], a: Sequence[float], mode: str, share: float) 
 
 
 def clipped(r: float, a: float, low: float, high: float, dual: float | None) -> tuple[float, float]:
-    """min(r A, clip(r) A), at least dual * A where A < 0; with slope d/dlogp, where dr/dlogp = r."""
+    """Returns min(r A, clip(r) A), at least dual * A where A < 0; with slope d/dlogp, where dr/dlogp = r."""
     straight, held = r * a, min(max(r, 1 - low), 1 + high) * a
     value, slope = (straight, straight) if straight <= held else (held, 0.0)
     if dual is not None and a < 0 and value < dual * a:
@@ -172,7 +172,7 @@ def divergence(logp: float, ref: float, estimator: str) -> tuple[float, float]:
 
 @dataclass
 class Oracle:
-    """What the loss of a mini-batch is made of."""
+    """Holds what the loss of a mini-batch is made of."""
 
     advantages: Sequence[float]
     keep: Sequence[bool] | None = None
@@ -184,9 +184,10 @@ class Oracle:
     betas: tuple[float, float] | None = None  # of CE-GPPO
     kl: tuple[str, float] = ("k2", 0.0)
     bonus: float = 0.0
+    gate: Callable[[float, float], tuple[float, float]] | None = None  # of log p and log p before; with d/dlogp
 
     def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
-        """The loss of the responses `rows` as one mini-batch, and its gradient with respect to each token's logits."""
+        """Computes the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
         spans = [responses(case)[row] for row in rows]
         keep = self.keep or [True] * len(self.advantages)
         counted = self.counted or [True] * len(keep)
@@ -200,6 +201,9 @@ class Oracle:
                     value, slope = clipped(r, self.advantages[t], self.low, self.high, self.dual)
                 else:
                     value, slope = kept_gradient(r, self.advantages[t], self.low, self.high, self.dual, *self.betas)
+                if self.gate is not None:
+                    factor, factor_slope = self.gate(logp, logp - math.log(r))
+                    value, slope = factor * value, factor * slope + factor_slope * value
                 kl, kl_slope = divergence(logp, float(case.old.ref_logp[t]), self.kl[0])
                 surrogate_factor = keep[t] * counted[t] / self.denominator(case, spans, span, counted)
                 term_factor = 1 / self.denominator(case, spans, span, [True] * len(keep))

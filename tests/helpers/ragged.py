@@ -1,4 +1,4 @@
-"""Random ragged batches in float64, and what a policy says of them, for tests that compare with loops."""
+"""Makes random ragged batches in float64, and what a policy says of them, for tests that compare with loops."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stats_of(logits_TV: Tensor, targets_T: Tensor) -> TokenStats:
 
 @dataclasses.dataclass
 class Case:
-    """A rollout batch, the policy before the update, and the policy some updates later."""
+    """Holds a rollout batch, the policy before the update, and the policy some updates later."""
 
     groups: list[list[Rollout]]
     batch: TokenBatch
@@ -62,7 +62,7 @@ class Case:
 
 
 def case(seed: int, *, drift: float = 1.0, groups: int = 4, size: int = 3, longest: int = 9) -> Case:
-    """Tokens sampled from a policy that is sure of some and not of others; the first group has no signal."""
+    """Samples tokens from a policy that is sure of some and not of others; the first group has no signal."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The importance correction against plain loops in float64, and what it must leave alone."""
+"""Compares the importance correction with plain loops in float64, and tests what it must leave alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS = [
 
 
 def drifted(seed: int, size: float = 0.4) -> Case:
-    """A case whose engine gives other log-probabilities than the trainer."""
+    """Makes a case whose engine gives other log-probabilities than the trainer."""
     made = case(seed)
     noise_T = size * torch.randn(
         len(made.old.logp), dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 100)
@@ -185,7 +185,7 @@ def test_training_with_a_correction_differs_where_the_engine_is_off(
 
 
 def test_ratios_correct_an_expectation_over_the_engine_to_one_over_the_trainer() -> None:
-    """Over all tokens of a vocabulary: sum of q (p / q) f = sum of p f, where nothing is bounded."""
+    """Adds up all tokens of a vocabulary: sum of q (p / q) f = sum of p f, where nothing is bounded."""
     generator = torch.Generator().manual_seed(0)
     p, q = torch.rand(2, 9, dtype=torch.float64, generator=generator).softmax(1)
     f = torch.rand(9, dtype=torch.float64, generator=generator)

@@ -1,4 +1,4 @@
-"""Entropy dynamics against autograd, finite steps, loops and simulation in float64, and inside training."""
+"""Compares entropy dynamics with autograd, finite steps, loops and simulation in float64, and inside training."""
 
 from __future__ import annotations
 
@@ -163,18 +163,18 @@ def test_estimates_for_the_rarest_tokens_are_finite_in_single_precision() -> Non
 
 
 def test_deviations_average_to_zero_on_policy_and_off_policy_with_the_ratio_alone() -> None:
-    """Corollaries 3.4 and 3.5, by simulation: within four standard errors, and far outside without the ratio."""
+    """Simulates corollaries 3.4 and 3.5: within four standard errors, and far outside without the ratio."""
     tokens, draws = 50, 4000
     z_TV, sampler_TV = random_logits(12, tokens), random_logits(13, tokens)
     generator = torch.Generator().manual_seed(0)
 
     def errors(deviation_TN: Tensor) -> tuple[Tensor, float]:
-        """The mean in standard errors, of each token and of the whole batch."""
+        """Returns the mean in standard errors, of each token and of the whole batch."""
         error_T = deviation_TN.std(1) / math.sqrt(draws)
         return deviation_TN.mean(1) / error_T, float(deviation_TN.mean() / (error_T.square().sum().sqrt() / tokens))
 
     def drawn(from_TV: Tensor) -> tuple[Tensor, Tensor]:
-        """S* - N of tokens sampled from another softmax, and their importance ratios."""
+        """Returns S* - N of tokens sampled from another softmax, and their importance ratios."""
         targets_TN = from_TV.softmax(-1).multinomial(draws, replacement=True, generator=generator)
         stats = stats_of(z_TV.repeat_interleave(draws, 0), targets_TN.flatten())
         ratio_TN = stats.logp.view(tokens, draws).exp() / from_TV.softmax(-1).gather(1, targets_TN)

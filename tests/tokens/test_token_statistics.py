@@ -1,4 +1,4 @@
-"""Every backend of the token statistics, values and gradients, against loops over the vocabulary in float64."""
+"""Compares every backend of the token statistics, values and gradients, with loops over the vocabulary in float64."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_values(backend: str, form: tuple[bool, float | None], temperature: floa
 
 @pytest.mark.parametrize(("of_logp", "of_entropy"), [(1, 0), (0, 1), (1, 1)])
 def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
-    """dlogp/dz = (e_y - p) / T and dH/dz = -S / T, through the head to the hidden states and its weight."""
+    """Expects dlogp/dz = (e_y - p) / T and dH/dz = -S / T, through the head to the hidden states and its weight."""
     temperature = 0.7
     hidden_TD, head, targets_T = inputs()
     stats = token_stats(hidden_TD, head, targets_T, temperature, entropy_grad=True, sum_p2=True, backend=backend)
@@ -144,7 +144,7 @@ def test_a_head_that_is_frozen_gets_no_gradient(backend: str) -> None:
 
 
 def test_statistics_of_a_model_in_bfloat16(backend: str) -> None:
-    """Those of bfloat16 inputs, whose product is not rounded again."""
+    """Expects those of bfloat16 inputs, whose product is not rounded again."""
     hidden_TD, head, targets_T = inputs(torch.bfloat16)
     with torch.no_grad():
         stats = token_stats(hidden_TD, head, targets_T, 1.0, sum_p2=True, backend=backend)
@@ -176,8 +176,10 @@ EXTREMES = {
 
 @pytest.mark.parametrize("name", EXTREMES)
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_extreme_distributions(backend: str, name: str, temperature: float) -> None:
-    """0 log 0 = 0, whether a logit is -inf or only far below the others."""
+@pytest.mark.parametrize("upstream", [1.0, -3.0, 1e6])
+def test_extreme_distributions(backend: str, name: str, temperature: float, upstream: float) -> None:
+    """Takes 0 log 0 as 0, whether a logit is -inf or only far below the others, and whatever the gradient that comes
+    back to it."""
     bias_V = torch.tensor(EXTREMES[name], requires_grad=True)
     hidden_TD = torch.zeros(1, 1, requires_grad=True)
     target = max(range(len(bias_V)), key=EXTREMES[name].__getitem__)
@@ -187,16 +189,17 @@ def test_extreme_distributions(backend: str, name: str, temperature: float) -> N
     )
     p = loops.softmax([z / temperature for z in EXTREMES[name]])
     check(stats, [p], torch.tensor([target]))
-    (stats.logp + stats.entropy).sum().backward()
+    (upstream * (stats.logp + stats.entropy)).sum().backward()
     slopes = [
         ((i == target) - x - s) / temperature for i, (x, s) in enumerate(zip(p, loops.discriminators(p), strict=True))
     ]
-    torch.testing.assert_close(bias_V.grad.double(), torch.tensor(slopes, dtype=torch.float64), rtol=1e-4, atol=1e-6)
+    found_V = bias_V.grad.double() / upstream
+    torch.testing.assert_close(found_V, torch.tensor(slopes, dtype=torch.float64), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1.0, 5.0, 60.0])
 def test_the_vocabulary_of_a_real_model_in_float32(scale: float) -> None:
-    """Against float64 on the very same logits, which are far from 0."""
+    """Compares with float64 on the very same logits, which are far from 0."""
     generator = torch.Generator().manual_seed(0)
     logits_TV = torch.randn(6, 152_064, generator=generator) * scale / 4 + 40
     targets_T = torch.randint(152_064, (6,), generator=generator)
@@ -213,7 +216,7 @@ def test_the_vocabulary_of_a_real_model_in_float32(scale: float) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The most elements of a tensor that an operation made."""
+    """Counts the most elements of a tensor that an operation made."""
 
     elements = 0
 

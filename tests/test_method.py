@@ -1,0 +1,299 @@
+"""Tests the seam between a method and its components: what they declare, see and leave out, and what a gate does."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import loops
+import pytest
+import torch
+from loops import Oracle
+from ragged import Case, case
+from torch import Tensor
+
+import baselines
+from baselines.grpo import Grpo
+from harness.base.errors import UserError
+from harness.batch import TokenBatch, TokenStats
+from harness.method import Component, Control, Method, Objective
+
+
+def table(**more: type[Component]) -> Mapping[str, type[Component]]:
+    return {**baselines.METHODS, **more}
+
+
+def control(declared: object = frozenset(), **verbs: object) -> type[Control]:
+    """Makes a control of these verbs; `declared` are its needs."""
+    return dataclass(frozen=True)(type("Mine", (Control,), {"needs": declared, **verbs}))
+
+
+def loss(method: Method, c: Case) -> Tensor:
+    return method.loss(c.current(), method.signal(c.old, c.batch, [c.batch]), c.batch)
+
+
+# What is declared
+
+
+@pytest.mark.parametrize(
+    ("declared", "sentence"),
+    [
+        (
+            frozenset({"sum_p"}),
+            "a name in needs of method mine is 'sum_p'; allowed: entropy_grad, ref_logp, sum_p2, values; did you mean "
+            "'sum_p2'?",
+        ),
+        (
+            "sum_p2",
+            "needs of method mine is 'sum_p2'; needs must be a frozenset of names, for example frozenset({'sum_p2'})",
+        ),
+        (
+            ["values"],
+            "needs of method mine is ['values']; needs must be a frozenset of names, for example frozenset({'sum_p2'})",
+        ),
+        (
+            frozenset({"values"}),
+            "control mine needs values, and objective grpo has no critic that gives them; allowed: an objective that "
+            "needs values itself, for example ppo",
+        ),
+    ],
+)
+def test_needs_that_cannot_be_met_get_one_sentence(declared: object, sentence: str) -> None:
+    for spec in ("mine", "grpo+mine", "clip_b + mine"):
+        with pytest.raises(UserError) as error:
+            Method.of(spec, table(mine=control(declared)))
+        assert str(error.value) == sentence
+
+
+def test_a_control_may_need_the_values_of_an_objective_that_has_them() -> None:
+    assert Method.of("ppo+mine", table(mine=control(frozenset({"values"})))).needs == {"values"}
+    with pytest.raises(UserError, match="control mine needs values, and objective ce_gppo has no critic"):
+        Method.of("mine+ce_gppo(beta1=1)", table(mine=control(frozenset({"values"}))))
+
+
+def test_an_objective_with_a_critic_says_how_it_learns() -> None:
+    @dataclass(frozen=True)
+    class Mine(Grpo):
+        needs = frozenset({"values"})
+
+    with pytest.raises(UserError, match="objective mine needs values; so it must have an option critic_lr and"):
+        Method.of("mine", table(mine=Mine))
+
+
+# What is seen
+
+VERBS = {
+    "reshape": lambda read: lambda self, advantages_T, old, batch: advantages_T + 0 * read(old),
+    "weights": lambda read: lambda self, old, advantages_T, batch: 1 + 0 * read(old),
+    "gate": lambda read: lambda self, current, old, advantages_T: 1 + 0 * read(old),
+    "term": lambda read: lambda self, current, old, advantages_T: 0 * read(old),
+}
+COLUMNS = {
+    "sum_p2": (lambda stats: stats.sum_p2, "sum_p2"),
+    "sum_p2_logp": (lambda stats: stats.sum_p2_logp, "sum_p2"),
+    "sum_p2 ": (lambda stats: stats.expected_discriminator, "sum_p2"),
+    "values": (lambda stats: stats.values, "values"),
+    "ref_logp": (lambda stats: stats.at(torch.arange(len(stats.logp))).ref_logp, "ref_logp"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("column", COLUMNS)
+# The others of a method may have asked for it, or the instrument: the column is there, and yet not for this control.
+@pytest.mark.parametrize("others", ["ppo", "ppo(kl_coef=0.1)+clip_v+entropy_bonus"])
+def test_a_statistic_before_the_update_is_only_there_for_those_that_declare_it(
+    verb: str, column: str, others: str
+) -> None:
+    read, need = COLUMNS[column]
+    verbs = {verb: VERBS[verb](read)}
+    careless, careful = (
+        Method.of(f"{others}+mine", table(mine=control(declared, **verbs)))
+        for declared in (frozenset[str](), frozenset({need}))
+    )
+    with pytest.raises(UserError) as error:
+        loss(careless, case(0))
+    name = column.strip()
+    assert str(error.value) == f"Mine uses {name}, which it does not need; declare needs = frozenset({{'{need}'}})"
+    assert torch.equal(loss(careful, case(0)), loss(Method.of(others, table()), case(0)))
+
+
+@pytest.mark.parametrize("verb", ["gate", "term"])
+@pytest.mark.parametrize(
+    ("read", "sentence"),
+    [
+        (
+            lambda current: current.entropy,
+            "Mine uses entropy, which it does not need; declare needs = frozenset({'entropy_grad', 'sum_p2'})",
+        ),
+        (
+            lambda current: current.discriminator,
+            "Mine uses entropy, which it does not need; declare needs = frozenset({'entropy_grad', 'sum_p2'})",
+        ),
+        (
+            lambda current: current.ref_logp,
+            "Mine uses ref_logp, which it does not need; declare needs = frozenset({'ref_logp', 'sum_p2'})",
+        ),
+        (
+            lambda current: current.sum_p2,
+            "Mine uses current.sum_p2, which nobody computes; allowed: old.sum_p2, from before the update",
+        ),
+    ],
+)
+def test_the_present_policy_shows_only_what_is_declared(verb: str, read: object, sentence: str) -> None:
+    verbs = {verb: lambda self, current, old, advantages_T: 0 * read(current)}  # type: ignore[operator]
+    method = Method.of("mine+entropy_bonus", table(mine=control(frozenset({"sum_p2"}), **verbs)))
+    with pytest.raises(UserError) as error:
+        loss(method, case(0))
+    assert str(error.value) == sentence
+
+
+def test_an_objective_sees_what_it_declares() -> None:
+    @dataclass(frozen=True)
+    class Mine(Grpo):
+        def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+            assert old.values is not None
+            return super().advantages(old, batch) - old.values
+
+    with pytest.raises(UserError, match=r"Mine uses values, which it does not need; declare needs = frozenset"):
+        loss(Method.of("mine", table(mine=Mine)), case(0))
+
+
+def test_what_a_component_sees_can_be_shown() -> None:
+    c = case(0)
+    seen = Method.of("grpo", table()).before(Grpo(), c.old)
+    assert repr(seen) == f"TokenStats(logp={c.old.logp}, entropy={c.old.entropy})"
+
+
+# What is skipped
+
+
+@dataclass(frozen=True)
+class Anchored(Grpo):
+    """Pulls every token's log p to -1, whatever its advantage."""
+
+    def surrogate(self, current: TokenStats, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return super().surrogate(current, old, advantages_T, batch) - (current.logp + 1) ** 2
+
+
+@dataclass(frozen=True)
+class Scaled(Grpo):
+    """Declares anew what holds for its surrogate, too."""
+
+    silent_without_signal = True
+
+    def surrogate(self, current: TokenStats, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return 2 * super().surrogate(current, old, advantages_T, batch)
+
+
+@dataclass(frozen=True)
+class Quiet(Control):
+    """Has a term where there is an advantage, and says so."""
+
+    silent_without_signal = True
+
+    def term(self, current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
+        return advantages_T * current.logp
+
+
+@dataclass(frozen=True)
+class Unlikely(Objective):
+    """Declares nothing."""
+
+    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        return Grpo().advantages(old, batch)
+
+
+OWN = {"anchored": Anchored, "scaled": Scaled, "quiet": Quiet, "unlikely": Unlikely}
+SKIPPING = {
+    "grpo": True,
+    "ppo": True,
+    "ce_gppo": True,
+    "clip_b(share=0.3)": True,
+    "grpo(normalise=sequence)+clip_v(share=0.3, reference_denominator=true)": True,
+    "scaled": True,
+    "scaled+quiet": True,
+    "grpo(kl_coef=0.1)": False,
+    "entropy_bonus": False,
+    "quiet+adaptive_entropy(start=0.002)": False,
+    "anchored": False,
+    "anchored+quiet": False,
+    "unlikely": False,
+}
+
+
+@pytest.mark.parametrize("spec", SKIPPING)
+def test_skipping_responses_leaves_no_gradient_out(spec: str) -> None:
+    c, method = case(1), Method.of(spec, table(**OWN))
+    c.batch = dataclasses.replace(c.batch, rewards_B=c.batch.rewards_B * (c.batch.groups_B < 2))  # half have no signal
+    signal = method.signal(c.old, c.batch, [c.batch])
+    found, gradients = method.contributing(c.batch, signal), []
+    for part in (c.batch, found):
+        c.logits_TV.grad = None
+        method.loss(c.current(part), signal.at(part.index_T), part).backward()
+        gradients.append(c.logits_TV.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+    live_T = signal.advantages_T * signal.weights_T != 0
+    live = [row for row, span in enumerate(loops.responses(c)) if any(live_T[t] for t in span)]
+    assert 0 < len(live) < len(c.batch) or spec == "ppo", "there is nothing to skip"
+    expected = c.batch.take(live) if SKIPPING[spec] else c.batch
+    assert torch.equal(found.index_T, expected.index_T)
+
+
+def test_a_gradient_without_an_advantage_is_learned_from() -> None:
+    """Compares an objective whose surrogate is not 0 at advantage 0 with its formula, where no token has a signal."""
+    c = case(2)
+    c.batch = dataclasses.replace(c.batch, rewards_B=torch.zeros_like(c.batch.rewards_B))
+    method = Method.of("anchored", table(**OWN))
+    signal = method.signal(c.old, c.batch, [c.batch])
+    part = method.contributing(c.batch, signal)
+    method.loss(c.current(part), signal.at(part.index_T), part).backward()
+    rows = []
+    for logits, y in zip(c.logits_TV.tolist(), c.targets_T.tolist(), strict=True):
+        p = loops.softmax(logits)
+        rows.append([2 * (math.log(p[y]) + 1) * ((i == y) - x) / len(c.targets_T) for i, x in enumerate(p)])
+    torch.testing.assert_close(c.logits_TV.grad, torch.tensor(rows, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+
+
+# A gate
+
+
+@dataclass(frozen=True)
+class Gated(Control):
+    """Multiplies the surrogate by the ratio to the power of `power` times p, which has a gradient of its own."""
+
+    source: ClassVar[str] = "none"
+    power: float = 0.5
+
+    def gate(self, current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
+        return (self.power * (current.logp - old.logp) + current.logp).exp()
+
+
+@pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("spec", ["gated+{}", "{}+gated"])
+def test_a_gate_multiplies_the_surrogate_and_not_the_terms(spec: str, normalise: str) -> None:
+    c = case(3, groups=6, size=4)
+    terms = spec.format("entropy_bonus(coefficient=0.05)+clip_b(mu=0.7)")
+    method = Method.of(f"grpo(normalise={normalise}, kl_coef=0.2)+{terms}", table(gated=Gated))
+
+    def gate(logp: float, before: float) -> tuple[float, float]:
+        factor = math.exp(0.5 * (logp - before) + logp)
+        return factor, 1.5 * factor
+
+    advantages = loops.group_advantages(c)
+    oracle = Oracle(
+        advantages,
+        keep=loops.keep_clip_b(loops.taken(c)[0], advantages, "reference", 0.7),
+        normalise=normalise,
+        kl=("k2", 0.2),
+        bonus=0.05,
+        gate=gate,
+    )
+    expected, gradient = oracle.loss(c, range(len(c.batch)))
+    found = loss(method, c)
+    found.backward()
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+    expected_TV = torch.tensor([gradient[t] for t in sorted(gradient)], dtype=torch.float64)
+    torch.testing.assert_close(c.logits_TV.grad, expected_TV, rtol=1e-9, atol=1e-12)
