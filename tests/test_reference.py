@@ -131,10 +131,10 @@ def demo_claims() -> list[Claim]:
         (
             "More entropy alone is not more diversity: the fixed bonus ends with the highest mean entropy, but with "
             f"±{(bonus['high'] - bonus['low']) / 2:.3f} its three seeds do not agree on it, and its Pass@16 of "
-            f"{BONUS['pass_at_k']['16']['mean']:.3f} is below that of both clips.",
+            f"{BONUS['pass_at_k']['16']['mean']:.3f} lies between GRPO's and those of the clips.",
             bonus["mean"] == max(each["mean"] for each in finals.values())
             and bonus["low"] < 0 < BONUS["seeds_done"] == 3
-            and all(BONUS["pass_at_k"]["16"]["mean"] < clip["pass_at_k"]["16"]["mean"] for clip in CLIPS),
+            and after < BONUS["pass_at_k"]["16"]["mean"] < min(clip["pass_at_k"]["16"]["mean"] for clip in CLIPS),
         ),
         (
             "Nor does a clip hold the entropy where it was: too strong a one lets it grow, as `clip_v(share=0.03)` did "
@@ -178,6 +178,7 @@ def test_the_speed_that_is_stated() -> None:
         [(f"The {cells} cells of the table above took {took} on {where}.", True)], section(README, "Speed")
     )
     assert not re.search(r"\d", uncovered), uncovered
+    check([("takes about ten minutes on two cores.", took.startswith("10 min"))], section(README, "Two commands"))
 
 
 def test_the_curves_show_the_run_that_the_table_is_of() -> None:
