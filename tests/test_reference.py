@@ -196,6 +196,12 @@ def test_the_curves_show_the_run_that_the_table_is_of() -> None:
     )
 
 
+def test_the_terminal_is_one_that_was_seen() -> None:
+    shown = re.findall(r"^```text\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[0]
+    seen = (KEPT / "smoke/output.txt").read_text().split("\n\n", 1)[1]
+    assert re.sub(r"^\d+ of \d+ cells done, .*\n", "", seen, flags=re.MULTILINE).startswith(shown)
+
+
 # The theory, measured
 
 MEASURED = read("dynamics/dynamics.json")
