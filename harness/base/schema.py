@@ -45,13 +45,13 @@ class Range:
         )
 
     def __str__(self) -> str:
-        if (self.least, self.above, self.most, self.below) == (self.least, None, None, None):
-            return "any number" if self.least is None else f"{self.least:g} and more"
-        if None not in (self.least, self.most):
+        words = {"at least": self.least, "more than": self.above, "at most": self.most, "less than": self.below}
+        bounds = {said: bound for said, bound in words.items() if bound is not None}
+        if bounds.keys() == {"at least"}:
+            return f"{self.least:g} and more"
+        if bounds.keys() == {"at least", "at most"}:
             return f"{self.least:g} to {self.most:g}"
-        words = {"least": "at least", "above": "more than", "most": "at most", "below": "less than"}
-        bounds = ((said, getattr(self, name)) for name, said in words.items())
-        return " and ".join(f"{said} {bound:g}" for said, bound in bounds if bound is not None)
+        return " and ".join(f"{said} {bound:g}" for said, bound in bounds.items()) or "any number"
 
 
 def within(**bounds: float | None) -> dict[str, Any]:
@@ -96,7 +96,8 @@ def check_value(declared: dataclasses.Field[Any], value: Any, key: str) -> None:
     several = enumerate(value) if isinstance(value, list) else ()
     for name, one in [(key, value), *((f"{key}[{i}]", one) for i, one in several)]:
         if isinstance(one, int | float) and not allowed.holds(one):
-            raise UserError(f"{name} is {one}; allowed: {allowed}{', and finite' if one in (inf, -inf) else ''}")
+            endless = one in (inf, -inf) and inf not in (allowed.least, allowed.most)
+            raise UserError(f"{name} is {one}; allowed: {allowed}{', and finite' if endless else ''}")
 
 
 def section(hint: Any) -> Any:

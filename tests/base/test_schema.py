@@ -80,7 +80,7 @@ def test_a_range(bounds: dict[str, float], words: str, inside: tuple[float, ...]
 def test_infinity_is_allowed_where_it_is_a_bound() -> None:
     assert typed(Whole, {"limit": math.inf}, "").limit == math.inf
     for value in (math.nan, -math.inf, -1.0):
-        with pytest.raises(UserError, match=r"limit is .*; allowed: 0 to inf"):
+        with pytest.raises(UserError, match=r"^limit is .*; allowed: 0 to inf$"):
             typed(Whole, {"limit": value}, "")
 
 
