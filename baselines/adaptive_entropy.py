@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from harness.base.errors import UserError, at_least
+from harness.base.errors import UserError
+from harness.base.schema import number
 from harness.method import Control
 
 if TYPE_CHECKING:
@@ -26,14 +27,14 @@ class AdaptiveEntropy(Control):
     source = "arXiv:2505.22312"
     needs = frozenset({"entropy_grad"})
 
-    target: float = 0.2
-    delta: float = 1e-4
-    lowest: float = 0.0
-    highest: float = 0.005
-    start: float = 0.0
+    target: float = number(0.2, least=0)
+    delta: float = number(1e-4, least=0)
+    lowest: float = number(0.0, least=0)
+    highest: float = number(0.005, least=0)
+    start: float = number(0.0, least=0)
 
     def __post_init__(self) -> None:
-        at_least(0, target=self.target, delta=self.delta, lowest=self.lowest)
+        super().__post_init__()
         if not self.lowest <= self.start <= self.highest:
             raise UserError(f"start is {self.start}; allowed: from lowest ({self.lowest}) to highest ({self.highest})")
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from baselines.grpo import Grpo
-from harness.base.errors import at_least
+from harness.base.schema import number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,13 +24,9 @@ class CeGppo(Grpo):
 
     source = "arXiv:2509.20712"
 
-    dual_clip: float | None = 10.0
-    beta1: float = 0.75
-    beta2: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(0, beta1=self.beta1, beta2=self.beta2)
+    dual_clip: float | None = number(10.0, least=1)
+    beta1: float = number(0.75, least=0)
+    beta2: float = number(1.0, least=0)
 
     def clipped(self, ratio_T: Tensor, bound_T: Tensor) -> Tensor:
         weight_T = (self.beta2 * bound_T).where(ratio_T > 1, self.beta1 * bound_T)

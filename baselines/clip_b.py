@@ -3,7 +3,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.base.errors import UserError, at_least, fraction, one_of
+from harness.base.errors import UserError
+from harness.base.schema import choice, number
 from harness.method import Control
 
 if TYPE_CHECKING:
@@ -29,15 +30,13 @@ class ClipB(Control):
 
     source = "arXiv:2602.03392"
 
-    mode: str = "reference"
-    mu: float = 2.5
-    mu_high: float | None = None
-    share: float | None = None
+    mode: str = choice("reference", ("reference", "paper"))
+    mu: float = number(2.5, least=0)
+    mu_high: float | None = number(None, least=0)
+    share: float | None = number(None, least=0, most=1)
 
     def __post_init__(self) -> None:
-        one_of("mode", self.mode, ("reference", "paper"))
-        at_least(0, mu=self.mu, mu_high=self.mu_high)
-        fraction(share=self.share)
+        super().__post_init__()
         if self.share is not None and self.mu != type(self).mu:
             raise UserError(
                 f"both share ({self.share}) and mu ({self.mu}) are given; allowed: one (share=null takes it away)"

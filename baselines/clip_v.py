@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from baselines.clip_b import ClipB, harm
-from harness.base.errors import fraction
+from harness.base.schema import number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,12 +24,8 @@ class ClipV(ClipB):
 
     needs = frozenset({"sum_p2"})
 
-    mu: float = 8.5
-    max_frac: float = 1e-4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction(max_frac=self.max_frac)
+    mu: float = number(8.5, least=0)
+    max_frac: float = number(1e-4, least=0, most=1)
 
     def deviation(self, old: TokenStats, batch: TokenBatch) -> Tensor:
         return old.discriminator - old.expected_discriminator

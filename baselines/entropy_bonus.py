@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.base.errors import at_least
+from harness.base.schema import number
 from harness.method import Control
 
 if TYPE_CHECKING:
@@ -22,10 +22,7 @@ class EntropyBonus(Control):
     source = "arXiv:1707.06347"
     needs = frozenset({"entropy_grad"})
 
-    coefficient: float = 0.01
-
-    def __post_init__(self) -> None:
-        at_least(0, coefficient=self.coefficient)
+    coefficient: float = number(0.01, least=0)
 
     def term(self, current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
         assert current.entropy is not None

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.base.errors import at_least, fraction
+from harness.base.schema import number
 from harness.method import Objective
 
 if TYPE_CHECKING:
@@ -27,15 +27,10 @@ class Ppo(Objective):
     needs = frozenset({"values"})
     silent_without_signal = True
 
-    gamma: float = 1.0
-    lam: float = 1.0
-    value_clip: float | None = 0.5
-    critic_lr: float = 1e-5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction(gamma=self.gamma, lam=self.lam)
-        at_least(0, value_clip=self.value_clip, critic_lr=self.critic_lr)
+    gamma: float = number(1.0, least=0, most=1)
+    lam: float = number(1.0, least=0, most=1)
+    value_clip: float | None = number(0.5, least=0)
+    critic_lr: float = number(1e-5, above=0)
 
     def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
         assert old.values is not None

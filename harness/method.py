@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.base import identities, registry
-from harness.base.errors import UserError, at_least, one_of
+from harness.base.errors import UserError, one_of
+from harness.base.schema import check, choice, number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,23 +53,21 @@ class Component:
         if {"surrogate", "term"} & vars(cls).keys() and "silent_without_signal" not in vars(cls):
             cls.silent_without_signal = False
 
+    def __post_init__(self) -> None:
+        check(type(self), vars(self), f"{type(self).__name__}.")
+
 
 @dataclass(frozen=True)
 class Objective(Component):
     """Gives a method its advantages and its surrogate. Its options are shared by every objective."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = 3.0  # bound on the loss of a negative token, as a multiple of |A|; null: none
-    normalise: str = "token"  # token | sequence | constant: what a response's loss is divided by
-    kl_coef: float = 0.0  # weight of the KL divergence to the model before training
-    kl_estimator: str = "k2"  # k2 has the gradient of the reverse KL, k3 its value without bias
-
-    def __post_init__(self) -> None:
-        one_of("normalise", self.normalise, ("token", "sequence", "constant"))
-        one_of("kl_estimator", self.kl_estimator, ("k2", "k3"))
-        at_least(0, clip_low=self.clip_low, clip_high=self.clip_high, kl_coef=self.kl_coef)
-        at_least(1, dual_clip=self.dual_clip)
+    clip_low: float = number(0.2, least=0)
+    clip_high: float = number(0.2, least=0)
+    # Bounds the loss of a negative token, as a multiple of |A|; null: nothing does.
+    dual_clip: float | None = number(3.0, least=1)
+    normalise: str = choice("token", ("token", "sequence", "constant"))  # what a response's loss is divided by
+    kl_coef: float = number(0.0, least=0)  # weight of the KL divergence to the model before training
+    kl_estimator: str = choice("k2", ("k2", "k3"))  # k2 has the gradient of the reverse KL, k3 its value without bias
 
     def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
         """Returns the advantage of each token."""

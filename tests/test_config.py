@@ -89,12 +89,46 @@ def test_demo_is_seven_methods_by_three_seeds() -> None:
         ("rollout.engine=sglang", ["rollout.engine is 'sglang'"]),
         ("method_options.clipb.mu=1", ["method_options", "'clipb'"]),
         ("train.steps", ["not an override", "key=value"]),
+        ("=3", ["'=3' is not an override", "key=value"]),
+        ("methods=[grpo", ["the override 'methods=[grpo' cannot be read"]),
+        ("train.lr=nan", ["train.lr is nan; allowed: more than 0"]),
+        ("train.lr=0", ["train.lr is 0.0; allowed: more than 0"]),
+        ("train.lr=fast", ["train.lr is 'fast'; it must be a number"]),
+        ("train.steps=null", ["train.steps is null; it must be a whole number"]),
+        ("train.betas=[0.9]", ["train.betas is [0.9]; allowed: exactly 2 numbers"]),
+        ("train.betas=[]", ["train.betas is []; allowed: exactly 2 numbers"]),
+        ("train.betas=[0.9,1]", ["train.betas[1] is 1.0; allowed: at least 0 and less than 1"]),
+        ("train.betas=0.9", ["train.betas is 0.9; it must be a list, for example train.betas=[0.9, 0.999]"]),
+        ("train.grad_clip=-1", ["train.grad_clip is -1.0; allowed: more than 0"]),
+        ("train.grad_clip=0", ["train.grad_clip is 0.0; allowed: more than 0"]),
+        ("train.filter={n: 8, low: .nan}", ["train.filter.low is nan; allowed: 0 to 1"]),
+        ("hardware.micro_tokens=0", ["hardware.micro_tokens is 0; allowed: 1 and more"]),
+        ("hardware.timeout_minutes=-5", ["hardware.timeout_minutes is -5.0; allowed: more than 0"]),
+        ("rollout.temperature=nan", ["rollout.temperature is nan; allowed: more than 0"]),
+        ("rollout.temperature=.inf", ["rollout.temperature is inf; allowed: more than 0, and finite"]),
+        ("correction.high=nan", ["correction.high is nan; allowed: 1 and more"]),
+        ("eval.by_task.countdown.temperature=.nan", ["eval.by_task.countdown.temperature is nan; allowed: 0 and more"]),
+        ("eval.by_task.countdown=3", ["eval.by_task.countdown is 3; it must be a mapping of keys"]),
+        ("methods=[grpo,adaptive_entropy(target=.nan)]", ["adaptive_entropy.target is nan; allowed: 0 and more"]),
+        ("method_options.adaptive_entropy.target=.nan", ["adaptive_entropy.target is nan; allowed: 0 and more"]),
+        ("method_options=3", ["method_options is 3; it must be a mapping of keys"]),
+        ("seeds=0", ["seeds is 0; it must be a list, for example seeds=[0]"]),
+        ("seeds={a: 1}", ["seeds is {'a': 1}; it must be a list, for example seeds=[0]"]),
+        ("seeds=[-1]", ["seeds[0] is -1; allowed: 0 and more"]),
+        ("methods=grpo", ["methods is 'grpo'; it must be a list, for example methods=[grpo]"]),
+        ("methods=[[grpo]]", ["methods[0] is ['grpo']; it must be text"]),
+        ("plugins=mine", ["plugins is 'mine'; it must be a list, for example plugins=[mine]"]),
+        ("train=[1]", ["train is [1]; it must be a mapping of keys"]),
+        (f"train.steps={'x' * 999}", ["train.steps is 'xxx", "xxx'; it must be a whole number"]),
+        (f"train.{'x' * 999}=1", ["unknown key train.xxx", "allowed: betas"]),
+        (f"methods=[{'x' * 999}", ["the override 'methods=[xxx", "cannot be read"]),
     ],
 )
 def test_mistakes_are_one_sentence(override: str, words: list[str]) -> None:
     with pytest.raises(UserError) as error:
         matrix.cells(config.load("demo", [override]))
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) <= 300
     for word in words:
         assert word in str(error.value)
 

@@ -4,36 +4,51 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from math import inf
 from pathlib import Path
+from typing import Any
+
+LONGEST = 80  # characters of what somebody wrote, in a sentence about it
+LISTED = 150  # characters of the names that are allowed
 
 
 class UserError(ValueError):
     """A mistake that the user can mend: one clear sentence, exit code 2, no traceback."""
 
 
+def short(text: str) -> str:
+    """Returns the text, without its middle where it is long: a sentence must stay one that people read."""
+    half = LONGEST // 2 - 2
+    return text if len(text) <= LONGEST else f"{text[:half]} .. {text[-half:]}"
+
+
+def shown(value: Any) -> str:
+    """Returns a value as it stands in a sentence."""
+    return "null" if value is None else short(repr(value))
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """The end of an error sentence: what is allowed, and the closest name if one is close."""
-    names = sorted(allowed)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    """Returns the end of an error sentence: what is allowed (the likest of very many names), and the nearest name if
+    one is near."""
+    every = sorted(allowed)
+    close = difflib.get_close_matches(name, every, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"allowed: {', '.join(names)}{hint}"
+    likest = difflib.get_close_matches(name, every, n=len(every) or 1, cutoff=0)
+    while len(", ".join(likest)) > LISTED:
+        likest.pop()
+    more = f" and {len(every) - len(likest)} more" if len(likest) < len(every) else ""
+    return f"allowed: {', '.join(sorted(likest))}{more}{hint}"
 
 
 def one_of(key: str, value: str, allowed: Iterable[str]) -> None:
     if value not in allowed:
-        raise UserError(f"{key} is {value!r}; {nearest(str(value), allowed)}")
+        raise UserError(f"{key} is {shown(value)}; {nearest(str(value), allowed)}")
 
 
-def at_least(low: float, **values: float | None) -> None:
+def at_least(low: float, **values: float) -> None:
     for key, value in values.items():
-        if value is not None and value < low:
+        if not low <= value < inf:  # nor is NaN
             raise UserError(f"{key} is {value}; allowed: {low} and more")
-
-
-def fraction(**values: float | None) -> None:
-    for key, value in values.items():
-        if value is not None and not 0 <= value <= 1:
-            raise UserError(f"{key} is {value}; allowed: 0 to 1")
 
 
 class Damaged(UserError):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from harness.base.errors import UserError, nearest
+from harness.base.errors import UserError, nearest, shown
 from harness.base.schema import typed
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
     """`name(key=value, ...)` -> name and options."""
     match = SPEC.fullmatch(spec)
     if match is None:
-        raise UserError(f"{spec!r} is no specification; write name or name(key=value, ...)")
+        raise UserError(f"{shown(spec)} is no specification; write name or name(key=value, ...)")
     name, inside = match.groups()
     options = {}
     for part in split(inside or "", ","):
@@ -51,6 +51,6 @@ def build(
     """The entry of `table` that `spec` names, with the options of the spec over the shared ones over its defaults."""
     name, options = parse(spec)
     if name not in table:
-        raise UserError(f"unknown {kind} {name!r}; {nearest(name, table)}")
+        raise UserError(f"unknown {kind} {shown(name)}; {nearest(name, table)}")
     cls = table[name]
     return typed(cls(), {**(shared or {}).get(name, {}), **options}, f"{name}.")

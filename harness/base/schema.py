@@ -1,48 +1,173 @@
-"""Settings as dataclasses: names and types are checked, defaults filled in; imports no torch."""
+"""Settings as dataclasses: a field declares its type, its default and what it allows. Imports no torch.
+
+    lr: float = number(1e-6, above=0)
+    betas: list[float] = numbers([0.9, 0.999], length=2, least=0, below=1)
+    engine: str = choice("auto", ("auto", "embedded", "vllm"))
+
+NaN is refused in every field, infinity in all that do not name it as a bound (most=inf), declared or not. None stands
+for what is not set, so that no bound holds for it. A class variable `refused` may tell why keys that one could expect
+are not there.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, get_args, get_type_hints
+from collections.abc import Iterable, Mapping
+from math import inf, isfinite
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
-from harness.base.errors import UserError, nearest
+from harness.base.errors import UserError, nearest, one_of, short, shown
 
-# Asked for often, and wrong here: the log-probabilities that are trained are those of the untruncated softmax.
-TRUNCATED_SAMPLING = ("top_p", "top_k", "min_p")
+ALLOWED = "allowed"  # the entry of a field's metadata that holds a Range, or the names of a choice
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def section(schema: Any, key: str) -> Any:
-    """The dataclass under a key, with its defaults where the schema has none yet; None under any other key."""
-    hint = get_type_hints(schema if isinstance(schema, type) else type(schema))[key]
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a field allows: least and most are among them, above and below are not."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    length: int | None = None  # of a list, whose every number is meant; None: any
+
+    def holds(self, value: float) -> bool:
+        return (
+            (isinstance(value, int) or isfinite(value) or value in (self.least, self.most))
+            and (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        words = {"at least": self.least, "more than": self.above, "at most": self.most, "less than": self.below}
+        bounds = {said: bound for said, bound in words.items() if bound is not None}
+        if bounds.keys() == {"at least"}:
+            return f"{self.least:g} and more"
+        if bounds.keys() == {"at least", "at most"}:
+            return f"{self.least:g} to {self.most:g}"
+        return " and ".join(f"{said} {bound:g}" for said, bound in bounds.items()) or "any number"
+
+
+def within(**bounds: float | None) -> dict[str, Any]:
+    """Returns the metadata of a field of numbers; for fields without a default: `field(metadata=within(least=1))`."""
+    return {ALLOWED: Range(**bounds)}  # type: ignore[arg-type]
+
+
+def number(default: float | None, **bounds: float | None) -> Any:
+    """Declares a field that holds a number within the bounds least or above, most or below; or None."""
+    return dataclasses.field(default=default, metadata=within(**bounds))
+
+
+def numbers(default: Iterable[float], *, length: int | None = None, **bounds: float | None) -> Any:
+    """Declares a field that holds a list of numbers, each of them within the bounds."""
+    return dataclasses.field(default_factory=lambda: list(default), metadata=within(length=length, **bounds))
+
+
+def choice(default: str, names: tuple[str, ...]) -> Any:
+    """Declares a field that holds one of a few names."""
+    return dataclasses.field(default=default, metadata={ALLOWED: names})
+
+
+def check(schema: Any, values: Mapping[str, Any], where: str) -> None:
+    """Refuses what the fields of a dataclass do not allow; sections inside it may be dataclasses or mappings."""
+    hints = get_type_hints(schema)
+    for each in dataclasses.fields(schema):
+        value, inner = values[each.name], section(hints[each.name])
+        if inner is None:
+            check_value(each, value, f"{where}{each.name}")
+        elif value is not None:
+            check(inner, value if isinstance(value, Mapping) else vars(value), f"{where}{each.name}.")
+
+
+def check_value(declared: dataclasses.Field[Any], value: Any, key: str) -> None:
+    """Refuses a value that its field does not allow, by the name `key`."""
+    allowed = declared.metadata.get(ALLOWED, Range())
+    if not isinstance(allowed, Range):
+        one_of(key, value, allowed)
+        return
+    if isinstance(value, list) and allowed.length not in (None, len(value)):
+        raise UserError(f"{key} is {shown(value)}; allowed: exactly {allowed.length} numbers")
+    several = enumerate(value) if isinstance(value, list) else ()
+    for name, one in [(key, value), *((f"{key}[{i}]", one) for i, one in several)]:
+        if isinstance(one, int | float) and not allowed.holds(one):
+            endless = one in (inf, -inf) and inf not in (allowed.least, allowed.most)
+            raise UserError(f"{name} is {one}; allowed: {allowed}{', and finite' if endless else ''}")
+
+
+def section(hint: Any) -> Any:
+    """Returns the dataclass that a type is or may be; None for all other types."""
     kinds = (kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and dataclasses.is_dataclass(kind))
-    return next((kind() for kind in kinds), None)
+    return next(kinds, None)
 
 
-def refuse_unknown_keys(given: Any, schema: Any, prefix: str = "") -> None:
-    known = {f.name: f for f in dataclasses.fields(schema)}
-    for key, value in given.items():
-        if prefix == "rollout." and key in TRUNCATED_SAMPLING:
-            raise UserError(
-                f"rollout.{key} is {value!r}, but training samples by temperature alone (allowed: "
-                "rollout.temperature), since a truncated sampler is another policy than the one that is trained"
-            )
-        if key not in known:
-            raise UserError(f"unknown key {prefix}{key}; {nearest(str(key), known)}")
-        child = section(schema, str(key))
-        if child is not None and (value is not None or getattr(schema, str(key)) is not None):
-            if not isinstance(value, dict):
-                raise UserError(f"{prefix}{key} is {value!r}; it must be a mapping of keys")
-            refuse_unknown_keys(value, child, f"{prefix}{key}.")
+def check_keys(given: Mapping[Any, Any], schema: Any, where: str) -> None:
+    """Refuses unknown keys, and a scalar, a list or a mapping in the place of another of the three."""
+    hints, known = get_type_hints(schema), {each.name: each for each in dataclasses.fields(schema)}
+    refused: Mapping[str, str] = getattr(schema, "refused", {})
+    for name, value in given.items():
+        key = short(f"{where}{name}")
+        if name in refused:
+            raise UserError(f"{key} is {shown(value)}, but {refused[name]}")
+        if name not in known:
+            raise UserError(f"unknown key {key}; {nearest(str(name), known)}")
+        hint = hints[name]
+        inner = section(hint)
+        if inner is not None and (value is not None or type(None) not in get_args(hint)):
+            check_keys(mapping(value, key), inner, f"{where}{name}.")
+        elif get_origin(hint) is dict:
+            for child, content in mapping(value, key).items():
+                if get_origin(get_args(hint)[1]) is dict:
+                    mapping(content, short(f"{key}.{child}"))
+        elif get_origin(hint) is list:
+            check_list(value, key, known[name], get_args(hint)[0])
 
 
-def typed(schema: Any, given: dict[str, Any], where: str) -> Any:
-    """`given` laid over the defaults of the dataclass `schema` (or its class), with names and types checked."""
-    refuse_unknown_keys(given, schema, where)
+def mapping(value: Any, key: str) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{key} is {shown(value)}; it must be a mapping of keys")
+    return value
+
+
+def check_list(value: Any, key: str, declared: dataclasses.Field[Any], kind: type) -> None:
+    if not isinstance(value, list):
+        assert callable(declared.default_factory)  # of every list
+        example = ", ".join(map(str, declared.default_factory() or ([] if value is None else [value])))
+        raise UserError(f"{key} is {shown(value)}; it must be a list, for example {short(f'{key}=[{example}]')}")
+    for i, one in enumerate(value):
+        if isinstance(one, list | Mapping):
+            raise UserError(f"{key}[{i}] is {shown(one)}; it must be {KINDS[kind]}")
+
+
+def kind_of(schema: Any, full_key: str) -> str:
+    """Returns the type of what stands under a key such as train.betas[0], in words."""
+    hint = None
+    for name in full_key.partition("[")[0].split("."):
+        hint = get_type_hints(schema)[name]
+        schema = section(hint)
+    return next(KINDS[kind] for kind in (hint, *get_args(hint)) if kind in KINDS)
+
+
+def typed(schema: Any, given: Mapping[str, Any], where: str) -> Any:
+    """Returns `given` over the defaults of the dataclass `schema` (or its class), with names, types and bounds checked;
+    `where` stands before each key in a sentence about it."""
+    kind = schema if isinstance(schema, type) else type(schema)
+    check_keys(given, kind, where)
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given))
+        merged = OmegaConf.merge(OmegaConf.structured(schema), given)
+        if missing := sorted(OmegaConf.missing_keys(merged)):
+            raise UserError(f"{', '.join(f'{where}{key}' for key in missing)} must be given")
+        # Before __post_init__, which does not know `where`.
+        check(kind, cast(dict[str, Any], OmegaConf.to_container(merged, resolve=True)), where)
+        return OmegaConf.to_object(merged)
+    except ValidationError as error:
+        key = str(error.full_key)
+        said = f"{short(where + key)} is {shown(error.value)}; it must be {kind_of(kind, key)}"
+        raise UserError(said) from error
     except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or ""
-        raise UserError(f"{where}{key}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{short(f'{where}{error.full_key}')}: {short(str(error).splitlines()[0])}") from error

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from harness.base.errors import UserError, at_least
+from harness.base.errors import UserError
+from harness.base.schema import check, within
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")  # model_type of those that the embedded engine decodes
+COUNT = within(least=1)
 
 
 @dataclass(frozen=True)
@@ -16,20 +18,19 @@ class Shape:
     """A Llama-shaped decoder: RMSNorm, gated feed-forward layers, grouped attention, no bias but that of q, k and v."""
 
     architecture: str  # the model_type of its config.json
-    vocabulary: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp: int  # width of the feed-forward layers
+    vocabulary: int = field(metadata=COUNT)
+    hidden: int = field(metadata=COUNT)
+    layers: int = field(metadata=COUNT)
+    heads: int = field(metadata=COUNT)
+    kv_heads: int = field(metadata=COUNT)
+    head_dim: int = field(metadata=COUNT)
+    mlp: int = field(metadata=COUNT)  # width of the feed-forward layers
     tied: bool = False  # the head is the embedding
     qkv_bias: bool = False
     qk_norm: bool = False
 
     def __post_init__(self) -> None:
-        counts = ("vocabulary", "hidden", "layers", "heads", "kv_heads", "head_dim", "mlp")
-        at_least(1, **{f"shape.{key}": getattr(self, key) for key in counts})
+        check(Shape, vars(self), "shape.")
         if self.heads % self.kv_heads:
             raise UserError(f"shape.kv_heads is {self.kv_heads}; it must divide shape.heads ({self.heads})")
 

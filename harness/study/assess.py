@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 import tasks
 from harness.base import files, identities
-from harness.base.errors import at_least
+from harness.base.schema import check_value, number
 from harness.base.shape import of_config
 from harness.base.statistics import Estimate, mean_interval
 from harness.batch import Rollout
@@ -48,17 +49,16 @@ PROMPT = 2048  # tokens that a prompt is thought to have when memory is shared o
 class Wanted:
     """What the command line says; None: what the task's own file says."""
 
-    samples: int | None = None
-    temperature: float | None = None
-    max_new_tokens: int | None = None
-    problems: int | None = None  # None: all
-    seed: int = 0
+    samples: int | None = number(None, least=1)
+    temperature: float | None = number(None, least=0)
+    max_new_tokens: int | None = number(None, least=1)
+    problems: int | None = number(None, least=1)  # None: all
+    seed: int = number(0, least=0)
     beyond_context: bool = False
 
     def __post_init__(self) -> None:
-        whole = {"--samples": self.samples, "--problems": self.problems, "--max-new-tokens": self.max_new_tokens}
-        at_least(1, **whole)
-        at_least(0, **{"--temperature": self.temperature})
+        for each in dataclasses.fields(self):
+            check_value(each, getattr(self, each.name), f"--{each.name.replace('_', '-')}")
 
     def of(self, task: Task) -> dict[str, Any]:
         """The sampling of a task."""

@@ -19,7 +19,7 @@ from math import comb
 from operator import add, mul, sub
 from typing import ClassVar
 
-from harness.base.errors import UserError
+from harness.base.schema import check, number
 from harness.base.task import SPLITS, Problem, Verdict, check_split
 
 Numbers = tuple[int, ...]  # in ascending order
@@ -41,14 +41,12 @@ class Countdown:
     name: ClassVar[str] = "countdown"
     splits: ClassVar[tuple[str, ...]] = SPLITS
 
-    count: int = 3  # numbers given
-    largest: int = 12  # of them, from 1
-    target: int = 60  # the largest target, and the largest intermediate value
+    count: int = number(3, least=2, most=5)  # numbers given
+    largest: int = number(12, least=2, most=99)  # of them, from 1
+    target: int = number(60, least=2, most=999)  # the largest target, and the largest intermediate value
 
     def __post_init__(self) -> None:
-        for key, low, high in (("count", 2, 5), ("largest", 2, 99), ("target", 2, 999)):
-            if not low <= getattr(self, key) <= high:
-                raise UserError(f"countdown.{key} is {getattr(self, key)}; allowed: {low} to {high}")
+        check(Countdown, vars(self), "countdown.")
 
     def problems(self, split: str) -> list[Problem]:
         """All problems where the multisets of numbers are few, else those of a seeded draw of 1,000 multisets."""

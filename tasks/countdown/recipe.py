@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.base.errors import UserError, at_least, one_of
+from harness.base.errors import UserError
+from harness.base.schema import check, choice, number
 from harness.base.shape import Shape
 from tasks.countdown import BOX, Countdown
 
@@ -18,28 +19,25 @@ class Recipe:
     """A Qwen2-shaped decoder, trained from nothing on supervised examples of training problems."""
 
     task: str = "countdown"  # a specification, such as countdown(count=4)
-    hidden: int = 64
-    layers: int = 3
-    heads: int = 2
-    mlp: int = 4  # width of the feed-forward layers, in hidden sizes
-    steps: int = 800
-    batch: int = 64
-    lr: float = 4e-3
-    warmup_steps: int = 30
-    solving: float = 0.8  # share of the examples that solve their problem
-    seed: int = 0
-    device: str = "cpu"  # auto: a GPU where there is one, and then not the same bits every time
+    hidden: int = number(64, least=1)
+    layers: int = number(3, least=1)
+    heads: int = number(2, least=1)
+    mlp: int = number(4, least=1)  # width of the feed-forward layers, in hidden sizes
+    steps: int = number(800, least=1)
+    batch: int = number(64, least=1)
+    lr: float = number(4e-3, above=0)
+    warmup_steps: int = number(30, least=1)
+    solving: float = number(0.8, least=0, most=1)  # share of the examples that solve their problem
+    seed: int = number(0, least=0)
+    # auto: a GPU where there is one, and then not the same bits every time
+    device: str = choice("cpu", ("auto", "cpu", "cuda"))
 
     def __post_init__(self) -> None:
-        one_of("recipe.device", self.device, ("auto", "cpu", "cuda"))
-        counts = ("hidden", "layers", "heads", "mlp", "steps", "batch", "warmup_steps")
-        at_least(1, **{f"recipe.{key}": getattr(self, key) for key in counts})
+        check(Recipe, vars(self), "recipe.")
         if self.hidden % (2 * self.heads):
             raise UserError(
                 f"recipe.heads is {self.heads}; each head needs an even share of recipe.hidden ({self.hidden})"
             )
-        if not 0 <= self.solving <= 1:
-            raise UserError(f"recipe.solving is {self.solving}; allowed: 0 to 1")
 
     def shape(self, task: Countdown) -> Shape:
         return Shape(

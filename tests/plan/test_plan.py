@@ -144,7 +144,7 @@ def test_a_config_of_another_kind_gives_no_shape() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("path: a\nshape: {architecture: llama}", "shape.* vocabulary"),
+        ("path: a\nshape: {architecture: llama}", "shape.mlp, shape.vocabulary must be given"),
         ("path: a\nshape: {layer: 3}", "unknown key shape.layer; .*did you mean 'layers'"),
         ("recipe: {}\nshape: {}", "states the shape of a model that is made by its recipe"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.base.errors import fraction
+from harness.base.schema import number
 from harness.method import Control
 
 if TYPE_CHECKING:
@@ -23,10 +23,7 @@ class Reweighting(Control):
 
     source = "arXiv:2505.12929"
 
-    alpha: float = 0.2
-
-    def __post_init__(self) -> None:
-        fraction(alpha=self.alpha)
+    alpha: float = number(0.2, least=0, most=1)
 
     def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
         return (self.alpha * old.logp.exp() + 1 - self.alpha) * advantages_T

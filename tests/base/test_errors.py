@@ -1,0 +1,38 @@
+"""The words of errors: what is allowed, and the nearest name."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from harness.base.errors import UserError, at_least, nearest, short, shown
+
+
+def test_the_nearest_name_is_named_after_all_that_are_allowed() -> None:
+    assert nearest("gpro", iter(["ppo", "grpo"])) == "allowed: grpo, ppo; did you mean 'grpo'?"
+    assert nearest("zzz", ["ppo", "grpo"]) == "allowed: grpo, ppo"
+    assert nearest("zzz", []) == "allowed: "
+
+
+def test_of_many_names_the_likest_are_named() -> None:
+    names = [f"{letter * 20}_{i}" for letter in "abcd" for i in range(5)]
+    said = nearest("c" * 20, names)
+    listed = said.removeprefix("allowed: ").partition(" and ")[0].split(", ")
+    assert {f"{'c' * 20}_{i}" for i in range(5)} <= set(listed)
+    assert f" and {20 - len(listed)} more; did you mean 'cccccccccccccccccccc_" in said
+    assert len(said) < 220
+
+
+def test_what_is_long_loses_its_middle() -> None:
+    assert short("a" * 80) == "a" * 80
+    assert short("a" * 60 + "b" * 60) == "a" * 38 + " .. " + "b" * 38
+    assert shown("x") == "'x'"
+    assert shown(None) == "null"
+
+
+@pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf])
+def test_at_least_takes_finite_numbers_alone(value: float) -> None:
+    at_least(0, temperature=0.0)
+    with pytest.raises(UserError, match=rf"temperature is {value}; allowed: 0 and more"):
+        at_least(0, temperature=value)

@@ -1,0 +1,267 @@
+"""Settings as dataclasses: every number that anybody can set has bounds, and they hold wherever it is set."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, get_args, get_type_hints
+
+import pytest
+import yaml
+
+from baselines import METHODS
+from baselines.adaptive_entropy import AdaptiveEntropy
+from baselines.clip_b import ClipB
+from baselines.clip_v import ClipV
+from harness.base import registry
+from harness.base.errors import UserError
+from harness.base.schema import ALLOWED, Range, check, choice, number, numbers, section, typed
+from harness.base.shape import Shape
+from harness.config import Config
+from harness.study.assess import Wanted
+from tasks.countdown import Countdown
+from tasks.countdown.recipe import Recipe
+
+BOUNDS = ("least", "above", "most", "below")
+BEYOND = (math.nan, math.inf, -math.inf)
+
+
+@dataclass
+class Part:
+    share: float = number(0.5, least=0, most=1)
+
+
+@dataclass
+class Whole:
+    refused: ClassVar[dict[str, str]] = {"top_p": "it is sampled by temperature alone"}
+
+    count: int = number(3, least=1)
+    rate: float | None = number(None, above=0, most=1)
+    limit: float = number(1.0, least=0, most=math.inf)
+    bare: float = 0.0
+    pair: list[float] = numbers([0.9, 0.99], length=2, least=0, below=1)
+    seeds: list[int] = numbers([0], least=0)
+    names: list[str] = field(default_factory=list)
+    mode: str = choice("slow", ("slow", "fast"))
+    part: Part = field(default_factory=Part)
+    maybe: Part | None = None
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+KEYS = [each.name for each in dataclasses.fields(Whole)]
+
+
+# What is allowed, and how it is said
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words", "inside", "outside"),
+    [
+        ({}, "any number", (-1e300, 0, 10**400), ()),
+        ({"least": 1}, "1 and more", (1, 10**400), (0.999, -1)),
+        ({"above": 0}, "more than 0", (5e-324, 1e300), (0, -1)),
+        ({"most": 5}, "at most 5", (5, -1e300), (5.001,)),
+        ({"below": 5}, "less than 5", (4.999,), (5,)),
+        ({"least": 0, "most": 1}, "0 to 1", (0, 0.5, 1), (-1e-9, 1.001)),
+        ({"least": 0, "below": 1}, "at least 0 and less than 1", (0, 0.999), (1, -1e-9)),
+        ({"above": 0, "most": 1}, "more than 0 and at most 1", (5e-324, 1), (0, 1.001)),
+        ({"least": 2, "most": 999}, "2 to 999", (2, 999), (1, 1000)),
+    ],
+)
+def test_a_range(bounds: dict[str, float], words: str, inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
+    given = Range(**bounds)
+    assert str(given) == words
+    assert [given.holds(value) for value in inside] == [True] * len(inside)
+    assert [given.holds(value) for value in (*outside, *BEYOND)] == [False] * (len(outside) + 3)
+
+
+def test_infinity_is_allowed_where_it_is_a_bound() -> None:
+    assert typed(Whole, {"limit": math.inf}, "").limit == math.inf
+    for value in (math.nan, -math.inf, -1.0):
+        with pytest.raises(UserError, match=r"^limit is .*; allowed: 0 to inf$"):
+            typed(Whole, {"limit": value}, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"count": 0}, "a.count is 0; allowed: 1 and more"),
+        ({"count": math.nan}, "a.count is nan; it must be a whole number"),
+        ({"count": "few"}, "a.count is 'few'; it must be a whole number"),
+        ({"count": None}, "a.count is null; it must be a whole number"),
+        ({"count": {"b": 1}}, "a.count is {'b': 1}; it must be a whole number"),
+        ({"counts": 1}, f"unknown key a.counts; allowed: {', '.join(sorted(KEYS))}; did you mean 'count'?"),
+        ({"rate": 0}, "a.rate is 0.0; allowed: more than 0 and at most 1"),
+        ({"rate": "nan"}, "a.rate is nan; allowed: more than 0 and at most 1"),
+        ({"rate": math.inf}, "a.rate is inf; allowed: more than 0 and at most 1, and finite"),
+        ({"bare": math.nan}, "a.bare is nan; allowed: any number"),
+        ({"bare": -math.inf}, "a.bare is -inf; allowed: any number, and finite"),
+        ({"pair": []}, "a.pair is []; allowed: exactly 2 numbers"),
+        ({"pair": [0.1, 0.2, 0.3]}, "a.pair is [0.1, 0.2, 0.3]; allowed: exactly 2 numbers"),
+        ({"pair": [0.1, 1]}, "a.pair[1] is 1.0; allowed: at least 0 and less than 1"),
+        ({"pair": [math.nan, 0.1]}, "a.pair[0] is nan; allowed: at least 0 and less than 1"),
+        ({"pair": ["x", 0.1]}, "a.pair[0] is 'x'; it must be a number"),
+        ({"pair": 0.9}, "a.pair is 0.9; it must be a list, for example a.pair=[0.9, 0.99]"),
+        ({"seeds": {"b": 1}}, "a.seeds is {'b': 1}; it must be a list, for example a.seeds=[0]"),
+        ({"names": "one"}, "a.names is 'one'; it must be a list, for example a.names=[one]"),
+        ({"names": None}, "a.names is null; it must be a list, for example a.names=[]"),
+        ({"names": [["one"]]}, "a.names[0] is ['one']; it must be text"),
+        ({"mode": "fst"}, "a.mode is 'fst'; allowed: fast, slow; did you mean 'fast'?"),
+        ({"part": 3}, "a.part is 3; it must be a mapping of keys"),
+        ({"part": None}, "a.part is null; it must be a mapping of keys"),
+        ({"part": {"share": 2}}, "a.part.share is 2.0; allowed: 0 to 1"),
+        ({"part": {"shar": 2}}, "unknown key a.part.shar; allowed: share; did you mean 'share'?"),
+        ({"maybe": {"share": math.nan}}, "a.maybe.share is nan; allowed: 0 to 1"),
+        ({"maybe": {"share": "x"}}, "a.maybe.share is 'x'; it must be a number"),
+        ({"options": 3}, "a.options is 3; it must be a mapping of keys"),
+        ({"options": {"b": 3}}, "a.options.b is 3; it must be a mapping of keys"),
+        ({"top_p": 0.9}, "a.top_p is 0.9, but it is sampled by temperature alone"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence_with_its_key(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        typed(Whole, given, "a.")
+    assert str(error.value) == sentence
+
+
+def test_what_is_allowed_is_laid_over_the_defaults() -> None:
+    given = {"count": "7", "rate": 1, "pair": [0, 0.5], "mode": "fast", "part": {"share": 1}, "maybe": {}}
+    made = typed(Whole, given, "")
+    assert made == Whole(count=7, rate=1.0, pair=[0.0, 0.5], mode="fast", part=Part(1.0), maybe=Part())
+    assert typed(Whole(count=9), {"bare": 2}, "") == Whole(count=9, bare=2.0)
+    assert typed(Whole, {"maybe": None}, "").maybe is None
+
+
+def test_a_field_without_a_default_must_be_given() -> None:
+    given = {"architecture": "qwen2", **dict.fromkeys(("vocabulary", "hidden", "heads", "kv_heads", "head_dim"), 1)}
+    with pytest.raises(UserError, match=r"^shape\.layers, shape\.mlp must be given$"):
+        typed(Shape, given, "shape.")
+
+
+@pytest.mark.parametrize("given", [{"x" * 999: 1}, {"count": "x" * 999}, {"names": "x" * 999}, {"pair": [0.1] * 999}])
+def test_no_sentence_is_long(given: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as error:
+        typed(Whole, given, "a.")
+    assert len(str(error.value)) < 300
+
+
+# Every number that anybody can set
+
+
+def sections(given: Any, where: str) -> Iterator[tuple[Any, str]]:
+    """Yields a section with its defaults, and all sections inside it, those too that are not there by default."""
+    yield given, where
+    hints = get_type_hints(type(given))
+    for each in dataclasses.fields(given):
+        if inner := section(hints[each.name]):
+            yield from sections(inner(), f"{where}{each.name}.")
+
+
+SPECS = {**METHODS, "countdown": Countdown}
+SETTINGS = [
+    *sections(Config(), ""),
+    *((cls(), f"{name}.") for name, cls in SPECS.items()),
+    (Recipe(), "recipe."),
+    (Shape("qwen2", 1, 1, 1, 1, 1, 1, 1), "shape."),
+    (Wanted(), "--"),
+]
+
+
+def numeric(given: Any) -> list[dataclasses.Field[Any]]:
+    hints = get_type_hints(type(given))
+    return [
+        each for each in dataclasses.fields(given) if {int, float} & {hints[each.name], *get_args(hints[each.name])}
+    ]
+
+
+def unbounded(given: Any) -> list[str]:
+    ranges = {each.name: each.metadata.get(ALLOWED, Range()) for each in numeric(given)}
+    return [name for name, each in ranges.items() if all(getattr(each, bound) is None for bound in BOUNDS)]
+
+
+@pytest.mark.parametrize(("given", "where"), SETTINGS, ids=[where or "config" for _, where in SETTINGS])
+def test_no_number_is_without_bounds(given: Any, where: str) -> None:
+    assert not unbounded(given), "declare them at the field, for example number(1.0, above=0)"
+
+
+def test_a_number_without_bounds_would_be_seen() -> None:
+    @dataclass(frozen=True)
+    class Bolder(METHODS["clip_b"]):
+        mu: float = 8.5
+
+    assert unbounded(Whole()) == ["bare"]
+    assert unbounded(Bolder()) == ["mu"]
+    assert [each.name for each in numeric(Whole())] == ["count", "rate", "limit", "bare", "pair", "seeds"]
+    assert {where for _, where in sections(Config(), "")} == {
+        *("", "train.", "train.filter.", "rollout.", "correction.", "mismatch.", "mismatch.float32."),
+        *("mismatch.bfloat16.", "eval.", "verify.", "dynamics.", "checkpoint.", "hardware.", "tracking."),
+    }
+
+
+NUMBERS = [
+    pytest.param(given, each, where, id=f"{where}{each.name}") for given, where in SETTINGS for each in numeric(given)
+]
+
+
+def at_the_edges(given: Any, each: dataclasses.Field[Any]) -> tuple[list[float], list[float]]:
+    """Returns the outermost numbers that a field allows, and those just beyond."""
+    hint = get_type_hints(type(given))[each.name]
+    whole = int in (hint, *get_args(hint))
+    inside, outside = [], []
+    for bound, away in (("least", -1), ("above", 1), ("most", 1), ("below", -1)):
+        if (edge := getattr(each.metadata[ALLOWED], bound)) is not None:
+            beside = edge + away if whole else math.nextafter(edge, away * math.inf)
+            included = bound in ("least", "most")
+            inside.append(edge if included else beside)
+            outside.append(beside if included else edge)
+    return inside, outside
+
+
+@pytest.mark.parametrize(("given", "each", "where"), NUMBERS)
+def test_the_bounds_of_every_number_hold(given: Any, each: dataclasses.Field[Any], where: str) -> None:
+    allowed, listed = each.metadata[ALLOWED], each.default_factory is not dataclasses.MISSING
+    inside, outside = at_the_edges(given, each)
+
+    def settings(value: float) -> dict[str, Any]:
+        return {**vars(given), each.name: [value] * (allowed.length or 1) if listed else value}
+
+    for value in inside:
+        check(type(given), settings(value), where)
+    for value in (*outside, *BEYOND):
+        with pytest.raises(UserError) as error:
+            check(type(given), settings(value), where)
+        assert str(error.value).startswith(f"{where}{each.name}{'[0]' * listed} is {value}; allowed: {allowed}")
+
+
+@pytest.mark.parametrize(("given", "each", "where"), [n for n in NUMBERS if n.values[2][:-1] in SPECS])
+def test_options_are_checked_in_a_specification_and_in_python(
+    given: Any, each: dataclasses.Field[Any], where: str
+) -> None:
+    for value in (*at_the_edges(given, each)[1], math.nan):
+        written = yaml.safe_dump(value).split()[0]
+        with pytest.raises(UserError, match=rf"^{where}{each.name} is "):
+            registry.build("spec", SPECS, f"{where[:-1]}({each.name}={written})")
+        with pytest.raises(UserError, match=rf"{each.name} is {value}; allowed: "):
+            type(given)(**{each.name: value})
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: ClipB(share=2.0), "ClipB.share is 2.0; allowed: 0 to 1"),
+        (lambda: ClipB(mode="papr"), "ClipB.mode is 'papr'; allowed: paper, reference; did you mean 'paper'?"),
+        (lambda: ClipV(mu=-1.0), "ClipV.mu is -1.0; allowed: 0 and more"),
+        (lambda: AdaptiveEntropy(target=math.nan), "AdaptiveEntropy.target is nan; allowed: 0 and more"),
+        (lambda: Countdown(count=6), "countdown.count is 6; allowed: 2 to 5"),
+        (lambda: Recipe(device="gpu"), "recipe.device is 'gpu'; allowed: auto, cpu, cuda; did you mean 'cpu'?"),
+        (lambda: dataclasses.replace(SETTINGS[-2][0], mlp=0), "shape.mlp is 0; allowed: 1 and more"),
+        (lambda: Wanted(max_new_tokens=0), "--max-new-tokens is 0; allowed: 1 and more"),
+        (lambda: Wanted(temperature=math.nan), "--temperature is nan; allowed: 0 and more"),
+    ],
+)
+def test_what_is_built_in_python_is_checked(make: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        make()
+    assert str(error.value) == sentence
