@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from entrobench import Control
 from harness.base.errors import fraction
-from harness.method import Control
 
 if TYPE_CHECKING:
     from torch import Tensor
