@@ -15,7 +15,7 @@ import baselines
 from harness.base.errors import UserError
 from harness.base.processes import python
 
-COMMAND = ["-P", "-c", "from harness.cli import main; main()"]  # what the installed command does
+PROGRAM = "from harness.cli import main\nmain()\n"  # of the installed command
 HIDING = ("baselines", "configs", "harness", "socket", "statistics", "tasks", "torch", "types", "yaml")
 CONFIG = """
 base: smoke
@@ -50,17 +50,26 @@ def call(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProce
 @pytest.fixture
 def crowded(tmp_path: Path) -> Path:
     """A folder with a configuration, a plugin, and files that end whatever imports them."""
+    folder = tmp_path / "crowded"
+    (folder / "tokens").mkdir(parents=True)
     for name in HIDING:
-        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the folder was imported')\n")
-    (tmp_path / "tokens").mkdir()
-    (tmp_path / "mine.yaml").write_text(CONFIG)
-    (tmp_path / "my_methods.py").write_text(PLUGIN)
-    return tmp_path
+        (folder / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the folder was imported')\n")
+    (folder / "mine.yaml").write_text(CONFIG)
+    (folder / "my_methods.py").write_text(PLUGIN)
+    return folder
 
 
-def test_commands_start(crowded: Path) -> None:
-    assert "Halves every gradient" in call(*COMMAND, "list", "methods", "--plugin", "my_methods", cwd=crowded).stdout
-    assert "planned  2" in call(*COMMAND, "plan", "mine.yaml", cwd=crowded).stdout
+@pytest.fixture
+def command(tmp_path: Path) -> str:
+    """The installed command, in a folder of its own as programs are: Python's search begins there."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "entrobench").write_text(PROGRAM)
+    return str(tmp_path / "bin" / "entrobench")
+
+
+def test_commands_start(command: str, crowded: Path) -> None:
+    assert "Halves every gradient" in call(command, "list", "methods", "--plugin", "my_methods", cwd=crowded).stdout
+    assert "planned  2" in call(command, "plan", "mine.yaml", cwd=crowded).stdout
 
 
 def test_started_as_a_module(crowded: Path) -> None:
@@ -72,9 +81,9 @@ def test_started_as_a_module(crowded: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_cells_and_ranks_start(ranks: int, crowded: Path, mlflow_uri: str) -> None:
+def test_cells_and_ranks_start(ranks: int, command: str, crowded: Path, mlflow_uri: str) -> None:
     settings = [f"hardware.ranks={ranks}", f"tracking.uri={mlflow_uri}"]
-    said = call(*COMMAND, "run", "mine.yaml", *settings, "--jobs", "1", cwd=crowded)
+    said = call(command, "run", "mine.yaml", *settings, "--jobs", "1", cwd=crowded)
     assert said.stdout.count("1 of 1") == 2
     logs = [path.read_text() for path in crowded.glob("results/mine/*/log.txt")]
     assert len(logs) == 2
@@ -90,8 +99,8 @@ def test_the_judge_starts(crowded: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_trials_of_doctor_start(crowded: Path) -> None:
-    found = json.loads(call(*COMMAND, "doctor", "smoke", "--format", "json", cwd=crowded).stdout)
+def test_the_trials_of_doctor_start(command: str, crowded: Path) -> None:
+    found = json.loads(call(command, "doctor", "smoke", "--format", "json", cwd=crowded).stdout)
     states = {each["what"]: each["state"] for each in found}
     assert (states["torch"], states["engine embedded"], states["mlflow"]) == ("ok", "ok", "ok")
 
