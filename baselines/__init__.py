@@ -26,6 +26,7 @@ METHODS: dict[str, type[Component]] = {
     "entropy_bonus": EntropyBonus,
     "adaptive_entropy": AdaptiveEntropy,
 }
+OURS = ("baselines", "configs", "entrobench", "harness", "tasks")  # packages, which a plugin beside them cannot replace
 
 
 def table(plugins: Iterable[str] = ()) -> dict[str, type[Component]]:
@@ -34,6 +35,8 @@ def table(plugins: Iterable[str] = ()) -> dict[str, type[Component]]:
     for point in entry_points(group="entrobench.methods"):
         add(methods, point.name, attribute(point.module, point.attr), point.module)
     for plugin in plugins:
+        if plugin.partition(".")[0] in OURS:
+            raise UserError(f"plugin {plugin} has the name of a package of entrobench; give the file another name")
         offered = attribute(plugin, "METHODS")
         if not isinstance(offered, Mapping):
             raise UserError(f"METHODS of plugin {plugin} is {offered!r}; it must be a dict of names and classes")
@@ -50,7 +53,9 @@ def attribute(plugin: str, name: str) -> Any:
     except ImportError as error:
         raise UserError(f"plugin {plugin} cannot be imported: {error}") from error
     if not hasattr(module, name):
-        raise UserError(f"plugin {plugin} has no {name}")
+        raise UserError(
+            f"plugin {plugin} has no {name}; it was read from {getattr(module, '__file__', 'Python itself')}"
+        )
     return getattr(module, name)
 
 

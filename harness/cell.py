@@ -22,6 +22,7 @@ import baselines
 import tasks
 from harness.base import files, ranks
 from harness.base.errors import CellFailure, UserError
+from harness.base.processes import python
 from harness.config import Config
 from harness.method import Method
 from harness.record import state
@@ -191,7 +192,7 @@ def divide(folder: Path, count: int) -> None:
         shared["RENDEZVOUS"] = f"{meeting}/ranks"
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "harness.cell", str(folder)],
+                python("from harness import cell; cell.rank()", str(folder)),
                 env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.PIPE,  # which closes when this process ends, however it does
                 start_new_session=True,  # Ctrl-C is for this process
@@ -232,7 +233,8 @@ def main(folder: str) -> None:
         run(place) if count == 1 else divide(place, count)
 
 
-if __name__ == "__main__":
+def rank() -> None:
+    """In the process of a rank."""
     ranks.end_with_parent()
     transformers.utils.logging.disable_progress_bar()
     run(Path(sys.argv[1]))

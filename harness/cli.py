@@ -42,7 +42,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    sys.path.insert(0, os.getcwd())  # where users keep plugin modules
+    sys.path.append(os.getcwd())  # where users keep plugin modules; last, since other files there may hide ours
     arguments = parse(argv)
     try:
         code = arguments.call(arguments)
@@ -62,4 +62,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the current folder, which `python -m` puts first
     main()

@@ -9,6 +9,8 @@ from graphlib import TopologicalSorter
 import pytest
 from places import REPOSITORY
 
+import entrobench
+
 FLOORS = [
     "base config",
     "record",
@@ -22,9 +24,10 @@ FLOORS = [
     "report",
     "study",
     "commands cli",
+    "entrobench",
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms.split()}
-PATHS = [path for top in ("harness", "tasks", "baselines") for path in (REPOSITORY / top).rglob("*.py")]
+PATHS = [path for top in ("entrobench", "harness", "tasks", "baselines") for path in (REPOSITORY / top).rglob("*.py")]
 MODULES = {".".join(p.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): p for p in PATHS}
 
 
@@ -33,6 +36,8 @@ def imports(module: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module == "entrobench":  # through the door, from where it stands
+            yield from (entrobench.WHERE[alias.name] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
             yield from (m if (m := f"{node.module}.{alias.name}") in MODULES else node.module for alias in node.names)
 

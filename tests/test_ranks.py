@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -76,7 +75,7 @@ def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: 
         "        return 1.0\n"
         "METHODS = {'failing': Failing}\n"
     )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.syspath_prepend(tmp_path)
     write(tmp_path / "cell", "hardware.ranks=2", "plugins=[one_rank_fails]", method="failing")
     assert divided(tmp_path / "cell", 2) == 1
     state = files.read_json(tmp_path / "cell" / "state.json")

@@ -11,6 +11,8 @@ from harness.base.errors import UserError, one_of
 
 
 class Verdict(StrEnum):
+    """How a response was judged; only right earns a reward."""
+
     RIGHT = "right"
     WRONG = "wrong"
     UNPARSED = "unparsed"
@@ -20,6 +22,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
+    """A problem of a task, with an id that no other problem of the task has."""
+
     id: str
     prompt: str  # as the model sees it, before any chat template
     answer: str  # what the verdict needs to know

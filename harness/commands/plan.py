@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from harness.commands.common import Commands, command, console, load, with_config
+from harness.config import Config
 from harness.matrix import cells
+
+if TYPE_CHECKING:
+    from harness.plan.estimate import Plan
 
 
 def add(commands: Commands) -> None:
@@ -13,9 +18,15 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
+    plan(load(arguments))
+    return 0
+
+
+def plan(config: Config) -> Plan:
+    """Prints the plan, and returns it."""
     from harness.plan import estimate, show
     from harness.plan.machine import this_machine
 
-    config = load(arguments)
-    show.show(console, estimate.of(config, cells(config), this_machine(config)))
-    return 0
+    found = estimate.of(config, cells(config), this_machine(config))
+    show.show(console, found)
+    return found

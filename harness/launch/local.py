@@ -8,10 +8,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Protocol
 
 from harness.matrix import Cell
@@ -29,8 +31,22 @@ class Watcher(Protocol):
 
 def start(cell: Cell) -> BaseProcess:
     process = multiprocessing.get_context("forkserver").Process(target=work, args=(str(cell.folder),), daemon=True)
-    process.start()
+    with no_script():
+        process.start()
     return process
+
+
+@contextmanager
+def no_script() -> Iterator[None]:
+    """Hides the script that runs. multiprocessing would run it again in the process of each cell, to find in it what
+    the process is to do; what a cell does stands in a module, and a script without a guard would start its matrix anew.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def work(folder: str) -> None:
@@ -44,6 +60,7 @@ def server(threads: int) -> Iterator[None]:
     """The process that imports torch and its kin once; thread counts are fixed before it starts."""
     wanted = {
         "OMP_NUM_THREADS": str(threads),
+        "PYTHONSAFEPATH": "1",  # what lies in the current folder is not what the server imports
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",  # bars would fill the logs of cells
         "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",  # of tqdm's lock, where a cell is stopped

@@ -7,7 +7,6 @@ with a time limit.
 from __future__ import annotations
 
 import importlib
-import os
 import platform
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from rich.table import Table
 
 from harness.base import files
 from harness.base.errors import UserError
+from harness.base.processes import python
 from harness.base.units import GIB
 from harness.config import Config
 from harness.data import cache, sets
@@ -111,13 +111,9 @@ def attempt(what: str, device: str, uri: str) -> None:
 
 def tried(what: str, device: str, uri: str, limit_s: float = LIMIT_S) -> Finding:
     code = f"from harness.plan import doctor; doctor.attempt({what!r}, {device!r}, {uri!r})"
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     failing, remedy = TRIALS[what].without, TRIALS[what].remedy
     try:
-        process = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit_s, check=False, env=environment
-        )
+        process = subprocess.run(python(code), capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         return Finding(what, failing, f"no answer within {limit_s:.0f} s", remedy)
     if process.returncode == 0:

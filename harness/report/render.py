@@ -36,14 +36,19 @@ def render(rows: Sequence[Row], how: str) -> str:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    flat = [dict(leaves(dataclasses.asdict(row))) for row in rows]
-    fullest_first = sorted(flat, key=len, reverse=True)  # a row without results has few columns
+    names, lines = flat(rows)
     file = io.StringIO()
-    names = list(dict.fromkeys(name for row in fullest_first for name in row))
     writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(flat)
+    writer.writerows(lines)
     return file.getvalue()
+
+
+def flat(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Returns the columns of the table of numbers, and its lines, in which some may be missing."""
+    lines = [dict(leaves(dataclasses.asdict(row))) for row in rows]
+    fullest_first = sorted(lines, key=len, reverse=True)  # a row without results has few columns
+    return list(dict.fromkeys(name for line in fullest_first for name in line)), lines
 
 
 def leaves(value: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

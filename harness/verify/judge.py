@@ -363,7 +363,3 @@ def main(limit_s: float, memory: int) -> None:
             reply(
                 out, "error", f"the process ended by {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
             )
-
-
-if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))

@@ -16,13 +16,12 @@ import queue
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from types import TracebackType
 
+from harness.base.processes import python
 from harness.base.task import Verdict
 from harness.config import Verify as Settings
 from harness.verify.failures import FAILURES
@@ -61,14 +60,12 @@ class Worker:
 
     def start(self) -> None:
         # A session of its own, so that an interrupt from the terminal is for the caller alone.
-        root = str(Path(__file__).parents[2])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "harness.verify.judge", str(self.limit_s), str(MEMORY)],
+            python(f"from harness.verify import judge; judge.main({self.limit_s!r}, {MEMORY})"),
             bufsize=0,  # a reply too many must stay where poll sees it
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"},
+            env={**os.environ, "PYTHONHASHSEED": "0"},
             start_new_session=True,
         )
         try:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.base.schema import number
-from harness.method import Control
+from entrobench import Control, number
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,148 @@
+"""A matrix as an object: what the commands of the same names do, for scripts and notebooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import harness.config
+import harness.matrix
+from harness.config import Config
+from harness.matrix import Cell
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from harness.plan.estimate import Plan
+
+
+class CellsFailed(RuntimeError):
+    """Some cells of a matrix are not done; says which, why, and where their logs are. The others are kept."""
+
+
+class Matrix:
+    """The cells that a configuration means: every method on every task with every model and every seed.
+
+    `load` makes one. Nothing runs and nothing is written before `run`.
+
+    config: the settings, with all defaults filled in; `config.train.steps` is one of them.
+    cells: in the order in which they run. Each has its `method`, `task`, `model`, `seed`, `key` and `folder`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config: Config = config
+        self.cells: list[Cell] = harness.matrix.cells(config)
+
+    def __repr__(self) -> str:
+        return f"<matrix {self.config.name}: {len(self.cells)} cells in {self.config.folder}>"
+
+    def plan(self) -> Plan:
+        """Prints cells by state, tokens, estimated time and memory, and what this machine lacks; runs nothing.
+
+        Returns the same as an object: `states`, `missing`, `measured` and `assumed` (seconds), `lacks` and others.
+        """
+        from harness.commands import plan
+
+        return plan.plan(self.config)
+
+    def run(self, jobs: int | None = None) -> DataFrame:
+        """Runs the cells that are missing, `jobs` of them side by side, and returns the leaderboard.
+
+        Prints progress, and the table at the end. Without `jobs` there are as many cells as the machine has room for.
+        Cells that were done before are not run again, and cells that were interrupted go on from their last
+        checkpoint. Raises CellsFailed where cells are not done in the end.
+        """
+        from harness.commands import run
+
+        if run.run(self.config, jobs):
+            found = [(cell, cell.progress()) for cell in self.cells]
+            ends = [(cell, now) for cell, now in found if now.state != "done"]
+            reasons = [
+                f"{cell.label} is {now.state} ({now.reason}), see {cell.folder / 'log.txt'}" for cell, now in ends
+            ]
+            raise CellsFailed(f"{len(ends)} of {len(found)} cells are not done: {'; '.join(reasons)}")
+        return self.leaderboard()
+
+    def status(self) -> DataFrame:
+        """Returns how far each cell has come, one row each.
+
+        Columns: method, task, model, seed; state (planned, running, done, failed or stale), step of steps; entropy and
+        reward of that step; reason, why a cell failed; folder, where its records are.
+        """
+        import pandas
+
+        rows = []
+        for cell in self.cells:
+            now = cell.progress()
+            rows.append(
+                {
+                    **{axis: getattr(cell, axis) for axis in ("method", "task", "model", "seed")},
+                    "state": now.state,
+                    "step": now.step,
+                    "steps": cell.config.train.steps,
+                    "entropy": now.metrics.get("entropy/mean", float("nan")),
+                    "reward": now.metrics.get("reward/mean", float("nan")),
+                    "reason": now.reason,
+                    "folder": str(cell.folder),
+                }
+            )
+        return pandas.DataFrame(rows)
+
+    def leaderboard(self) -> DataFrame:
+        """Returns the table, read from MLflow: one row for each method, evaluation task and model.
+
+        The columns are those of `entrobench leaderboard --format csv`:
+
+        - method, task, model; k of the headline Pass@k; baseline, the method that the others are compared with
+        - avg_at_k.mean, .low and .high: the share of right responses and its 95 % interval over seeds and problems
+        - pass_at_k.K.mean, .low and .high: Pass@K for powers of two and for the headline's k
+        - entropy_initial.*, entropy_final.*: the entropy at the first and at the last training step, in nats a token
+        - delta_to_baseline.*, delta_pass_at_k.K.*: differences to the baseline, paired by seed and problem
+        - seeds_done, seeds_expected; flags, what a reader must know of the task's problems
+
+        What does not exist is NaN: an interval from one seed, a number of a method of which no cell is done.
+        """
+        import pandas
+
+        from harness.commands import leaderboard
+        from harness.report.render import flat
+
+        names, rows = flat(leaderboard.rows(self.config, self.cells))
+        return pandas.DataFrame(
+            [{name: float("nan") if row.get(name) is None else row[name] for name in names} for row in rows]
+        )
+
+    def report(self) -> Path:
+        """Writes one self-contained HTML page with the table and the curves, and returns its path."""
+        from harness.commands import report
+
+        return report.report(self.config)
+
+
+def load(config: str | Path, *overrides: str) -> Matrix:
+    """Returns the matrix of a configuration: the path of a YAML file, or the name of one that is shipped.
+
+    Overrides are `key=value` as on the command line: `load("demo", "train.steps=10", "seeds=[0,1]")`. The names of
+    the shipped ones are what `entrobench list configs` shows. Raises UserError where a key or a value is wrong.
+    """
+    return Matrix(harness.config.load(str(config), overrides))
+
+
+def plan(config: str | Path, *overrides: str) -> Plan:
+    """Prints and returns what a matrix would cost; see Matrix.plan."""
+    return load(config, *overrides).plan()
+
+
+def run(config: str | Path, *overrides: str, jobs: int | None = None) -> DataFrame:
+    """Runs what is missing of a matrix, and returns its leaderboard; see Matrix.run."""
+    return load(config, *overrides).run(jobs)
+
+
+def leaderboard(config: str | Path, *overrides: str) -> DataFrame:
+    """Returns the leaderboard of a matrix; see Matrix.leaderboard."""
+    return load(config, *overrides).leaderboard()
+
+
+def report(config: str | Path, *overrides: str) -> Path:
+    """Writes the HTML page of a matrix, and returns its path; see Matrix.report."""
+    return load(config, *overrides).report()

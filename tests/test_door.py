@@ -1,0 +1,183 @@
+"""The door for people: one import that costs nothing, and a matrix that a script or a notebook runs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import REPOSITORY
+
+import entrobench
+
+EXAMPLE = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "python.md").read_text(), re.DOTALL)[0]
+SETTINGS = re.findall(r'"([\w.]+=\S+)"', EXAMPLE)
+SMALL = ["train.steps=2", "train.prompts=4", "train.group=4", "eval.problems=4", "eval.samples=4", "eval.k=2"]
+
+
+def run(*arguments: str, cwd: Path, script: str | None = None) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=script,
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+# The import
+
+
+def test_the_import_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = "import sys, entrobench; dir(entrobench); print(*sys.modules)"
+    loaded = {name.partition(".")[0] for name in run("-c", code, cwd=tmp_path).split()}
+    assert "entrobench" in loaded
+    assert not loaded & {"harness", "tasks", "baselines", "omegaconf", "numpy", "pandas", "mlflow", "torch"}
+
+
+def test_loading_a_matrix_needs_no_torch(tmp_path: Path) -> None:
+    code = "import sys, entrobench; entrobench.load('demo'); print(*sys.modules)"
+    assert not set(run("-c", code, cwd=tmp_path).split()) & {"pandas", "mlflow", "torch"}
+
+
+def test_what_is_offered_is_there_and_type_checkers_see_the_same() -> None:
+    assert dir(entrobench) == sorted(entrobench.__all__)
+    assert set(entrobench.__all__) == {*entrobench.WHERE, "__version__"}
+    for name in entrobench.WHERE:
+        assert getattr(entrobench, name).__doc__.strip(), name
+    [block] = [
+        node
+        for node in ast.parse(Path(entrobench.__file__).read_text()).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == entrobench.WHERE
+    assert re.fullmatch(r"\d+\.\d+\.\d+", entrobench.__version__)
+    with pytest.raises(AttributeError, match="'entrobench' has no attribute 'Matrx'"):
+        entrobench.Matrx  # noqa: B018
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(entrobench.UserError, match=r"unknown key train\.step; .*did you mean 'steps'"):
+        entrobench.load("smoke", "train.step=2")
+    with pytest.raises(entrobench.UserError, match=r"there is no MLflow store .*`entrobench run`"):
+        entrobench.load("smoke", f"results={tmp_path}", f"tracking.uri=sqlite:///{tmp_path / 'none.db'}").leaderboard()
+
+
+# A script without a guard
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder where the example of the documentation was run as a script, and what it printed."""
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "script.py").write_text(f"print('begins')\n{EXAMPLE}\nprint('ends')\n")
+    return folder, run("script.py", cwd=folder)
+
+
+@pytest.fixture
+def matrix(ran: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> entrobench.Matrix:
+    monkeypatch.chdir(ran[0])
+    return entrobench.load("smoke", *SETTINGS)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_documentation_runs_once(ran: tuple[Path, str]) -> None:
+    folder, said = ran
+    assert [line for line in said.splitlines() if line in ("begins", "ends")] == ["begins", "ends"]
+    assert "planned  2" in said
+    assert "2 cells, 0 done before, 2 to run" in said
+    assert said.splitlines()[-2] == "results/smoke/report/report.html"
+    assert "clip_b" in (folder / "results/smoke/report/report.html").read_text()
+    logs = [path.read_text() for path in folder.glob("results/smoke/*/log.txt")]
+    assert len(logs) == 2
+    assert not any("begins" in log for log in logs)
+
+
+@pytest.mark.slow
+def test_the_leaderboard_is_a_frame_of_what_was_measured(matrix: entrobench.Matrix) -> None:
+    table = matrix.leaderboard().set_index("method")
+    assert list(table.index) == ["grpo", "clip_b"]
+    for cell in matrix.cells:
+        right = json.loads((cell.folder / "evals" / "countdown-000004.json").read_text())["right"]
+        row = table.loc[cell.method]
+        assert row["avg_at_k.mean"] == pytest.approx(sum(map(sum, right)) / (16 * 16))
+        assert math.isnan(row["avg_at_k.low"])  # one seed
+        assert row["pass_at_k.16.mean"] == pytest.approx(sum(map(any, right)) / 16)
+        assert (row["task"], row["k"], row["seeds_done"], row["seeds_expected"]) == ("countdown", 8, 1, 1)
+    assert table.loc["clip_b", "delta_to_baseline.mean"] == pytest.approx(
+        table.loc["clip_b", "avg_at_k.mean"] - table.loc["grpo", "avg_at_k.mean"]
+    )
+    from harness.commands import leaderboard
+    from harness.report.render import render
+
+    csv = render(leaderboard.rows(matrix.config, matrix.cells), "csv")
+    assert ",".join(matrix.leaderboard().columns) == csv.splitlines()[0]
+
+
+@pytest.mark.slow
+def test_what_is_done_is_not_run_again(matrix: entrobench.Matrix, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in matrix.config.folder.glob("*/metrics.jsonl")}
+    assert matrix.run(jobs=1).equals(matrix.leaderboard())
+    assert len(before) == 2
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert "2 done before, 0 to run" in capsys.readouterr().out
+    assert matrix.plan().states == {"done": 2}
+    status = matrix.status()
+    assert list(status["state"]) == ["done", "done"]
+    assert list(status["step"]) == list(status["steps"]) == [4, 4]
+    assert list(status["folder"]) == [str(cell.folder) for cell in matrix.cells]
+
+
+# Without a file, as in a notebook, and a cell that fails
+
+BROKEN = """from dataclasses import dataclass
+from entrobench import Control
+
+@dataclass(frozen=True)
+class Broken(Control):
+    '''Gives weights that are not finite.'''
+    def weights(self, old, advantages_T, batch):
+        return advantages_T / 0
+
+METHODS = {"broken": Broken}
+"""
+NOTEBOOK = """import entrobench
+assert "__file__" not in globals()
+try:
+    entrobench.run("smoke", "methods=[grpo,broken]", "plugins=[broken_method]", *SMALL, jobs=1)
+except entrobench.CellsFailed as error:
+    print("error:", error)
+matrix = entrobench.load("smoke", "methods=[grpo,broken]", "plugins=[broken_method]", *SMALL)
+print("states:", *matrix.status()["state"])
+print("seeds:", *matrix.leaderboard()["seeds_done"])
+print("second:", len(entrobench.run("smoke", "methods=[ppo,grpo]", *SMALL)))
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_and_a_cell_that_fails(tmp_path: Path, mlflow_uri: str) -> None:
+    (tmp_path / "broken_method.py").write_text(BROKEN)
+    kernel = "import sys; exec(sys.stdin.read())"  # as there, the main module has no file
+    said = run("-c", kernel, cwd=tmp_path, script=f"SMALL = {[*SMALL, f'tracking.uri={mlflow_uri}']}\n{NOTEBOOK}")
+    [error] = re.findall("^error: (.*)$", said, re.MULTILINE)
+    assert re.fullmatch(
+        r"1 of 2 cells are not done: broken seed 0 is failed \(.*not finite.*\), see results/smoke/broken-.*/log\.txt",
+        error,
+    )
+    assert "states: done failed" in said
+    assert "seeds: 1 0" in said
+    assert "second: 2" in said

@@ -1,0 +1,130 @@
+"""Started anywhere: files of the user's folder hide nothing of ours or of Python, and plugins in it are found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import REPOSITORY
+
+import baselines
+from harness.base.errors import UserError
+from harness.base.processes import python
+
+PROGRAM = "from harness.cli import main\nmain()\n"  # of the installed command
+HIDING = ("baselines", "configs", "harness", "socket", "statistics", "tasks", "torch", "types", "yaml")
+CONFIG = """
+base: smoke
+methods: [grpo, half]
+plugins: [my_methods]
+train: {steps: 2, prompts: 4, group: 4}
+eval: {problems: 4, samples: 4, k: 2}
+"""
+PLUGIN = """from dataclasses import dataclass
+from entrobench import Control
+
+@dataclass(frozen=True)
+class Half(Control):
+    '''Halves every gradient.'''
+    def weights(self, old, advantages_T, batch):
+        return 0.5
+
+METHODS = {"half": Half}
+"""
+
+
+def call(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == code, f"{arguments}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Path:
+    """A folder with a configuration, a plugin, and files that end whatever imports them."""
+    folder = tmp_path / "crowded"
+    (folder / "tokens").mkdir(parents=True)
+    for name in HIDING:
+        (folder / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the folder was imported')\n")
+    (folder / "mine.yaml").write_text(CONFIG)
+    (folder / "my_methods.py").write_text(PLUGIN)
+    return folder
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> str:
+    """The installed command, in a folder of its own as programs are: Python's search begins there."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "entrobench").write_text(PROGRAM)
+    return str(tmp_path / "bin" / "entrobench")
+
+
+def test_commands_start(command: str, crowded: Path) -> None:
+    assert "Halves every gradient" in call(command, "list", "methods", "--plugin", "my_methods", cwd=crowded).stdout
+    assert "planned  2" in call(command, "plan", "mine.yaml", cwd=crowded).stdout
+
+
+def test_started_as_a_module(crowded: Path) -> None:
+    """`python -m` itself looks into the current folder for what stands before the first line of ours."""
+    for name in ("harness", "socket", "types"):
+        (crowded / f"{name}.py").unlink()
+    assert "planned  2" in call("-m", "harness.cli", "plan", "mine.yaml", cwd=crowded).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_cells_and_ranks_start(ranks: int, command: str, crowded: Path, mlflow_uri: str) -> None:
+    settings = [f"hardware.ranks={ranks}", f"tracking.uri={mlflow_uri}"]
+    said = call(command, "run", "mine.yaml", *settings, "--jobs", "1", cwd=crowded)
+    assert said.stdout.count("1 of 1") == 2
+    logs = [path.read_text() for path in crowded.glob("results/mine/*/log.txt")]
+    assert len(logs) == 2
+    assert not any("of the folder was imported" in log for log in logs)
+
+
+def test_the_judge_starts(crowded: Path) -> None:
+    code = "import os, sys; sys.path.append(os.getcwd()); from harness.verify.pool import Verifier\n"
+    code += (
+        r"with Verifier(1) as judge: print(*judge.verdicts([(r'\frac{1}{2}', r'\boxed{0.5}'), ('x', r'\boxed{y}')]))"
+    )
+    assert call("-P", "-c", code, cwd=crowded).stdout == "right wrong\n"
+
+
+@pytest.mark.slow
+def test_the_trials_of_doctor_start(command: str, crowded: Path) -> None:
+    found = json.loads(call(command, "doctor", "smoke", "--format", "json", cwd=crowded).stdout)
+    states = {each["what"]: each["state"] for each in found}
+    assert (states["torch"], states["engine embedded"], states["mlflow"]) == ("ok", "ok", "ok")
+
+
+def test_a_process_imports_from_where_its_parent_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "last").mkdir()
+    paths = [*sys.path, str(tmp_path / "it's a folder"), str(tmp_path / "last")]
+    monkeypatch.setattr(sys, "path", paths)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = python("import json; print(json.dumps([sys.path, sys.argv[1:]]))", "an argument")
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert json.loads(said) == [paths, ["an argument"]]
+
+
+@pytest.mark.parametrize("name", ["baselines", "harness", "tasks.mine", "entrobench", "configs"])
+def test_a_plugin_named_like_a_package_of_ours_gets_one_sentence(name: str) -> None:
+    with pytest.raises(
+        UserError, match=f"^plugin {name} has the name of a package of entrobench; give the file another"
+    ):
+        baselines.table([name])
+
+
+def test_a_plugin_that_something_installed_hides_says_where_it_was_read() -> None:
+    with pytest.raises(UserError, match=r"^plugin statistics has no METHODS; it was read from .*statistics\.py$"):
+        baselines.table(["statistics"])
+    with pytest.raises(UserError, match=r"^plugin sys has no METHODS; it was read from Python itself$"):
+        baselines.table(["sys"])

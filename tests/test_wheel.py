@@ -1,0 +1,106 @@
+"""A wheel holds all that is needed: installed from it, the command works in an empty folder, without the repository."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from places import REPOSITORY
+
+PACKAGES = ("baselines", "configs", "entrobench", "harness", "tasks")
+SMALL = ["train.steps=2", "train.prompts=4", "train.group=4", "eval.problems=4", "eval.samples=4", "eval.k=2"]
+PLUGIN = """from dataclasses import dataclass
+from entrobench import Control
+
+@dataclass(frozen=True)
+class Half(Control):
+    '''Halves every gradient.'''
+    def weights(self, old, advantages_T, batch):
+        return 0.5
+
+METHODS = {"half": Half}
+"""
+
+
+def call(*command: str | Path, cwd: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**environment, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, since building leaves files beside the sources."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in PACKAGES:
+        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(REPOSITORY / name, source)
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    call(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", out, source, cwd=out)
+    [built] = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with the wheel, which borrows all that it depends on from the running one."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", folder / "bin" / "python"]
+    call(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    [packages] = folder.glob("lib/python*/site-packages")
+    # Its .pth files are not read, so that an editable installation of the repository stays out of it.
+    (packages / "borrowed.pth").write_text("".join(f"{path}\n" for path in site.getsitepackages()))
+    return folder / "bin"
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    (tmp_path / "empty").mkdir()
+    return tmp_path / "empty"
+
+
+def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    ours = {path for name in PACKAGES for path in (REPOSITORY / name).rglob("*") if path.is_file()}
+    assert held == {str(path.relative_to(REPOSITORY)) for path in ours if "__pycache__" not in path.parts}
+
+
+def test_it_lists_and_plans_in_an_empty_folder(environment: Path, empty: Path) -> None:
+    code = "import baselines, entrobench, harness, tasks\n"
+    code += "print(*(module.__file__ for module in (baselines, entrobench, harness, tasks)))"
+    places = call(environment / "python", "-c", code, cwd=empty).split()
+    assert all(Path(place).is_relative_to(environment.parent) for place in places), places
+    for what, name in (("methods", "clip_b"), ("tasks", "aime24"), ("models", "qwen3-8b-base"), ("configs", "paper")):
+        assert name in call(environment / "entrobench", "list", what, cwd=empty)
+    assert "matrix demo: 21 cells" in call(environment / "entrobench", "plan", "demo", cwd=empty)
+    assert not list(empty.iterdir())
+
+
+@pytest.mark.slow
+def test_it_runs_with_a_plugin_of_the_folder(environment: Path, empty: Path) -> None:
+    (empty / "my_methods.py").write_text(PLUGIN)
+    settings = ["methods=[grpo,half]", *SMALL, "--plugin", "my_methods"]
+    said = call(environment / "entrobench", "run", "smoke", *settings, cwd=empty)
+    assert "2 to run" in said
+    assert said.count("1 of 1") == 2
+    logs = [path.read_text() for path in empty.glob("results/smoke/*/log.txt")]
+    assert len(logs) == 2
+    assert not any("Traceback" in log for log in logs)
