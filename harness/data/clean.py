@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from harness.base.box import last_box
+
 WRAPPER = (  # what DAPO-Math-17k puts around every problem
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
     "$Answer (without quotes) where $Answer is the answer to the problem.\n\n",
@@ -62,23 +64,11 @@ def repair(text: str) -> tuple[str, list[str]]:
     return text.strip(), mended
 
 
-def last_boxed(text: str) -> str:
-    r"""What the last \boxed{} holds, or the text itself where there is none."""
-    start = text.rfind(r"\boxed{")
-    if start < 0:
-        return text
-    depth, begin = 0, start + len(r"\boxed{")
-    for end in range(begin, len(text)):
-        if text[end] == "}" and depth == 0:
-            return text[begin:end]
-        depth += (text[end] == "{") - (text[end] == "}")
-    return text
-
-
 def integer(answer: str) -> str | None:
     r"""`025`, `25`, `25.0`, `1,234`, `336^\circ`, `\boxed{204}` and `... #### 18` in one form, in which all compare."""
-    text = last_boxed(answer.rpartition("####")[2])
-    text = re.sub(r"\^\{?\\circ\}?|\\degree|°|\$|\s", "", text)
+    text = answer.rpartition("####")[2]
+    boxed = last_box(text, literal=True)
+    text = re.sub(r"\^\{?\\circ\}?|\\degree|°|\$|\s", "", text if boxed is None else boxed)
     match = INTEGER.fullmatch(text)
     if match is None:
         return None

@@ -5,44 +5,15 @@ from __future__ import annotations
 
 import re
 
+from harness.base.box import BOX, last_box
 from harness.base.task import Verdict
 
 DEEPEST = 10  # nested brackets; the parser of LaTeX takes seconds for twice as many
 
 
-# What is in the box
-
-BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
-BOX_OR_BRACE = re.compile(rf"{BOX.pattern}\s{{0,9}}(\{{?)|\\.|[{{}}]", re.DOTALL)
-BARE = re.compile(r"[^\s$]*")
-
-
 def extract(response: str) -> str | None:
-    r"""What stands in the last box, or in the outermost box around it; None where that is missing, empty or cut off.
-
-    A box without braces, as in `\boxed 5`, holds all up to the next space.
-    """
-    first = BOX.search(response)
-    opened: list[int | None] = []  # for each open brace: where the content of its box begins; None if it is no box's
-    last, braced = 0, True
-    start, end = -1, -1
-    for match in BOX_OR_BRACE.finditer(response, first.start() if first else len(response)):
-        token = match.group()
-        if token == "{":
-            opened.append(None)
-        elif token == "}":
-            begun = opened.pop() if opened else None
-            if begun is not None:
-                start, end = begun, match.start()
-        elif match.group(1) is not None:
-            last, braced = match.end(), bool(match.group(1))
-            if braced:
-                opened.append(last)
-    if end < last and not braced:
-        bare = BARE.search(response, last)
-        assert bare is not None  # it matches anything
-        start, end = bare.span()
-    return response[start:end].strip() or None if end >= last else None
+    """Returns the answer in the last box of a response; None where the box is missing, empty or cut off."""
+    return (last_box(response) or "").strip() or None
 
 
 # One way to write it
