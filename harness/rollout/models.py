@@ -16,15 +16,13 @@ import yaml
 from filelock import FileLock
 
 import tasks
-from harness.base import registry
 from harness.base.errors import UserError, nearest
 from harness.base.files import default_cache
 from harness.base.schema import typed
 from harness.base.shape import Shape, of_config
 from harness.config import CONFIGS
 from harness.rollout.rendering import PLAIN, Chat
-from tasks.countdown import Countdown
-from tasks.countdown.recipe import VERSION, Recipe
+from tasks import Recipe
 
 MODELS = CONFIGS / "models"
 NEEDED = {  # of a Hugging Face folder: one file of each row
@@ -56,10 +54,7 @@ class Model:
 
     def origin(self) -> dict[str, Any]:
         """Where the weights come from, for the hash of the cache."""
-        if self.recipe is None:
-            return {"path": self.path}
-        task = registry.identity(tasks.build(self.recipe.task))
-        return {"recipe": {**dataclasses.asdict(self.recipe), "task": task}, "version": VERSION}
+        return {"path": self.path} if self.recipe is None else self.recipe.identity()
 
     def folder(self, cache: Path | None = None, say: Callable[[str], None] = silent) -> Path:
         """Its Hugging Face folder, made or downloaded on the first demand."""
@@ -81,11 +76,9 @@ class Model:
         with FileLock(folder.with_suffix(".lock")):
             if not folder.is_dir():  # another process may have made it while this one waited
                 say(f"making the model {self.name} ({self.summary()}), once; kept in {folder}")
-                from tasks.countdown import base_model
-
                 partial = folder.with_suffix(".partial")
                 shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
-                base_model.build(recipe, partial)
+                recipe.build(partial)
                 partial.rename(folder)
         return folder
 
@@ -112,17 +105,10 @@ class Model:
         folder = self.here()
         if folder is not None:
             return of_config(json.loads((folder / "config.json").read_text()))
-        if self.recipe is not None:
-            task = tasks.build(self.recipe.task)
-            assert isinstance(task, Countdown)
-            return self.recipe.shape(task)
-        return self.stated
+        return self.stated if self.recipe is None else self.recipe.shape()
 
     def summary(self) -> str:
-        if self.recipe is None:
-            return f"the Hugging Face model {self.path}"
-        r = self.recipe
-        return f"made for {r.task}: {r.layers} layers of {r.hidden}, {r.steps} supervised steps of {r.batch} examples"
+        return f"the Hugging Face model {self.path}" if self.recipe is None else self.recipe.summary()
 
 
 def parameters_in(file: Path) -> int:
@@ -195,10 +181,13 @@ def read(file: Path) -> Model:
             f"may stand shape and {', '.join(each.name for each in dataclasses.fields(Chat))}"
         )
     path, recipe, shape = (given.pop(key, None) for key in ("path", "recipe", "shape"))
+    for key, stated in (("recipe", recipe), ("shape", shape)):
+        if not isinstance(stated, dict | None):
+            raise UserError(f"{key} of {file} is {stated!r}; it must be a mapping of keys")
     chat = typed(Chat(), given, "")
     if path is not None:
-        stated = None if shape is None else typed(Shape, shape, "shape.")
-        return Model(file.stem, path=str(path), chat=chat, stated=stated)
+        found = None if shape is None else typed(Shape, shape, "shape.")
+        return Model(file.stem, path=str(path), chat=chat, stated=found)
     if shape is not None:
         raise UserError(f"{file} states the shape of a model that is made by its recipe; leave it out")
-    return Model(file.stem, recipe=typed(Recipe(), recipe or {}, "recipe."), chat=chat)
+    return Model(file.stem, recipe=tasks.recipe(recipe or {}), chat=chat)

@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-import tasks
 from tasks.countdown import Countdown, examples
 from tasks.countdown.recipe import CHARACTERS, END, PAD, Recipe, words
 
@@ -101,8 +100,7 @@ def train(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer, device: str)
 
 def build(recipe: Recipe, folder: Path) -> None:
     """Make the model and save it as an ordinary Hugging Face folder; on a CPU the same bits for the same recipe."""
-    task = tasks.build(recipe.task)
-    assert isinstance(task, Countdown)
+    task = recipe.countdown()
     device = recipe.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
+from harness.base import registry
 from harness.base.errors import UserError, at_least, one_of
 from harness.base.shape import Shape
 from tasks.countdown import BOX, Countdown
@@ -41,10 +44,25 @@ class Recipe:
         if not 0 <= self.solving <= 1:
             raise UserError(f"recipe.solving is {self.solving}; allowed: 0 to 1")
 
-    def shape(self, task: Countdown) -> Shape:
+    def countdown(self) -> Countdown:
+        """Returns the task that the specification in `task` means."""
+        return registry.build("task", {Countdown.name: Countdown}, self.task)
+
+    def identity(self) -> dict[str, Any]:
+        """Returns all that defines the model; two ways to write the same task make no difference."""
+        task = registry.identity(self.countdown())
+        return {"recipe": {**dataclasses.asdict(self), "task": task}, "version": VERSION}
+
+    def summary(self) -> str:
+        """Describes the model in one line."""
+        trained = f"{self.steps} supervised steps of {self.batch} examples"
+        return f"made for {self.task}: {self.layers} layers of {self.hidden}, {trained}"
+
+    def shape(self) -> Shape:
+        """Returns the shape of the model, which need not be made for that."""
         return Shape(
             architecture="qwen2",
-            vocabulary=2 + len(CHARACTERS) + len(words(task)),
+            vocabulary=2 + len(CHARACTERS) + len(words(self.countdown())),
             hidden=self.hidden,
             layers=self.layers,
             heads=self.heads,
