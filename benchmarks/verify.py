@@ -17,7 +17,7 @@ import math_verify
 from benchmarks.common import show
 from harness.base.task import Verdict
 from harness.verify.pool import Verifier
-from tests.golden import hostile
+from tests.helpers.golden import hostile
 
 LIMIT_S = 5
 FEW = 500
