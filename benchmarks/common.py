@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from harness import cell, config
 from harness.trainer import Trainer
+from harness.verify.pool import Verifier
 
 console = Console(width=120, highlight=False)
 logging.disable_progress_bar()
@@ -24,7 +25,7 @@ def trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer
     """A trainer of the demo's configuration, before its first step."""
     settings = config.load("demo", overrides)
     record = {"config": dataclasses.asdict(settings), "method": method, "task": "countdown", "model": "countdown-tiny"}
-    built, _ = cell.build({**record, "seed": 0}, folder, say=lambda _: None)
+    built, _ = cell.build({**record, "seed": 0}, folder, Verifier(), say=lambda _: None)
     built.engine.load(built.policy.module)
     return built
 

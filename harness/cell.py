@@ -35,8 +35,7 @@ from harness.rollout.together import led
 from harness.train.filter import Asker, pool
 from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.trainer import Trainer
-from harness.verify import failures
-from harness.verify import pool as verify
+from harness.verify.pool import Verifier
 
 
 def device_of(config: Config) -> tuple[str, torch.dtype]:
@@ -50,11 +49,12 @@ def device_of(config: Config) -> tuple[str, torch.dtype]:
     return device, getattr(torch, config.train.dtype)
 
 
-def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = print) -> tuple[Trainer, str]:
+def build(
+    record: dict[str, Any], folder: Path, verifier: Verifier, say: Callable[[str], None] = print
+) -> tuple[Trainer, str]:
     config: Config = typed(Config(), record["config"], "")
     device, dtype = device_of(config)
     torch.set_num_threads(config.hardware.threads)
-    verify.choose(config.verify)
     method = Method.of(record["method"], baselines.table(config.plugins), config.method_options)
     model = models.resolve(record["model"])
     base = model.folder()
@@ -76,8 +76,8 @@ def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = pri
     found = None
     with led(engine) as sampling:
         if sampling is not None:
-            failures = config.verify.max_failures
-            asker = Asker(model.identity(), task, sampling, tokenizer, config.rollout, failures, model.chat)
+            most = config.verify.max_failures
+            asker = Asker(model.identity(), task, sampling, tokenizer, verifier, config.rollout, most, model.chat)
             found = pool(asker, config.train.filter, models.default_cache(), config.train.prompts, say)
     problems = ranks.of_first(found)
     assert problems is not None
@@ -92,6 +92,7 @@ def build(record: dict[str, Any], folder: Path, say: Callable[[str], None] = pri
         Policy(base, *common) if "ref_logp" in method.needs else None,
         engine,
         tokenizer,
+        verifier,
         model.chat,
         record["seed"],
         folder,
@@ -146,8 +147,8 @@ def run(folder: Path) -> None:
 
     try:
         config: Config = typed(Config(), record["config"], "")
-        with ranks.joined(config.hardware.ranks, device_of(config)[0]):
-            trainer, state["device"] = build(record, folder, say)
+        with ranks.joined(config.hardware.ranks, device_of(config)[0]), Verifier.of(config.verify) as verifier:
+            trainer, state["device"] = build(record, folder, verifier, say)
             save(reason=None)
             trainer.run(lambda step: durable(durable_step=step))
             if config.checkpoint.save_model:
@@ -157,7 +158,7 @@ def run(folder: Path) -> None:
                     trainer.tokenizer.save_pretrained(folder / "model")
                 check_complete(trainer)
                 save(state="done")
-    except (CellFailure, failures.TooManyFailures, UserError) as failure:
+    except (CellFailure, UserError) as failure:
         fail(str(failure))
         sys.exit(f"failed: {failure}")
     except Exception as error:  # whatever it is, it ends this cell alone, with its name and the full story in the log

@@ -16,7 +16,6 @@ from harness.base import files, ranks, seeds
 from harness.base.errors import CellFailure
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Config
-from harness.data import sets
 from harness.method import Method, Signal
 from harness.record.log import MetricsLog
 from harness.rollout import proof
@@ -32,7 +31,7 @@ from harness.train.filter import Pool
 from harness.train.policy import Critic, Policy, context_of
 from harness.verify.alongside import Alongside
 from harness.verify.failures import TooManyFailures, check_failures
-from tasks import Problem, Task, Verdict
+from tasks import Problem, Task, Verdict, Verifier
 
 # Before the first update of a step the policy is the one that `old` came from, so the ratio is 1 up to rounding: for
 # all tokens, or for 99 % of them where a few rare ones may be off by any amount.
@@ -55,13 +54,15 @@ class Trainer:
         reference: Policy | None,
         engine: Engine,
         tokenizer: Any,
+        verifier: Verifier,
         chat: Chat,
         seed: int,
         folder: Path,
     ) -> None:
         self.config, self.method, self.task, self.evaluation_tasks = config, method, task, evaluation_tasks
         self.policy, self.critic, self.reference, self.engine = policy, critic, reference, engine
-        self.tokenizer, self.chat, self.seed, self.folder = tokenizer, chat, seed, folder
+        self.tokenizer, self.verifier, self.chat = tokenizer, verifier, chat
+        self.seed, self.folder = seed, folder
         self.problems, self.pool = pool.problems, pool
         self.places = places(config.train.prompts, config.train.updates)
         self.log = MetricsLog(folder)
@@ -174,7 +175,7 @@ class Trainer:
         """On the responses to some of the problems, by their places."""
         texts = self.tokenizer.batch_decode([r.response for g in groups.values() for r in g], skip_special_tokens=True)
         asked = [problems[place] for place, group in groups.items() for _ in group]
-        return self.task.verdicts(list(zip(asked, texts, strict=True)))
+        return self.task.verdicts(list(zip(asked, texts, strict=True)), self.verifier)
 
     def check_verdicts(
         self, step: int, problems: list[Problem], groups: list[list[Rollout]], verdicts: list[Verdict]
@@ -265,6 +266,7 @@ class Trainer:
             result = evaluate(
                 task,
                 sampler,
+                self.verifier,
                 split=settings.split,
                 problems=settings.problems,
                 samples=settings.samples,
@@ -282,7 +284,7 @@ class Trainer:
                     "right": result.right,
                     "verdicts": result.verdicts,
                     "metrics": result.metrics,
-                    "flags": result.flags if self.task.name == sets.TRAINED else [],
+                    "flags": task.flags(self.task.name),
                 },
             )
             files.write_lines(self.folder / "samples" / f"evaluate-{name}.jsonl", result.samples)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from harness.base.task import Problem, Verdict, check_split
+from harness.base.task import Problem, Verdict, Verifier, check_split
 
 INSTRUCTION = r"Reason step by step, and give the final answer inside \boxed{}."
 HELD_OUT = 50  # where there is a training set, one problem in so many is for validation
@@ -34,10 +34,16 @@ class Math:
 
         return cache.rows(self.name, split)
 
-    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
-        from harness.verify import pool as verify
+    def flags(self, trained_on: str | None) -> list[str]:
+        """Returns what the overlap with the training set means, unless the model was trained on another one."""
+        from harness.data import check, sets
 
-        return verify.shared().verdicts([(problem.answer, response) for problem, response in pairs])
+        if trained_on not in (None, sets.TRAINED) or self.name not in sets.SETS:
+            return []
+        return check.flags(self.name)
+
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
+        return verifier.verdicts([(problem.answer, response) for problem, response in pairs])
 
 
 class Trained(Math):

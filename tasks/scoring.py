@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import tasks
 from harness.base.statistics import pass_at_k
-from harness.base.task import Problem, Task, Verdict
+from harness.base.task import Problem, Task, Verdict, Verifier
+from harness.verify import pool
 from harness.verify.text import extract, integer, spelling, tidy
 
 if TYPE_CHECKING:
@@ -30,8 +32,16 @@ def dataset(spec: str, **_: Any) -> dict[str, Dataset]:
     return {split: dataset_of(task.problems(split), spec=spec) for split in task.splits if split != "train"}
 
 
+@cache
+def verifier() -> Verifier:
+    """Returns the one verifier of lm-eval's command, which runs nothing of ours that could own it."""
+    made = pool.Verifier()
+    atexit.register(made.close)
+    return made
+
+
 def score(doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
-    return score_of(task_of(doc["spec"]), doc, results)
+    return score_of(task_of(doc["spec"]), verifier(), doc, results)
 
 
 # For everyone
@@ -43,7 +53,7 @@ def dataset_of(problems: Sequence[Problem], **more: str) -> Dataset:
     return Dataset.from_list([{**vars(problem), **more} for problem in problems])
 
 
-def score_of(task: Task, doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
+def score_of(task: Task, verifier: Verifier, doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
     """Of one problem: the verdicts on all responses, under the name of their average, and what follows from them.
 
     Equal responses are read once: to easy problems, most are.
@@ -51,7 +61,8 @@ def score_of(task: Task, doc: dict[str, str], results: list[list[str]]) -> dict[
     problem = Problem(doc["id"], doc["prompt"], doc["answer"])
     (responses,) = results
     distinct = list(dict.fromkeys(responses))
-    judged = dict(zip(distinct, task.verdicts([(problem, response) for response in distinct]), strict=True))
+    found = task.verdicts([(problem, response) for response in distinct], verifier)
+    judged = dict(zip(distinct, found, strict=True))
     votes = {response: vote(response) for response in distinct}
     verdicts = [judged[response] for response in responses]
     number = len(verdicts)

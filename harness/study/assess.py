@@ -35,7 +35,7 @@ from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import instructed
 from harness.train.evaluate import Evaluation, Sampler, evaluate
 from harness.train.policy import context_of, load_model
-from tasks import Task
+from tasks import Task, Verifier
 from tasks.scoring import powers_of_two
 
 MOST_TOGETHER = 512  # sequences that are decoded side by side
@@ -78,7 +78,8 @@ class Assessment:
     evaluation: Evaluation
     settings: dict[str, Any]
     folder: Path
-    notes: list[str]
+    flags: list[str]  # what a reader must know of the problems
+    notes: list[str]  # and of how the model reads them
 
     def avg(self) -> Estimate:
         """Over all samples, with an interval over problems."""
@@ -86,7 +87,8 @@ class Assessment:
 
     def record(self) -> dict[str, Any]:
         kept = {key: value for key, value in vars(self.evaluation).items() if key != "samples"}
-        return {**kept, "settings": self.settings, "notes": self.notes, "folder": self.folder.name}
+        kept |= {"flags": self.flags, "settings": self.settings, "notes": self.notes}
+        return kept | {"folder": self.folder.name}
 
 
 class EngineOnDemand:
@@ -134,7 +136,7 @@ def fingerprint(folder: Path) -> list[list[Any]]:
 
 
 def assess(
-    model: Model, asked: Sequence[Task], wanted: Wanted, out: Path, say: Callable[[str], None]
+    model: Model, asked: Sequence[Task], wanted: Wanted, verifier: Verifier, out: Path, say: Callable[[str], None]
 ) -> list[Assessment]:
     asked = [instructed(task, model.chat) for task in asked]
     folder = model.folder(say=say)
@@ -163,9 +165,10 @@ def assess(
 
         together = BATCH[engine.name]
         sampler = Sampler(engine, tokenizer, wanted.seed, model.chat, context, kept / "samples", together, heard)
-        evaluation = evaluate(task, sampler, problems=wanted.problems, max_failures=Verify().max_failures, **settings)
+        most = Verify.max_failures
+        evaluation = evaluate(task, sampler, verifier, problems=wanted.problems, max_failures=most, **settings)
         notes = sampler.notes([record["prompt"] for record in evaluation.samples])
-        found.append(Assessment(evaluation, settings, kept, notes))
+        found.append(Assessment(evaluation, settings, kept, task.flags(trained_on=None), notes))
     record = {"model": model.name, "identity": model.identity(), "tasks": [each.record() for each in found]}
     files.write_json(out / "results.json", record)
     return found
@@ -188,5 +191,5 @@ def show(console: Console, found: Sequence[Assessment]) -> None:
     for each in found:
         verdicts = sorted(each.evaluation.verdicts.items(), key=lambda item: -item[1])
         console.print(f"{each.evaluation.task}: {', '.join(f'{number:,} {verdict}' for verdict, number in verdicts)}")
-        for note in each.evaluation.flags + each.notes:
+        for note in each.flags + each.notes:
             console.print(f"{each.evaluation.task}: {note}", style="yellow")

@@ -24,11 +24,10 @@ from lm_eval.tasks import TaskManager
 import tasks
 from harness.base import files, seeds
 from harness.base.errors import UserError
-from harness.data import check, sets
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import PLAIN, Chat, render
 from harness.verify.failures import check_failures
-from tasks import Task, Verdict
+from tasks import Task, Verdict, Verifier
 from tasks.scoring import dataset_of, metric_list, score_of
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ class Evaluation:
     verdicts: dict[str, int]  # how many of each
     metrics: dict[str, float]
     samples: list[Record]
-    flags: list[str]  # what a reader must know of the problems
 
 
 def silent(done: int, of: int) -> None:
@@ -185,6 +183,7 @@ class EngineLM(LM):
 def evaluate(
     task: Task,
     sampler: Sampler,
+    verifier: Verifier,
     *,
     split: str,
     problems: int | None,
@@ -203,7 +202,8 @@ def evaluate(
         raise UserError(f"eval.problems is {problems}, but {task.name} has {len(available)} in its {split} split")
     overrides = {
         "custom_dataset": lambda **_: {split: dataset_of(available[:problems])},
-        "process_results": partial(score_of, task),
+        # No partial: lm-eval copies what it is given, and a verifier has processes.
+        "process_results": lambda doc, results: score_of(task, verifier, doc, results),
         "test_split": split,
         "repeats": samples,
         "filter_list": [{"name": FILTER, "filter": [{"function": "take_first_k", "k": samples}]}],
@@ -235,7 +235,6 @@ def evaluate(
         verdicts=dict(Counter(verdict for record in records for verdict in record["verdicts"])),
         metrics=metrics | of_tokens(records),
         samples=records,
-        flags=check.flags(task.name) if task.name in sets.SETS else [],
     )
 
 

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from harness.base import files, registry, seeds
 from harness.base.errors import UserError
-from harness.base.task import Problem, Task, Verdict
+from harness.base.task import Problem, Task, Verdict, Verifier
 from harness.config import Filter, RolloutConfig
 from harness.rollout.rendering import PLAIN, Chat, render
 from harness.verify.failures import check_failures
@@ -51,6 +51,7 @@ class Asker:
     task: Task
     engine: Sampling  # with the model's weights
     tokenizer: PreTrainedTokenizerBase
+    verifier: Verifier
     rollout: RolloutConfig
     max_failures: float  # share of answers that the verifier may fail on
     chat: Chat = PLAIN
@@ -81,7 +82,7 @@ class Asker:
         )
         texts = self.tokenizer.batch_decode([r.response for g in groups for r in g], skip_special_tokens=True)
         asked = [problem for problem in prompts for _ in range(n)]
-        verdicts = self.task.verdicts(list(zip(asked, texts, strict=True)))
+        verdicts = self.task.verdicts(list(zip(asked, texts, strict=True)), self.verifier)
         check_failures(verdicts, self.max_failures)
         return [verdicts[start : start + n].count(Verdict.RIGHT) for start in range(0, len(verdicts), n)]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from harness.base.errors import CellFailure
 from harness.base.task import Verdict
 
 FAILURES = (Verdict.TIMEOUT, Verdict.ERROR)
 FEWEST = 5  # failures; fewer say nothing about their share
 
 
-class TooManyFailures(RuntimeError):
+class TooManyFailures(CellFailure):
     """The verifier fails so often that scores would say more about it than about the model."""
 
 

@@ -19,8 +19,9 @@ from math import comb
 from operator import add, mul, sub
 from typing import ClassVar
 
+from harness.base.box import last_box
 from harness.base.errors import UserError
-from harness.base.task import SPLITS, Problem, Verdict, check_split
+from harness.base.task import SPLITS, Problem, Verdict, Verifier, check_split
 
 Numbers = tuple[int, ...]  # in ascending order
 
@@ -55,16 +56,17 @@ class Countdown:
         check_split(self, split)
         return [problem(*key) for key in keys(self, split)]
 
-    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         return [self.verdict(problem, response) for problem, response in pairs]
+
+    def flags(self, trained_on: str | None) -> list[str]:
+        """Returns none: no training problem is among those for testing."""
+        return []
 
     def verdict(self, problem: Problem, response: str) -> Verdict:
         """RIGHT if the last box holds an expression of the target's value that uses each number exactly once."""
-        start = response.rfind(BOX)
-        end = response.find("}", start)
-        if start < 0 or end < 0:
-            return Verdict.UNPARSED
-        read = evaluate(response[start + len(BOX) : end])
+        boxed = last_box(response, literal=True)
+        read = None if boxed is None else evaluate(boxed)
         if read is None:
             return Verdict.UNPARSED
         value, used = read

@@ -11,6 +11,7 @@ import torch
 
 from harness import cell, config
 from harness.trainer import Trainer
+from harness.verify.pool import Verifier
 
 SHORT = [
     "train.steps=4",
@@ -28,7 +29,9 @@ def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
     torch.set_num_threads(1)
     settings = config.load("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
     record: dict[str, Any] = {"config": dataclasses.asdict(settings), "method": method, "task": "countdown"}
-    trainer, _ = cell.build({**record, "model": "countdown-tiny", "seed": 0}, folder)
+    trainer, _ = cell.build(
+        {**record, "model": "countdown-tiny", "seed": 0}, folder, Verifier()
+    )  # which Countdown asks nothing
     trainer.engine.load(trainer.policy.module)
     return trainer
 

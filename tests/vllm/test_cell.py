@@ -18,6 +18,7 @@ from harness.base import files
 from harness.rollout.vllm import VllmEngine
 from harness.study import theory
 from harness.trainer import Trainer
+from harness.verify.pool import Verifier
 
 SHORT = ["train.steps=4", "train.prompts=8", "train.group=8", "train.lr=1e-3", "checkpoint.every=2"]
 SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2"]
@@ -32,7 +33,7 @@ def record_of(engine: str, seed: int, overrides: Sequence[str]) -> dict[str, Any
 
 def build(folder: Path, engine: str, seed: int, overrides: Sequence[str] = ()) -> Trainer:
     torch.set_num_threads(1)
-    trainer, _ = cell.build(record_of(engine, seed, overrides), folder)
+    trainer, _ = cell.build(record_of(engine, seed, overrides), folder, Verifier())
     return trainer
 
 
