@@ -139,6 +139,15 @@ def shard(root: nn.Module, layers: list[nn.Module], device: str) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor, not even with 1
 
 
+def held(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the weights by name, each as the optimiser holds it: where weights are sharded, this rank's shard.
+
+    `named_parameters` would not do: after a forward pass it may list whole copies that were gathered for that pass,
+    and the optimiser's next step does not reach those.
+    """
+    return module.state_dict()
+
+
 def whole(weight: Tensor) -> Tensor:
     """Gathered from all ranks where it is sharded (a DTensor)."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight

@@ -143,7 +143,7 @@ class EmbeddedEngine:
         self.head_dim = model.model.layers[0].self_attn.head_dim
         self.inv_freq = rotary.inv_freq.to(self.device, torch.float32)
         self.rotary_scale = torch.tensor(rotary.attention_scaling, device=self.device)
-        held = model.state_dict()  # the optimiser's: a forward pass may leave gathered copies in named_parameters
+        held = ranks.held(model)
         weights = {name: held[name] for name, _ in model.named_parameters()}  # a tied head is not listed twice
         self.embedding = self._fused(weights, "model.embed_tokens.weight")
         self.head = self._fused(weights, "lm_head.weight") if "lm_head.weight" in weights else self.embedding

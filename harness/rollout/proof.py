@@ -41,12 +41,11 @@ def check_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, seed: i
     any of them may fail.
     """
     asked = columns(module, seed)
-    weights = module.state_dict()  # the optimiser's: a forward pass may leave gathered copies in named_parameters
-    held = engine.weights(asked)
+    weights, arrived = ranks.held(module), engine.weights(asked)
     wrong = []
     for name, part in asked.items():
         wanted = ranks.whole(weights[name][..., part].to(dtype))
-        if not torch.equal(held[name].to(dtype), wanted.to(held[name].device)):
+        if not torch.equal(arrived[name].to(dtype), wanted.to(arrived[name].device)):
             wrong.append(name)
     if wrong:
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""

@@ -121,7 +121,7 @@ def register_transfer() -> None:
 def weights_of(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """One after the other, in the order of the layers: vLLM takes in each layer when its last tensor has come, so no
     more than a layer's are gathered at any time. Shards are cast before they travel."""
-    weights = module.state_dict()  # the optimiser's: a forward pass may leave gathered copies in named_parameters
+    weights = ranks.held(module)
     for name, _ in module.named_parameters():  # a tied head once
         yield name, ranks.whole(weights[name].to(dtype))
 
