@@ -54,12 +54,12 @@ RECIPES: dict[str, type[Recipe]] = {"countdown": BaseModel}  # of the tasks that
 
 
 def build(spec: str) -> Task:
-    """`countdown(count=4)` -> the task."""
+    """Builds the task of a specification such as `countdown(count=4)`."""
     return registry.build("task", TASKS, spec)
 
 
 def recipe(given: Mapping[str, Any]) -> Recipe:
-    """Returns the recipe that a model's file states, `{task: countdown(count=4), hidden: 32}`, by its task."""
+    """Reads the recipe in a model's file, such as `{task: countdown(count=4), hidden: 32}`."""
     if given.get("task") is None:
         raise UserError(f"recipe.task is missing; allowed: {', '.join(RECIPES)}")
     name = build(str(given["task"])).name
@@ -70,7 +70,7 @@ def recipe(given: Mapping[str, Any]) -> Recipe:
 
 
 def folder(task: Task) -> Path:
-    """Where its class is written, and its lm-eval file beside it."""
+    """Returns the folder in which the task's class is written, and its lm-eval file beside it."""
     return Path(inspect.getfile(type(task))).parent
 
 
@@ -82,7 +82,7 @@ PlainLoader.add_constructor("!function", lambda loader, node: node.value)
 
 
 def settings(task: Task) -> Mapping[str, Any]:
-    """What the task's lm-eval file says, for those who start without lm-eval."""
+    """Reads the task's lm-eval file, for those who start without lm-eval."""
     return read(folder(task) / f"{task.name}.yaml")
 
 

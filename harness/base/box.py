@@ -13,12 +13,12 @@ BARE = re.compile(r"[^\s$]*")
 def last_box(text: str, *, literal: bool = False) -> str | None:
     r"""Returns what the last box holds; None where there is no box, or where the last one is cut off.
 
-    Responses in LaTeX are read as LaTeX: `\fbox` is a box, a box in a box is one with what surrounds it, `\}` closes
-    nothing, and a box without braces, as in `\boxed 5`, holds all up to the next space.
+    By default the text is read as LaTeX: `\fbox` is a box, too; of boxes within a box, the outermost counts; `\}`
+    closes nothing; and a box without braces, as in `\boxed 5`, holds all up to the next space.
 
-    `literal` takes `\boxed{` letter by letter, and the last one wherever it stands: for those who defined the box as
-    that string, as Countdown does, where one inside another begins an answer anew. Read as LaTeX, their verdicts on
-    such responses would change.
+    With `literal`, only the string `\boxed{` opens a box, and the last one counts wherever it stands. Countdown reads
+    responses in this way: its models learn that string as one token, and where they begin a box within a box, the last
+    beginning is their answer. Its verdicts on such responses would change if they were read as LaTeX.
     """
     first = BOX.search(text)
     opened: list[int | None] = []  # for each open brace: where the content of its box begins; None if it is no box's

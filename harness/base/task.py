@@ -1,4 +1,4 @@
-"""What a task is: problems in up to three splits, verdicts on responses, and perhaps base models of its own."""
+"""The interface of a task: problems in up to three splits, verdicts on responses, perhaps base models of its own."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
 def silent(message: str) -> None:
-    """Where nobody needs to hear why it takes a while."""
+    """Says nothing, where nobody needs to hear why it takes a while."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """Either a path (of a local folder, or a name on the Hugging Face hub) or a recipe."""
+    """A model of either a path (of a local folder, or a name on the Hugging Face hub) or a recipe."""
 
     name: str
     path: str | None = None
@@ -48,16 +48,16 @@ class Model:
     stated: Shape | None = None  # what its file says of a model that may not be here yet
 
     def identity(self) -> dict[str, Any]:
-        """What defines the model and how it is spoken to, for the hash of a cell."""
+        """Returns all that defines the model and how it is spoken to, for the hash of a cell."""
         chat = self.chat.identity()
         return self.origin() | ({"chat": chat} if chat else {})
 
     def origin(self) -> dict[str, Any]:
-        """Where the weights come from, for the hash of the cache."""
+        """Returns where the weights come from, for the hash of the cache."""
         return {"path": self.path} if self.recipe is None else self.recipe.identity()
 
     def folder(self, cache: Path | None = None, say: Callable[[str], None] = silent) -> Path:
-        """Its Hugging Face folder, made or downloaded on the first demand."""
+        """Returns its Hugging Face folder, made or downloaded when first needed."""
         if self.recipe is not None:
             return self.made(self.recipe, cache or default_cache(), say)
         assert self.path is not None
@@ -87,7 +87,7 @@ class Model:
         return cache / "models" / f"{self.name}-{key}"
 
     def here(self) -> Path | None:
-        """Its folder if it is on this machine and complete, by a look at files alone."""
+        """Returns its folder if that is on this machine and complete, by a look at files alone."""
         if self.path is None:
             folder: Path | None = self.cached(default_cache())
         else:
@@ -95,13 +95,16 @@ class Model:
         return folder if folder is not None and folder.is_dir() and not missing(folder) else None
 
     def parameters(self) -> int | None:
-        """How many, by the headers of its weights; None before its folder is here, and for weights without a header."""
+        """Counts the parameters by the headers of the weights.
+
+        Returns None before its folder is here, and for weights without a header.
+        """
         folder = self.here()
         files = sorted(folder.glob("*.safetensors")) if folder is not None else []
         return sum(map(parameters_in, files)) if files else None
 
     def shape(self) -> Shape | None:
-        """As its folder says if it is here, else as its file or its recipe does."""
+        """Returns the shape that its folder states if it is here, else that of its file or its recipe."""
         folder = self.here()
         if folder is not None:
             return of_config(json.loads((folder / "config.json").read_text()))
@@ -130,7 +133,7 @@ def complete(folder: Path, name: str) -> Path:
 
 
 def snapshot(path: str) -> Path | None:
-    """Where a model of the Hugging Face hub lies if it has been downloaded before."""
+    """Returns where a model of the Hugging Face hub lies if it has been downloaded before."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
@@ -157,7 +160,7 @@ def names() -> list[str]:
 
 
 def resolve(name: str) -> Model:
-    """The name of a file in configs/models/, the path of such a file, or of a local Hugging Face folder."""
+    """Finds a model by the name of a file in configs/models/, the path of such a file, or of a Hugging Face folder."""
     if name in names():
         return read(MODELS / f"{name}.yaml")
     if Path(name).suffix == ".yaml" and Path(name).is_file():

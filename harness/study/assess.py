@@ -39,15 +39,15 @@ from tasks import Task, Verifier
 from tasks.scoring import powers_of_two
 
 MOST_TOGETHER = 512  # sequences that are decoded side by side
-# Responses that are kept, and lost by a killed process, at once. Each batch waits for its longest: those of vLLM are of
-# many times what it decodes side by side.
+# Responses that are sampled as one batch and kept when it is done; a killed process loses the batch it was at. A batch
+# waits for its longest response, so those of vLLM hold many times what it decodes side by side.
 BATCH = {"embedded": MOST_TOGETHER, "vllm": 16 * MOST_TOGETHER}
 PROMPT = 2048  # tokens that a prompt is thought to have when memory is shared out
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line says; None: what the task's own file says."""
+    """The sampling that the command line asks for; None leaves a setting to the task's own file."""
 
     samples: int | None = None
     temperature: float | None = None
@@ -62,7 +62,7 @@ class Wanted:
         at_least(0, **{"--temperature": self.temperature})
 
     def of(self, task: Task) -> dict[str, Any]:
-        """The sampling of a task."""
+        """Returns the sampling of a task."""
         said = tasks.settings(task)
         generation = said["generation_kwargs"]
         return {
@@ -82,7 +82,7 @@ class Assessment:
     notes: list[str]  # and of how the model reads them
 
     def avg(self) -> Estimate:
-        """Over all samples, with an interval over problems."""
+        """Averages over all samples, with an interval over problems."""
         return mean_interval(np.array(self.evaluation.right, dtype=float).mean(axis=1))
 
     def record(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Assessment:
 
 
 class EngineOnDemand:
-    """An engine whose weights are not read before something is sampled: all may have been kept."""
+    """An engine that reads its weights when something is to be sampled; it may all have been kept."""
 
     def __init__(self, folder: Path, eos: int, budget: int, *, beyond_context: bool) -> None:
         self.folder, self.eos, self.budget = folder, eos, budget
@@ -117,7 +117,10 @@ class EngineOnDemand:
 
 
 def side_by_side(config: Any, device: str, dtype: torch.dtype, budget: int) -> int:
-    """Sequences whose keys and values fill half of the memory; of all memory, since what is free varies by the run."""
+    """Returns how many sequences fill half of the memory with their keys and values.
+
+    Half of all memory, not of what is free, since that varies from run to run.
+    """
     heads = config.num_key_value_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     each = 2 * config.num_hidden_layers * heads * size * dtype.itemsize * (PROMPT + budget)
@@ -130,7 +133,7 @@ def side_by_side(config: Any, device: str, dtype: torch.dtype, budget: int) -> i
 
 
 def fingerprint(folder: Path) -> list[list[Any]]:
-    """Changes whenever the files of a model do: a path alone may hold another model tomorrow."""
+    """Lists the files of a model with sizes and times; a path alone may hold another model tomorrow."""
     found = sorted(path for path in folder.iterdir() if path.is_file())
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in found]
 
@@ -175,7 +178,7 @@ def assess(
 
 
 def show(console: Console, found: Sequence[Assessment]) -> None:
-    """A line for each task; what only some of them have is empty for the others."""
+    """Prints a line for each task; what only some of them have is empty for the others."""
     rows = [(each.evaluation, each.evaluation.metrics, each.settings["samples"]) for each in found]
     ks = [k for k in powers_of_two(max(samples for _, _, samples in rows)) if k > 1]
     table = Table(box=None, header_style="dim", pad_edge=False)

@@ -1,4 +1,4 @@
-"""How many verdicts may fail before scores say more about the verifier than about the model."""
+"""The bound on verdicts that fail, beyond which scores say more about the verifier than about the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TooManyFailures(CellFailure):
 
 
 def check_failures(verdicts: Iterable[str], threshold: float) -> None:
-    """Raise where timeouts and errors are more than this share of the verdicts."""
+    """Raises TooManyFailures where timeouts and errors are more than this share of the verdicts."""
     counts = Counter(verdicts)
     total, failed = counts.total(), sum(counts[verdict] for verdict in FAILURES)
     if failed >= FEWEST and failed > threshold * total:

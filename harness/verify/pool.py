@@ -1,4 +1,4 @@
-r"""Verdicts on answers: what stands in the last \boxed{} of a response against the gold answer.
+r"""Verdicts on answers: compares the last \boxed{} of a response with the gold answer.
 
 Integers, and answers that are written alike, are judged here and now. All others go to worker processes
 (harness/verify/judge.py), each of which may hang, crash or run out of memory at the cost of one verdict.
@@ -125,7 +125,7 @@ class Verifier:
         return cls(settings.workers, settings.limit_s)
 
     def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """On pairs of gold answer and response, in their order; equal answers are judged once."""
+        """Judges pairs of gold answer and response, in their order; equal answers are judged once."""
         asked = [(gold, extract(response)) for gold, response in pairs]
         found: dict[tuple[str, str | None], Verdict] = {}
         slow: dict[tuple[str, str | None], tuple[str, str]] = {}

@@ -1,4 +1,4 @@
-"""What Countdown offers to make base models from: its recipe, with the way to follow it."""
+"""The recipe for base models that Countdown offers, with the way to follow it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tasks.countdown.recipe import Recipe
 
 @dataclass(frozen=True)
 class BaseModel(Recipe):
-    """A recipe that can be followed. A class of its own, since what follows a recipe imports Recipe, and torch."""
+    """A recipe that can be followed. Recipe itself cannot: what follows it imports it, and torch."""
 
     def build(self, folder: Path) -> None:
         """Makes the model and saves it as a Hugging Face folder."""

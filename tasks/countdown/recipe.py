@@ -1,4 +1,4 @@
-"""What defines a base model that is made here; imports no torch."""
+"""The settings that define a base model which is made here; imports no torch."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ class Recipe:
 
 
 def words(task: Countdown) -> list[str]:
-    """The tokens that are more than a character: the opening of the box, and each number that can occur."""
+    """Returns the tokens that are more than a character: the opening of the box, and each number that can occur."""
     return [BOX, *map(str, range(10, max(task.largest, task.target) + 1))]
