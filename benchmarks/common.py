@@ -14,6 +14,7 @@ from transformers.utils import logging
 from harness import cell, config
 from harness.matrix import Cell
 from harness.trainer import Trainer
+from harness.verify.pool import Verifier
 
 console = Console(width=120, highlight=False)
 logging.disable_progress_bar()
@@ -24,7 +25,7 @@ def trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer
     """A trainer of the demo's configuration, before its first step."""
     settings = config.load("demo", overrides)
     planned = Cell(settings, method, task="countdown", model="countdown-tiny", seed=0)
-    built = cell.build(planned.spec, folder, say=lambda _: None)
+    built = cell.build(planned.spec, folder, Verifier(), say=lambda _: None)
     built.engine.load(built.policy.module)
     return built
 

@@ -31,6 +31,7 @@ from harness.rollout.protocol import Engine
 from harness.rollout.vllm import VllmEngine
 from harness.study.assess import BATCH
 from harness.train.evaluate import Sampler, evaluate
+from harness.verify.pool import Verifier
 from tasks.countdown import Countdown
 
 SIZES = (
@@ -113,6 +114,7 @@ def evaluation(name: str, model: PreTrainedModel, problems: int, length: int, re
         evaluate(
             Countdown(),
             Sampler(Overheard(), tokenizer, 0, kept=Path(tempfile.mkdtemp(dir=folder)), together=BATCH["vllm"]),
+            Verifier(),
             split="test",
             problems=problems,
             samples=32,

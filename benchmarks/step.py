@@ -49,7 +49,7 @@ def theirs(steps: int, folder: Path) -> list[float]:
 
     def reward(prompts: list[str], completions: list[str], **_: object) -> list[float]:
         asked = [problems[prompt] for prompt in prompts]
-        verdicts = built.task.verdicts(list(zip(asked, completions, strict=True)))
+        verdicts = built.task.verdicts(list(zip(asked, completions, strict=True)), built.verifier)
         return [float(verdict == Verdict.RIGHT) for verdict in verdicts]
 
     arguments = GRPOConfig(

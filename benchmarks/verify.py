@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 
 import math_verify
-from tests.golden import hostile
 
 from benchmarks.common import show
 from harness.base.task import Verdict
 from harness.verify.pool import Verifier
+from tests.helpers.golden import hostile
 
 LIMIT_S = 5
 FEW = 500

@@ -9,7 +9,8 @@
 
 `plan`, `run`, `leaderboard` and `report` do the same in one line: `entrobench.run("smoke", "train.steps=10")`.
 A method is a subclass of `Objective` or `Control`; a task has the attributes of `Task`, gives `Problem`s and answers
-with `Verdict`s; `number`, `numbers` and `choice` declare what their options allow. A mistake in what you ask for is a `UserError`, and cells that do not end well are `CellsFailed`.
+with `Verdict`s; `number`, `numbers` and `choice` declare what their options allow. A mistake in what you ask for is a
+`UserError`, and cells that do not end well are `CellsFailed`.
 
 What is named here is loaded when it is first used, so that importing this package costs nothing.
 """
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from entrobench.matrix import CellsFailed, Matrix, leaderboard, load, plan, report, run
     from harness.base.errors import UserError
     from harness.base.schema import choice, number, numbers
-    from harness.base.task import Problem, Task, Verdict, check_split
+    from harness.base.task import Problem, Task, Verdict, Verifier, check_split
     from harness.method import Control, Objective
 
     __version__: str
@@ -37,6 +38,7 @@ __all__ = [
     "Task",
     "UserError",
     "Verdict",
+    "Verifier",
     "__version__",
     "check_split",
     "choice",
@@ -56,7 +58,7 @@ WHERE = {
     ),
     "UserError": "harness.base.errors",
     **dict.fromkeys(("choice", "number", "numbers"), "harness.base.schema"),
-    **dict.fromkeys(("Problem", "Task", "Verdict", "check_split"), "harness.base.task"),
+    **dict.fromkeys(("Problem", "Task", "Verdict", "Verifier", "check_split"), "harness.base.task"),
     **dict.fromkeys(("Control", "Objective"), "harness.method"),
 }
 

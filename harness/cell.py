@@ -36,8 +36,7 @@ from harness.rollout.together import led
 from harness.train.filter import Asker, pool
 from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.trainer import Parts, Trainer
-from harness.verify import failures
-from harness.verify import pool as verify
+from harness.verify.pool import Verifier
 
 
 def device_of(config: Config) -> tuple[str, torch.dtype]:
@@ -51,12 +50,11 @@ def device_of(config: Config) -> tuple[str, torch.dtype]:
     return device, getattr(torch, config.train.dtype)
 
 
-def build(spec: CellSpec, folder: Path, say: Callable[[str], None] = print) -> Trainer:
+def build(spec: CellSpec, folder: Path, verifier: Verifier, say: Callable[[str], None] = print) -> Trainer:
     """Returns the trainer of a cell, with all of its parts."""
     config = spec.config
     device, dtype = device_of(config)
     torch.set_num_threads(config.hardware.threads)
-    verify.choose(config.verify)
     method = Method.of(spec.method, baselines.table(config.plugins), config.method_options)
     model = models.resolve(spec.model)
     base = model.folder()
@@ -79,7 +77,7 @@ def build(spec: CellSpec, folder: Path, say: Callable[[str], None] = print) -> T
     with led(engine) as sampling:
         if sampling is not None:
             most = config.verify.max_failures
-            asker = Asker(model.identity(), task, sampling, tokenizer, config.rollout, most, model.chat)
+            asker = Asker(model.identity(), task, sampling, tokenizer, verifier, config.rollout, most, model.chat)
             found = pool(asker, config.train.filter, models.default_cache(), config.train.prompts, say)
     problems = ranks.of_first(found)
     assert problems is not None
@@ -95,6 +93,7 @@ def build(spec: CellSpec, folder: Path, say: Callable[[str], None] = print) -> T
         reference=Policy(base, *common) if "ref_logp" in method.needs else None,
         engine=engine,
         tokenizer=tokenizer,
+        verifier=verifier,
         chat=model.chat,
     )
     return Trainer(parts, folder)
@@ -156,12 +155,12 @@ def run(folder: Path) -> None:
     try:
         spec = CellSpec.read(folder)
         device, _ = device_of(spec.config)
-        with ranks.joined(spec.config.hardware.ranks, device):
-            trainer = build(spec, folder, diary.say)
+        with ranks.joined(spec.config.hardware.ranks, device), Verifier.of(spec.config.verify) as verifier:
+            trainer = build(spec, folder, verifier, diary.say)
             diary.note(reason=None, device=device)
             trainer.run(lambda step: diary.safe(durable_step=step))
             finish(trainer, folder, diary)
-    except (CellFailure, failures.TooManyFailures, UserError) as failure:
+    except (CellFailure, UserError) as failure:
         diary.failed(str(failure))
         sys.exit(f"failed: {failure}")
     except Exception as error:  # whatever it is, it ends this cell alone, with its name and the full story in the log

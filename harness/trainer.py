@@ -17,7 +17,6 @@ from harness.base import files, ranks, seeds
 from harness.base.errors import CellFailure
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Config
-from harness.data import sets
 from harness.method import Method, Signal
 from harness.record.log import MetricsLog
 from harness.rollout import proof
@@ -33,7 +32,7 @@ from harness.train.filter import Pool
 from harness.train.policy import Critic, Policy, context_of
 from harness.verify.alongside import Alongside
 from harness.verify.failures import TooManyFailures, check_failures
-from tasks import Problem, Task, Verdict
+from tasks import Problem, Task, Verdict, Verifier
 
 # Before the first update of a step the policy is the one that `old` came from, so the ratio is 1 up to rounding: for
 # all tokens, or for 99 % of them where a few rare ones may be off by any amount.
@@ -58,6 +57,7 @@ class Parts:
     reference: Policy | None  # the model before training
     engine: Engine
     tokenizer: Any
+    verifier: Verifier
     chat: Chat
 
 
@@ -186,7 +186,7 @@ class Trainer:
             [r.response for g in groups.values() for r in g], skip_special_tokens=True
         )
         asked = [problems[place] for place, group in groups.items() for _ in group]
-        return self.parts.task.verdicts(list(zip(asked, texts, strict=True)))
+        return self.parts.task.verdicts(list(zip(asked, texts, strict=True)), self.parts.verifier)
 
     def check_verdicts(
         self, step: int, problems: list[Problem], groups: list[list[Rollout]], verdicts: list[Verdict]
@@ -279,6 +279,7 @@ class Trainer:
             result = evaluate(
                 task,
                 sampler,
+                self.parts.verifier,
                 split=settings.split,
                 problems=settings.problems,
                 samples=settings.samples,
@@ -296,7 +297,7 @@ class Trainer:
                     "right": result.right,
                     "verdicts": result.verdicts,
                     "metrics": result.metrics,
-                    "flags": result.flags if self.parts.task.name == sets.TRAINED else [],
+                    "flags": task.flags(self.parts.task.name),
                 },
             )
             files.write_lines(self.folder / "samples" / f"evaluate-{name}.jsonl", result.samples)

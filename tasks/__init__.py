@@ -10,17 +10,34 @@ from typing import Any
 import yaml
 
 from harness.base import registry
-from harness.base.task import SPLITS, Problem, Task, Verdict, check_split
+from harness.base.errors import UserError, nearest
+from harness.base.schema import typed
+from harness.base.task import SPLITS, Problem, Recipe, Task, Verdict, Verifier, check_split
 from tasks.aime24 import AIME24
 from tasks.aime25 import AIME25
 from tasks.amc23 import AMC23
 from tasks.countdown import Countdown
+from tasks.countdown.offer import BaseModel
 from tasks.dapo500 import DAPO500
 from tasks.dapo_math import DapoMath
 from tasks.gsm8k import GSM8K
 from tasks.math500 import MATH500
 
-__all__ = ["SPLITS", "TASKS", "Problem", "Task", "Verdict", "build", "check_split", "folder", "settings"]
+__all__ = [
+    "RECIPES",
+    "SPLITS",
+    "TASKS",
+    "Problem",
+    "Recipe",
+    "Task",
+    "Verdict",
+    "Verifier",
+    "build",
+    "check_split",
+    "folder",
+    "recipe",
+    "settings",
+]
 
 TASKS: dict[str, type[Task]] = {
     "aime24": AIME24,
@@ -33,14 +50,27 @@ TASKS: dict[str, type[Task]] = {
     "math500": MATH500,
 }
 
+RECIPES: dict[str, type[Recipe]] = {"countdown": BaseModel}  # of the tasks that small models are made for here
+
 
 def build(spec: str) -> Task:
-    """`countdown(count=4)` -> the task."""
+    """Builds the task of a specification such as `countdown(count=4)`."""
     return registry.build("task", TASKS, spec)
 
 
+def recipe(given: Mapping[str, Any]) -> Recipe:
+    """Reads the recipe in a model's file, such as `{task: countdown(count=4), hidden: 32}`."""
+    if given.get("task") is None:
+        raise UserError(f"recipe.task is missing; allowed: {', '.join(RECIPES)}")
+    name = build(str(given["task"])).name
+    if name not in RECIPES:
+        raise UserError(f"recipe.task is {name!r}, a task that no model is made for; {nearest(name, RECIPES)}")
+    stated: Recipe = typed(RECIPES[name](), dict(given), "recipe.")
+    return stated
+
+
 def folder(task: Task) -> Path:
-    """Where its class is written, and its lm-eval file beside it."""
+    """Returns the folder in which the task's class is written, and its lm-eval file beside it."""
     return Path(inspect.getfile(type(task))).parent
 
 
@@ -52,7 +82,7 @@ PlainLoader.add_constructor("!function", lambda loader, node: node.value)
 
 
 def settings(task: Task) -> Mapping[str, Any]:
-    """What the task's lm-eval file says, for those who start without lm-eval."""
+    """Reads the task's lm-eval file, for those who start without lm-eval."""
     return read(folder(task) / f"{task.name}.yaml")
 
 

@@ -1,4 +1,4 @@
-"""What the mathematical tasks share: a data set of problems, an instruction, and verdicts on the answer in the box."""
+"""The common part of the mathematical tasks: a data set, an instruction, and verdicts on the answer in the box."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from harness.base.task import Problem, Verdict, check_split
+from harness.base.task import Problem, Verdict, Verifier, check_split
 
 INSTRUCTION = r"Reason step by step, and give the final answer inside \boxed{}."
 HELD_OUT = 50  # where there is a training set, one problem in so many is for validation
@@ -15,7 +15,7 @@ HELD_OUT = 50  # where there is a training set, one problem in so many is for va
 
 @dataclass(frozen=True)
 class Math:
-    """The name of a subclass is that of its data set, unless it says otherwise."""
+    """A task over the data set that has its name. A subclass may say where else its rows come from."""
 
     name: ClassVar[str]
     splits: ClassVar[tuple[str, ...]] = ("test",)
@@ -34,14 +34,20 @@ class Math:
 
         return cache.rows(self.name, split)
 
-    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
-        from harness.verify import pool as verify
+    def flags(self, trained_on: str | None) -> list[str]:
+        """Returns how far the problems stand in the training set; nothing if the model was trained on another one."""
+        from harness.data import check, sets
 
-        return verify.shared().verdicts([(problem.answer, response) for problem, response in pairs])
+        if trained_on not in (None, sets.TRAINED) or self.name not in sets.SETS:
+            return []
+        return check.flags(self.name)
+
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
+        return verifier.verdicts([(problem.answer, response) for problem, response in pairs])
 
 
 class Trained(Math):
-    """With a training set, of which a part that depends on each problem's text alone is held out."""
+    """A task with a training set, of which a part that depends on each problem's text alone is held out."""
 
     splits: ClassVar[tuple[str, ...]] = ("train", "validation")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import tasks
 from harness.base.statistics import pass_at_k
-from harness.base.task import Problem, Task, Verdict
+from harness.base.task import Problem, Task, Verdict, Verifier
+from harness.verify import pool
 from harness.verify.text import extract, integer, spelling, tidy
 
 if TYPE_CHECKING:
@@ -25,13 +27,24 @@ def task_of(spec: str) -> Task:
 
 
 def dataset(spec: str, **_: Any) -> dict[str, Dataset]:
-    """The splits to evaluate on. lm-eval hands over all of the YAML's metadata, of which the rest is its own."""
+    """Returns the splits to evaluate on.
+
+    lm-eval hands over all of the YAML's metadata; the rest of it is its own.
+    """
     task = task_of(spec)
     return {split: dataset_of(task.problems(split), spec=spec) for split in task.splits if split != "train"}
 
 
+@cache
+def verifier() -> Verifier:
+    """Returns the one verifier of lm-eval's command, which runs nothing of ours that could own it."""
+    made = pool.Verifier()
+    atexit.register(made.close)
+    return made
+
+
 def score(doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
-    return score_of(task_of(doc["spec"]), doc, results)
+    return score_of(task_of(doc["spec"]), verifier(), doc, results)
 
 
 # For everyone
@@ -43,15 +56,16 @@ def dataset_of(problems: Sequence[Problem], **more: str) -> Dataset:
     return Dataset.from_list([{**vars(problem), **more} for problem in problems])
 
 
-def score_of(task: Task, doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
-    """Of one problem: the verdicts on all responses, under the name of their average, and what follows from them.
+def score_of(task: Task, verifier: Verifier, doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
+    """Returns the verdicts on all responses to one problem, as `avg`, and the metrics that follow from them.
 
-    Equal responses are read once: to easy problems, most are.
+    Equal responses are read once: to easy problems, most are equal.
     """
     problem = Problem(doc["id"], doc["prompt"], doc["answer"])
     (responses,) = results
     distinct = list(dict.fromkeys(responses))
-    judged = dict(zip(distinct, task.verdicts([(problem, response) for response in distinct]), strict=True))
+    found = task.verdicts([(problem, response) for response in distinct], verifier)
+    judged = dict(zip(distinct, found, strict=True))
     votes = {response: vote(response) for response in distinct}
     verdicts = [judged[response] for response in responses]
     number = len(verdicts)
@@ -70,15 +84,15 @@ def passes(number: int, right: int) -> dict[str, float]:
 
 
 def share_right(verdicts: list[list[str]]) -> float:
-    """Over all problems: the aggregation of `avg`."""
+    """Aggregates `avg` over all problems: the share of right responses."""
     return sum(row.count(Verdict.RIGHT) for row in verdicts) / sum(map(len, verdicts))
 
 
 def majority(votes: Sequence[str | None], verdicts: Sequence[Verdict]) -> float:
-    """Whether the answer given most often is right; between equals the lot decides, so the share of the right ones.
+    """Tells whether the answer given most often is right; between equals, it returns the share of the right ones.
 
-    Answers are told apart by how they are written, never by the verdict: to count only the right ones as equal in
-    value would favour them.
+    Answers are told apart by how they are written, never by the verdict: to count only the right ones as equal in value
+    would favour them.
     """
     counts = Counter(vote for vote in votes if vote is not None)
     if not counts:
@@ -90,7 +104,7 @@ def majority(votes: Sequence[str | None], verdicts: Sequence[Verdict]) -> float:
 
 
 def vote(response: str) -> str | None:
-    """What the last box holds, in one way of writing."""
+    """Returns what the last box holds, in one way of writing."""
     answer = extract(response)
     if answer is None:
         return None
@@ -103,7 +117,7 @@ def powers_of_two(highest: int) -> list[int]:
 
 
 def metric_list(samples: int) -> list[dict[str, Any]]:
-    """What `score` returns for so many samples, in lm-eval's terms."""
+    """Lists what `score` returns for so many samples, in lm-eval's terms."""
     better = [*(f"pass@{k}" for k in powers_of_two(samples)), f"maj@{samples}"]
     return [
         {"metric": "avg", "aggregation": share_right, "higher_is_better": True},

@@ -1,4 +1,4 @@
-"""What must be global when a cell runs on several ranks; on one process every function is the identity.
+"""The numbers, objects and weights that the ranks of a cell share; on one process every function is the identity.
 
 A rank is a process with a device of its own. All ranks run the same loop, each on its share of the prompts, and hold
 the weights among them. Whatever gathers or adds up is a collective: every rank must come to it, in the same order.
@@ -42,7 +42,7 @@ def number() -> int:
 
 @contextmanager
 def joined(world: int, device: str) -> Iterator[None]:
-    """As the one that RANK says, of so many; they find each other through the file RENDEZVOUS."""
+    """Joins the other ranks, as the one that RANK names; they find each other through the file RENDEZVOUS."""
     if world == 1:
         yield
         return
@@ -55,12 +55,16 @@ def joined(world: int, device: str) -> Iterator[None]:
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     place = f"file://{os.environ['RENDEZVOUS']}"
     dist.init_process_group(backend, init_method=place, rank=rank, world_size=world, timeout=PATIENCE)
-    yield  # what fails does not wait for the others, who may wait for it
+    yield
+    # Not where an error ends this rank: destroying the group would wait for the others, and they wait for this rank.
     dist.destroy_process_group()
 
 
 def end_with_parent() -> None:
-    """A rank whose parent is gone would wait for others for hours. The parent holds the other end of our stdin."""
+    """Ends this process when its parent is gone; otherwise it might wait for other ranks for hours.
+
+    The parent holds the other end of our stdin, which closes with it.
+    """
 
     def watch() -> None:
         os.read(sys.stdin.fileno(), 1)
@@ -73,7 +77,7 @@ def end_with_parent() -> None:
 
 
 def total(value: Tensor) -> Tensor:
-    """The sum over all ranks."""
+    """Returns the sum over all ranks."""
     if several():
         value = value.clone()
         dist.all_reduce(value)
@@ -85,7 +89,7 @@ def most(value: int) -> int:
 
 
 def gather(values_T: Tensor) -> Tensor:
-    """The values of all ranks, one after the other; ranks may hold different numbers of them."""
+    """Returns the values of all ranks, one rank after the other; ranks may hold different numbers of them."""
     if not several():
         return values_T
     sizes = each(len(values_T))
@@ -97,7 +101,7 @@ def gather(values_T: Tensor) -> Tensor:
 
 
 def each(value: T) -> list[T]:
-    """The values of all ranks, in their order."""
+    """Returns the values of all ranks, in their order."""
     if not several():
         return [value]
     found: list[Any] = [None] * count()
@@ -106,7 +110,7 @@ def each(value: T) -> list[T]:
 
 
 def of_first(value: T) -> T:
-    """The value of rank 0."""
+    """Returns the value of rank 0."""
     if not several():
         return value
     box: list[Any] = [value]
@@ -116,7 +120,7 @@ def of_first(value: T) -> T:
 
 
 def averaged(record: dict[str, float]) -> dict[str, float]:
-    """The mean over ranks of each number; a rank that does not name one has 0."""
+    """Returns the mean over ranks of each number; a rank that does not name a number counts as 0."""
     records = each(record)
     names = dict.fromkeys(name for found in records for name in found)
     return {name: sum(found.get(name, 0.0) for found in records) / len(records) for name in names}
@@ -126,9 +130,9 @@ def averaged(record: dict[str, float]) -> dict[str, float]:
 
 
 def shard(root: nn.Module, layers: list[nn.Module], device: str) -> None:
-    """Divide the parameters among the ranks: those of each layer are gathered when it computes, and given up after.
+    """Divides the parameters among the ranks; those of a layer are gathered when it computes, and given up after.
 
-    Gradients are added up over ranks, since the loss of each is a part of one sum.
+    Gradients are added up over ranks, since the loss of each rank is a part of one sum.
     """
     mesh = init_device_mesh(device, (count(),))
     for module in [*layers, root]:
@@ -139,13 +143,22 @@ def shard(root: nn.Module, layers: list[nn.Module], device: str) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor, not even with 1
 
 
+def held(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the weights by name, each as the optimiser holds it: where weights are sharded, this rank's shard.
+
+    `named_parameters` would not do: after a forward pass it may list whole copies that were gathered for that pass,
+    and the optimiser's next step does not reach those.
+    """
+    return module.state_dict()
+
+
 def whole(weight: Tensor) -> Tensor:
-    """Gathered from all ranks where it is sharded (a DTensor)."""
+    """Returns the whole weight, gathered from all ranks where it is sharded (a DTensor)."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def whole_on_first(state: Any) -> Any:
-    """A state dict with whole tensors; on rank 0 alone, since only that one keeps it."""
+    """Returns a state dict with whole tensors on rank 0, which alone keeps it; on other ranks it has None for them."""
     if isinstance(state, dict):
         return {key: whole_on_first(value) for key, value in state.items()}
     if not isinstance(state, DTensor):
@@ -155,7 +168,7 @@ def whole_on_first(state: Any) -> Any:
 
 
 def like(weight: Tensor, given: Tensor) -> Tensor:
-    """What this rank holds of a whole tensor that belongs to a weight."""
+    """Returns the part of a whole tensor that this rank holds, divided like the weight it belongs to."""
     if not isinstance(weight, DTensor) or given.shape != weight.shape:
         return given
     divided = distribute_tensor(given.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None)

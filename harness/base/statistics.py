@@ -24,9 +24,10 @@ def pass_at_k(n: int, right: int, k: int) -> float: ...
 @overload
 def pass_at_k(n: int, right: NDArray[np.integer[Any]], k: int) -> Floats: ...
 def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> float | Floats:
-    """The chance that k of n samples, drawn without replacement, hold one of the c right ones: 1 - C(n-c, k) / C(n, k).
+    """Returns the chance that k of n samples, drawn without replacement, hold one of the c right ones.
 
-    The quotient is the product of the c factors (n-k-i) / (n-i), so that no binomial coefficient grows large.
+    That is 1 - C(n-c, k) / C(n, k). The quotient is the product of the c factors (n-k-i) / (n-i), so that no binomial
+    coefficient grows large.
     """
     assert 1 <= k <= n, f"Pass@{k} of {n} samples"
     i = np.arange(n)
@@ -35,7 +36,7 @@ def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> float | 
 
 
 def mean_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
-    """The mean over seeds."""
+    """Estimates the mean over seeds."""
     seeds = len(x_S)
     if seeds < 2 or np.ptp(x_S) == 0:
         return Estimate(float(x_S.mean()))
@@ -43,10 +44,10 @@ def mean_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
 
 
 def crossed_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
-    """The mean over seeds and problems, both of them samples of what might have been drawn.
+    """Estimates the mean over seeds and problems, both of them samples of what might have been drawn.
 
-    The variance of the mean is (MS_seed + MS_problem - MS_residual) / (S J); an effect whose estimate is negative
-    counts as none, which takes its mean square out of the sum and puts the residual in.
+    The variance of the mean is (MS_seed + MS_problem - MS_residual) / (S J). An effect whose estimate is negative
+    counts as none: its mean square leaves the sum, and the residual enters.
     """
     seeds, problems = x_SJ.shape
     mean = float(x_SJ.mean())
@@ -69,7 +70,7 @@ def crossed_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
 
 
 def _interval(mean: float, variances: Sequence[float], dfs: Sequence[int], confidence: float) -> Estimate:
-    """A mean whose variance is a sum, each part known from so many degrees of freedom.
+    """Returns a mean with the interval that follows from its variance, a sum of parts with so many degrees of freedom.
 
     The quantile is the mean of the parts' t quantiles, weighted by the parts (Cochran and Cox).
     """

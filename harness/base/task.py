@@ -1,13 +1,15 @@
-"""What a task is: problems in up to three splits, and verdicts on responses."""
+"""The interface of a task: problems in up to three splits, verdicts on responses, perhaps base models of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from harness.base.errors import UserError, one_of
+from harness.base.shape import Shape
 
 
 class Verdict(StrEnum):
@@ -32,6 +34,14 @@ class Problem:
 SPLITS = ("train", "validation", "test")
 
 
+class Verifier(Protocol):
+    """Compares mathematical answers; harness.verify.pool has it. Whoever runs something owns one and closes it."""
+
+    def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        r"""Judges pairs of a gold answer and a response with its answer in a \boxed{}, in their order."""
+        ...
+
+
 class Task(Protocol):
     """A frozen dataclass of the task's options; loads nothing heavy before it is asked for problems."""
 
@@ -39,16 +49,47 @@ class Task(Protocol):
     splits: ClassVar[tuple[str, ...]]  # that it has; training needs train, evaluation test
 
     def problems(self, split: str) -> list[Problem]:
-        """The problems of train, validation or test, in a fixed order; no problem is in two of them."""
+        """Returns the problems of train, validation or test, in a fixed order; no problem is in two of them."""
         ...
 
-    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
-        """On responses to problems; all that there are, since judging may be worth several processes. It may be called
-        in another thread than the main one, while others are sampled."""
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
+        """Judges responses to problems, with the verifier where answers are mathematics.
+
+        It is given all responses that there are, since judging may be worth several processes. It may be called in
+        another thread than the main one, while others are sampled.
+        """
+        ...
+
+    def flags(self, trained_on: str | None) -> list[str]:
+        """Returns what a reader of scores on these problems must know, such as that a training set contains them.
+
+        `trained_on` names the task whose problems the model was trained on; None where nobody knows.
+        """
+        ...
+
+
+class Recipe(Protocol):
+    """A frozen dataclass that says how a base model for a task is made here, from nothing; imports no torch."""
+
+    def identity(self) -> dict[str, Any]:
+        """Returns all that defines the model, for the hash of its folder in the cache."""
+        ...
+
+    def shape(self) -> Shape:
+        """Returns the shape of the model, which need not be made for that."""
+        ...
+
+    def summary(self) -> str:
+        """Describes the model in one line."""
+        ...
+
+    def build(self, folder: Path) -> None:
+        """Makes the model and saves it as a Hugging Face folder."""
         ...
 
 
 def check_split(task: Task, split: str, key: str = "split") -> None:
+    """Raises UserError where the task does not have the split."""
     one_of(key, split, SPLITS)
     if split not in task.splits:
         raise UserError(f"{key} is {split!r}, but the task {task.name} has only {' and '.join(task.splits)}")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import tasks
 from harness.base import registry
+from harness.base.errors import CellFailure
 from harness.commands.common import Commands, command, console
 from harness.rollout import models
-from harness.verify.failures import TooManyFailures
+from harness.verify.pool import Verifier
 
 TEXT = "Avg@K, Pass@K and maj@K of any model, without training; what was sampled is kept and never sampled again"
 
@@ -36,8 +37,9 @@ def call(arguments: argparse.Namespace) -> int:
     wanted = assess.Wanted(**{key: getattr(arguments, key) for key in given})
     out = arguments.out or Path("results") / "eval" / model.name
     try:
-        found = assess.assess(model, asked, wanted, out, console.print)
-    except TooManyFailures as failure:
+        with Verifier() as verifier:
+            found = assess.assess(model, asked, wanted, verifier, out, console.print)
+    except CellFailure as failure:
         console.print(f"failed  {failure}; what was sampled is kept in {out}", style="red")
         return 1
     assess.show(console, found)

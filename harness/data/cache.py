@@ -1,7 +1,7 @@
 """The prepared problem sets in the cache: a Parquet file and a card each; imports no torch.
 
-The card names the file, and is written last: whatever stops a preparation, the card that is there names a file that is
-whole.
+The card names the file and is written last. So whatever stops a preparation, the card that is there names a file that
+is whole.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def find_card(name: str) -> dict[str, Any] | None:
 
 
 def card(name: str) -> dict[str, Any]:
-    """What is known of a prepared set: source, fingerprints, rows in, rows dropped and why, repairs, overlaps."""
+    """Returns what is known of a prepared set: source, fingerprints, rows read and dropped, repairs, overlaps."""
     found = find_card(name)
     if found is None:
         raise UserError(f"the problem set {name} is not prepared; run `entrobench data prepare {name}`")
@@ -45,7 +45,7 @@ def keep_card(about: Mapping[str, Any]) -> None:
 
 
 def rows(name: str, split: str = "test") -> list[dict[str, str]]:
-    """The problems of a prepared set, each with id, problem, answer and source."""
+    """Returns the problems of a prepared set, each with id, problem, answer and source."""
     import pyarrow.parquet as pq
 
     about, splits = card(name), known(name).splits
@@ -68,7 +68,7 @@ def whole(about: Mapping[str, Any]) -> bool:
 
 
 def fingerprint(problems: Iterable[tuple[str, str]]) -> str:
-    """Of problems and answers, whatever their order and white space."""
+    """Returns a digest of problems with their answers that ignores their order and white space."""
     return digest_lines(json.dumps([clean.fold(problem), answer]) for problem, answer in problems)
 
 

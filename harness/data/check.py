@@ -12,7 +12,7 @@ from harness.data.sets import SETS, TRAINED
 
 
 def check() -> dict[str, dict[str, Any]]:
-    """How much of each prepared evaluation set stands in the training set; kept in the cards."""
+    """Counts how much of each prepared evaluation set stands in the training set, and keeps it in the cards."""
     trained, about = rows(TRAINED, "train"), card(TRAINED)
     tested = {name: rows(name) for name in SETS if "test" in (find_card(name) or {"problems": ()})["problems"]}
     flat = [(name, row) for name, part in tested.items() for row in part]
@@ -36,7 +36,7 @@ def check() -> dict[str, dict[str, Any]]:
 
 
 def flags(name: str) -> list[str]:
-    """What a reader of results on this set must know of its overlap with the training set; empty if there is none."""
+    """Returns what readers of results must know of this set's overlap with the training set; empty if there is none."""
     about, trained = card(name), find_card(TRAINED)
     if trained is None or "test" not in about["problems"]:
         return []

@@ -1,4 +1,4 @@
-"""Rows as they are published -> problems that can be trusted: pure functions on text that count all they change."""
+"""Published rows made into problems that can be trusted, by pure functions on text that count all they change."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+
+from harness.base.box import last_box
 
 WRAPPER = (  # what DAPO-Math-17k puts around every problem
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
@@ -39,7 +41,7 @@ UNWRAPPED, UNLIGATED, CONTROLLED = "prompt around the problem removed", "fi rest
 
 
 def fold(text: str) -> str:
-    """The text with all white space counted alike: what makes two rows the same problem."""
+    """Returns the text with all white space counted alike; rows that agree in this are the same problem."""
     return " ".join(text.split())
 
 
@@ -48,12 +50,12 @@ def digest(problem: str) -> str:
 
 
 def unwrap(text: str) -> str:
-    """Without DAPO's prompt, which goes as a whole: stripping its characters would eat the problem's own."""
+    """Removes DAPO's prompt, and only as a whole: stripping its characters would eat the problem's own."""
     return text.removeprefix(WRAPPER[0]).removesuffix(WRAPPER[1])
 
 
 def repair(text: str) -> tuple[str, list[str]]:
-    """The text without the damage of earlier conversions, and the names of what was mended."""
+    """Returns the text without the damage of earlier conversions, and the names of what was mended."""
     mended = sorted({rf"\{COMMANDS[command]} restored" for command in COMMAND.findall(text)})
     text = COMMAND.sub(lambda match: "\\" + COMMANDS[match[1]], text)
     for pattern, replacement, name in ((LIGATURE, "fi", UNLIGATED), (CONTROL, "", CONTROLLED)):
@@ -62,23 +64,14 @@ def repair(text: str) -> tuple[str, list[str]]:
     return text.strip(), mended
 
 
-def last_boxed(text: str) -> str:
-    r"""What the last \boxed{} holds, or the text itself where there is none."""
-    start = text.rfind(r"\boxed{")
-    if start < 0:
-        return text
-    depth, begin = 0, start + len(r"\boxed{")
-    for end in range(begin, len(text)):
-        if text[end] == "}" and depth == 0:
-            return text[begin:end]
-        depth += (text[end] == "{") - (text[end] == "}")
-    return text
-
-
 def integer(answer: str) -> str | None:
-    r"""`025`, `25`, `25.0`, `1,234`, `336^\circ`, `\boxed{204}` and `... #### 18` in one form, in which all compare."""
-    text = last_boxed(answer.rpartition("####")[2])
-    text = re.sub(r"\^\{?\\circ\}?|\\degree|°|\$|\s", "", text)
+    r"""Reads an integer in one form, in which all compare; None for any other answer.
+
+    It takes `025`, `25`, `25.0`, `1,234`, `336^\circ`, `\boxed{204}` and `... #### 18`.
+    """
+    text = answer.rpartition("####")[2]
+    boxed = last_box(text, literal=True)
+    text = re.sub(r"\^\{?\\circ\}?|\\degree|°|\$|\s", "", text if boxed is None else boxed)
     match = INTEGER.fullmatch(text)
     if match is None:
         return None
@@ -93,7 +86,7 @@ def verbatim(answer: str) -> str | None:
 
 @dataclass
 class Counts:
-    """The fate of every row that is not kept, and what was mended."""
+    """The reasons why rows were not kept, with their numbers, and what was mended."""
 
     rows: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -106,9 +99,10 @@ def clean(
     counts: Counts,
     conflicts: Collection[str] = (),
 ) -> dict[str, str]:
-    """The distinct problems of `raw`, which counts rows by (problem, answer), in the order of their first appearance.
+    """Returns the distinct problems of `raw`, which counts rows by (problem, answer), in the order of first appearance.
 
-    `conflicts`: how the digests of problems known to have two answers begin, for copies that have lost one of the two.
+    `conflicts` holds how the digests of problems known to have two answers begin, for copies that have lost one of
+    them.
     """
     groups: dict[str, list[tuple[str, str, str, int]]] = {}  # of one problem: bare text, text, answer, number of rows
     for (given, given_answer), number in raw.items():

@@ -1,4 +1,4 @@
-"""Which problems of one set also stand, in other words or the same, in another."""
+"""Finds the problems of one set that also stand, in the same words or in others, in another set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Match:
 
 
 def key(text: str) -> str:
-    """Letters and digits alone, in lower case."""
+    """Returns the letters and digits alone, in lower case."""
     return "".join(filter(str.isalnum, text.lower()))
 
 
@@ -32,7 +32,10 @@ def grams(text: str) -> set[tuple[str, ...]]:
 
 
 def shares(evaluated: Sequence[str], trained: Sequence[str]) -> dict[tuple[int, int], float]:
-    """Of each pair that has any in common, the share of the evaluated problem's n-grams that the trained one has."""
+    """Returns, for each pair of problems, which share of the evaluated one's n-grams the trained one has.
+
+    Pairs without any in common are left out.
+    """
     where: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for i, text in enumerate(evaluated):
         for gram in grams(text):
@@ -56,7 +59,7 @@ def containments(evaluated: Sequence[str], trained: Sequence[str]) -> Iterator[t
 
 
 def matches(evaluated: Sequence[str], trained: Sequence[str]) -> list[Match]:
-    """The pairs that are contained, or near in their n-grams."""
+    """Returns the pairs where one problem contains the other, or is near it in n-grams."""
     share = shares(evaluated, trained)
     contained = set(containments(evaluated, trained))
     pairs = contained | {pair for pair, value in share.items() if value >= NEAR}

@@ -16,15 +16,16 @@ from harness.data.sets import CONFLICTS, OTHER_CONTEST, SETS, Problems, known
 
 
 def silent(message: str) -> None:
-    """Where nobody needs to hear why it takes a while."""
+    """Says nothing, where nobody needs to hear why it takes a while."""
 
 
 def prepare(
     names: Sequence[str] = (), origin: str | None = None, say: Callable[[str], None] = silent
 ) -> list[dict[str, Any]]:
-    """Prepare sets from `origin`, else from the environment's ENTROBENCH_DATA, else from the hub; their cards.
+    """Prepares sets from `origin`, else from the environment's ENTROBENCH_DATA, else from the hub; returns their cards.
 
-    By default all that the origin has. What is there already, of the same files by the same rules, is left alone.
+    Without names, it prepares all that the origin has. A set that was made of the same files by the same rules is left
+    alone.
     """
     origin = origin or os.environ.get("ENTROBENCH_DATA") or None
     offered = sources.SOURCES if origin is None else sources.offered(origin)
@@ -55,7 +56,7 @@ Read = Callable[[tuple[Path, ...], str], tuple[Counter[tuple[str, str]], int]]
 
 
 def made(name: str, located: sources.Located, read: Read) -> tuple[dict[str, Problems], clean.Counts]:
-    """The problems of each split of a set, verified, and the fate of every row that was read for it."""
+    """Returns the problems of each split of a set, verified, and counts what became of every row that was read."""
     entry = known(name)
     problems: dict[str, Problems] = {}
     counts = clean.Counts()
@@ -71,7 +72,7 @@ def made(name: str, located: sources.Located, read: Read) -> tuple[dict[str, Pro
 
 
 def split_files(paths: Sequence[Path], splits: Sequence[str]) -> dict[str, tuple[Path, ...]]:
-    """Of a set with several splits, a file belongs to the one that it is named after."""
+    """Assigns the files of a set to its splits, by their names where there are several splits."""
     if len(splits) == 1:
         return {splits[0]: tuple(paths)}
     found = {split: tuple(path for path in paths if split in path.name) for split in splits}

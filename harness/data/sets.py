@@ -38,7 +38,7 @@ def everything(problems: Problems) -> Selection:
 
 
 def divided(problems: Problems) -> tuple[Problems, Problems]:
-    """What is held out, and the rest; both in an order that does not depend on the copy they were read from."""
+    """Divides problems into those held out and the rest, in an order that does not depend on the copy they are from."""
     digests = {problem: clean.digest(problem) for problem in problems}
     ordered = sorted(problems, key=digests.__getitem__)
     held = {problem: problems[problem] for problem in ordered if digests[problem] < HELD_OUT_BELOW}
@@ -51,7 +51,10 @@ def held_out(problems: Problems) -> Selection:
 
 
 def for_training(problems: Problems) -> Selection:
-    """All but what is held out, and but what says the same in other words: a third of dapo500 has such a copy."""
+    """Returns the problems that are neither held out nor say the same as one held out, in other words.
+
+    A third of dapo500 has such a copy.
+    """
     held, rest = divided(problems)
     texts = list(rest)
     near = {texts[match.trained] for match in overlap.matches(list(held), texts)}

@@ -1,4 +1,4 @@
-"""Where the sets come from: the hub's copies at pinned revisions, and the forms in which their rows are written."""
+"""The sources of the sets: the hub's copies at pinned revisions, and the forms in which their rows are written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = 65_536  # rows of a Parquet file in memory at once
 
 @dataclass(frozen=True)
 class Hub:
-    """A data set on the Hugging Face hub; the full revision, since the hub refuses an abbreviated one."""
+    """A data set on the Hugging Face hub, with the full revision, since the hub refuses an abbreviated one."""
 
     id: str
     revision: str
@@ -93,7 +93,7 @@ FORMS: tuple[tuple[Path_, Path_], ...] = (
 
 @dataclass
 class Located:
-    """A source found: what tells this version of it from another, and its files, fetched on the first demand."""
+    """A source that was found: what tells its version from others, and its files, fetched when first needed."""
 
     name: str  # for people
     identity: dict[str, Any]
@@ -118,7 +118,7 @@ def hubs() -> dict[str, Hub]:
 
 
 def offered(origin: str) -> list[str]:
-    """The sources that a local file or folder, or a copy on the hub, can give."""
+    """Returns the sources that a local file or folder, or a copy on the hub, can give."""
     if origin in hubs():
         return [name for name, source in SOURCES.items() if any(hub.id == origin for hub in source.hubs)]
     return [name for name in SOURCES if local(name, existing(origin))]
@@ -134,7 +134,7 @@ def existing(origin: str) -> Path:
 
 
 def local(source: str, path: Path) -> list[Path]:
-    """The files of a folder (or the file itself) that are called like a source, those nearest the top."""
+    """Returns the files of a folder (or the file itself) that are called like a source, those nearest the top."""
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
     top = [file for file in files if file.parent == path or file == path]
 
@@ -149,7 +149,7 @@ def local(source: str, path: Path) -> list[Path]:
 
 
 def locate(source: str, origin: str | None, say: Callable[[str], None]) -> Located:
-    """From a local file or folder, a copy on the hub by its id, or (None) the default copy on the hub."""
+    """Finds a source in a local file or folder, or in a copy on the hub: that of an id, or (None) the default one."""
     if origin is not None and origin not in hubs():
         path = existing(origin)
         files = [path] if path.is_file() else local(source, path)
@@ -193,7 +193,7 @@ def downloaded(hub: Hub, say: Callable[[str], None]) -> list[Path]:
 
 
 def step_into(row: Any, path: Path_) -> Any:
-    """What lies at a path, or None."""
+    """Returns what lies at a path, or None."""
     for step in path:
         try:
             row = row[step]
@@ -216,7 +216,7 @@ def dotted(path: Path_) -> str:
 
 
 def read(files: Sequence[Path], url: str = "") -> tuple[Counter[tuple[str, str]], int]:
-    """How often each (problem, answer) stands in the files, by first appearance; and how many rows `url` excludes.
+    """Counts each (problem, answer) of the files, by first appearance, and the rows that `url` excludes.
 
     Counting while reading keeps memory at the size of the distinct rows: the largest copy repeats each a hundred times.
     """
@@ -241,7 +241,10 @@ def json_rows(file: Path) -> Iterator[Row]:
 
 
 def json_objects(file: Path) -> Iterator[Any]:
-    """Of a JSON list, or of lines; lines end with a newline only, since U+2028 may stand within a string."""
+    """Yields the objects of a JSON list, or of lines that are one object each.
+
+    Only a newline ends a line, since U+2028 may stand within a string.
+    """
     with open(file, "rb") as stream:
         if file.suffix == ".json" and stream.read(1) == b"[":
             stream.seek(0)
@@ -279,7 +282,7 @@ def parquet_rows(file: Path) -> Iterator[Row]:
 
 
 def distinct(batch: Any, problem: Path_, answer: Path_, link: list[str]) -> Iterator[Row]:
-    """The distinct rows of a batch by first appearance, without a Python object for each of the others."""
+    """Yields the distinct rows of a batch by first appearance, without a Python object for each of the others."""
     import pyarrow as pa
 
     keys = {"problem": column(batch, problem), "answer": column(batch, answer)}

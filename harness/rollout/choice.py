@@ -1,4 +1,4 @@
-"""Which engine samples: what is installed, what it can do here, and which one gains; imports no torch."""
+"""The choice of an engine: what is installed, what it can do here, and which one gains; imports no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VLLM_GAINS_FROM = 20_000_000  # parameters; docs/rollouts.md has the measurement
 
 
 def installed() -> tuple[str, str] | None:
-    """The distribution that provides vLLM here, and its version."""
+    """Returns the distribution that provides vLLM here, and its version."""
     for name in DISTRIBUTIONS:
         try:
             return name, metadata.version(name)
@@ -34,14 +34,17 @@ def installed() -> tuple[str, str] | None:
 
 
 def check_vllm(device: str, shape: Shape | None = None) -> None:
-    """Whether vLLM can sample here, from a model of this shape where that is known."""
+    """Raises UserError where vLLM cannot sample here, from a model of this shape if that is known."""
     if reason := obstacle(device, shape):
         raise UserError(reason)
 
 
 def obstacle(device: str, shape: Shape | None) -> str | None:
-    """vLLM must be here, of the version that this is written for, built for this device and this torch, and proven for
-    the model."""
+    """Returns why vLLM cannot sample here, in one sentence; None if it can.
+
+    It must be installed in the version that this is written for, built for this device and this torch, and proven for
+    the model.
+    """
     found = installed()
     remedy = f"install entrobench[{EXTRAS[device]}] or set rollout.engine=embedded"
     if found is None:
@@ -69,9 +72,9 @@ def obstacle(device: str, shape: Shape | None) -> str | None:
 
 
 def resolve(wanted: str, device: str, shape: Shape | None) -> str:
-    """Which engine samples from a model of this shape on this device (auto | cpu | cuda).
+    """Returns the engine that samples from a model of this shape on this device (auto | cpu | cuda).
 
-    It decides which responses are drawn, so it is settled before the cell has an identity.
+    The engine decides which responses are drawn, so it is settled before the cell has an identity.
     """
     if wanted != "auto":
         return wanted

@@ -51,15 +51,15 @@ class Layer:
 
 
 def uniforms(seed: int, n: int, length: int) -> Tensor:
-    """One number for each sample and position, always drawn on the CPU, so that every device samples the same."""
+    """Draws one number for each sample and position, always on the CPU, so that every device samples the same."""
     return torch.rand(n, length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def sample(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens of softmax(logits / temperature) by the inverse of its distribution function, and their log-probabilities.
+    """Draws tokens from softmax(logits / temperature); returns them and their log-probabilities.
 
-    The first token whose cumulative sum exceeds u * total: since u < 1 there is one, and since the sum grows there, its
-    probability is not 0. At temperature 0 the distribution is a point, with log-probability 0.
+    A token is the first whose cumulative probability exceeds u * total. Since u < 1 there is one, and since the sum
+    grows there, its probability is not 0. At temperature 0 the distribution is a point, with log-probability 0.
     """
     if temperature == 0:
         tokens_B = logits_BV.argmax(-1)
@@ -78,7 +78,7 @@ def pairs_together(rows: Tensor, head_dim: int) -> Tensor:
 
 
 def halves_together(rows: Tensor, head_dim: int) -> Tensor:
-    """Undoes it."""
+    """Undoes pairs_together."""
     return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).reshape(rows.shape)
 
 
@@ -88,7 +88,10 @@ def rotate(x_NHD: Tensor, rotation_N: Tensor) -> Tensor:
 
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """One new token of each sequence: q [B, kv heads, queries a kv head, head_dim]; k, v [B, kv heads, L, head_dim]."""
+    """Attends from one new token of each sequence to what stands in the cache.
+
+    q is [B, kv heads, queries a kv head, head_dim]; k and v are [B, kv heads, L, head_dim].
+    """
     if q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     # On a CPU the fused kernel takes twice as long for a single query.
@@ -97,7 +100,10 @@ def attend_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 
 def drop_ended(cache: Tensor, alive_B: Tensor, used: int) -> Tensor | None:
-    """Moves the last living sequences of the cache to the places of ended ones; gives the new order of the living."""
+    """Moves the last living sequences of the cache to the places of ended ones; returns the new order of the living.
+
+    Returns None, and moves nothing, while more than COMPACT_BELOW of the sequences are alive.
+    """
     living = alive_B.nonzero().squeeze(1)
     count = len(living)
     if count > COMPACT_BELOW * len(alive_B):
@@ -110,7 +116,7 @@ def drop_ended(cache: Tensor, alive_B: Tensor, used: int) -> Tensor | None:
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Everything that would make the engine sample from another distribution than the model's."""
+    """Raises UserError for all that would make the engine sample from another distribution than the model's."""
     config = model.config
     one_of("the model's architecture (model_type)", config.model_type, ARCHITECTURES)
     one_of("the model's hidden_act", config.hidden_act, ("silu",))
@@ -124,7 +130,7 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
 
 
 class EmbeddedEngine:
-    """An Engine (see harness.rollout). Sequences are decoded `max_sequences` at a time, which bounds the cache."""
+    """An engine (harness.rollout.protocol) that decodes `max_sequences` at a time, which bounds its cache."""
 
     def __init__(
         self, eos: int, device: str = "cpu", dtype: torch.dtype = torch.float32, max_sequences: int = 512
@@ -143,7 +149,7 @@ class EmbeddedEngine:
         self.head_dim = model.model.layers[0].self_attn.head_dim
         self.inv_freq = rotary.inv_freq.to(self.device, torch.float32)
         self.rotary_scale = torch.tensor(rotary.attention_scaling, device=self.device)
-        held = model.state_dict()  # the optimiser's: a forward pass may leave gathered copies in named_parameters
+        held = ranks.held(model)
         weights = {name: held[name] for name, _ in model.named_parameters()}  # a tied head is not listed twice
         self.embedding = self._fused(weights, "model.embed_tokens.weight")
         self.head = self._fused(weights, "lm_head.weight") if "lm_head.weight" in weights else self.embedding
@@ -171,7 +177,7 @@ class EmbeddedEngine:
         )
 
     def _fused(self, weights: dict[str, Tensor], *names: str) -> Tensor:
-        """The named weights one below the other in a buffer of our own, which later loads fill again.
+        """Copies the named weights, one below the other, into a buffer of our own that later loads fill again.
 
         Where they are sharded, no others are gathered at the same time; they are cast before they travel.
         """
@@ -193,7 +199,7 @@ class EmbeddedEngine:
         return {k: halves_together(x, self.head_dim) if TURNED.search(k) else x for k, x in parts.items()}
 
     def rest(self) -> None:
-        """Its weights are few, and its cache is gone when `generate` returns."""
+        """Does nothing: the weights are few, and the cache is gone when `generate` returns."""
 
     @torch.inference_mode()
     def generate(
@@ -233,7 +239,7 @@ class EmbeddedEngine:
         lengths_B = lengths_P.repeat_interleave(n)
         slots = torch.arange(capacity, device=self.device)
         rotations = torch.polar(self.rotary_scale, slots[:, None] * self.inv_freq)
-        # What a token may read: its prompt, not the padding after it, and each slot once it is filled.
+        # A token may read its prompt, but not the padding after it, and each slot once it is filled.
         bias_BL = torch.zeros(batch, capacity, dtype=self.dtype, device=self.device)
         bias_BL = bias_BL.masked_fill_(slots >= lengths_B[:, None], -torch.inf)
         shape = (len(self.layers), 2, batch, self.kv_heads, capacity, self.head_dim)
@@ -265,7 +271,7 @@ class EmbeddedEngine:
     def _rollouts(
         self, prompts: list[Sequence[int]], n: int, tokens_TB: Tensor, logp_TB: Tensor
     ) -> list[list[Rollout]]:
-        """What was sampled up to the first end of sequence; whatever came after it is no part of the response."""
+        """Returns what was sampled up to the first end of sequence; what came after is no part of the response."""
         rollouts: list[Rollout] = []
         for tokens, logp in zip(tokens_TB.T.tolist(), logp_TB.T.tolist(), strict=True):
             finished = self.eos in tokens
@@ -274,7 +280,7 @@ class EmbeddedEngine:
         return [rollouts[start : start + n] for start in range(0, len(rollouts), n)]
 
     def _prefill(self, cache: Tensor, prompts: list[Sequence[int]], lengths_P: Tensor, rotations: Tensor) -> Tensor:
-        """Fills the cache with the prompts, each as often as it has samples; gives the logits after each prompt."""
+        """Fills the cache with the prompts, each as often as it has samples; returns the logits after each prompt."""
         count, longest = len(prompts), max(len(prompt) for prompt in prompts)
         ids_PL = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(self.device)
 
@@ -290,7 +296,7 @@ class EmbeddedEngine:
         return product(hidden[last], self.head.T)
 
     def _step(self, cache: Tensor, tokens_B: Tensor, slot: int, rotation_B: Tensor, bias_BL: Tensor) -> Tensor:
-        """Reads one token of each sequence into a slot of the cache; gives the logits of the next."""
+        """Reads one token of each sequence into a slot of the cache; returns the logits of the next."""
         batch, seen = len(tokens_B), max(slot + 1, BLOCK)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build(name: str, folder: Path, eos: int, device: str, dtype: torch.dtype, hardware: Hardware) -> Engine:
-    """The engine of this name for the model in a folder; it samples after its first `load`."""
+    """Returns the engine of this name for the model in a folder; it samples after its first `load`."""
     if name == "embedded":
         from harness.rollout.embedded import EmbeddedEngine
 

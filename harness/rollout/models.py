@@ -22,8 +22,7 @@ from harness.base.schema import typed
 from harness.base.shape import Shape, of_config
 from harness.config import CONFIGS
 from harness.rollout.rendering import PLAIN, Chat
-from tasks.countdown import Countdown
-from tasks.countdown.recipe import VERSION, Recipe
+from tasks import Recipe
 
 MODELS = CONFIGS / "models"
 NEEDED = {  # of a Hugging Face folder: one file of each row
@@ -35,12 +34,12 @@ DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
 def silent(message: str) -> None:
-    """Where nobody needs to hear why it takes a while."""
+    """Says nothing, where nobody needs to hear why it takes a while."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """Either a path (of a local folder, or a name on the Hugging Face hub) or a recipe."""
+    """A model of either a path (of a local folder, or a name on the Hugging Face hub) or a recipe."""
 
     name: str
     path: str | None = None
@@ -49,19 +48,16 @@ class Model:
     stated: Shape | None = None  # what its file says of a model that may not be here yet
 
     def identity(self) -> dict[str, Any]:
-        """What defines the model and how it is spoken to, for the hash of a cell."""
+        """Returns all that defines the model and how it is spoken to, for the hash of a cell."""
         chat = self.chat.identity()
         return self.origin() | ({"chat": chat} if chat else {})
 
     def origin(self) -> dict[str, Any]:
-        """Where the weights come from, for the hash of the cache."""
-        if self.recipe is None:
-            return {"path": self.path}
-        task = identities.of(tasks.build(self.recipe.task))
-        return {"recipe": {**dataclasses.asdict(self.recipe), "task": task}, "version": VERSION}
+        """Returns where the weights come from, for the hash of the cache."""
+        return {"path": self.path} if self.recipe is None else self.recipe.identity()
 
     def folder(self, cache: Path | None = None, say: Callable[[str], None] = silent) -> Path:
-        """Its Hugging Face folder, made or downloaded on the first demand."""
+        """Returns its Hugging Face folder, made or downloaded when first needed."""
         if self.recipe is not None:
             return self.made(self.recipe, cache or default_cache(), say)
         assert self.path is not None
@@ -80,11 +76,9 @@ class Model:
         with FileLock(folder.with_suffix(".lock")):
             if not folder.is_dir():  # another process may have made it while this one waited
                 say(f"making the model {self.name} ({self.summary()}), once; kept in {folder}")
-                from tasks.countdown import base_model
-
                 partial = folder.with_suffix(".partial")
                 shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
-                base_model.build(recipe, partial)
+                recipe.build(partial)
                 partial.rename(folder)
         return folder
 
@@ -93,7 +87,7 @@ class Model:
         return cache / "models" / f"{self.name}-{key}"
 
     def here(self) -> Path | None:
-        """Its folder if it is on this machine and complete, by a look at files alone."""
+        """Returns its folder if that is on this machine and complete, by a look at files alone."""
         if self.path is None:
             folder: Path | None = self.cached(default_cache())
         else:
@@ -101,27 +95,23 @@ class Model:
         return folder if folder is not None and folder.is_dir() and not missing(folder) else None
 
     def parameters(self) -> int | None:
-        """How many, by the headers of its weights; None before its folder is here, and for weights without a header."""
+        """Counts the parameters by the headers of the weights.
+
+        Returns None before its folder is here, and for weights without a header.
+        """
         folder = self.here()
         files = sorted(folder.glob("*.safetensors")) if folder is not None else []
         return sum(map(parameters_in, files)) if files else None
 
     def shape(self) -> Shape | None:
-        """As its folder says if it is here, else as its file or its recipe does."""
+        """Returns the shape that its folder states if it is here, else that of its file or its recipe."""
         folder = self.here()
         if folder is not None:
             return of_config(json.loads((folder / "config.json").read_text()))
-        if self.recipe is not None:
-            task = tasks.build(self.recipe.task)
-            assert isinstance(task, Countdown)
-            return self.recipe.shape(task)
-        return self.stated
+        return self.stated if self.recipe is None else self.recipe.shape()
 
     def summary(self) -> str:
-        if self.recipe is None:
-            return f"the Hugging Face model {self.path}"
-        r = self.recipe
-        return f"made for {r.task}: {r.layers} layers of {r.hidden}, {r.steps} supervised steps of {r.batch} examples"
+        return f"the Hugging Face model {self.path}" if self.recipe is None else self.recipe.summary()
 
 
 def parameters_in(file: Path) -> int:
@@ -143,7 +133,7 @@ def complete(folder: Path, name: str) -> Path:
 
 
 def snapshot(path: str) -> Path | None:
-    """Where a model of the Hugging Face hub lies if it has been downloaded before."""
+    """Returns where a model of the Hugging Face hub lies if it has been downloaded before."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
@@ -170,7 +160,7 @@ def names() -> list[str]:
 
 
 def resolve(name: str) -> Model:
-    """The name of a file in configs/models/, the path of such a file, or of a local Hugging Face folder."""
+    """Finds a model by the name of a file in configs/models/, the path of such a file, or of a Hugging Face folder."""
     if name in names():
         return read(MODELS / f"{name}.yaml")
     if Path(name).suffix == ".yaml" and Path(name).is_file():
@@ -194,10 +184,13 @@ def read(file: Path) -> Model:
             f"may stand shape and {', '.join(each.name for each in dataclasses.fields(Chat))}"
         )
     path, recipe, shape = (given.pop(key, None) for key in ("path", "recipe", "shape"))
+    for key, stated in (("recipe", recipe), ("shape", shape)):
+        if not isinstance(stated, dict | None):
+            raise UserError(f"{key} of {file} is {stated!r}; it must be a mapping of keys")
     chat = typed(Chat(), given, "")
     if path is not None:
-        stated = None if shape is None else typed(Shape, shape, "shape.")
-        return Model(file.stem, path=str(path), chat=chat, stated=stated)
+        found = None if shape is None else typed(Shape, shape, "shape.")
+        return Model(file.stem, path=str(path), chat=chat, stated=found)
     if shape is not None:
         raise UserError(f"{file} states the shape of a model that is made by its recipe; leave it out")
-    return Model(file.stem, recipe=typed(Recipe(), recipe or {}, "recipe."), chat=chat)
+    return Model(file.stem, recipe=tasks.recipe(recipe or {}), chat=chat)

@@ -1,9 +1,9 @@
 """Proof that the engine samples from the policy that is trained, after every synchronisation.
 
-Its weights are compared with the trainer's bit by bit in a few columns of every parameter, other ones each time. A
-column crosses every row, so it shows whatever part of a parameter has not arrived, and however small the update was:
-at a learning rate of 1e-6 the log-probabilities of a skipped update hide in the rounding of bfloat16. What weights do
-not show (a kernel, a temperature, a cache that outlived them) the log-probabilities of the sampled tokens do.
+The engine's weights are compared with the trainer's bit by bit in a few columns of every parameter, other ones each
+time. A column crosses every row, so it shows whatever part of a parameter has not arrived, and however small the update
+was: at a learning rate of 1e-6 the log-probabilities of a skipped update hide in the rounding of bfloat16. Other faults
+(a kernel, a temperature, a cache that outlived the weights) show in the log-probabilities of the sampled tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ NAMED = 3  # parameters that an error names
 
 
 def columns(module: nn.Module, seed: int) -> dict[str, slice]:
-    """A few neighbouring columns of each parameter, by name; all of a vector. A tied head has a name of its own: an
-    engine may keep a copy of it."""
+    """Chooses a few neighbouring columns of each parameter, by name, and all of a vector.
+
+    A tied head has a name of its own here, since an engine may keep a copy of it.
+    """
     rng = np.random.default_rng(seed)
     starts = {
         name: int(rng.integers(max(weight.shape[-1] - WIDTH, 0) + 1)) if weight.dim() > 1 else None
@@ -35,18 +37,17 @@ def columns(module: nn.Module, seed: int) -> dict[str, slice]:
 
 
 def check_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, seed: int) -> None:
-    """Whether the engine has the present weights of the module in the type that both compute in.
+    """Raises CellFailure where the engine does not have the module's present weights, in the type both compute in.
 
-    Of a sharded module nothing but the columns is gathered. All ranks ask for the same ones, in the same order, before
-    any of them may fail.
+    Only the columns of a sharded module are gathered. All ranks ask for the same ones, in the same order, before any of
+    them may fail.
     """
     asked = columns(module, seed)
-    weights = module.state_dict()  # the optimiser's: a forward pass may leave gathered copies in named_parameters
-    held = engine.weights(asked)
+    weights, arrived = ranks.held(module), engine.weights(asked)
     wrong = []
     for name, part in asked.items():
         wanted = ranks.whole(weights[name][..., part].to(dtype))
-        if not torch.equal(held[name].to(dtype), wanted.to(held[name].device)):
+        if not torch.equal(arrived[name].to(dtype), wanted.to(arrived[name].device)):
             wrong.append(name)
     if wrong:
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
@@ -65,7 +66,7 @@ def likely_cause(wrong: Sequence[str], total: int) -> str:
 
 
 def check_log_ratios(mismatch: Mapping[str, float], bounds: Bounds, dtype: torch.dtype) -> None:
-    """Whether the trainer gives the sampled tokens the probabilities that the engine gave them, up to rounding."""
+    """Raises CellFailure where trainer and engine give sampled tokens other probabilities, beyond rounding."""
     for key, bound in vars(bounds).items():
         value = mismatch[f"mismatch/{key}"]
         if bound is not None and not value <= bound:

@@ -1,4 +1,4 @@
-"""What an engine is: prompts in, sampled responses with their log-probabilities out."""
+"""The interface of an engine: prompts in, sampled responses with their log-probabilities out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OnGroup = Callable[[int, "list[Rollout]"], None]  # hears of the number of a pro
 
 
 class Sampling(Protocol):
-    """From softmax(logits / temperature) and nothing else: no top-p, no top-k, no penalties."""
+    """Samples from softmax(logits / temperature) and nothing else: no top-p, no top-k, no penalties."""
 
     def generate(
         self,
@@ -27,11 +27,13 @@ class Sampling(Protocol):
         max_new_tokens: int,
         on_group: OnGroup | None = None,
     ) -> list[list[Rollout]]:
-        """`n` responses to each prompt. What prompt i gets depends on the weights, the prompt and seeds[i] alone,
-        never on its neighbours in the call, so any split over calls or ranks gives the same responses.
+        """Samples `n` responses to each prompt.
 
-        `on_group` is called once for each prompt, as soon as all its responses have ended and while others may still
-        be sampled.
+        What prompt i gets depends on the weights, the prompt and seeds[i] alone, never on its neighbours in the call,
+        so any split over calls or ranks gives the same responses.
+
+        `on_group` is called once for each prompt, as soon as all its responses have ended and while others may still be
+        sampled.
         """
         ...
 
@@ -40,14 +42,16 @@ class Engine(Sampling, Protocol):
     """Samples from the weights that it was given last."""
 
     def load(self, model: PreTrainedModel) -> None:
-        """Take over the present weights of `model`; the next `generate` samples from them."""
+        """Takes over the present weights of `model`; the next `generate` samples from them."""
         ...
 
     def weights(self, columns: Mapping[str, slice]) -> dict[str, torch.Tensor]:
-        """What it computes with at present: the given columns of each parameter by its name in the model, all of a
-        vector; rows stand in the model's order."""
+        """Returns the given columns of each parameter, by its name in the model, as the engine computes with them now.
+
+        A vector is returned whole, and rows stand in the model's order.
+        """
         ...
 
     def rest(self) -> None:
-        """Nothing will be sampled before the next `load`: give back what memory can be given back."""
+        """Gives back the memory that can be given back: nothing will be sampled before the next `load`."""
         ...

@@ -1,4 +1,4 @@
-"""From a problem to the tokens that a model is given: the one way, in training, filtering and evaluation."""
+"""The one way from a problem to the tokens that a model is given, in training, filtering and evaluation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Chat:
     template_options: dict[str, Any] = field(default_factory=dict)  # of the template, such as enable_thinking: false
 
     def identity(self) -> dict[str, Any]:
-        """What is said, without what is left to the others."""
+        """Returns the settings that are given here, without those left to tokenizer and task."""
         return {key: value for key, value in dataclasses.asdict(self).items() if value not in (None, {})}
 
 
@@ -30,7 +30,7 @@ PLAIN = Chat()
 
 
 def instructed(task: Task, chat: Chat) -> Task:
-    """The task with the model's instruction; a task that gives no instruction, such as Countdown, stays without."""
+    """Returns the task with the model's instruction; a task without any, such as Countdown, stays as it is."""
     if chat.instruction is None or not getattr(task, "instruction", ""):
         return task
     changed: Any = task
@@ -38,7 +38,7 @@ def instructed(task: Task, chat: Chat) -> Task:
 
 
 def render(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: Chat = PLAIN) -> list[int]:
-    """The tokens of a problem's prompt, in the chat template of the model if it has one."""
+    """Returns the tokens of a problem's prompt, in the chat template of the model if it has one."""
     template = getattr(tokenizer, "chat_template", None) if chat.template is None else chat.template
     silent = {"verbose": False}  # on length: whoever samples knows better how much room there is
     if not template:

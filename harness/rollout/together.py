@@ -14,7 +14,7 @@ Request = dict[str, Any]
 
 
 class Together:
-    """What rank 0 asks with; the others answer in `follow`."""
+    """The engine that rank 0 asks; each request goes to all ranks, which answer it together."""
 
     def __init__(self, engine: Sampling) -> None:
         self.engine = engine
@@ -31,7 +31,10 @@ class Together:
 
 @contextmanager
 def led(engine: Sampling) -> Iterator[Sampling | None]:
-    """An engine of all ranks on rank 0; None on the others, once the first one has nothing more to ask."""
+    """Yields an engine of all ranks to rank 0.
+
+    The other ranks answer its requests until it has nothing more to ask, and then get None.
+    """
     if not ranks.several():
         yield engine
     elif ranks.number() == 0:
@@ -44,7 +47,7 @@ def led(engine: Sampling) -> Iterator[Sampling | None]:
 
 
 def answer(engine: Sampling, request: Request) -> list[list[Rollout]]:
-    """Every rank takes every so many-th prompt; the groups of all, in the order of the prompts."""
+    """Samples this rank's share of the prompts; returns the groups of all ranks in the order of the prompts."""
     world, own = ranks.count(), slice(ranks.number(), None, ranks.count())
     mine = {key: value[own] if key in ("prompts", "seeds") else value for key, value in request.items()}
     found = ranks.each(engine.generate(mine.pop("prompts"), mine.pop("n"), **mine))

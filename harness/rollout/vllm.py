@@ -53,7 +53,7 @@ CPU_ENVIRONMENT = {
 
 
 def imported(device: str, shape: Shape | None = None) -> Any:
-    """The package, after everything that would make it fail later has been checked."""
+    """Returns the package vllm, after it has checked everything that would make vLLM fail later."""
     check_vllm(device, shape)
     os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if device == "cpu" else {}))
     for key, value in WISHES.items():
@@ -71,9 +71,9 @@ def imported(device: str, shape: Shape | None = None) -> Any:
 
 
 def register_transfer() -> None:
-    """A backend of vLLM's weight-transfer API for weights that are in this process already.
+    """Registers a backend of vLLM's weight-transfer API for weights that are in this process already.
 
-    Its own ones carry weights to another process: CUDA IPC opens no handle in the process that made it.
+    Its own backends carry weights to another process: CUDA IPC opens no handle in the process that made it.
     """
     from vllm.distributed.weight_transfer.base import WeightTransferEngine
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -119,16 +119,19 @@ def register_transfer() -> None:
 
 
 def weights_of(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """One after the other, in the order of the layers: vLLM takes in each layer when its last tensor has come, so no
-    more than a layer's are gathered at any time. Shards are cast before they travel."""
-    weights = module.state_dict()  # the optimiser's: a forward pass may leave gathered copies in named_parameters
+    """Yields the weights one after the other, in the order of the layers.
+
+    vLLM takes in each layer when its last tensor has come, so no more than a layer's are gathered at any time. Shards
+    are cast before they travel.
+    """
+    weights = ranks.held(module)
     for name, _ in module.named_parameters():  # a tied head once
         yield name, ranks.whole(weights[name].to(dtype))
 
 
 @torch.inference_mode()
 def weights_in(model: Any, columns: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Columns of the parameters in vLLM's model, by the names of ours, which it joins where it can."""
+    """Returns columns of the parameters in vLLM's model, by the names of ours, which vLLM joins where it can."""
     packed = model.packed_modules_mapping.items()
     joined = {part: (name, i) for name, parts in packed for i, part in enumerate(parts) if part != name}
     found = {}
@@ -145,8 +148,11 @@ def weights_in(model: Any, columns: Mapping[str, slice]) -> dict[str, Tensor]:
 
 
 def columns_of(module: Any, wanted: slice) -> Tensor:
-    """Of its weight, as it computes with it. On a CPU that is a packed form, whose columns are its outputs at unit
-    vectors: exactly, since all other terms are 0."""
+    """Returns columns of a module's weight, as vLLM computes with it.
+
+    On a CPU the weight is packed. Its columns are then the outputs at unit vectors, which is exact, since all other
+    terms are 0.
+    """
     packed, weight = hasattr(module, "cpu_linear"), module.weight
     if not packed or type(module).__name__ == "VocabParallelEmbedding":
         return weight[..., wanted]
@@ -156,7 +162,7 @@ def columns_of(module: Any, wanted: slice) -> Tensor:
 
 
 class VllmEngine:
-    """An Engine (see harness.rollout) for the model in a folder."""
+    """An engine (harness.rollout.protocol) for the model in a folder."""
 
     def __init__(
         self,

@@ -35,19 +35,19 @@ from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import instructed
 from harness.train.evaluate import Evaluation, Sampler, evaluate
 from harness.train.policy import context_of, load_model
-from tasks import Task
+from tasks import Task, Verifier
 from tasks.scoring import powers_of_two
 
 MOST_TOGETHER = 512  # sequences that are decoded side by side
-# Responses that are kept, and lost by a killed process, at once. Each batch waits for its longest: those of vLLM are of
-# many times what it decodes side by side.
+# Responses that are sampled as one batch and kept when it is done; a killed process loses the batch it was at. A batch
+# waits for its longest response, so those of vLLM hold many times what it decodes side by side.
 BATCH = {"embedded": MOST_TOGETHER, "vllm": 16 * MOST_TOGETHER}
 PROMPT = 2048  # tokens that a prompt is thought to have when memory is shared out
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line says; None: what the task's own file says."""
+    """The sampling that the command line asks for; None leaves a setting to the task's own file."""
 
     samples: int | None = number(None, least=1)
     temperature: float | None = number(None, least=0)
@@ -61,7 +61,7 @@ class Wanted:
             check_value(each, getattr(self, each.name), f"--{each.name.replace('_', '-')}")
 
     def of(self, task: Task) -> dict[str, Any]:
-        """The sampling of a task."""
+        """Returns the sampling of a task."""
         said = tasks.settings(task)
         generation = said["generation_kwargs"]
         return {
@@ -77,19 +77,21 @@ class Assessment:
     evaluation: Evaluation
     settings: dict[str, Any]
     folder: Path
-    notes: list[str]
+    flags: list[str]  # what a reader must know of the problems
+    notes: list[str]  # and of how the model reads them
 
     def avg(self) -> Estimate:
-        """Over all samples, with an interval over problems."""
+        """Averages over all samples, with an interval over problems."""
         return mean_interval(np.array(self.evaluation.right, dtype=float).mean(axis=1))
 
     def record(self) -> dict[str, Any]:
         kept = {key: value for key, value in vars(self.evaluation).items() if key != "samples"}
-        return {**kept, "settings": self.settings, "notes": self.notes, "folder": self.folder.name}
+        kept |= {"flags": self.flags, "settings": self.settings, "notes": self.notes}
+        return kept | {"folder": self.folder.name}
 
 
 class EngineOnDemand:
-    """An engine whose weights are not read before something is sampled: all may have been kept."""
+    """An engine that reads its weights when something is to be sampled; it may all have been kept."""
 
     def __init__(self, folder: Path, eos: int, budget: int, *, beyond_context: bool) -> None:
         self.folder, self.eos, self.budget = folder, eos, budget
@@ -114,7 +116,10 @@ class EngineOnDemand:
 
 
 def side_by_side(config: Any, device: str, dtype: torch.dtype, budget: int) -> int:
-    """Sequences whose keys and values fill half of the memory; of all memory, since what is free varies by the run."""
+    """Returns how many sequences fill half of the memory with their keys and values.
+
+    Half of all memory, not of what is free, since that varies from run to run.
+    """
     heads = config.num_key_value_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     each = 2 * config.num_hidden_layers * heads * size * dtype.itemsize * (PROMPT + budget)
@@ -127,13 +132,13 @@ def side_by_side(config: Any, device: str, dtype: torch.dtype, budget: int) -> i
 
 
 def fingerprint(folder: Path) -> list[list[Any]]:
-    """Changes whenever the files of a model do: a path alone may hold another model tomorrow."""
+    """Lists the files of a model with sizes and times; a path alone may hold another model tomorrow."""
     found = sorted(path for path in folder.iterdir() if path.is_file())
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in found]
 
 
 def assess(
-    model: Model, asked: Sequence[Task], wanted: Wanted, out: Path, say: Callable[[str], None]
+    model: Model, asked: Sequence[Task], wanted: Wanted, verifier: Verifier, out: Path, say: Callable[[str], None]
 ) -> list[Assessment]:
     asked = [instructed(task, model.chat) for task in asked]
     folder = model.folder(say=say)
@@ -162,16 +167,17 @@ def assess(
 
         together = BATCH[engine.name]
         sampler = Sampler(engine, tokenizer, wanted.seed, model.chat, context, kept / "samples", together, heard)
-        evaluation = evaluate(task, sampler, problems=wanted.problems, max_failures=Verify().max_failures, **settings)
+        most = Verify.max_failures
+        evaluation = evaluate(task, sampler, verifier, problems=wanted.problems, max_failures=most, **settings)
         notes = sampler.notes([record["prompt"] for record in evaluation.samples])
-        found.append(Assessment(evaluation, settings, kept, notes))
+        found.append(Assessment(evaluation, settings, kept, task.flags(trained_on=None), notes))
     record = {"model": model.name, "identity": model.identity(), "tasks": [each.record() for each in found]}
     files.write_json(out / "results.json", record)
     return found
 
 
 def show(console: Console, found: Sequence[Assessment]) -> None:
-    """A line for each task; what only some of them have is empty for the others."""
+    """Prints a line for each task; what only some of them have is empty for the others."""
     rows = [(each.evaluation, each.evaluation.metrics, each.settings["samples"]) for each in found]
     ks = [k for k in powers_of_two(max(samples for _, _, samples in rows)) if k > 1]
     table = Table(box=None, header_style="dim", pad_edge=False)
@@ -187,5 +193,5 @@ def show(console: Console, found: Sequence[Assessment]) -> None:
     for each in found:
         verdicts = sorted(each.evaluation.verdicts.items(), key=lambda item: -item[1])
         console.print(f"{each.evaluation.task}: {', '.join(f'{number:,} {verdict}' for verdict, number in verdicts)}")
-        for note in each.evaluation.flags + each.notes:
+        for note in each.flags + each.notes:
             console.print(f"{each.evaluation.task}: {note}", style="yellow")

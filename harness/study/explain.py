@@ -29,18 +29,19 @@ from harness.tokens import dynamics
 from harness.tokens.dynamics import Row
 from harness.tokens.metrics import Stopwatch
 from harness.trainer import Trainer
+from harness.verify.pool import Verifier
 from tasks import Verdict
 
 PLAIN = "grpo"
 MOMENTS = ("first update", "after the updates")
 
 
-def build(config: Config, method: str, folder: str) -> Trainer:
+def build(config: Config, method: str, folder: str, verifier: Verifier) -> Trainer:
     """As a cell of the first task, model and seed begins, but without a word."""
     disable_progress_bar()
     set_verbosity_error()
     planned = Cell(config, method, config.tasks[0], config.models[0], config.seeds[0])
-    trainer = cell.build(planned.spec, Path(folder), say=lambda _: None)
+    trainer = cell.build(planned.spec, Path(folder), verifier, say=lambda _: None)
     trainer.engine.load(trainer.policy.module)
     return trainer
 
@@ -72,11 +73,11 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
     table = baselines.table(config.plugins)
     methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
     found = []
-    with tempfile.TemporaryDirectory() as folder:
-        seen = list(seen_by_plain(build(config, PLAIN, folder), batches))
+    with tempfile.TemporaryDirectory() as folder, Verifier.of(config.verify) as verifier:
+        seen = list(seen_by_plain(build(config, PLAIN, folder, verifier), batches))
         plain = Method.of(PLAIN, table, config.method_options)
         for spec, method in methods.items():
-            trainer = build(config, spec, folder)
+            trainer = build(config, spec, folder, verifier)
             lenses: dict[str, list[dict[str, Row]]] = {moment: [] for moment in MOMENTS}
             for batch, moved in seen:
                 old = trainer.stats_before(batch, sum_p2=True)

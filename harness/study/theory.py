@@ -36,6 +36,7 @@ from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import token_stats
 from harness.train.policy import Policy, head_of, hidden_states, targets
 from harness.trainer import Trainer
+from harness.verify.pool import Verifier
 
 Rows = list[dict[str, Any]]
 
@@ -66,9 +67,9 @@ def measure(config: Config, steps: int) -> dict[str, Rows]:
     if steps < 1:
         raise UserError(f"--steps is {steps}; allowed: 1 and more")
     config = dataclasses.replace(config, plugins=[*config.plugins, "harness.study.theory"])
-    with tempfile.TemporaryDirectory() as folder:
-        entropies = masks(config, steps, Path(folder))
-        trainer = build(config, PLAIN, folder)
+    with tempfile.TemporaryDirectory() as folder, Verifier.of(config.verify) as verifier:
+        entropies = masks(config, steps, folder, verifier)
+        trainer = build(config, PLAIN, folder, verifier)
         batch = batch_of(trainer, 1)
         return {
             "masks": entropies,
@@ -79,13 +80,13 @@ def measure(config: Config, steps: int) -> dict[str, Rows]:
         }
 
 
-def masks(config: Config, steps: int, folder: Path) -> Rows:
+def masks(config: Config, steps: int, folder: str, verifier: Verifier) -> Rows:
     """Entropy before each step, by quadrant and seed; `all` is plain GRPO."""
     rows: Rows = []
     for seed in config.seeds:
         for keep in ("all", *QUADRANTS):
             spec = PLAIN if keep == "all" else f"{PLAIN}+quadrant(keep={keep})"
-            trainer = build(dataclasses.replace(config, seeds=[seed]), spec, str(folder))
+            trainer = build(dataclasses.replace(config, seeds=[seed]), spec, folder, verifier)
             for step in range(1, steps + 1):
                 entropy = trainer.train_step(step, Stopwatch())["entropy/mean"]
                 rows.append({"keep": keep, "seed": seed, "step": step, "entropy": entropy})

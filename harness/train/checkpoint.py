@@ -21,6 +21,6 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> None:
 
 
 def latest(folder: Path) -> dict[str, Any] | None:
-    """Ranks want a part of it each, so they read what they use."""
+    """Reads the newest checkpoint; of several ranks, each reads only the part that it uses."""
     paths = sorted(folder.glob("step-*.pt"))
     return torch.load(paths[-1], map_location="cpu", mmap=ranks.several(), weights_only=True) if paths else None

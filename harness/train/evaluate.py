@@ -1,7 +1,7 @@
 """Evaluation through lm-eval: its task files and metrics, our engine for the sampling.
 
-What lm-eval sees is an ordinary task (tasks/<name>/<name>.yaml) and an ordinary model; what is kept beside its
-metrics is the verdict on every single response, which intervals and comparisons need.
+lm-eval sees an ordinary task (tasks/<name>/<name>.yaml) and an ordinary model. The verdict on every single response is
+kept beside its metrics, since intervals and comparisons need it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from lm_eval.tasks import TaskManager
 import tasks
 from harness.base import files, seeds
 from harness.base.errors import UserError
-from harness.data import check, sets
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import PLAIN, Chat, render
 from harness.verify.failures import check_failures
-from tasks import Task, Verdict
+from tasks import Task, Verdict, Verifier
 from tasks.scoring import dataset_of, metric_list, score_of
 
 if TYPE_CHECKING:
@@ -50,11 +49,10 @@ class Evaluation:
     verdicts: dict[str, int]  # how many of each
     metrics: dict[str, float]
     samples: list[Record]
-    flags: list[str]  # what a reader must know of the problems
 
 
 def silent(done: int, of: int) -> None:
-    """Where nobody waits to hear how many problems have been asked."""
+    """Says nothing, where nobody waits to hear how many problems have been asked."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,10 @@ class Sampler:
     heard: Callable[[int, int], None] = silent
 
     def ask(self, task: str, prompts: Mapping[str, str], n: int, temperature: float, budget: int) -> list[Record]:
-        """n responses to the prompt of each problem. A batch depends on its problems alone, not on what was kept."""
+        """Returns n responses to the prompt of each problem.
+
+        A batch depends on its problems alone, not on what was kept.
+        """
         ids = {problem: render(self.tokenizer, prompt, self.chat) for problem, prompt in prompts.items()}
         self.check_room(task, [len(tokens) for tokens in ids.values()], budget)
         if self.kept is None:
@@ -88,14 +89,14 @@ class Sampler:
         return records
 
     def batches(self, of_problems: Sequence[T], n: int) -> Iterator[tuple[Path, Sequence[T]]]:
-        """The files that are kept, and what belongs into each."""
+        """Yields the files that are kept, each with the part that belongs into it."""
         assert self.kept is not None
         together = max(self.together // n, 1)
         for number, start in enumerate(range(0, len(of_problems), together)):
             yield self.kept / f"{number:04d}.jsonl", of_problems[start : start + together]
 
     def judged(self, records: Sequence[Record], n: int) -> None:
-        """Keep the verdicts with the responses, of which there may be more than were asked for this time."""
+        """Keeps the verdicts with the responses; a file may hold more responses than were asked for this time."""
         for path, part in self.batches(records, n):
             by_problem = {record["problem"]: record for record in part}
             files.write_lines(path, [by_problem.get(kept["problem"], kept) for kept in files.read_lines(path)])
@@ -116,7 +117,7 @@ class Sampler:
         ]
 
     def answers(self, group: Sequence[Rollout]) -> Record:
-        """What is kept of the responses to one problem. Equal ones are decoded once."""
+        """Returns what is kept of the responses to one problem. Equal ones are decoded once."""
         responses = [tuple(rollout.response) for rollout in group]
         distinct = list(dict.fromkeys(responses))
         texts = dict(zip(distinct, self.tokenizer.batch_decode(distinct, skip_special_tokens=True), strict=True))
@@ -140,7 +141,7 @@ class Sampler:
         )
 
     def notes(self, prompts: Sequence[str]) -> list[str]:
-        """What a reader of the scores must know: a tokenizer without a token for a character may just leave it out."""
+        """Returns a note for readers if the tokenizer has no token for some characters and just leaves them out."""
         lossy = 0
         for prompt in prompts:
             read = self.tokenizer.decode(render(self.tokenizer, prompt, self.chat))
@@ -149,7 +150,7 @@ class Sampler:
 
 
 def known(path: Path, batch: Mapping[str, str]) -> list[Record] | None:
-    """The responses that were kept, if they are to the same prompts, whatever else was asked beside them."""
+    """Returns the responses that were kept if they are to the same prompts, whatever else was asked; else None."""
     found = {record["problem"]: record for record in files.read_lines(path)} if path.exists() else {}
     prompts = {problem: found[problem]["prompt"] for problem in batch if problem in found}
     return [found[problem] for problem in batch] if prompts == batch else None
@@ -185,6 +186,7 @@ class EngineLM(LM):
 def evaluate(
     task: Task,
     sampler: Sampler,
+    verifier: Verifier,
     *,
     split: str,
     problems: int | None,
@@ -193,7 +195,7 @@ def evaluate(
     max_new_tokens: int,
     max_failures: float,
 ) -> Evaluation:
-    """`samples` responses to each of the first `problems` problems of a split (None: to all), judged by the task.
+    """Asks for `samples` responses to each of the first `problems` problems of a split (None: all), judged by the task.
 
     What is drawn for a problem depends on the weights, the problem and the seed alone, so that models which are
     evaluated with the same seed are compared sample by sample.
@@ -203,7 +205,8 @@ def evaluate(
         raise UserError(f"eval.problems is {problems}, but {task.name} has {len(available)} in its {split} split")
     overrides = {
         "custom_dataset": lambda **_: {split: dataset_of(available[:problems])},
-        "process_results": partial(score_of, task),
+        # No partial: lm-eval copies what it is given, and a verifier has processes.
+        "process_results": lambda doc, results: score_of(task, verifier, doc, results),
         "test_split": split,
         "repeats": samples,
         "filter_list": [{"name": FILTER, "filter": [{"function": "take_first_k", "k": samples}]}],
@@ -235,12 +238,11 @@ def evaluate(
         verdicts=dict(Counter(verdict for record in records for verdict in record["verdicts"])),
         metrics=metrics | of_tokens(records),
         samples=records,
-        flags=check.flags(task.name) if task.name in sets.SETS else [],
     )
 
 
 def of_tokens(records: Sequence[Record]) -> dict[str, float]:
-    """What the text alone does not tell lm-eval."""
+    """Returns the metrics of tokens, which lm-eval cannot tell from the text alone."""
     lengths = [length for record in records for length in record["lengths"]]
     finished = [end for record in records for end in record["finished"]]
     return {
@@ -252,8 +254,10 @@ def of_tokens(records: Sequence[Record]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without lm-eval's bar over the problems, and its hint on metadata that it gives for every dataset made by a
-    function; all else passes."""
+    """Silences lm-eval's bar over the problems, and its hint on metadata for every dataset made by a function.
+
+    All else passes.
+    """
 
     def wanted(record: logging.LogRecord) -> bool:
         return "Custom kwargs can be passed to `--metadata`" not in record.getMessage()

@@ -1,7 +1,7 @@
-"""Which problems a cell trains on: those whose prompts are short enough and which the model solves sometimes.
+"""The problems that a cell trains on: those whose prompts are short enough and which the model solves sometimes.
 
-How often the model before training solves a problem is measured once for everyone: the counts are kept in the cache
-by the model, the problems as the model sees them, and the sampling. The bounds choose among them afterwards.
+How often the model before training solves a problem is measured once for everyone: the counts are kept in the cache by
+the model, the problems as the model sees them, and the sampling. The bounds choose among them afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from harness.base import files, identities, seeds
 from harness.base.errors import UserError
-from harness.base.task import Problem, Task, Verdict
+from harness.base.task import Problem, Task, Verdict, Verifier
 from harness.config import Filter, RolloutConfig
 from harness.rollout.rendering import PLAIN, Chat, render
 from harness.verify.failures import check_failures
@@ -49,6 +49,7 @@ class Asker:
     task: Task
     engine: Sampling  # with the model's weights
     tokenizer: PreTrainedTokenizerBase
+    verifier: Verifier
     rollout: RolloutConfig
     max_failures: float  # share of answers that the verifier may fail on
     chat: Chat = PLAIN
@@ -57,7 +58,7 @@ class Asker:
         return render(self.tokenizer, problem.prompt, self.chat)
 
     def identity(self, prompts: Mapping[Problem, list[int]], n: int) -> dict[str, Any]:
-        """All that decides how often a problem is solved."""
+        """Returns all that decides how often a problem is solved."""
         seen = [[problem.id, prompt, problem.answer] for problem, prompt in prompts.items()]
         return {
             "version": VERSION,
@@ -69,7 +70,7 @@ class Asker:
         }
 
     def right(self, prompts: Mapping[Problem, list[int]], n: int, key: str) -> list[int]:
-        """How many of n responses to each problem are right; the same whatever else is asked beside it."""
+        """Counts how many of n responses to each problem are right; the same whatever else is asked beside it."""
         groups = self.engine.generate(
             list(prompts.values()),
             n,
@@ -79,14 +80,16 @@ class Asker:
         )
         texts = self.tokenizer.batch_decode([r.response for g in groups for r in g], skip_special_tokens=True)
         asked = [problem for problem in prompts for _ in range(n)]
-        verdicts = self.task.verdicts(list(zip(asked, texts, strict=True)))
+        verdicts = self.task.verdicts(list(zip(asked, texts, strict=True)), self.verifier)
         check_failures(verdicts, self.max_failures)
         return [verdicts[start : start + n].count(Verdict.RIGHT) for start in range(0, len(verdicts), n)]
 
 
 def pool(asker: Asker, given: Filter | None, cache: Path, at_once: int, say: Say) -> Pool:
-    """The training problems of the asker's task that are neither too long nor, where a filter is given, too hard or
-    too easy; those that are not in the cache are asked `at_once` at a time."""
+    """Returns the training problems that are not too long and, where a filter is given, neither too hard nor too easy.
+
+    Problems whose counts are not in the cache are asked `at_once` at a time.
+    """
     problems, longest = asker.task.problems("train"), asker.rollout.max_prompt_tokens
     record = {"given": len(problems)}
     if given is not None or longest is not None:
@@ -127,8 +130,11 @@ def measured(
     at_once: int,
     say: Say,
 ) -> dict[str, int]:
-    """How many responses to each problem, by its id, are right. Kept batch by batch, so that a killed process costs
-    one batch; made by whoever comes first while others wait."""
+    """Counts how many responses to each problem, by its id, are right.
+
+    The counts are kept batch by batch, so that a killed process costs one batch. Whoever comes first counts; others
+    wait.
+    """
     assert len({problem.id for problem in problems}) == len(problems)
     found = counts(path)
     if len(found) == len(problems):

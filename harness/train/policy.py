@@ -21,10 +21,10 @@ from harness.tokens.statistics import token_stats
 
 
 class Learner:
-    """A model with its optimiser. Losses are added up by `backward`; `step` applies them.
+    """A model with its optimiser. `backward` adds losses up; `step` applies them.
 
-    `network` is `module`, the model, with what makes numbers of its hidden states: one forward pass, for which several
-    ranks gather the weights that they hold among them.
+    `module` is the model. `network` is the model together with what turns its hidden states into numbers: one forward
+    pass of it is what several ranks gather their weights for.
     """
 
     module: nn.Module
@@ -53,16 +53,20 @@ class Learner:
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
-        # Where little is to be kept: the casts that a cache holds until the end of a pass are a whole model's.
+        # The cache holds the casts of all weights until a pass ends, as much memory as a second model. So it
+        # is off wherever memory is saved in other ways.
         return torch.autocast(self.device, self.dtype, cache_enabled=not self.recompute and not ranks.several())
 
     def micro_batches(self, batch: TokenBatch) -> list[TokenBatch]:
-        """As many on every rank, since each pass gathers weights from all: those that have fewer add idle ones."""
+        """Splits a batch into as many micro-batches on every rank; ranks that have fewer add idle ones.
+
+        Each pass gathers weights from all ranks, so all must make the same number of passes.
+        """
         parts = list(batch.micro_batches(self.micro))
         return parts + [batch.idle()] * (ranks.most(len(parts)) - len(parts))
 
     def flat(self, batch: TokenBatch, of_tokens: Callable[[TokenBatch], Tensor]) -> Tensor:
-        """A function of each token, without gradient, put together from micro-batches."""
+        """Computes a function of each token, without gradient, micro-batch by micro-batch."""
         result = torch.empty(len(batch.index_T), device=self.device)
         for part in self.micro_batches(batch):
             result[part.index_T] = of_tokens(part)
@@ -89,7 +93,7 @@ class Learner:
         return norm
 
     def state(self) -> dict[str, Any]:
-        """The same however many ranks there are; of several, the first one has it."""
+        """Returns weights and moments, the same for any number of ranks; of several, the first one has them."""
         state = {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
         return ranks.whole_on_first(state) if ranks.several() else state
 
@@ -105,14 +109,15 @@ class Learner:
 
 
 def padded(rows: Sequence[Tensor], device: str) -> Tensor:
-    """On the right: under causal attention no real token sees the padding, so it needs no mask."""
+    """Pads on the right, where no mask is needed: under causal attention no real token sees the padding."""
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(device, non_blocking=True)
 
 
 def hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
-    """The hidden state from which each response token is predicted, flat."""
-    # That takes two passes, a cache and a mask of ours: ranks must all make the same passes, what is recomputed keeps
-    # no cache, and a model that reads a window of its context has a mask of its own.
+    """Returns the hidden state from which each response token is predicted, flat."""
+    # Sharing prompts takes two passes, a cache and a mask of ours. Ranks could not do it, since all must make the same
+    # passes; nor a model whose layers are recomputed, which keeps no cache; nor one that reads only a window of its
+    # context, which has a mask of its own.
     alone = not ranks.several() and not backbone.is_gradient_checkpointing and not windowed(backbone.config)
     if batch.prompts_weigh and alone:
         return hidden_after_shared_prompts(backbone, batch, device)
@@ -126,7 +131,10 @@ def windowed(config: PreTrainedConfig) -> bool:
 
 
 def hidden_after_shared_prompts(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
-    """The same, with each prompt run once for all responses of its group here; gradients flow through its cache."""
+    """Returns the same as hidden_states, but runs each prompt once for all responses of its group here.
+
+    Gradients flow through the cache of the prompts.
+    """
     _, prompt_B, sizes_P = batch.groups_B.unique_consecutive(return_inverse=True, return_counts=True)
     first_P = sizes_P.cumsum(0) - sizes_P
     lengths_B, lengths = batch.prompt_lengths_B, batch.prompt_lengths_B.tolist()
@@ -179,17 +187,17 @@ def check_vocabulary(tokenizer: Any, model: PreTrainedModel, folder: Path) -> No
 
 
 def context_of(config: PreTrainedConfig) -> int | None:
-    """The tokens of a prompt with its response that a model was made for."""
+    """Returns how many tokens of prompt and response together the model was made for."""
     return getattr(config, "max_position_embeddings", None)
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    """The parts that repeat, by the names that transformers gives them for this purpose."""
+    """Returns the parts that repeat, by the names that transformers gives them for this purpose."""
     return [module for module in model.modules() if type(module).__name__ in (model._no_split_modules or ())]
 
 
 class Scorer(nn.Module):
-    """A language model with the statistics of response tokens as its result."""
+    """A language model whose output is the statistics of response tokens."""
 
     def __init__(self, model: PreTrainedModel, temperature: float, device: str) -> None:
         super().__init__()
@@ -198,7 +206,7 @@ class Scorer(nn.Module):
     def forward(
         self, batch: TokenBatch, *, entropy: bool, entropy_grad: bool = False, sum_p2: bool = False
     ) -> tuple[Tensor | None, ...]:
-        """The columns of TokenStats: FSDP looks for tensors with a gradient in tuples."""
+        """Returns the columns of TokenStats as a tuple, in which FSDP looks for tensors with a gradient."""
         hidden_TD = hidden_states(self.model.base_model, batch, self.device)
         head, wanted = head_of(self.model), targets(batch, self.device)
         found = token_stats(
@@ -218,19 +226,19 @@ class Policy(Learner):
         super().__init__(Scorer(self.module, temperature, device), train, train.lr, device, dtype, hardware)
 
     def stats(self, batch: TokenBatch, needs: frozenset[str] = frozenset(), *, entropy: bool = True) -> TokenStats:
-        """Of the present policy, without gradient."""
+        """Returns the statistics of the present policy, without gradient."""
         parts = self.micro_batches(batch)
         with torch.no_grad():
             found = [self._forward(part, entropy=entropy, sum_p2="sum_p2" in needs) for part in parts]
         return TokenStats.cat(found).at(torch.cat([part.index_T for part in parts]).argsort())
 
     def current(self, batch: TokenBatch, needs: frozenset[str]) -> TokenStats:
-        """Of the present policy, with gradient."""
+        """Returns the statistics of the present policy, with gradient."""
         grad = "entropy_grad" in needs
         return self._forward(batch, entropy=grad, entropy_grad=grad)
 
     def save(self, folder: Path) -> None:
-        """As a folder in the format of transformers."""
+        """Saves the model as a folder in the format of transformers."""
         weights = ranks.whole_on_first(self.module.state_dict())
         if ranks.number() == 0:
             self.module.save_pretrained(folder, state_dict=weights)
@@ -241,7 +249,7 @@ class Policy(Learner):
 
 
 class ValueModel(nn.Module):
-    """The value of each response token's context: the base model's body under a scalar head that starts at zero."""
+    """The base model's body under a scalar head that starts at zero; it gives the value of each token's context."""
 
     def __init__(self, folder: Path, device: str) -> None:
         super().__init__()

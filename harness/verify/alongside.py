@@ -1,4 +1,4 @@
-"""Judging while others are still being sampled."""
+"""Judges responses while others are still being sampled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Alongside:
     """Judges groups in a thread of its own as they come, in whatever order; use it as a context manager.
 
-    What has come in the meantime is judged together, which keeps the workers busy and judges equal answers once.
+    Groups that have come in the meantime are judged together, which keeps the workers busy and judges equal answers
+    once.
     """
 
     def __init__(self, judge: Callable[[dict[int, list[Rollout]]], list[Verdict]]) -> None:
@@ -43,7 +44,10 @@ class Alongside:
         self.seconds += time.perf_counter() - start
 
     def verdicts(self) -> list[Verdict]:
-        """On all responses in the order of the groups' numbers, once they are there; or what went wrong."""
+        """Waits for the verdicts on all responses and returns them in the order of the groups' numbers.
+
+        Raises what went wrong in the judging.
+        """
         for each in self.rounds:
             each.result()
         return [verdict for _, verdicts in sorted(self.found.items()) for verdict in verdicts]

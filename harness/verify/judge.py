@@ -44,7 +44,7 @@ EXACT_PLACES = 12  # where the gold answer is an integer, which needs no approxi
 SEEN_ENOUGH = 75  # exit code of a child that has answered, but whose state is not to be trusted any more
 PERCENT = re.compile(r"(.*[)}a-zA-Z]) *\\?%")  # of what is no plain number, which the grammar does not have
 NUMBERS = re.compile(r"(?:Integer|Float|Rational|[-+*/(). 0-9'])*")
-# Of every kind that the grammar knows; the first of each kind is ten times slower than the second.
+# Texts of every kind that the grammar knows: the first of a kind takes ten times as long as the second.
 WARM_UP = (
     r"\frac{1}{2}+3\sqrt{5}",
     r"x^2-2x",
@@ -65,13 +65,13 @@ class Exhausted(BaseException):
 
 
 class Reader(_Latex2Sympy):
-    """The parser of math-verify, with numbers read literally."""
+    """The parser of math-verify, but numbers are read literally."""
 
     def parse_number(self, text: str) -> sympy.Number:
         return number(text)
 
     def convert_postfix_list(self, arr: list[Any], i: int = 0) -> Any:
-        """A product, unless it is written as a mixed number: the parser itself takes 2(3) for 2 + 3."""
+        """Returns a product, unless it is written as a mixed number; the parser itself takes 2(3) for 2 + 3."""
         texts = [part.getText() for part in arr]
         bare = [re.fullmatch(r"[0-9.]+", text) for text in texts]
         if any(map(all, itertools.pairwise(bare))):
@@ -92,7 +92,7 @@ class Reader(_Latex2Sympy):
 
 
 def number(text: str) -> sympy.Number:
-    """For the parser's own, which lets Python evaluate the text."""
+    """Reads a number, in place of the parser's own function, which lets Python evaluate the text."""
     text = re.sub("[, ]", "", text)
     if is_digits(text):
         return Integer(text)
@@ -106,7 +106,10 @@ def is_digits(text: str) -> bool:
 
 
 def read(text: str, is_real: bool) -> Basic | MatrixBase:
-    """Raises Unparsed where the grammar has no place for the text, and what the libraries raise where they break."""
+    """Reads a text as mathematics.
+
+    Raises Unparsed where the grammar has no place for the text, and what the libraries raise where they break.
+    """
     normal = normalize_latex(text, NORMAL)
     percent = PERCENT.fullmatch(normal)
     if percent:
@@ -124,13 +127,13 @@ def read(text: str, is_real: bool) -> Basic | MatrixBase:
 
 
 def approximated(x: Basic | MatrixBase) -> Basic | MatrixBase:
-    """One decimal instead of a term with decimals: sympy calls no decimal equal to an integer."""
+    """Returns one decimal for a term with decimals, since sympy calls no decimal equal to an integer."""
     known = isinstance(x, Expr) and x.is_number and x.has(Float) and not x.has(sympy.UnevaluatedExpr)
     return x.evalf() if known and not too_large(x) else x
 
 
 def judge(gold_text: str, answer_text: str) -> tuple[str, str]:
-    """A verdict, and the reason for it where it is neither right nor wrong."""
+    """Returns a verdict, and the reason for it where it is neither right nor wrong."""
     is_real = not (should_treat_as_complex(gold_text) or should_treat_as_complex(answer_text))
     try:
         gold = read(gold_text, is_real)
@@ -159,7 +162,10 @@ def judge(gold_text: str, answer_text: str) -> tuple[str, str]:
 
 
 def certainly_different(gold: Basic, answer: Basic) -> bool:
-    """Whether two expressions have values far apart: the common case, and faster to see than that they are equal."""
+    """Tells whether two expressions have values far apart.
+
+    That is the common case, and it is faster to see than that they are equal.
+    """
     if isinstance(gold, sympy.Eq) != isinstance(answer, sympy.Eq):
         gold, answer = last_side(gold), last_side(answer)
     of_gold, of_answer = size(gold), size(answer)
@@ -181,7 +187,7 @@ def last_side(expression: Basic) -> Basic:
 
 
 def value(symbol: Symbol) -> float:
-    """Any, but always the same: expressions that are equal are so for all values."""
+    """Returns any number, but always the same for a symbol: expressions that are equal are so for all values."""
     return 1 + zlib.crc32(symbol.name.encode()) / 2**32
 
 
@@ -190,12 +196,12 @@ def too_large(x: Basic) -> bool:
 
 
 def is_beyond(digits: int, found: Size | None) -> bool:
-    """Whether it has that many digits, before or after its decimal point."""
+    """Tells whether a number of this size has more than so many digits, before or after its decimal point."""
     return found is not None and found[1] != -math.inf and abs(found[1]) > digits
 
 
 def size(x: Basic) -> Size | None:
-    """Of a number, found without evaluating it; None for what is no number, or not certain."""
+    """Returns the size of a number without evaluating it; None for what is no number, or where it is not certain."""
     if isinstance(x, Rational):
         return (x.p > 0) - (x.p < 0), math.log10(abs(x.p)) - math.log10(x.q) if x.p and x.q else -math.inf
     if isinstance(x, Float) or x is sympy.pi or x is sympy.E:
@@ -261,7 +267,7 @@ SIZES: dict[type, Callable[..., Size | None]] = {
 
 
 def places(gold: Basic) -> int:
-    """Decimals to compare: as many as show the leading digits of a small number."""
+    """Returns the decimals to compare, as many as show the leading digits of a small number."""
     if isinstance(gold, Integer):
         return EXACT_PLACES
     found = size(gold)
@@ -281,7 +287,7 @@ def numbers_only(evaluate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def loud(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For functions whose callers swallow every Exception."""
+    """Wraps a function whose callers swallow every Exception, so that a lack of memory or stack still shows."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -293,7 +299,7 @@ def loud(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def evaluated(expression: Any) -> Any:
-    """As far as that goes."""
+    """Evaluates an expression as far as that goes."""
     try:
         return loud(expression.doit)()
     except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):
@@ -301,7 +307,10 @@ def evaluated(expression: Any) -> Any:
 
 
 def harden() -> None:
-    """sympy evaluates strings as Python where it meets them; its own constants, such as S("3/2"), are all it may."""
+    """Keeps sympy from evaluating strings as Python wherever it meets them.
+
+    Its own constants, such as S("3/2"), are all it may evaluate.
+    """
     sympy.parsing.sympy_parser.eval_expr = numbers_only(sympy.parsing.sympy_parser.eval_expr)
     latex2sympy2_extended.latex2sympy2.convert_number = number
     grader = math_verify.grader
@@ -325,7 +334,7 @@ def reply(out: int, verdict: str, reason: str) -> None:
 
 
 def serve(out: int, limit_s: float) -> int:
-    """Answer questions until there are none; the kernel ends what takes longer, whatever the interpreter is doing."""
+    """Answers questions until there are none; the kernel ends what takes longer, whatever the interpreter is doing."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     for line in sys.stdin.buffer:

@@ -1,4 +1,4 @@
-r"""Verdicts on answers: what stands in the last \boxed{} of a response against the gold answer.
+r"""Verdicts on answers: compares the last \boxed{} of a response with the gold answer.
 
 Integers, and answers that are written alike, are judged here and now. All others go to worker processes
 (harness/verify/judge.py), each of which may hang, crash or run out of memory at the cost of one verdict.
@@ -7,7 +7,6 @@ docs/verification.md says what counts as equal.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import logging
@@ -18,7 +17,6 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from types import TracebackType
 
 from harness.base.processes import python
@@ -102,7 +100,11 @@ class Worker:
 
 
 class Verifier:
-    """Use it as a context manager, or close it, or let it end with the process; any number of threads may share it."""
+    """Judges answers in processes of its own, which start when the first answer needs one.
+
+    Use it as a context manager: its end closes them. Any number of threads may share it, but no other process: a fork
+    has neither its threads nor its workers.
+    """
 
     def __init__(
         self, workers: int = Settings.workers, limit_s: float = Settings.limit_s, longest: int = LONGEST
@@ -114,8 +116,13 @@ class Verifier:
         self.workers = list(self.idle.queue)
         self.threads = ThreadPoolExecutor(workers, "verify")
 
+    @classmethod
+    def of(cls, settings: Settings) -> Verifier:
+        """Returns a verifier with the settings of a configuration."""
+        return cls(settings.workers, settings.limit_s)
+
     def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """On pairs of gold answer and response, in their order; equal answers are judged once."""
+        """Judges pairs of gold answer and response, in their order; equal answers are judged once."""
         asked = [(gold, extract(response)) for gold, response in pairs]
         found: dict[tuple[str, str | None], Verdict] = {}
         slow: dict[tuple[str, str | None], tuple[str, str]] = {}
@@ -157,32 +164,3 @@ class Verifier:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-# The one of this process
-
-chosen = Settings()
-
-
-def choose(settings: Settings) -> None:
-    """For the verifier that is shared from now on."""
-    global chosen
-    chosen = settings
-
-
-def shared() -> Verifier:
-    """One verifier for all of this process, closed at its exit."""
-    return of_process(os.getpid(), chosen.workers, chosen.limit_s)
-
-
-@cache
-def of_process(pid: int, workers: int, limit_s: float) -> Verifier:
-    """By process: after a fork, the workers and threads are still those of the parent."""
-    verifier = Verifier(workers, limit_s)
-
-    def close() -> None:
-        if os.getpid() == pid:
-            verifier.close()
-
-    atexit.register(close)
-    return verifier

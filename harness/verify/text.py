@@ -1,48 +1,19 @@
-"""What stands in the last box of a response, in one way of writing, and the verdict where that is plain to see."""
+"""Reads the answer in the last box of a response in one way of writing, and judges it where that is plain to see."""
 # ruff: noqa: RUF001  letters that look like others are what it reads
 
 from __future__ import annotations
 
 import re
 
+from harness.base.box import BOX, last_box
 from harness.base.task import Verdict
 
 DEEPEST = 10  # nested brackets; the parser of LaTeX takes seconds for twice as many
 
 
-# What is in the box
-
-BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
-BOX_OR_BRACE = re.compile(rf"{BOX.pattern}\s{{0,9}}(\{{?)|\\.|[{{}}]", re.DOTALL)
-BARE = re.compile(r"[^\s$]*")
-
-
 def extract(response: str) -> str | None:
-    r"""What stands in the last box, or in the outermost box around it; None where that is missing, empty or cut off.
-
-    A box without braces, as in `\boxed 5`, holds all up to the next space.
-    """
-    first = BOX.search(response)
-    opened: list[int | None] = []  # for each open brace: where the content of its box begins; None if it is no box's
-    last, braced = 0, True
-    start, end = -1, -1
-    for match in BOX_OR_BRACE.finditer(response, first.start() if first else len(response)):
-        token = match.group()
-        if token == "{":
-            opened.append(None)
-        elif token == "}":
-            begun = opened.pop() if opened else None
-            if begun is not None:
-                start, end = begun, match.start()
-        elif match.group(1) is not None:
-            last, braced = match.end(), bool(match.group(1))
-            if braced:
-                opened.append(last)
-    if end < last and not braced:
-        bare = BARE.search(response, last)
-        assert bare is not None  # it matches anything
-        start, end = bare.span()
-    return response[start:end].strip() or None if end >= last else None
+    """Returns the answer in the last box of a response; None where the box is missing, empty or cut off."""
+    return (last_box(response) or "").strip() or None
 
 
 # One way to write it
@@ -98,7 +69,7 @@ WRAPPED = re.compile(r"(?:\\text)? *\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 
 
 def tidy(text: str) -> str:
-    """The same answer without typography."""
+    """Returns the same answer without typography."""
     if ARITHMETIC.fullmatch(text):
         return text
     text = text.translate(PLAIN)
@@ -117,14 +88,14 @@ def power_of_ten(match: re.Match[str]) -> str:
 
 
 def fraction(match: re.Match[str]) -> str:
-    """0.1\\overline{6} -> 15/90."""
+    """Writes a repeating decimal as a fraction: 0.1\\overline{6} -> 15/90."""
     whole, fixed, period = match.groups()
     numerator = int(whole + fixed + period) - int(whole + fixed or "0")
     return rf"\frac{{{numerator}}}{{{'9' * len(period)}{'0' * len(fixed)}}}"
 
 
 def spelling(text: str) -> str:
-    """Answers with the same spelling are equal; many that are equal have another one."""
+    """Returns a form in which answers that are spelled alike agree; many that are equal in value do not."""
     if ARITHMETIC.fullmatch(text):
         return text
     text = re.sub(r"\\text *\{([^{}]*)\}", r"\1", text)
@@ -150,7 +121,7 @@ INTEGER = re.compile(
 
 
 def integer(text: str) -> int | None:
-    """The integer that an answer is, whatever its zeros, separators, sign, and unit; None for any other answer."""
+    """Reads an answer as an integer, whatever its zeros, separators, sign and unit; None for any other answer."""
     text = tidy(text)
     while wrapped := WRAPPED.fullmatch(text):
         text = wrapped[1].strip(" .")
@@ -162,7 +133,7 @@ def integer(text: str) -> int | None:
 
 
 def quickly(gold: str, answer: str) -> Verdict | None:
-    """The verdict on tidy answers where that is plain to see."""
+    """Returns the verdict on tidy answers where that is plain to see, else None."""
     wanted, given = integer(gold), integer(answer)
     if wanted is not None and given is not None:
         return Verdict.RIGHT if wanted == given else Verdict.WRONG
@@ -174,7 +145,7 @@ def quickly(gold: str, answer: str) -> Verdict | None:
 
 
 def legible(answer: str) -> bool:
-    """Whether the parser of LaTeX may see it: no controls, no digits but 0-9, no abyss of brackets."""
+    """Tells whether the parser of LaTeX may see it: no controls, no digits but 0-9, no abyss of brackets."""
     depth = deepest = 0
     for letter in answer:
         depth += (letter in "([{") - (letter in ")]}")

@@ -19,8 +19,9 @@ from math import comb
 from operator import add, mul, sub
 from typing import ClassVar
 
+from harness.base.box import last_box
 from harness.base.schema import check, number
-from harness.base.task import SPLITS, Problem, Verdict, check_split
+from harness.base.task import SPLITS, Problem, Verdict, Verifier, check_split
 
 Numbers = tuple[int, ...]  # in ascending order
 
@@ -49,20 +50,21 @@ class Countdown:
         check(Countdown, vars(self), "countdown.")
 
     def problems(self, split: str) -> list[Problem]:
-        """All problems where the multisets of numbers are few, else those of a seeded draw of 1,000 multisets."""
+        """Returns the problems of all multisets of numbers, or of a seeded draw of 1,000 where there are more."""
         check_split(self, split)
         return [problem(*key) for key in keys(self, split)]
 
-    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         return [self.verdict(problem, response) for problem, response in pairs]
 
+    def flags(self, trained_on: str | None) -> list[str]:
+        """Returns nothing: no training problem is among those for testing."""
+        return []
+
     def verdict(self, problem: Problem, response: str) -> Verdict:
-        """RIGHT if the last box holds an expression of the target's value that uses each number exactly once."""
-        start = response.rfind(BOX)
-        end = response.find("}", start)
-        if start < 0 or end < 0:
-            return Verdict.UNPARSED
-        read = evaluate(response[start + len(BOX) : end])
+        """Says right if the last box holds an expression of the target's value that uses each number exactly once."""
+        boxed = last_box(response, literal=True)
+        read = None if boxed is None else evaluate(boxed)
         if read is None:
             return Verdict.UNPARSED
         value, used = read
@@ -71,9 +73,10 @@ class Countdown:
 
 
 def evaluate(text: str) -> tuple[int, list[int]] | None:
-    """The value of an expression and the numbers in it; None for what is no expression of numbers, + - * and brackets.
+    """Returns the value of an expression and the numbers in it; None for all but numbers, + - * and brackets.
 
-    Two stacks instead of recursion, so that no nesting is too deep; no sign in front of a number or a bracket.
+    It uses two stacks instead of recursion, so that no nesting is too deep. No sign may stand in front of a number or a
+    bracket.
     """
     if len(text) > LONGEST or not ALPHABET.fullmatch(text):
         return None
@@ -131,7 +134,7 @@ def digest(numbers: Numbers, target: int) -> int:
 
 
 def split_of(numbers: Numbers, target: int) -> str:
-    """Depends on the problem alone, whatever the other options are; the order of the numbers does not matter."""
+    """Returns the split of a problem by its target and its numbers, whatever their order and the other options."""
     return {0: "test", 1: "validation"}.get(digest(numbers, target) % HELD_OUT, "train")
 
 
@@ -149,7 +152,7 @@ def multisets(task: Countdown) -> list[Numbers]:
 
 @cache
 def keys(task: Countdown, split: str) -> list[tuple[Numbers, int]]:
-    """In the order of their digests, so that the first few are a fair draw."""
+    """Returns the problems of a split in the order of their digests, so that the first few are a fair draw."""
     everything = ((numbers, value) for numbers in multisets(task) for value in reachable(numbers, task.target))
     return sorted((key for key in everything if split_of(*key) == split), key=lambda key: digest(*key))
 
@@ -169,7 +172,7 @@ def prompt(numbers: list[int], target: int) -> str:
 
 @cache
 def partitions(numbers: Numbers) -> list[tuple[Numbers, Numbers]]:
-    """The ways to give some numbers to the left operand and the others to the right one."""
+    """Returns the ways to give some numbers to the left operand and the others to the right one."""
     positions = range(len(numbers))
     found = set()
     for size in range(1, len(numbers)):
@@ -181,7 +184,7 @@ def partitions(numbers: Numbers) -> list[tuple[Numbers, Numbers]]:
 
 @cache
 def reachable(numbers: Numbers, highest: int) -> frozenset[int]:
-    """The values of all expressions that use each number once and never leave 0..highest."""
+    """Returns the values of all expressions that use each number once and never leave 0..highest."""
     if len(numbers) == 1:
         return frozenset(number for number in numbers if number <= highest)
     found: set[int] = set()
@@ -195,7 +198,7 @@ def reachable(numbers: Numbers, highest: int) -> frozenset[int]:
 
 @cache
 def last_steps(numbers: Numbers, value: int, highest: int) -> list[tuple[str, Numbers, int, Numbers, int]]:
-    """Every last operation that gives this value: its sign, and the numbers and the value of both operands."""
+    """Returns every last operation that gives this value: its sign, and the numbers and the value of both operands."""
     steps = []
     for left, right in partitions(numbers):
         rights = reachable(right, highest)
@@ -207,7 +210,7 @@ def last_steps(numbers: Numbers, value: int, highest: int) -> list[tuple[str, Nu
 
 
 def expression(rng: random.Random, numbers: Numbers, value: int, highest: int) -> str:
-    """A random expression of this value; every operand that is not a number stands in brackets."""
+    """Draws an expression of this value; every operand that is not a number stands in brackets."""
     if len(numbers) == 1:
         return str(value)
     sign, left, a, right, b = rng.choice(last_steps(numbers, value, highest))
@@ -216,8 +219,11 @@ def expression(rng: random.Random, numbers: Numbers, value: int, highest: int) -
 
 
 def examples(task: Countdown, seed: int, solving: float) -> Iterator[tuple[str, str]]:
-    """Prompts of training problems with responses, for ever: this share solves them, the rest are any expressions
-    over the given numbers, so that a model learns to write answers before it is good at them."""
+    """Yields prompts of training problems with responses, for ever.
+
+    This share of them solves its problem. The rest are any expressions over the given numbers, so that a model learns
+    to write answers before it is good at them.
+    """
     rng = random.Random(seed)
     train = keys(task, "train")
     while True:

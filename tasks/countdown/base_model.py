@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-import tasks
 from tasks.countdown import Countdown, examples
 from tasks.countdown.recipe import CHARACTERS, END, PAD, Recipe, words
 
@@ -26,10 +25,10 @@ IGNORED = -100  # as a target, by torch's cross entropy
 
 
 def tokenizer(task: Countdown) -> Qwen2Tokenizer:
-    """A token for each character, for each number that can occur, and for the opening of the box.
+    """Returns a tokenizer with a token for each character, each number that can occur, and the opening of the box.
 
-    Whole numbers instead of digits: the same training beats random answers by three times as much, in less time.
-    Of the class that AutoTokenizer takes for a Qwen2 model whatever its folder says, without any merges.
+    Whole numbers rather than digits: with them, the same training beats random answers by three times as much, in less
+    time. AutoTokenizer takes this class for a Qwen2 model, whatever the model's folder says; there are no merges.
     """
     vocabulary = {token: index for index, token in enumerate((PAD, END, *CHARACTERS.replace(" ", BYTE_LEVEL_SPACE)))}
     encoder = Qwen2Tokenizer(
@@ -57,7 +56,7 @@ def model(recipe: Recipe, encoder: Qwen2Tokenizer) -> Qwen2ForCausalLM:
 
 
 def batches(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer) -> Iterator[tuple[Tensor, Tensor]]:
-    """Token ids, padded on the right, and the targets: none in the prompt and in the padding."""
+    """Yields token ids, padded on the right, with the targets: none in the prompt and in the padding."""
     stream = examples(task, recipe.seed, recipe.solving)
     for _ in range(recipe.steps):
         prompts, responses = zip(*islice(stream, recipe.batch), strict=True)
@@ -73,7 +72,7 @@ def batches(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer) -> Iterato
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Linear warm-up, then a cosine."""
+    """Returns the learning rate of a step: a linear warm-up, then a cosine."""
     if step < recipe.warmup_steps:
         return recipe.lr * (step + 1) / recipe.warmup_steps
     progress = (step - recipe.warmup_steps) / max(recipe.steps - recipe.warmup_steps, 1)
@@ -100,9 +99,8 @@ def train(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer, device: str)
 
 
 def build(recipe: Recipe, folder: Path) -> None:
-    """Make the model and save it as an ordinary Hugging Face folder; on a CPU the same bits for the same recipe."""
-    task = tasks.build(recipe.task)
-    assert isinstance(task, Countdown)
+    """Makes the model and saves it as an ordinary Hugging Face folder; on a CPU the same bits for the same recipe."""
+    task = recipe.countdown()
     device = recipe.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,9 +1,12 @@
-"""What defines a base model that is made here; imports no torch."""
+"""The settings that define a base model which is made here; imports no torch."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
+from harness.base import identities, registry
 from harness.base.errors import UserError
 from harness.base.schema import check, choice, number
 from harness.base.shape import Shape
@@ -39,10 +42,25 @@ class Recipe:
                 f"recipe.heads is {self.heads}; each head needs an even share of recipe.hidden ({self.hidden})"
             )
 
-    def shape(self, task: Countdown) -> Shape:
+    def countdown(self) -> Countdown:
+        """Returns the task that the specification in `task` means."""
+        return registry.build("task", {Countdown.name: Countdown}, self.task)
+
+    def identity(self) -> dict[str, Any]:
+        """Returns all that defines the model; two ways to write the same task make no difference."""
+        task = identities.of(self.countdown())
+        return {"recipe": {**dataclasses.asdict(self), "task": task}, "version": VERSION}
+
+    def summary(self) -> str:
+        """Describes the model in one line."""
+        trained = f"{self.steps} supervised steps of {self.batch} examples"
+        return f"made for {self.task}: {self.layers} layers of {self.hidden}, {trained}"
+
+    def shape(self) -> Shape:
+        """Returns the shape of the model, which need not be made for that."""
         return Shape(
             architecture="qwen2",
-            vocabulary=2 + len(CHARACTERS) + len(words(task)),
+            vocabulary=2 + len(CHARACTERS) + len(words(self.countdown())),
             hidden=self.hidden,
             layers=self.layers,
             heads=self.heads,
@@ -54,5 +72,5 @@ class Recipe:
 
 
 def words(task: Countdown) -> list[str]:
-    """The tokens that are more than a character: the opening of the box, and each number that can occur."""
+    """Returns the tokens that are more than a character: the opening of the box, and each number that can occur."""
     return [BOX, *map(str, range(10, max(task.largest, task.target) + 1))]

@@ -11,6 +11,7 @@ import torch
 from harness import cell, config
 from harness.matrix import Cell
 from harness.trainer import Trainer
+from harness.verify.pool import Verifier
 
 SHORT = [
     "train.steps=4",
@@ -27,7 +28,8 @@ SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=0"]
 def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
     torch.set_num_threads(1)
     settings = config.load("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
-    trainer = cell.build(Cell(settings, method, "countdown", "countdown-tiny", seed=0).spec, folder)
+    planned = Cell(settings, method, "countdown", "countdown-tiny", seed=0)
+    trainer = cell.build(planned.spec, folder, Verifier())  # which Countdown asks nothing
     trainer.engine.load(trainer.policy.module)
     return trainer
 

@@ -38,6 +38,7 @@ from harness.rollout import choice, embedded, models, vllm
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import streaming
 from harness.train.policy import Critic
+from harness.verify.pool import Verifier
 from tasks.countdown import Countdown
 from tasks.countdown.recipe import Recipe
 
@@ -130,7 +131,7 @@ def test_parameters_are_those_of_the_real_model(family: str, changes: dict[str, 
 def test_the_tiny_models_shape_is_known_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = models.resolve("countdown-tiny")
     here = made.folder()
-    assert made.shape() == Recipe().shape(Countdown())
+    assert made.shape() == Recipe().shape()
     assert made.shape().parameters == made.parameters()  # type: ignore[union-attr]
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
     assert made.here() is None
@@ -223,7 +224,8 @@ def test_what_is_recomputed_keeps_its_input_alone(family: str, size: int, tmp_pa
 def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     settings = config.load("demo", ["train.prompts=4", "train.group=2", "train.updates=2", "eval.problems=2"])
-    trainer = cell.build(matrix.Cell(settings, "ppo", "countdown", "countdown-tiny", seed=0).spec, tmp_path)
+    planned_cell = matrix.Cell(settings, "ppo", "countdown", "countdown-tiny", seed=0)
+    trainer = cell.build(planned_cell.spec, tmp_path, Verifier())
     shape = models.resolve("countdown-tiny").shape()
     assert shape is not None
     assert isinstance(trainer.critic, Critic)

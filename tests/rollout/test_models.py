@@ -15,7 +15,7 @@ from harness.base.errors import UserError
 from harness.rollout import models
 from harness.rollout.models import Model
 from tasks.countdown import Countdown, base_model, examples
-from tasks.countdown.recipe import Recipe
+from tasks.countdown.offer import BaseModel as Recipe
 
 TINY = Recipe(hidden=16, layers=1, steps=2, batch=4)
 
@@ -36,8 +36,8 @@ def test_shipped_models_have_a_recipe_or_a_path() -> None:
         assert model.name == name
     assert models.resolve("countdown-tiny").recipe == Recipe()
     small = models.resolve("countdown-small").recipe
-    assert small is not None
-    assert small.task == "countdown(count=4, largest=20, target=100)"
+    assert isinstance(small, Recipe)
+    assert small.countdown() == Countdown(count=4, largest=20, target=100)
 
 
 def test_an_unknown_model_is_named() -> None:
@@ -52,11 +52,22 @@ def test_an_unknown_model_is_named() -> None:
         ("weights: a", "must hold one key, path .* or recipe"),
         ("- path", "must hold one key, path .* or recipe"),
         ("path: [", "cannot be read"),
-        ("recipe: {stepps: 3}", r"unknown key recipe.stepps; .*did you mean 'steps'"),
-        ("recipe: {steps: 0}", "recipe.steps is 0; allowed: 1 and more"),
-        ("recipe: {heads: 3}", r"recipe.heads is 3; each head needs an even share of recipe.hidden \(64\)"),
-        ("recipe: {solving: 1.5}", "recipe.solving is 1.5; allowed: 0 to 1"),
-        ("recipe: {device: gpu}", "recipe.device is 'gpu'; allowed: auto, cpu, cuda"),
+        ("recipe: 5", "recipe of .*mine.yaml is 5; it must be a mapping of keys"),
+        ("recipe: countdown", "recipe of .*mine.yaml is 'countdown'; it must be a mapping of keys"),
+        ("path: a\nshape: 5", "shape of .*mine.yaml is 5; it must be a mapping of keys"),
+        ("recipe: {}", "recipe.task is missing; allowed: countdown"),
+        ("recipe: {steps: 3}", "recipe.task is missing; allowed: countdown"),
+        ("recipe: {task: 5}", "'5' is no specification"),
+        ("recipe: {task: gsm8k}", "recipe.task is 'gsm8k', a task that no model is made for; allowed: countdown"),
+        ("recipe: {task: countdown(count=9)}", "countdown.count is 9; allowed: 2 to 5"),
+        ("recipe: {task: countdown, stepps: 3}", r"unknown key recipe.stepps; .*did you mean 'steps'"),
+        ("recipe: {task: countdown, steps: 0}", "recipe.steps is 0; allowed: 1 and more"),
+        (
+            "recipe: {task: countdown, heads: 3}",
+            r"recipe.heads is 3; each head needs an even share of recipe.hidden \(64\)",
+        ),
+        ("recipe: {task: countdown, solving: 1.5}", "recipe.solving is 1.5; allowed: 0 to 1"),
+        ("recipe: {task: countdown, device: gpu}", "recipe.device is 'gpu'; allowed: auto, cpu, cuda"),
         ("recipe: {task: countdwn}", "unknown task 'countdwn'"),
     ],
 )
@@ -76,6 +87,11 @@ def test_a_folder_that_is_no_model_is_named(missing: str, tmp_path: Path) -> Non
         models.resolve(str(tmp_path))
     (tmp_path / files[missing]).touch()
     assert models.resolve(str(tmp_path)).folder() == tmp_path
+
+
+def test_the_tiny_model_keeps_its_folder() -> None:
+    """Its name in the cache, and so the model itself, changes only with a new VERSION."""
+    assert models.resolve("countdown-tiny").cached(Path()) == Path("models/countdown-tiny-bba151cd5a4b")
 
 
 def test_a_recipe_is_its_identity() -> None:

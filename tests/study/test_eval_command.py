@@ -29,7 +29,7 @@ from harness.data import check, prepare
 from harness.rollout import models
 from harness.study import assess
 from harness.study.assess import Assessment, EngineOnDemand, Wanted
-from harness.verify import pool as verify
+from harness.verify.pool import Verifier
 from tasks import Verdict
 from tasks.countdown import Countdown
 
@@ -54,7 +54,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run(out: Path, wanted: Wanted = FEW, specs: Sequence[str] = ("countdown",)) -> list[Assessment]:
-    return assess.assess(TINY, [tasks.build(spec) for spec in specs], wanted, out, lambda text: None)
+    with Verifier() as verifier:
+        return assess.assess(TINY, [tasks.build(spec) for spec in specs], wanted, verifier, out, lambda text: None)
 
 
 def records(out: Path, task: str = "countdown") -> list[dict[str, Any]]:
@@ -70,7 +71,7 @@ def test_every_response_is_kept_with_its_verdict(tmp_path: Path, calls: list[int
     assert [record["problem"] for record in kept] == [problem.id for problem in problems]
     assert [record["prompt"] for record in kept] == [problem.prompt for problem in problems]
     for problem, record, right in zip(problems, kept, found.evaluation.right, strict=True):
-        verdicts = tasks.build("countdown").verdicts([(problem, text) for text in record["responses"]])
+        verdicts = [Countdown().verdict(problem, text) for text in record["responses"]]
         assert record["verdicts"] == verdicts
         assert right == [int(verdict == "right") for verdict in verdicts]
         assert all(end or length == 8 for end, length in zip(record["finished"], record["lengths"], strict=True))
@@ -116,10 +117,10 @@ def test_another_model_at_the_same_path_is_another_evaluation(tmp_path: Path, ca
     model = models.resolve(str(folder))
     few = Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=4)
     for _ in range(2):
-        assess.assess(model, [Countdown()], few, tmp_path / "out", lambda text: None)
+        assess.assess(model, [Countdown()], few, Verifier(), tmp_path / "out", lambda text: None)
     assert calls == [4]
     (folder / "model.safetensors").touch()
-    assess.assess(model, [Countdown()], few, tmp_path / "out", lambda text: None)
+    assess.assess(model, [Countdown()], few, Verifier(), tmp_path / "out", lambda text: None)
     assert calls == [4, 4]
 
 
@@ -196,8 +197,9 @@ def test_a_verifier_that_fails_too_often_ends_it_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     invented.prepare_in(tmp_path / "cache", monkeypatch, "aime24")
-    stuck = SimpleNamespace(verdicts=lambda pairs: [Verdict.TIMEOUT for _ in pairs])
-    monkeypatch.setattr(verify, "shared", lambda: stuck)
+    closed: list[Verifier] = []
+    monkeypatch.setattr(Verifier, "verdicts", lambda verifier, pairs: [Verdict.TIMEOUT for _ in pairs])
+    monkeypatch.setattr(Verifier, "close", lambda verifier: closed.append(verifier))
     monkeypatch.setattr(command, "console", Console(width=400))
     arguments = ["eval", "--model", "countdown-tiny", "--tasks", "aime24", "--samples", "4", "--max-new-tokens", "4"]
     with pytest.raises(SystemExit) as ended:
@@ -207,6 +209,7 @@ def test_a_verifier_that_fails_too_often_ends_it_with_a_reason(
     assert "16 of 16 answers (100.0%) could not be verified" in told
     assert "what was sampled is kept in" in told
     assert [record["verdicts"] for record in records(tmp_path / "out", "aime24")] == [["timeout"] * 4] * 4
+    assert len(closed) == 1
 
 
 def test_what_a_reader_must_know_is_told(

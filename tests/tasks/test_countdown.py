@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -94,6 +95,37 @@ def brute_force(numbers: tuple[int, ...], highest: int) -> Iterator[int]:
 )
 def test_verdict(response: str, verdict: Verdict) -> None:
     assert Countdown().verdict(PROBLEM, response) is verdict
+
+
+def test_the_last_box_is_the_last_string_that_opens_one() -> None:
+    """By brute force: whatever surrounds it, the answer is between it and the next closing brace."""
+    rng = random.Random(0)
+    pieces = [
+        "\\boxed{",
+        "\\boxed{(6*7)-3",
+        "\\boxed{7*6-3",
+        "\\boxed{6+7+3",
+        "\\boxed{1+1",
+        "}",
+        "}",
+        "}",
+        "}",
+        "\\}",
+        "{",
+    ]
+    pieces += ["\\fbox{", "\\boxed ", "\\boxed {", "(6*7)-3", "6", "\\", " ", "\n", "$", "="]
+    counts: Counter[Verdict] = Counter()
+    for _ in range(30_000):
+        response = "".join(rng.choices(pieces, k=rng.randint(0, 9)))
+        _, opening, rest = response.rpartition("\\boxed{")
+        content, closing, _ = rest.partition("}")
+        read = evaluate(content) if opening and closing else None
+        solved = read is not None and read[0] == 39 and sorted(read[1]) == [3, 6, 7]
+        expected = Verdict.UNPARSED if read is None else Verdict.RIGHT if solved else Verdict.WRONG
+        assert Countdown().verdict(PROBLEM, response) is expected, response
+        counts[expected] += 1
+    assert min(counts.values()) > 1_000
+    assert Countdown().verdict(PROBLEM, r"\boxed{1+\boxed{(6*7)-3}") is Verdict.RIGHT
 
 
 def test_expressions_are_read_as_python_reads_them() -> None:

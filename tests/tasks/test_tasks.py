@@ -23,7 +23,6 @@ from places import REPOSITORY
 import tasks
 from harness import cell, config, matrix
 from harness.base.errors import UserError
-from harness.config import Verify
 from harness.data import cache, check, sets
 from harness.record.spec import CellSpec
 from harness.rollout import models
@@ -33,10 +32,10 @@ from harness.train.evaluate import quiet
 from harness.train.filter import Asker
 from harness.trainer import Trainer
 from harness.verify import failures
-from harness.verify import pool as verify
+from harness.verify.pool import Verifier
 from tasks import Problem, Verdict
 from tasks.countdown import Countdown, base_model
-from tasks.math import INSTRUCTION, held_out
+from tasks.math import INSTRUCTION, Math, held_out
 from tasks.scoring import majority, metric_list, vote
 
 REPEATS = {"aime24": 32, "aime25": 32, "amc23": 32, "countdown": 32}
@@ -196,7 +195,7 @@ def trainer(tmp_path: Path) -> Trainer:
     planned = matrix.cells(settings)[0]
     assert planned.identity["model"]["chat"] == {"system": "4", "template": TEMPLATE, "template_options": {"end": "6"}}
     planned.spec.write(planned.folder)
-    built = cell.build(CellSpec.read(planned.folder), planned.folder)
+    built = cell.build(CellSpec.read(planned.folder), planned.folder, Verifier())
     built.engine.load(built.policy.module)
     return built
 
@@ -215,11 +214,25 @@ def test_training_and_evaluation_show_a_model_the_same(trainer: Trainer) -> None
         task=trainer.parts.task,
         engine=trainer.engine,
         tokenizer=trainer.parts.tokenizer,
+        verifier=trainer.parts.verifier,
         rollout=trainer.config.rollout,
         max_failures=1.0,
         chat=trainer.parts.chat,
     )
     assert [asker.prompt(problem) for problem in problems] == trained
+
+
+def test_a_task_says_what_a_reader_must_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "flags", lambda name: [f"{name} is known by heart"])
+
+    class Own(Math):
+        name = "own"  # no set of `entrobench data`
+
+    for trained_on in (None, "dapo_math"):
+        assert tasks.build("amc23(instruction=Go)").flags(trained_on) == ["amc23 is known by heart"]
+        assert tasks.build("countdown").flags(trained_on) == Own().flags(trained_on) == []
+    for trained_on in ("countdown", "gsm8k", "own"):
+        assert tasks.build("amc23").flags(trained_on) == []
 
 
 def test_contamination_is_told_of_what_was_trained_on(
@@ -246,7 +259,8 @@ def test_contamination_is_told_of_what_was_trained_on(
 def test_a_verifier_that_fails_too_often_stops_training(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     hard = trainer.prompts(7)[:3]
 
-    def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+    def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
+        assert verifier is trainer.parts.verifier
         return [Verdict.ERROR if problem in hard else Verdict.WRONG for problem, _ in pairs]
 
     monkeypatch.setattr(Countdown, "verdicts", verdicts)
@@ -258,13 +272,6 @@ def test_a_verifier_that_fails_too_often_stops_training(trainer: Trainer, monkey
     assert trainer.train_step(7, Stopwatch())["verdicts/error"] == 0.5
 
 
-def test_a_cell_chooses_the_verifier(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verify.chosen == trainer.config.verify
-    monkeypatch.setattr(verify, "chosen", Verify(workers=1, limit_s=3.0))
-    assert len(verify.shared().workers) == 1
-    assert verify.shared() is verify.shared()
-
-
 def test_verdicts_are_the_verifiers_in_the_order_of_the_pairs() -> None:
     problems = {answer: Problem(answer, "", answer) for answer in ("025", r"\frac{1}{2}", "7")}
     asked = [
@@ -274,9 +281,10 @@ def test_verdicts_are_the_verifiers_in_the_order_of_the_pairs() -> None:
         ("7", "7"),
         ("7", r"\boxed{7}"),
     ]
-    verdicts = tasks.build("math500").verdicts([(problems[answer], response) for answer, response in asked])
+    with Verifier() as verifier:
+        verdicts = tasks.build("math500").verdicts([(problems[answer], r) for answer, r in asked], verifier)
+        assert tasks.build("math500").verdicts([], verifier) == []
     assert verdicts == [Verdict.RIGHT, Verdict.WRONG, Verdict.RIGHT, Verdict.UNPARSED, Verdict.RIGHT]
-    assert tasks.build("math500").verdicts([]) == []
 
 
 def test_the_majority_by_drawing_one_of_the_leaders() -> None:
@@ -298,6 +306,30 @@ def test_a_vote_is_the_answer_in_one_way_of_writing() -> None:
     assert vote(r"\boxed{\dfrac12}") == vote(r"\boxed{ \frac{1}{2} }") != vote(r"\boxed{2}")
     assert vote("1025") is None
     assert vote(r"\boxed{") is None
+
+
+def test_lm_evals_command_has_one_verifier_which_ends_with_it() -> None:
+    """It starts when the first answer needs it, and leaves no process behind."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from tasks import scoring\n"
+            "doc = {'spec': 'math500', 'id': 'a', 'prompt': '', 'answer': '5'}\n"
+            "print(scoring.score(doc, [[r'\\boxed{5}'] * 2])['avg'])\n"
+            "(first, *_) = scoring.verifier().workers\n"
+            "assert all(worker.process is None for worker in scoring.verifier().workers)\n"
+            "print(scoring.score(doc, [[r'\\boxed{10/2}'] * 2])['avg'])\n"
+            "print(*(worker.process.pid for worker in scoring.verifier().workers if worker.process))\n",
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        check=True,
+    )
+    quick, slow, worker = done.stdout.splitlines()
+    assert quick == slow == "['right', 'right']"
+    assert not Path(f"/proc/{int(worker)}").exists()
 
 
 # lm-eval's own command

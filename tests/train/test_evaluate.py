@@ -19,10 +19,11 @@ from harness.rollout import models
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.rendering import render
 from harness.train.evaluate import EngineLM, Sampler, evaluate, quiet
+from harness.verify.pool import Verifier
 from tasks.countdown import Countdown, base_model, parse_key
 from tasks.scoring import metric_list
 
-TASK = Countdown()
+TASK, UNASKED = Countdown(), Verifier()
 ENCODER = base_model.tokenizer(TASK)
 SETTINGS: dict[str, Any] = {"split": "test", "problems": 7, "samples": 8, "temperature": 0.7, "max_new_tokens": 12}
 SETTINGS["max_failures"] = 0.05
@@ -77,7 +78,7 @@ def canned() -> Canned:
 
 
 def test_every_verdict_is_kept_and_every_metric_is_right(canned: Canned) -> None:
-    result = evaluate(TASK, Sampler(canned, ENCODER, 3), **SETTINGS)
+    result = evaluate(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
     asked = TASK.problems("test")[:7]
     assert result.task == "countdown"
     assert result.problems == [problem.id for problem in asked]
@@ -114,7 +115,10 @@ def test_every_verdict_is_kept_and_every_metric_is_right(canned: Canned) -> None
 def test_equal_responses_are_decoded_and_judged_once(canned: Canned, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[list[tuple[tasks.Problem, str]]] = []
 
-    def verdicts(task: Countdown, pairs: list[tuple[tasks.Problem, str]]) -> list[tasks.Verdict]:
+    def verdicts(
+        task: Countdown, pairs: list[tuple[tasks.Problem, str]], verifier: tasks.Verifier
+    ) -> list[tasks.Verdict]:
+        assert verifier is UNASKED
         judged.append(pairs)
         return [task.verdict(*pair) for pair in pairs]
 
@@ -128,7 +132,7 @@ def test_equal_responses_are_decoded_and_judged_once(canned: Canned, monkeypatch
 
     monkeypatch.setattr(Countdown, "verdicts", verdicts)
     monkeypatch.setattr(encoder, "batch_decode", batch_decode)
-    result = evaluate(TASK, Sampler(canned, encoder, 3), **SETTINGS)
+    result = evaluate(TASK, Sampler(canned, encoder, 3), UNASKED, **SETTINGS)
     once = [list(dict.fromkeys(sample["responses"])) for sample in result.samples]
     assert {len(texts) for texts in once} == {3, 4}  # of 8
     problems = TASK.problems("test")[:7]
@@ -137,7 +141,7 @@ def test_equal_responses_are_decoded_and_judged_once(canned: Canned, monkeypatch
 
 
 def test_repeats_are_one_call_with_what_was_asked(canned: Canned) -> None:
-    evaluate(TASK, Sampler(canned, ENCODER, 3), **SETTINGS)
+    evaluate(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
     (call,) = canned.calls
     assert (call["n"], call["temperature"], call["length"]) == (8, 0.7, 12)
     assert call["prompts"] == [render(ENCODER, problem.prompt) for problem in TASK.problems("test")[:7]]
@@ -145,7 +149,7 @@ def test_repeats_are_one_call_with_what_was_asked(canned: Canned) -> None:
 
 def test_seeds_depend_on_the_seed_and_the_problem_alone(canned: Canned) -> None:
     def drawn(**changes: Any) -> dict[tuple[int, ...], int]:
-        evaluate(TASK, Sampler(canned, ENCODER, changes.pop("seed", 3)), **{**SETTINGS, **changes})
+        evaluate(TASK, Sampler(canned, ENCODER, changes.pop("seed", 3)), UNASKED, **{**SETTINGS, **changes})
         call = canned.calls[-1]
         return dict(zip(map(tuple, call["prompts"]), call["seeds"], strict=True))
 
@@ -160,7 +164,7 @@ def test_seeds_depend_on_the_seed_and_the_problem_alone(canned: Canned) -> None:
 
 
 def test_metrics_go_up_to_the_samples_that_there_are(canned: Canned) -> None:
-    result = evaluate(TASK, Sampler(canned, ENCODER, 3), **{**SETTINGS, "samples": 5})
+    result = evaluate(TASK, Sampler(canned, ENCODER, 3), UNASKED, **{**SETTINGS, "samples": 5})
     assert {key for key in result.metrics if key.startswith("pass")} == {"pass@1", "pass@2", "pass@4"}
     assert [len(row) for row in result.right] == [5] * 7
 
@@ -169,7 +173,7 @@ def test_options_of_the_task_and_the_split_reach_the_problems() -> None:
     task = Countdown(largest=9, target=30)
     engine = Canned(task, "validation", 4)
     result = evaluate(
-        task, Sampler(engine, ENCODER, 0), **{**SETTINGS, "split": "validation", "problems": 4, "samples": 4}
+        task, Sampler(engine, ENCODER, 0), UNASKED, **{**SETTINGS, "split": "validation", "problems": 4, "samples": 4}
     )
     assert result.problems == [problem.id for problem in task.problems("validation")[:4]]
     assert result.right == [[1] * i + [0] * (4 - i) for i in range(4)]
@@ -178,7 +182,7 @@ def test_options_of_the_task_and_the_split_reach_the_problems() -> None:
 def test_without_a_number_all_problems_are_asked() -> None:
     task = Countdown(largest=5, target=20)
     count = len(task.problems("test"))
-    result = evaluate(task, Sampler(Canned(task, "test", count), ENCODER, 0), **{**SETTINGS, "problems": None})
+    result = evaluate(task, Sampler(Canned(task, "test", count), ENCODER, 0), UNASKED, **{**SETTINGS, "problems": None})
     assert result.problems == [problem.id for problem in task.problems("test")]
 
 
@@ -191,7 +195,7 @@ def test_without_a_number_all_problems_are_asked() -> None:
 )
 def test_mistakes_are_named(changes: dict[str, Any], sentence: str, canned: Canned) -> None:
     with pytest.raises(UserError, match=sentence):
-        evaluate(TASK, Sampler(canned, ENCODER, 0), **{**SETTINGS, **changes})
+        evaluate(TASK, Sampler(canned, ENCODER, 0), UNASKED, **{**SETTINGS, **changes})
 
 
 def test_a_chat_template_is_used_where_there_is_one(canned: Canned) -> None:
@@ -205,7 +209,7 @@ def test_it_is_silent_and_leaves_random_numbers_alone(
     canned: Canned, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     states = (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
-    evaluate(TASK, Sampler(canned, ENCODER, 3), **SETTINGS)
+    evaluate(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
     assert (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
     assert capfd.readouterr() == ("", "")
     assert caplog.messages == []
@@ -226,7 +230,7 @@ def test_the_task_file_says_the_same_to_lm_eval_itself() -> None:
             EngineLM(Sampler(Canned(TASK, "test", 32), ENCODER, 3)), loaded, limit=5, bootstrap_iters=0
         )
     sampler = Sampler(Canned(TASK, "test", 32), ENCODER, 3)
-    ours = evaluate(TASK, sampler, **{**SETTINGS, "problems": 5, "samples": 32}).metrics
+    ours = evaluate(TASK, sampler, UNASKED, **{**SETTINGS, "problems": 5, "samples": 32}).metrics
     theirs = {key.removesuffix(",all"): value for key, value in result["results"]["countdown"].items()}
     assert {key: theirs[key] for key in theirs if key in ours} == {
         key: ours[key] for key in ours if key not in ("truncated", "length", "distinct")
@@ -243,8 +247,8 @@ def test_the_base_model_knows_how_to_answer_and_has_much_to_learn() -> None:
     engine.load(AutoModelForCausalLM.from_pretrained(folder))
     settings = {**SETTINGS, "split": "validation", "problems": 128, "samples": 32, "temperature": 1.0}
     settings["max_new_tokens"] = 24
-    result = evaluate(TASK, Sampler(engine, encoder, 0), **settings)
-    again = evaluate(TASK, Sampler(engine, encoder, 0), **{**settings, "problems": 16})
+    result = evaluate(TASK, Sampler(engine, encoder, 0), UNASKED, **settings)
+    again = evaluate(TASK, Sampler(engine, encoder, 0), UNASKED, **{**settings, "problems": 16})
     assert 0.12 < result.metrics["avg"] < 0.28
     assert result.metrics["pass@16"] > 0.75
     assert result.metrics["truncated"] == 0

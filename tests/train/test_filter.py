@@ -19,7 +19,7 @@ import torch
 from harness import cell, config, matrix
 from harness.base import files
 from harness.base.errors import UserError
-from harness.base.task import Problem, Verdict
+from harness.base.task import Problem, Verdict, Verifier
 from harness.batch import Rollout
 from harness.config import Filter, RolloutConfig
 from harness.record.spec import CellSpec
@@ -28,6 +28,9 @@ from harness.rollout.rendering import Chat
 from harness.train import filter
 from harness.train.filter import Asker, Pool
 from harness.verify.failures import TooManyFailures
+from harness.verify.pool import Verifier as Pooled
+
+UNASKED = Pooled()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Counting:
         assert split == "train"
         return [Problem(f"p{i}", "x" * (i + 1), str(i)) for i in range(self.count)]
 
-    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
+        assert verifier is UNASKED
         return [Verdict.RIGHT if int(text) < int(problem.answer) else Verdict.WRONG for problem, text in pairs]
 
 
@@ -82,6 +86,7 @@ def asker(**changes: Any) -> Asker:
         "task": Counting(),
         "engine": Numbered(),
         "tokenizer": Letters(),
+        "verifier": UNASKED,
         "rollout": RolloutConfig(max_new_tokens=8),
         "max_failures": 0.05,
     }
@@ -223,12 +228,12 @@ def test_a_filter_that_keeps_nothing_is_one_sentence(tmp_path: Path) -> None:
 
 
 class Impossible(Counting):
-    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         return [Verdict.UNPARSED for _ in pairs]
 
 
 class Unverifiable(Counting):
-    def verdicts(self, pairs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+    def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         return [Verdict.TIMEOUT for _ in pairs]
 
 
@@ -364,7 +369,7 @@ def counted(cache: Path) -> dict[str, int]:
 def test_a_cell_trains_on_what_its_base_model_solves_sometimes(cache: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     said: list[str] = []
-    trainer = cell.build(spec(), tmp_path / "cell", said.append)
+    trainer = cell.build(spec(), tmp_path / "cell", UNASKED, said.append)
     right = counted(cache)
     kept = {name for name, count in right.items() if 1 < count < 7}
     assert 0 < len(kept) < 48, "the tiny model solves some of these problems sometimes"
@@ -377,5 +382,5 @@ def test_a_cell_trains_on_what_its_base_model_solves_sometimes(cache: Path, tmp_
     # A trained cell that starts again without the cache asks the base model, not the one that it has trained.
     (path,) = cache.glob("filters/*.json")
     path.unlink()
-    cell.build(spec("train.prompts=16"), tmp_path / "cell", said.append)
+    cell.build(spec("train.prompts=16"), tmp_path / "cell", UNASKED, said.append)
     assert counted(cache) == right, "nor does it matter how many problems are asked at a time"

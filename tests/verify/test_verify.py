@@ -19,11 +19,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import cells
 import pytest
 from golden import hostile, triples
 from places import REAL
 
-from harness import config
+from harness import cell
+from harness.base.errors import CellFailure, UserError
 from harness.base.task import Verdict
 from harness.batch import Rollout
 from harness.verify import failures, text
@@ -269,8 +271,8 @@ def test_hostile_answers_cost_their_own_verdict(
         assert found == [expected for _, expected in asked]
         assert verifier.verdicts(boxed("10/2")) == [Verdict.RIGHT]
         assert [running(worker) for worker in verifier.workers] == before
-    failures = [expected for _, expected in asked if expected in failures.FAILURES]
-    assert len(caplog.messages) == len(failures) == 3
+    failed = [expected for _, expected in asked if expected in failures.FAILURES]
+    assert len(caplog.messages) == len(failed) == 3
     assert sum("RecursionError" in message for message in caplog.messages) == 1
     assert sum("more than 1 s" in message for message in caplog.messages) == 1
     assert not list(tmp_path.iterdir())
@@ -394,13 +396,14 @@ def test_threads_share_a_verifier(verifier: Verifier) -> None:
 
 
 def judge_in_child(pipe: multiprocessing.connection.Connection) -> None:
-    pipe.send(verify.shared().verdicts(boxed("1+4", "1+5")))
+    with Verifier(workers=1) as own:
+        pipe.send(own.verdicts(boxed("1+4", "1+5")))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_daemonic_processes_have_verifiers_of_their_own(method: str) -> None:
+def test_daemonic_processes_have_verifiers_of_their_own(method: str, verifier: Verifier) -> None:
     """As cells are: processes that may have no children of multiprocessing, forked from one that may be at work."""
-    assert verify.shared().verdicts(boxed("2+3")) == [Verdict.RIGHT]
+    assert verifier.verdicts(boxed("2+3")) == [Verdict.RIGHT]
     context = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
     process = context.Process(target=judge_in_child, args=(theirs,), daemon=True)
@@ -409,14 +412,41 @@ def test_daemonic_processes_have_verifiers_of_their_own(method: str) -> None:
     assert ours.recv() == [Verdict.RIGHT, Verdict.WRONG]
     process.join(20)
     assert process.exitcode == 0
-    assert verify.shared().verdicts(boxed("3+3", "2+4")) == [Verdict.WRONG, Verdict.WRONG]
+    assert verifier.verdicts(boxed("3+3", "2+4")) == [Verdict.WRONG, Verdict.WRONG]
 
 
-def test_settings_are_for_the_shared_verifier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "chosen", verify.chosen)
-    verify.choose(config.Verify(limit_s=0.7, workers=3))
-    assert verify.shared() is verify.shared()
-    assert [worker.limit_s for worker in verify.shared().workers] == [0.7] * 3
+def test_nothing_starts_before_it_is_needed() -> None:
+    threads = threading.active_count()
+    with Verifier(workers=2) as unasked:
+        assert unasked.verdicts([("5", r"\boxed{5}"), ("5", "5"), ("5", r"\boxed{6}")]) == [
+            Verdict.RIGHT,
+            Verdict.UNPARSED,
+            Verdict.WRONG,
+        ]
+        assert [worker.process for worker in unasked.workers] == [None, None]
+        assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("error", [CellFailure("enough"), UserError("no"), ZeroDivisionError("ours")])
+def test_a_cell_owns_a_verifier_and_closes_it_when_it_fails(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells.write(tmp_path, "verify.workers=3", "verify.limit_s=19")
+    seen: list[tuple[Verifier, int]] = []
+
+    def build(record: dict[str, object], folder: Path, verifier: Verifier, say: object) -> None:
+        assert [worker.limit_s for worker in verifier.workers] == [19.0] * 3
+        assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
+        (worker,) = (worker for worker in verifier.workers if worker.process)
+        seen.append((verifier, running(worker)))
+        raise error
+
+    monkeypatch.setattr(cell, "build", build)
+    with pytest.raises(SystemExit):
+        cell.run(tmp_path)
+    ((verifier, pid),) = seen
+    assert [worker.process for worker in verifier.workers] == [None] * 3
+    assert gone(pid)
 
 
 # The share of failures
@@ -440,6 +470,7 @@ def test_check_failures(timeouts: int, errors: int, others: int, threshold: floa
     if not stops:
         check_failures(verdicts, threshold)
         return
+    assert issubclass(TooManyFailures, CellFailure)
     with pytest.raises(TooManyFailures) as caught:
         check_failures(verdicts, threshold)
     total = timeouts + errors + others

@@ -19,6 +19,7 @@ from harness.record.state import State
 from harness.rollout.vllm import VllmEngine
 from harness.study import theory
 from harness.trainer import Trainer
+from harness.verify.pool import Verifier
 
 SHORT = ["train.steps=4", "train.prompts=8", "train.group=8", "train.lr=1e-3", "checkpoint.every=2"]
 SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2"]
@@ -32,7 +33,7 @@ def spec_of(engine: str, seed: int, overrides: Sequence[str]) -> CellSpec:
 
 def build(folder: Path, engine: str, seed: int, overrides: Sequence[str] = ()) -> Trainer:
     torch.set_num_threads(1)
-    return cell.build(spec_of(engine, seed, overrides), folder)
+    return cell.build(spec_of(engine, seed, overrides), folder, Verifier())
 
 
 def write(folder: Path, engine: str, seed: int, overrides: Sequence[str]) -> None:

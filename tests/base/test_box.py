@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from harness.base.box import last_box
+
+
+@pytest.mark.parametrize(
+    ("text", "as_latex", "literally"),
+    [
+        (r"so \boxed{1} or \boxed{ 2}.", " 2", " 2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", r"\frac{1}{2}"),
+        (r"\boxed{}", "", ""),
+        ("none", None, None),
+        ("", None, None),
+        (r"\boxed{1} \boxed{2", None, None),
+        (r"\boxed{1", None, None),
+        (r"} \boxed{1} } {", "1", "1"),
+        (r"\boxed{a \boxed{1} b}", r"a \boxed{1} b", "1"),
+        (r"\boxed{a \boxed{1}", "1", "1"),
+        (r"\boxed{\boxed{1}} {2}", r"\boxed{1}", "1"),
+        (r"\boxed{1} \fbox{2}", "2", "1"),
+        (r"\boxed{1} \boxed 2", "2", "1"),
+        (r"\boxed{1} \boxed {2}", "2", "1"),
+        (r"\boxed{1\}2}", r"1\}2", "1\\"),
+        (r"\boxed{1} \\boxed{2}", "1", "2"),
+        (r"\boxedtext{1}", None, None),
+    ],
+)
+def test_the_last_box_in_both_readings(text: str, as_latex: str | None, literally: str | None) -> None:
+    assert last_box(text) == as_latex
+    assert last_box(text, literal=True) == literally
+
+
+def test_the_literal_reading_counts_braces() -> None:
+    """By brute force: from the last opening on, the first place where braces are even."""
+    rng = random.Random(0)
+    found = 0
+    for _ in range(20_000):
+        text = "".join(rng.choices(["\\boxed{", "{", "}", "\\", "a", "\\fbox{"], k=rng.randint(0, 12)))
+        _, opening, rest = text.rpartition("\\boxed{")
+        ends = [i for i, c in enumerate(rest) if c == "}" and rest[:i].count("{") == rest[:i].count("}")]
+        expected = rest[: ends[0]] if opening and ends else None
+        assert last_box(text, literal=True) == expected, text
+        found += expected is not None
+    assert found > 2_000
