@@ -1,13 +1,20 @@
-# make demo | test | lint | types | bench | test-vllm | bench-vllm; each sets up .venv (the last two .venv-vllm) by itself and needs Python 3.11 or 3.12, nothing else.
+# make demo | test | test-fast | lint | types | bench | test-vllm | bench-vllm; each sets up .venv (the last two .venv-vllm) by itself and needs Python 3.11 or 3.12, nothing else.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# Tests run in so many processes side by side, each of them in one thread.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 demo: .venv/ready
 	$(BIN)/entrobench run demo
 
 test: .venv/ready-dev
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# For the inner loop: without the tests that start processes or take seconds.
+test-fast: .venv/ready-dev
+	$(PYTEST) -m "not processes and not slow"
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .
@@ -48,4 +55,4 @@ bench-vllm: .venv-vllm/ready
 	@.venv-vllm/bin/pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
-.PHONY: demo test lint types bench test-vllm bench-vllm
+.PHONY: demo test test-fast lint types bench test-vllm bench-vllm

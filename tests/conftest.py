@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Generator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from harness.record import store
 
-QUICK = ("nvidia-smi",)  # it only says which GPUs are here
+PROGRAMS = Path(sys.executable).parent
 
 
 @pytest.fixture(scope="session")
@@ -33,25 +34,26 @@ def mlflow_uri(migrated: Path, tmp_path: Path) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Refuses new processes to a test without the marker `processes`, and to the fixtures that are set up for it.
+    """Refuses new Python processes to a test without the marker `processes`, and to the fixtures set up for it.
 
-    It is so in every run, and so `make test-fast`, which leaves out the marked tests, starts no process.
+    It does so in every run, so that `make test-fast`, which leaves out the marked tests, cannot come to start any.
+    Small tools of the system, which libraries ask for the kind of machine, are no matter.
     """
     if item.get_closest_marker("processes"):
         return (yield)
     popen = subprocess.Popen.__init__
 
-    def refuse(*_: object, **__: object) -> None:
-        pytest.fail(f"{item.nodeid} starts a process; mark it with @pytest.mark.processes", pytrace=True)
+    def refuse(*_: object, **__: object) -> NoReturn:
+        pytest.fail(f"{item.nodeid} starts a process; mark it with @pytest.mark.processes")
 
-    def quick_alone(self: subprocess.Popen[Any], args: Any, *rest: Any, **given: Any) -> None:
-        if isinstance(args, list) and args[0] in QUICK:
-            popen(self, args, *rest, **given)
-        else:
+    def tools_alone(self: subprocess.Popen[Any], args: Any, *rest: Any, **given: Any) -> None:
+        program = Path(os.fsdecode(args if isinstance(args, str | bytes | os.PathLike) else args[0]))
+        if program.parent == PROGRAMS or program.name.startswith("python"):
             refuse()
+        popen(self, args, *rest, **given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess.Popen, "__init__", quick_alone)
+        patch.setattr(subprocess.Popen, "__init__", tools_alone)
         patch.setattr(BaseProcess, "start", refuse)
         patch.setattr(os, "fork", refuse)
         return (yield)

@@ -402,6 +402,7 @@ def test_an_experiment_that_was_deleted_is_one_sentence(tmp_path: Path, mlflow_u
     one_sentence(error)
 
 
+@pytest.mark.processes
 def test_a_first_use_is_silent_and_leaves_nothing_in_the_working_directory(tmp_path: Path) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1)
