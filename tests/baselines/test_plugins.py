@@ -6,6 +6,7 @@ import math
 import re
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import loops
@@ -33,7 +34,7 @@ def check(m: Method, c: Case, oracle: Oracle) -> None:
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
     """Write a module that can be imported while the test runs."""
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -81,7 +82,7 @@ def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         baselines.table()
 
 
-def test_the_example_of_the_documentation(write) -> None:
+def test_the_example_of_the_documentation(write: Callable[[str, str], str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", ADD_A_METHOD.read_text(), re.DOTALL)
     table = baselines.table([write("my_methods", blocks[0])])
     c = case(1, groups=6)
@@ -112,7 +113,7 @@ def test_the_example_of_the_documentation(write) -> None:
         ),
     ],
 )
-def test_a_broken_plugin_gets_one_sentence(text: str, words: str, write) -> None:
+def test_a_broken_plugin_gets_one_sentence(text: str, words: str, write: Callable[[str, str], str]) -> None:
     with pytest.raises(UserError, match=words) as error:
         baselines.table([write("broken", text)])
     assert "\n" not in str(error.value)

@@ -56,6 +56,7 @@ def test_a_quadrant_is_trained_on_alone() -> None:
         batch = batch_of(trained, 1)
         old = trained.stats_before(batch)
         signal = trained.method.signal(old, batch, [batch])
+        assert 0 < signal.weights_T.count_nonzero() < len(signal.weights_T)
         for advantage, s_star, weight in zip(signal.advantages_T, old.discriminator, signal.weights_T, strict=True):
             side = "positive" if advantage > 0 else "negative" if advantage < 0 else "none"
             place = "above" if s_star > 0 else "below" if s_star < 0 else "at"
@@ -86,6 +87,7 @@ def test_the_documentation_shows_what_was_measured() -> None:
     found = json.loads((REPOSITORY / "results" / "reference" / "dynamics" / "dynamics.json").read_text())
     text = (REPOSITORY / "docs" / "dynamics.md").read_text()
     for rows in {**found, "masks": theory.ends(found["masks"])}.values():
+        assert rows
         for row in rows:
             assert f"| {' | '.join(map(theory.shown, row.values()))} |" in text
 

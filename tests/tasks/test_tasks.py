@@ -263,6 +263,7 @@ def test_a_cell_chooses_the_verifier(trainer: Trainer, monkeypatch: pytest.Monke
     assert verify.shared() is verify.shared()
 
 
+@pytest.mark.processes
 def test_verdicts_are_the_verifiers_in_the_order_of_the_pairs() -> None:
     problems = {answer: Problem(answer, "", answer) for answer in ("025", r"\frac{1}{2}", "7")}
     asked = [
@@ -301,6 +302,7 @@ def test_a_vote_is_the_answer_in_one_way_of_writing() -> None:
 # lm-eval's own command
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_lm_eval_by_itself_runs_the_tasks(prepared: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lm_eval", "run", "--include_path", str(REPOSITORY / "tasks"), "--model", "dummy"]
@@ -324,6 +326,7 @@ def test_lm_eval_by_itself_runs_the_tasks(prepared: Path, tmp_path: Path) -> Non
 # Adding a task
 
 
+@pytest.mark.processes
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     """One folder and one line, in a copy of the tasks."""
     page = (REPOSITORY / "docs" / "add-a-task.md").read_text()

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from golden import hostile, triples
@@ -110,9 +111,12 @@ def test_verdicts_depend_on_neither_order_nor_workers(verifier: Verifier) -> Non
 def test_equal_answers_are_judged_once(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     ask = verify.Worker.ask
-    monkeypatch.setattr(
-        verify.Worker, "ask", lambda self, gold, answer: asked.append((gold, answer)) or ask(self, gold, answer)
-    )
+
+    def counted(self: verify.Worker, gold: str, answer: str) -> tuple[Verdict, str]:
+        asked.append((gold, answer))
+        return ask(self, gold, answer)
+
+    monkeypatch.setattr(verify.Worker, "ask", counted)
     pairs = [("5", r"\boxed{7x}"), ("5", r"so \boxed{7x}."), ("5", r"\boxed{ 7x}"), ("6", r"\boxed{7x}")]
     assert verifier.verdicts(pairs) == [Verdict.WRONG] * 4
     assert sorted(asked) == [("5", "7x"), ("6", "7x")]
@@ -172,7 +176,7 @@ def reference_extract(response: str) -> str | None:
 
 def test_extract_agrees_with_counting_braces() -> None:
     rng = random.Random(0)
-    found = Counter()
+    found: Counter[bool] = Counter()
     for _ in range(20_000):
         response = "".join(rng.choices(["\\boxed{", "{", "}", "5", " ", "x"], [3, 1, 4, 2, 1, 1], k=rng.randint(1, 12)))
         expected = reference_extract(response)
@@ -401,7 +405,7 @@ def judge_in_child(pipe: multiprocessing.connection.Connection) -> None:
 def test_daemonic_processes_have_verifiers_of_their_own(method: str) -> None:
     """As cells are: processes that may have no children of multiprocessing, forked from one that may be at work."""
     assert verify.shared().verdicts(boxed("2+3")) == [Verdict.RIGHT]
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
     process = context.Process(target=judge_in_child, args=(theirs,), daemon=True)
     process.start()
