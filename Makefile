@@ -10,7 +10,8 @@ demo: .venv/ready
 	$(BIN)/entrobench run demo
 
 test: .venv/ready-dev
-	$(PYTEST)
+	$(PYTEST) -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 # For the inner loop: without the tests that start processes or take seconds.
 test-fast: .venv/ready-dev

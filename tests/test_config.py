@@ -148,6 +148,7 @@ def test_shared_options_reach_every_spec_and_inline_ones_win() -> None:
     assert shares == [None, 0.02, 0.3]
 
 
+@pytest.mark.slow
 def test_identity_is_what_defines_the_result() -> None:
     def keys(*overrides: str) -> list[str]:
         return [cell.key for cell in matrix.cells(config.load("demo", overrides))]

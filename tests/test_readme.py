@@ -20,6 +20,7 @@ COMMANDS = re.findall(r"^    ((?:entrobench|make) .+?)(?:  +#.*)?$", README, re.
 FENCED = dict(re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("entrobench")])
 def test_commands_mean_something(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -232,6 +232,7 @@ def everything(uri: str) -> Any:
     return own, run.data.params, info, listed, history(uri, "entropy/mean"), history(uri, "reward/mean")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
     tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, after: bool

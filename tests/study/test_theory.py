@@ -63,6 +63,7 @@ def test_a_quadrant_is_trained_on_alone() -> None:
             assert weight == (keep == f"{side}_{place}")
 
 
+@pytest.mark.slow
 def test_the_command_writes_all_that_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(theory, "VOCABULARIES", (64, 128))

@@ -111,6 +111,7 @@ def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
     torch.testing.assert_close(head.weight_VD.grad.double(), expected[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entropy_grad", [False, True])
 def test_gradients_by_finite_differences(backend: str, form: tuple[bool, float | None], entropy_grad: bool) -> None:
     hidden_TD, head, targets_T = inputs(torch.float64, bias=form[0], softcap=form[1])

@@ -81,6 +81,7 @@ def gone(*pids: int, within_s: float = 10.0) -> bool:
 # Verdicts
 
 
+@pytest.mark.processes
 def test_golden_set(verifier: Verifier) -> None:
     found = verifier.verdicts([(gold, output) for gold, output, _ in GOLDEN])
     wrong = [
@@ -98,6 +99,7 @@ def test_golden_set_is_large_and_has_no_repeats() -> None:
     assert counts[Verdict.UNPARSED] >= 40
 
 
+@pytest.mark.processes
 def test_verdicts_depend_on_neither_order_nor_workers(verifier: Verifier) -> None:
     pairs = [(gold, output) for gold, output, _ in GOLDEN if integer(gold) is None and len(output) < 1000]
     some = random.Random(0).sample(pairs, 60)
@@ -108,6 +110,7 @@ def test_verdicts_depend_on_neither_order_nor_workers(verifier: Verifier) -> Non
     assert verifier.verdicts(some * 2) == [one_by_one[pair] for pair in some] * 2
 
 
+@pytest.mark.processes
 def test_equal_answers_are_judged_once(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     ask = verify.Worker.ask
@@ -141,6 +144,7 @@ def test_arithmetic_is_tidy_and_spelled_in_one_way() -> None:
     assert text.spelling(text.tidy("(6*7)-3/1+0")) == "(6*7)-3/1+0"
 
 
+@pytest.mark.processes
 def test_answers_of_math_equal_themselves_and_not_each_other(verifier: Verifier) -> None:
     path = REAL / "math500.jsonl"
     if not path.exists():
@@ -255,6 +259,8 @@ def test_what_is_no_integer(text: str) -> None:
 # Failures
 
 
+@pytest.mark.alone
+@pytest.mark.processes
 def test_hostile_answers_cost_their_own_verdict(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +286,8 @@ def test_hostile_answers_cost_their_own_verdict(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.alone
+@pytest.mark.processes
 def test_the_limit_is_kept() -> None:
     with Verifier(workers=1, limit_s=0.5) as verifier:
         verifier.verdicts(boxed("1+4"))
@@ -288,6 +296,7 @@ def test_the_limit_is_kept() -> None:
         assert 0.5 <= time.monotonic() - start < 5
 
 
+@pytest.mark.processes
 def test_a_worker_that_dies_costs_one_answer() -> None:
     with Verifier(workers=1, limit_s=2.0) as verifier, ThreadPoolExecutor(1) as caller:
         assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
@@ -300,6 +309,7 @@ def test_a_worker_that_dies_costs_one_answer() -> None:
             assert verifier.verdicts(boxed("2+3", "1+5")) == [Verdict.RIGHT, Verdict.WRONG]
 
 
+@pytest.mark.processes
 def test_a_worker_that_dies_while_idle_costs_nothing() -> None:
     with Verifier(workers=1, limit_s=60.0) as verifier:
         verifier.verdicts(boxed("1+4"))
@@ -309,6 +319,7 @@ def test_a_worker_that_dies_while_idle_costs_nothing() -> None:
         assert verifier.verdicts(boxed("2+3", "1+5", "2+4")) == [Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]
 
 
+@pytest.mark.processes
 def test_a_worker_that_cannot_start_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with Verifier(workers=1) as verifier, pytest.raises(RuntimeError, match="does not start"):
@@ -321,6 +332,7 @@ def in_judge(code: str) -> str:
     return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.processes
 def test_memory_is_limited() -> None:
     printed = in_judge(
         "judge.harden(); judge.judge('1', r'\\operatorname{zeros}(2,2)')\n"
@@ -331,6 +343,7 @@ def test_memory_is_limited() -> None:
     assert printed.startswith("('error', 'MemoryError")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("error", ["MemoryError", "RecursionError"])
 def test_exhaustion_that_the_library_swallows_is_an_error(error: str) -> None:
     printed = in_judge(
@@ -341,6 +354,7 @@ def test_exhaustion_that_the_library_swallows_is_an_error(error: str) -> None:
     assert printed == f"('error', '{error}')\n"
 
 
+@pytest.mark.processes
 def test_sympy_cannot_evaluate_text() -> None:
     printed = in_judge(
         "judge.harden(); print(sympy.S('3/2'))\n"
@@ -351,6 +365,7 @@ def test_sympy_cannot_evaluate_text() -> None:
     assert printed.splitlines() == ["3/2"] + ["text was about to be evaluated as code"] * 5
 
 
+@pytest.mark.processes
 def test_workers_end_with_their_caller() -> None:
     caller = subprocess.Popen(
         [
@@ -373,6 +388,7 @@ def test_workers_end_with_their_caller() -> None:
     assert gone(worker, child)
 
 
+@pytest.mark.processes
 def test_closing_ends_the_workers() -> None:
     with Verifier(workers=2) as verifier:
         verifier.verdicts(boxed("1+4", "2+3", "1+5", "7x"))
@@ -385,6 +401,7 @@ def test_closing_ends_the_workers() -> None:
 # Sharing
 
 
+@pytest.mark.processes
 def test_threads_share_a_verifier(verifier: Verifier) -> None:
     pairs = [(gold, output) for gold, output, _ in GOLDEN[100:160]]
     expected = [verdict for *_, verdict in GOLDEN[100:160]]
@@ -401,6 +418,7 @@ def judge_in_child(pipe: multiprocessing.connection.Connection) -> None:
     pipe.send(verify.shared().verdicts(boxed("1+4", "1+5")))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_daemonic_processes_have_verifiers_of_their_own(method: str) -> None:
     """As cells are: processes that may have no children of multiprocessing, forked from one that may be at work."""
