@@ -661,12 +661,13 @@ def test_vllm_is_missed_where_cells_would_sample_with_it(
 ) -> None:
     monkeypatch.setattr(choice, "installed", lambda: present)
     monkeypatch.setattr(choice.metadata, "requires", lambda name: [])
+    one = ["methods=[grpo]"]
     if words is None:
-        assert "vllm" not in lacking("paper", NODE).lower()
+        assert "vllm" not in lacking("paper", NODE, *one).lower()
     else:
-        assert re.search(words, lacking("paper", NODE))
-    assert "vllm" not in lacking("paper", NODE, *ALONE).lower()
-    internlm = lacking("paper", NODE, "models=[internlm3-8b-instruct]")
+        assert re.search(words, lacking("paper", NODE, *one))
+    assert "vllm" not in lacking("paper", NODE, *one, *ALONE).lower()
+    internlm = lacking("paper", NODE, *one, "models=[internlm3-8b-instruct]")
     assert "the embedded one decodes" not in internlm
     assert "transformers has no internlm3" in internlm
 
