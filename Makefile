@@ -1,16 +1,24 @@
-# make demo | test | lint | types | bench | test-vllm | bench-vllm; each sets up .venv (the last two .venv-vllm) by itself and needs Python 3.11 or 3.12, nothing else.
-# LOCKED=1 (demo, test, lint, types): the exact files of requirements.lock instead of the newest that pyproject.toml allows.
+# make demo | test | test-fast | lint | types | bench | test-vllm | bench-vllm; each sets up .venv (the last two .venv-vllm) by itself and needs Python 3.11 or 3.12, nothing else.
+# LOCKED=1 (demo, test, test-fast, lint, types): the exact files of requirements.lock instead of the newest that pyproject.toml allows.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 SET_UP := .venv/ready$(if $(LOCKED),-locked)
 SET_UP_DEV := .venv/ready-$(if $(LOCKED),locked,dev)
+# Tests run in so many processes side by side, each of them in one thread.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 demo: $(SET_UP)
 	$(BIN)/entrobench run demo
 
 test: $(SET_UP_DEV)
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not alone"
+	$(BIN)/python -m pytest -m alone
+
+# For the inner loop: without the tests that start processes or take seconds.
+test-fast: $(SET_UP_DEV)
+	$(PYTEST) -m "not processes and not slow"
 
 lint: $(SET_UP_DEV)
 	$(BIN)/ruff check .
@@ -58,4 +66,4 @@ bench-vllm: .venv-vllm/ready
 	@.venv-vllm/bin/pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
-.PHONY: demo test lint types bench test-vllm bench-vllm
+.PHONY: demo test test-fast lint types bench test-vllm bench-vllm

@@ -1,9 +1,21 @@
+"""For all tests: an MLflow database without runs, and no new process for a test that does not say that it needs one."""
+
+from __future__ import annotations
+
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Generator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from harness.record import store
+
+PROGRAMS = Path(sys.executable).parent
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +30,30 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def mlflow_uri(migrated: Path, tmp_path: Path) -> str:
     return f"sqlite:///{shutil.copy(migrated, tmp_path / 'mlflow.db')}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Refuses new Python processes to a test without the marker `processes`, and to the fixtures set up for it.
+
+    It does so in every run, so that `make test-fast`, which leaves out the marked tests, cannot come to start any.
+    Small tools of the system, which libraries ask for the kind of machine, are no matter.
+    """
+    if item.get_closest_marker("processes"):
+        return (yield)
+    popen = subprocess.Popen.__init__
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        pytest.fail(f"{item.nodeid} starts a process; mark it with @pytest.mark.processes")
+
+    def tools_alone(self: subprocess.Popen[Any], args: Any, *rest: Any, **given: Any) -> None:
+        program = Path(os.fsdecode(args if isinstance(args, str | bytes | os.PathLike) else args[0]))
+        if program.parent == PROGRAMS or program.name.startswith("python"):
+            refuse()
+        popen(self, args, *rest, **given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", tools_alone)
+        patch.setattr(BaseProcess, "start", refuse)
+        patch.setattr(os, "fork", refuse)
+        return (yield)

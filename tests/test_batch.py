@@ -186,6 +186,8 @@ def measured(c: Case, groups: Sequence[int]) -> dict[str, Tensor]:
     for spec in SPECS:
         method, minibatches = Method.of(spec, baselines.table()), list(batch.split(2))
         signal = method.signal(old, batch, minibatches)
+        assert old.entropy is not None
+        assert old.values is not None
         seen = dynamics.of_step(method, signal, batch, minibatches, old.entropy + old.values, temperature=0.7)
         result |= {f"{spec} {name}": torch.tensor(value, dtype=torch.float64) for name, value in seen.items()}
         result |= {f"{spec} {name}_T": getattr(signal, f"{name}_T") for name in ("advantages", "weights", "scale")}
@@ -199,6 +201,7 @@ def rank_main(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.processes
 def test_two_ranks_see_what_one_process_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     spawn(rank_main, args=(tmp_path,), nprocs=2)

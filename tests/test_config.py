@@ -34,6 +34,7 @@ def test_shipped_configs_say_only_what_differs_from_the_defaults() -> None:
         return {prefix: value}
 
     defaults = flat(OmegaConf.to_container(OmegaConf.structured(config.Config())))
+    assert len(list(config.CONFIGS.glob("*.yaml"))) > 1
     for path in config.CONFIGS.glob("*.yaml"):
         effective = dict(defaults)
         for layer in config.with_base(path):
@@ -181,6 +182,7 @@ def test_shared_options_reach_every_spec_and_inline_ones_win() -> None:
     assert shares == [None, 0.02, 0.3]
 
 
+@pytest.mark.slow
 def test_identity_is_what_defines_the_result() -> None:
     def keys(*overrides: str) -> list[str]:
         return [cell.key for cell in matrix.cells(config.load("demo", overrides))]
@@ -207,6 +209,7 @@ def test_identity_is_what_defines_the_result() -> None:
         assert keys(telling)[0] != before[0]
 
 
+@pytest.mark.processes
 def test_planning_and_reporting_start_without_torch() -> None:
     code = (
         "import sys; from harness import cli, config, matrix; cli.parser(); "

@@ -11,7 +11,7 @@ import torch
 from cells import divided, lines, write
 from trainers import build, same, weights
 
-from harness import cell
+from harness import cell, config, matrix
 from harness.rollout import choice
 from harness.tokens.head import Head
 from harness.tokens.metrics import Stopwatch
@@ -61,12 +61,15 @@ def test_logits_are_not_rounded_to_bfloat16(backend: str) -> None:
     hidden_TD, weight_VD = (x.cuda().requires_grad_() for x in (hidden_TD, weight_VD))
     found = token_stats(hidden_TD, Head(weight_VD), targets_T.cuda(), 1.0, backend=backend)
     torch.testing.assert_close(found.logp.double().cpu(), logp_TV[range(50), targets_T], rtol=1e-5, atol=1e-3)
+    assert found.entropy is not None
     torch.testing.assert_close(found.entropy.double().cpu(), -(logp_TV.exp() * logp_TV).sum(-1), rtol=1e-4, atol=1e-3)
     found.logp.sum().backward()
     expected_TD = slopes_TV @ weight_VD.detach().double().cpu()
+    assert hidden_TD.grad is not None
     torch.testing.assert_close(hidden_TD.grad.double().cpu(), expected_TD, rtol=2e-2, atol=5e-2)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(choice.installed() is None, reason="needs the package vllm")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_matrix_on_vllm_rests_wakes_and_samples_from_what_is_trained(dtype: str, tmp_path: Path) -> None:
@@ -75,11 +78,14 @@ def test_a_matrix_on_vllm_rests_wakes_and_samples_from_what_is_trained(dtype: st
     command = [sys.executable, "-m", "harness.cli", "run", "smoke", *settings, f"results={tmp_path}"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    for log in tmp_path.glob("smoke/*/metrics.jsonl"):
+    logs = list(tmp_path.glob("smoke/*/metrics.jsonl"))
+    assert len(logs) == len(matrix.cells(config.load("smoke", settings)))
+    for log in logs:
         *_, last = lines(log.parent).values()
         assert last["mismatch/mean"] < 0.05
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_two_ranks_on_two_devices_are_one_process(tmp_path: Path) -> None:
     """Up to draws that tip where logits differ in their last bits: in the first step hardly any does."""

@@ -229,7 +229,8 @@ def test_skipping_responses_leaves_no_gradient_out(spec: str) -> None:
     c, method = case(1), Method.of(spec, table(**OWN))
     c.batch = dataclasses.replace(c.batch, rewards_B=c.batch.rewards_B * (c.batch.groups_B < 2))  # half have no signal
     signal = method.signal(c.old, c.batch, [c.batch])
-    found, gradients = method.contributing(c.batch, signal), []
+    found = method.contributing(c.batch, signal)
+    gradients: list[torch.Tensor | None] = []
     for part in (c.batch, found):
         c.logits_TV.grad = None
         method.loss(c.current(part), signal.at(part.index_T), part).backward()

@@ -28,6 +28,7 @@ from harness.tokens.metrics import Stopwatch
 from harness.train.policy import Policy
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> None:
     """Also where the activations are computed again, and with a checkpoint of each handed to the other."""
@@ -60,6 +61,7 @@ def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> 
         torch.testing.assert_close(other[name], weight, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one_rank_fails.py").write_text(
@@ -82,6 +84,7 @@ def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: 
     assert (state["state"], state["reason"]) == ("failed", "the second rank has had enough")
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_ranks_end_with_the_process_of_their_cell(tmp_path: Path) -> None:
     write(tmp_path / "cell", "hardware.ranks=2", "train.steps=1000")
@@ -161,6 +164,7 @@ def rank_main(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.processes
 def test_unequal_shares_add_up_to_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "model")

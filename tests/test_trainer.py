@@ -57,12 +57,14 @@ def test_another_seed_or_method_changes_the_run_but_not_its_first_rollouts(tmp_p
 
 def test_the_prompt_order_depends_on_the_step_alone(tmp_path: Path) -> None:
     trainer = build(tmp_path, "grpo", "train.prompts=64")
-    late = [p.id for p in trainer.prompts(40)]
-    seen = [p.id for step in range(1, 41) for p in trainer.prompts(step)]
-    assert seen[-64:] == late
     size = len(trainer.parts.pool.problems)
-    for start in range(0, len(seen) - size, size):
-        assert len(set(seen[start : start + size])) == size, "a pass shows every problem once"
+    late = [p.id for p in trainer.prompts(2 * size // 64 + 1)]
+    seen = [p.id for step in range(1, 2 * size // 64 + 2) for p in trainer.prompts(step)]
+    assert seen[-64:] == late
+    first, second = seen[:size], seen[size : 2 * size]
+    assert len(set(first)) == size, "a pass shows every problem once"
+    assert set(second) == set(first)
+    assert second != first
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(REPOSITORY / name, source)
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     call(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", out, source, cwd=out)
     [built] = out.iterdir()
     return built
@@ -63,7 +63,15 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment with the wheel, which borrows all that it depends on from the running one."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", folder / "bin" / "python"]
+    pip: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "-q",
+        "--disable-pip-version-check",
+        "--python",
+        folder / "bin" / "python",
+    ]
     call(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
     [packages] = folder.glob("lib/python*/site-packages")
     # Its .pth files are not read, so that an editable installation of the repository stays out of it.

@@ -64,6 +64,7 @@ class LiveView:
         self.done += progress.state == "done"
         self.failed += progress.state != "done"
         self.steps_ended += progress.step - self.steps_before[cell.key]
+        self.steps_todo -= cell.config.train.steps - progress.step  # of a failed cell these are not run
         if progress.state == "done":
             head = next((f"{v:.3f}" for k, v in progress.metrics.items() if k.endswith("/avg")), "?")
             entropy = progress.metrics.get("entropy/mean", float("nan"))

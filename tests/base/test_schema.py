@@ -70,7 +70,7 @@ KEYS = [each.name for each in dataclasses.fields(Whole)]
         ({"least": 2, "most": 999}, "2 to 999", (2, 999), (1, 1000)),
     ],
 )
-def test_a_range(bounds: dict[str, float], words: str, inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
+def test_a_range(bounds: dict[str, Any], words: str, inside: tuple[float, ...], outside: tuple[float, ...]) -> None:
     given = Range(**bounds)
     assert str(given) == words
     assert [given.holds(value) for value in inside] == [True] * len(inside)
@@ -188,7 +188,7 @@ def test_no_number_is_without_bounds(given: Any, where: str) -> None:
 
 def test_a_number_without_bounds_would_be_seen() -> None:
     @dataclass(frozen=True)
-    class Bolder(METHODS["clip_b"]):
+    class Bolder(ClipB):
         mu: float = 8.5
 
     assert unbounded(Whole()) == ["bare"]
@@ -235,7 +235,7 @@ def test_the_bounds_of_every_number_hold(given: Any, each: dataclasses.Field[Any
         assert str(error.value).startswith(f"{where}{each.name}{'[0]' * listed} is {value}; allowed: {allowed}")
 
 
-@pytest.mark.parametrize(("given", "each", "where"), [n for n in NUMBERS if n.values[2][:-1] in SPECS])
+@pytest.mark.parametrize(("given", "each", "where"), [n for n in NUMBERS if str(n.values[2])[:-1] in SPECS])
 def test_options_are_checked_in_a_specification_and_in_python(
     given: Any, each: dataclasses.Field[Any], where: str
 ) -> None:

@@ -163,6 +163,7 @@ def coverage(
     return held / experiments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paired", [False, True], ids=["mean", "difference"])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(("seeds", "problems"), SIZES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import loops
 import pytest
@@ -117,7 +118,7 @@ def test_equal_tokens_are_treated_equally(name: str) -> None:
     """Expects no choice among equal tokens by their order: at the edge of a share, none of them is dropped."""
     p = [0.1, 0.1, 0.1, 0.2, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9]
     stats, advantages_T, batch = handmade(p, [0.1] * 10, [-1.0] * 10)
-    cls = baselines.METHODS[name]
+    cls: Any = baselines.METHODS[name]
     # S* is lowest for p = 0.2, then for the three of p = 0.1.
     for limit, number in ((0.1, 1), (0.2, 1), (0.3, 1), (0.4, 4)):
         clips = [cls(share=limit), *([cls(mu=0.1, max_frac=limit)] if name == "clip_v" else [])]

@@ -101,8 +101,8 @@ def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str, n
         assert len(parts) > 2
         c.logits_TV.grad = None
         losses = [m.loss(c.current(part), signal.at(part.index_T), part) for part in parts]
-        sum(losses).backward()
-        assert sum(losses).item() == pytest.approx(expected, rel=RTOL, abs=ATOL)
+        torch.stack(losses).sum().backward()
+        assert torch.stack(losses).sum().item() == pytest.approx(expected, rel=RTOL, abs=ATOL)
         rows = [gradient.get(t, [0.0] * c.logits_TV.shape[1]) for t in range(len(c.batch.index_T))]
         torch.testing.assert_close(c.logits_TV.grad, torch.tensor(rows, dtype=torch.float64), rtol=RTOL, atol=ATOL)
 
@@ -131,9 +131,10 @@ def test_at_one_update_grpo_and_ce_gppo_have_bitwise_the_same_gradient(other: st
         c.logits_TV = c.old_logits_TV.float().requires_grad_()
         old = stats_of(c.logits_TV.detach(), c.targets_T)
         m.loss(c.current(), m.signal(old, c.batch, [c.batch]), c.batch).backward()
+        assert c.logits_TV.grad is not None
         assert c.logits_TV.grad.abs().max() > 0
         gradients.append(c.logits_TV.grad)
-    assert torch.equal(*gradients)
+    assert torch.equal(gradients[0], gradients[1])
 
 
 def test_with_more_updates_their_gradients_differ() -> None:
@@ -142,8 +143,9 @@ def test_with_more_updates_their_gradients_differ() -> None:
         c = case(3)
         m = method(spec)
         m.loss(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch).backward()
+        assert c.logits_TV.grad is not None
         gradients.append(c.logits_TV.grad)
-    assert not torch.allclose(*gradients)
+    assert not torch.allclose(gradients[0], gradients[1])
 
 
 # Advantages
@@ -159,6 +161,8 @@ def test_gae_is_its_double_sum(gamma: float, lam: float, longest: int) -> None:
     assert raw.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
     signal = m.signal(c.old, c.batch, [c.batch])
     assert signal.advantages_T.tolist() == pytest.approx(loops.whitened(expected), rel=1e-10, abs=1e-10)
+    assert c.old.values is not None
+    assert signal.returns_T is not None
     values = c.old.values.tolist()
     assert signal.returns_T.tolist() == pytest.approx([a + v for a, v in zip(expected, values, strict=True)], rel=1e-12)
 
@@ -166,6 +170,7 @@ def test_gae_is_its_double_sum(gamma: float, lam: float, longest: int) -> None:
 def test_with_gamma_and_lambda_1_the_return_is_the_reward() -> None:
     c = case(4)
     signal = method("ppo").signal(c.old, c.batch, [c.batch])
+    assert signal.returns_T is not None
     assert signal.returns_T.tolist() == pytest.approx(c.batch.rewards_B[c.batch.sequence_T].tolist(), abs=1e-12)
 
 
@@ -176,11 +181,12 @@ def test_the_value_loss_and_its_gradient(value_clip: float | None, normalise: st
     m = method(f"ppo(value_clip={'null' if value_clip is None else value_clip}, normalise={normalise})")
     signal = m.signal(c.old, c.batch, [c.batch])
     generator = torch.Generator().manual_seed(0)
+    assert c.old.values is not None
     moved_T = 0.6 * torch.randn(len(c.old.values), generator=generator, dtype=torch.float64)
     values_T = (c.old.values + moved_T).requires_grad_()
     parts = list(c.batch.micro_batches(30))
     losses = [m.value_loss(values_T[part.index_T], signal.at(part.index_T)) for part in parts]
-    sum(losses).backward()
+    torch.stack(losses).sum().backward()
     oracle = Oracle(loops.group_advantages(c), normalise=normalise)
     spans, total, gradient, held = loops.responses(c), 0.0, [], 0
     returns = [a + float(v) for a, v in zip(loops.gae(c, 1, 1), c.old.values, strict=True)]
@@ -194,7 +200,8 @@ def test_the_value_loss_and_its_gradient(value_clip: float | None, normalise: st
             total += factor * max((v - returns[t]) ** 2, (near - returns[t]) ** 2)
             gradient.append(0.0 if far else factor * 2 * (v - returns[t]))
     assert (held > 0) == (value_clip is not None)
-    assert sum(losses).item() == pytest.approx(total, rel=RTOL)
+    assert torch.stack(losses).sum().item() == pytest.approx(total, rel=RTOL)
+    assert values_T.grad is not None
     assert values_T.grad.tolist() == pytest.approx(gradient, rel=RTOL, abs=ATOL)
 
 
@@ -342,6 +349,7 @@ def test_a_minibatch_of_dropped_tokens_has_no_loss() -> None:
 # The table
 
 
+@pytest.mark.processes
 def test_listing_methods_needs_no_torch() -> None:
     code = "import sys, baselines; from harness.method import Method; Method.of('ppo+clip_v', baselines.table()); "
     code += "assert 'torch' not in sys.modules"
@@ -351,6 +359,7 @@ def test_listing_methods_needs_no_torch() -> None:
 @pytest.mark.parametrize("name", baselines.METHODS)
 def test_every_method_says_in_a_line_what_it_is_and_where_it_comes_from(name: str) -> None:
     cls = baselines.METHODS[name]
+    assert cls.__doc__
     first = cls.__doc__.splitlines()[0]
     assert first.endswith(".")
     assert "(" not in first, "the text that a dataclass without docstring gets"

@@ -6,7 +6,9 @@ import math
 import re
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import loops
 import pytest
@@ -35,7 +37,7 @@ def check(m: Method, c: Case, oracle: Oracle) -> None:
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
     """Write a module that can be imported while the test runs."""
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -83,7 +85,7 @@ def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         baselines.table()
 
 
-def test_the_example_of_the_documentation(write) -> None:
+def test_the_example_of_the_documentation(write: Callable[[str, str], str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", ADD_A_METHOD.read_text(), re.DOTALL)
     table = baselines.table([write("my_methods", blocks[0])])
     c = case(1, groups=6)
@@ -111,7 +113,9 @@ METHODS = {"careless": Careless}
 
 @pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize("spec", ["careless", "ppo+clip_v+careless"])
-def test_a_forgotten_need_fails_with_the_instrument_and_without(spec: str, every: int, write, tmp_path: Path) -> None:
+def test_a_forgotten_need_fails_with_the_instrument_and_without(
+    spec: str, every: int, write: Any, tmp_path: Path
+) -> None:
     """Expects the same sentence whoever else asks for the statistic: what runs in one configuration runs in all."""
     plugins = f"plugins=[{write('careless', CARELESS)}]"
     trainer = build(tmp_path / "cell", spec, f"dynamics.every={every}", plugins)
@@ -141,7 +145,7 @@ def test_a_forgotten_need_fails_with_the_instrument_and_without(spec: str, every
         ),
     ],
 )
-def test_a_broken_plugin_gets_one_sentence(text: str, words: str, write) -> None:
+def test_a_broken_plugin_gets_one_sentence(text: str, words: str, write: Callable[[str, str], str]) -> None:
     with pytest.raises(UserError, match=words) as error:
         baselines.table([write("broken", text)])
     assert "\n" not in str(error.value)

@@ -570,6 +570,7 @@ prepare(["aime24"], sys.argv[1])
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("renames", [0, 1])
 def test_a_killed_preparation_leaves_what_was_there(renames: int, small: Path, tmp_path: Path) -> None:
     prepare.prepare(["aime24"], str(small))
@@ -673,6 +674,7 @@ def hub() -> Iterator[tuple[str, dict[str, bytes]]]:
         server.shutdown()
 
 
+@pytest.mark.processes
 def test_the_hubs_own_client_fetches_the_files_that_are_wanted(
     hub: tuple[str, dict[str, bytes]], tmp_path: Path, cache: Path
 ) -> None:
@@ -692,6 +694,7 @@ def test_the_hubs_own_client_fetches_the_files_that_are_wanted(
     assert not list((tmp_path / "hf").rglob("weights.bin"))
 
 
+@pytest.mark.processes
 def test_the_hubs_own_client_offline(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "harness.cli", "data", "prepare", "aime24"]
@@ -792,9 +795,9 @@ def test_prepare_and_check_on_the_real_sets(dapo: list[dict[str, str]], capsys: 
     assert (len(held), len(trained)) == (500, 16468)
     assert {name: kept.card(name)["fingerprint"] for name in PRINTS} == PRINTS
     # The bound of the digests is that of the 500 smallest.
-    problems = cleaned([(row["problem"], row["answer"]) for row in dapo], conflicts=sets.CONFLICTS)[0]
+    everything = cleaned([(row["problem"], row["answer"]) for row in dapo], conflicts=sets.CONFLICTS)[0]
     assert [row["id"] for row in held] == [
-        "dapo-" + digest[:12] for digest in sorted(map(clean.digest, problems))[:500]
+        "dapo-" + digest[:12] for digest in sorted(map(clean.digest, everything))[:500]
     ]
     assert not {row["id"] for row in held} & {row["id"] for row in trained}
     assert check.flags("amc23") == ["contaminated: 22 of 40 problems stand in dapo_math, 11 of them word for word"]

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from harness.rollout.protocol import Engine
 
@@ -20,8 +28,14 @@ SIZES = {
     "max_position_embeddings": 256,
     "head_dim": 32,
 }
+
+
+def made(kind: type[PreTrainedModel], shape: type[PreTrainedConfig], tied: bool) -> PreTrainedModel:
+    return kind(shape(**SIZES, tie_word_embeddings=tied))
+
+
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    f"{name}-{tied}": lambda kind=kind, shape=shape, tied=tied: kind(shape(**SIZES, tie_word_embeddings=tied == "tied"))
+    f"{name}-{tied}": partial(made, kind, shape, tied == "tied")
     for name, kind, shape in (("qwen2", Qwen2ForCausalLM, Qwen2Config), ("qwen3", Qwen3ForCausalLM, Qwen3Config))
     for tied in ("tied", "untied")
 }

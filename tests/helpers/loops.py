@@ -67,6 +67,7 @@ def group_advantages(case: Case, divide_by_std: bool = True) -> list[float]:
 
 def gae(case: Case, gamma: float, lam: float) -> list[float]:
     """Computes the double sum of the definition."""
+    assert case.old.values is not None
     values, rewards, advantages = case.old.values.tolist(), case.batch.rewards_B.tolist(), []
     for row, span in enumerate(responses(case)):
         for t in span:
@@ -204,6 +205,7 @@ class Oracle:
                 if self.gate is not None:
                     factor, factor_slope = self.gate(logp, logp - math.log(r))
                     value, slope = factor * value, factor * slope + factor_slope * value
+                assert case.old.ref_logp is not None
                 kl, kl_slope = divergence(logp, float(case.old.ref_logp[t]), self.kl[0])
                 surrogate_factor = keep[t] * counted[t] / self.denominator(case, spans, span, counted)
                 term_factor = 1 / self.denominator(case, spans, span, [True] * len(keep))

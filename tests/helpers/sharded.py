@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import faults
@@ -32,11 +32,16 @@ from harness.rollout.protocol import Engine
 STALE = "model.layers.1."  # what a partial load leaves as it was
 PROMPTS = [[1, 2], [4, 5, 6, 7, 1, 11], [9], [1, 2], [8, 2, 6, 18, 1, 5, 5, 12]]
 SEEDS = [11, 12, 13, 14, 15]
-SHARES = (([0, 1], [2, 3, 4]), ([0, 1, 2, 3, 4], []), ([], [0]))  # of the prompts, for each rank
+SHARES: tuple[tuple[list[int], list[int]], ...] = (  # of the prompts, for each rank
+    ([0, 1], [2, 3, 4]),
+    ([0, 1, 2, 3, 4], []),
+    ([], [0]),
+)
 
 Groups = list[list[Rollout]]
 # A load in its context goes through all that the ranks do together, and leaves in this engine what these names begin.
-Leaving = Callable[[Engine, str, dict[str, Tensor]], AbstractContextManager[object]]
+E = TypeVar("E", bound=Engine)
+Leaving = Callable[[E, str, dict[str, Tensor]], AbstractContextManager[object]]
 
 
 def start(rank: int, folder: Path) -> None:
@@ -113,7 +118,7 @@ def outcomes(engine: Engine, model: PreTrainedModel, dtype: torch.dtype) -> list
     return found
 
 
-def work(engine: Engine, name: str, dtype: torch.dtype, rank: int, leaving: Leaving) -> dict[str, Any]:
+def work(engine: E, name: str, dtype: torch.dtype, rank: int, leaving: Leaving[E]) -> dict[str, Any]:
     """What a rank sees of its engine while the weights change. Of the 83 rows of the vocabulary it has 42 or 41."""
     model = shard(faults.model_of(name))
     shards = dict(model.named_parameters())  # which an optimiser holds

@@ -23,6 +23,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return script
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
@@ -41,6 +42,7 @@ def test_whatever_a_trial_does_is_a_finding(script: str, expected: tuple[str, st
     assert tried("engine embedded", "cpu", "", 1.0) == Finding("engine embedded", state, found, remedy)
 
 
+@pytest.mark.processes
 def test_a_store_that_is_none_does_not_stop_a_run(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("no database, but a long enough text to be taken for one" * 9)
     found = tried("mlflow", "cpu", f"sqlite:///{tmp_path}/mlflow.db")
@@ -49,6 +51,7 @@ def test_a_store_that_is_none_does_not_stop_a_run(tmp_path: Path) -> None:
     assert "cannot be used: " in found.found
 
 
+@pytest.mark.processes
 def test_vllm_that_is_not_installed_has_a_remedy() -> None:
     from harness.rollout.choice import installed
 
@@ -101,6 +104,7 @@ def test_the_exit_code_says_whether_anything_runs(
     assert json.loads(capsys.readouterr().out)[1] == {"what": "x", "state": state, "found": "y", "remedy": "z"}
 
 
+@pytest.mark.processes
 def test_it_imports_nothing_heavy() -> None:
     code = "import sys; from harness.plan import doctor; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -108,6 +112,7 @@ def test_it_imports_nothing_heavy() -> None:
     assert not {"torch", "numpy", "transformers", "mlflow", "lm_eval", "vllm", "pyarrow"} & set(loaded)
 
 
+@pytest.mark.processes
 def test_of_this_machine(tmp_path: Path) -> None:
     """From the command to the real trials; here the tests run, so the embedded engine does."""
     result = subprocess.run(

@@ -223,6 +223,7 @@ def everything(uri: str) -> Any:
     return own, run.data.params, info, listed, history(uri, "entropy/mean"), history(uri, "reward/mean")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
     tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, after: bool
@@ -393,6 +394,7 @@ def test_an_experiment_that_was_deleted_is_one_sentence(tmp_path: Path, mlflow_u
     one_sentence(error)
 
 
+@pytest.mark.processes
 def test_a_first_use_is_silent_and_leaves_nothing_in_the_working_directory(tmp_path: Path) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1)

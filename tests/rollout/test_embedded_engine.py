@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,7 +86,7 @@ def shared(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
     return model, copy.deepcopy(model).double()
 
 
-def engine_of(model: PreTrainedModel, **options: int) -> EmbeddedEngine:
+def engine_of(model: PreTrainedModel, **options: Any) -> EmbeddedEngine:
     engine = EmbeddedEngine(EOS, **options)
     engine.load(model)
     return engine
@@ -211,7 +212,7 @@ def test_prompts_are_read_once_and_ended_sequences_leave(monkeypatch: pytest.Mon
     read: list[int] = []
     hidden = engine._hidden
 
-    def counted(tokens: torch.Tensor, *rest: object) -> torch.Tensor:
+    def counted(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
         read.append(len(tokens))
         return hidden(tokens, *rest)
 
@@ -242,10 +243,13 @@ def test_dropping_ended_sequences_keeps_each_living_one_with_its_cache() -> None
     alive = torch.tensor([False, True, False, True, True, False, True, False])
     cache = torch.arange(8.0)[None, None, :, None, None, None].expand(2, 2, 8, 1, 3, 4).clone()
     order = drop_ended(cache, alive, used=2)
+    assert order is not None
     assert sorted(order.tolist()) == [1, 3, 4, 6]
     assert torch.equal(cache[:, :, :4, 0, :2, 0], order.float()[None, None, :, None].expand(2, 2, 4, 2))
     assert drop_ended(cache, torch.tensor([True] * 7 + [False]), used=2) is None
-    assert drop_ended(cache, torch.zeros(8, dtype=torch.bool), used=2).tolist() == []
+    nobody = drop_ended(cache, torch.zeros(8, dtype=torch.bool), used=2)
+    assert nobody is not None
+    assert nobody.tolist() == []
 
 
 def test_a_token_of_probability_zero_is_never_sampled() -> None:

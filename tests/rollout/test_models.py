@@ -107,6 +107,7 @@ def test_a_recipe_is_its_identity() -> None:
         assert Model("mine", recipe=changed).cached(Path()) != model.cached(Path())
 
 
+@pytest.mark.processes
 def test_several_processes_make_a_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base_model, "build", stub)
     model = Model("mine", recipe=TINY)
@@ -197,6 +198,7 @@ def test_only_the_response_is_learned() -> None:
     recipe = dataclasses.replace(TINY, batch=16)
     expected = examples(Countdown(), recipe.seed, recipe.solving)
     for ids_BT, targets_BT in base_model.batches(recipe, Countdown(), encoder):
+        assert len(ids_BT) == len(targets_BT) == 16
         for ids_T, targets_T, (prompt, response) in zip(ids_BT, targets_BT, expected, strict=False):
             assert encoder.decode(ids_T[ids_T != encoder.pad_token_id]) == prompt + response + base_model.END
             assert encoder.decode(targets_T[targets_T != -100]) == response + base_model.END

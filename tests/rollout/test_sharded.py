@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import sharded
 import torch
 import torch.distributed as dist
@@ -42,6 +43,7 @@ def rank_main(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.processes
 def test_each_rank_samples_from_the_weights_that_all_share_or_the_proof_says_where_not(tmp_path: Path) -> None:
     spawn(rank_main, args=(tmp_path,), nprocs=2)
     seen = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]

@@ -77,8 +77,7 @@ def test_every_response_is_kept_with_its_verdict(tmp_path: Path, calls: list[int
         assert all(end or length == 8 for end, length in zip(record["finished"], record["lengths"], strict=True))
     result = json.loads((tmp_path / "results.json").read_text())["tasks"][0]
     assert result["verdicts"] == Counter(verdict for record in kept for verdict in record["verdicts"])
-    right = sum(map(sum, found.evaluation.right))
-    assert result["metrics"]["avg"] == right / 40
+    assert result["metrics"]["avg"] == sum(map(sum, found.evaluation.right)) / 40
     assert result["metrics"]["length"] == sum(sum(record["lengths"]) for record in kept) / 40
 
 
@@ -124,10 +123,11 @@ def test_another_model_at_the_same_path_is_another_evaluation(tmp_path: Path, ca
     assert calls == [4, 4]
 
 
+@pytest.mark.processes
 def test_killed_and_run_again_it_gives_the_same(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness.cli", "eval", "--model", "countdown-tiny", "--tasks", "countdown"]
     command += ["--samples", "128", "--problems", "80", "--temperature", "1", "--out"]
-    settings = {"check": True, "capture_output": True, "text": True}
+    settings: dict[str, Any] = {"check": True, "capture_output": True, "text": True}
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
     def parts(out: Path) -> list[Path]:
@@ -277,4 +277,5 @@ def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.M
         assert 0 < found.evaluation.metrics["length"] <= 24
         assert found.notes == ["the tokenizer leaves letters out of 30 of 30 prompts"]
         kept = records(tmp_path, found.evaluation.task)
+        assert len(kept) == 30
         assert all(record["prompt"].endswith(r"\boxed{}.") and len(record["verdicts"]) == 2 for record in kept)

@@ -58,6 +58,7 @@ def test_every_method_of_the_registry_is_explained_and_its_rows_add_up(capsys: p
         assert more <= {"negative_above", "negative_below"}
 
 
+@pytest.mark.slow
 def test_the_same_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert explained(capsys, "clip_b") == explained(capsys, "clip_b")
 

@@ -57,12 +57,14 @@ def test_a_quadrant_is_trained_on_alone() -> None:
         batch = batch_of(trained, 1)
         old = trained.stats_before(batch)
         signal = trained.method.signal(old, batch, [batch])
+        assert 0 < signal.weights_T.count_nonzero() < len(signal.weights_T)
         for advantage, s_star, weight in zip(signal.advantages_T, old.discriminator, signal.weights_T, strict=True):
             side = "positive" if advantage > 0 else "negative" if advantage < 0 else "none"
             place = "above" if s_star > 0 else "below" if s_star < 0 else "at"
             assert weight == (keep == f"{side}_{place}")
 
 
+@pytest.mark.slow
 def test_the_command_writes_all_that_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(theory, "VOCABULARIES", (64, 128))
@@ -87,6 +89,7 @@ def test_the_documentation_shows_what_was_measured() -> None:
     found = json.loads((REPOSITORY / "results" / "reference" / "dynamics" / "dynamics.json").read_text())
     text = (REPOSITORY / "docs" / "dynamics.md").read_text()
     for rows in {**found, "masks": theory.ends(found["masks"])}.values():
+        assert rows
         for row in rows:
             assert f"| {' | '.join(map(theory.shown, row.values()))} |" in text
 

@@ -285,6 +285,7 @@ def test_an_unknown_split_is_named() -> None:
         Countdown().problems("tset")
 
 
+@pytest.mark.processes
 def test_tasks_import_without_torch() -> None:
     code = "import sys, tasks; tasks.build('countdown').problems('test'); print({'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

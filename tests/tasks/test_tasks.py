@@ -272,6 +272,7 @@ def test_a_verifier_that_fails_too_often_stops_training(trainer: Trainer, monkey
     assert trainer.train_step(7, Stopwatch())["verdicts/error"] == 0.5
 
 
+@pytest.mark.processes
 def test_verdicts_are_the_verifiers_in_the_order_of_the_pairs() -> None:
     problems = {answer: Problem(answer, "", answer) for answer in ("025", r"\frac{1}{2}", "7")}
     asked = [
@@ -335,6 +336,7 @@ def test_lm_evals_command_has_one_verifier_which_ends_with_it() -> None:
 # lm-eval's own command
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_lm_eval_by_itself_runs_the_tasks(prepared: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lm_eval", "run", "--include_path", str(REPOSITORY / "tasks"), "--model", "dummy"]
@@ -358,6 +360,7 @@ def test_lm_eval_by_itself_runs_the_tasks(prepared: Path, tmp_path: Path) -> Non
 # Adding a task
 
 
+@pytest.mark.processes
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     """One folder and one line, in a copy of the tasks."""
     page = (REPOSITORY / "docs" / "add-a-task.md").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import loops
 import pytest
@@ -15,7 +16,10 @@ from harness.tokens.head import Head
 from harness.tokens.statistics import BACKENDS, SMALL, streaming, token_stats
 
 TOKENS, WIDTH, VOCABULARY = 11, 5, 23
-BLOCKS = {"dense": [None], "torch": [(2**7, 2**10), (4, 7), (1, 1)]}  # how a backend may cut its work
+BLOCKS: dict[str, list[tuple[int, int] | None]] = {  # how a backend may cut its work
+    "dense": [None],
+    "torch": [(2**7, 2**10), (4, 7), (1, 1)],
+}
 CUTS = [(name, block) for name in BACKENDS for block in BLOCKS[name]]
 
 
@@ -60,6 +64,9 @@ def distributions(hidden_TD: Tensor, head: Head, temperature: float) -> list[lis
 
 
 def check(stats: TokenStats, p_TV: list[list[float]], targets_T: Tensor, tolerance: float = 1e-6) -> None:
+    assert stats.entropy is not None
+    assert stats.sum_p2 is not None
+    assert stats.sum_p2_logp is not None
     for t, p in enumerate(p_TV):
         y, s = int(targets_T[t]), loops.discriminators(p)
         assert stats.logp[t].item() == pytest.approx(math.log(p[y]), rel=1e-5, abs=tolerance)
@@ -88,6 +95,7 @@ def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
     hidden_TD, head, targets_T = inputs()
     stats = token_stats(hidden_TD, head, targets_T, temperature, entropy_grad=True, sum_p2=True, backend=backend)
     weights_T = torch.linspace(-1, 2, TOKENS)
+    assert stats.entropy is not None
     (weights_T * (of_logp * stats.logp + of_entropy * stats.entropy)).sum().backward()
 
     rows = []
@@ -97,10 +105,13 @@ def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
         rows.append([weights_T[t].item() * slope / temperature for slope in slopes])
     by_logits_TV = torch.tensor(rows, dtype=torch.float64)
     expected = (by_logits_TV @ head.weight_VD.detach().double(), by_logits_TV.T @ hidden_TD.detach().double())
+    assert hidden_TD.grad is not None
+    assert head.weight_VD.grad is not None
     torch.testing.assert_close(hidden_TD.grad.double(), expected[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(head.weight_VD.grad.double(), expected[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entropy_grad", [False, True])
 def test_gradients_by_finite_differences(backend: str, form: tuple[bool, float | None], entropy_grad: bool) -> None:
     hidden_TD, head, targets_T = inputs(torch.float64, bias=form[0], softcap=form[1])
@@ -108,13 +119,15 @@ def test_gradients_by_finite_differences(backend: str, form: tuple[bool, float |
     def differentiable(hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, ...]:
         changed = Head(weight_VD, bias_V, head.softcap)
         stats = token_stats(hidden_TD[:3], changed, targets_T[:3], 1.3, entropy_grad=entropy_grad, backend=backend)
+        assert stats.entropy is not None
         return (stats.logp, stats.entropy) if entropy_grad else (stats.logp,)
 
-    assert torch.autograd.gradcheck(differentiable, (hidden_TD, head.weight_VD, head.bias_V))
+    leaves: Any = (hidden_TD, head.weight_VD, head.bias_V)  # a bias of None is handed on
+    assert torch.autograd.gradcheck(differentiable, leaves)
 
 
 def test_the_gradient_goes_where_it_is_asked_for_and_nowhere_else(backend: str) -> None:
-    def graph(**which: bool) -> dict[str, bool | None]:
+    def graph(**which: Any) -> dict[str, bool | None]:
         stats = token_stats(*inputs(), 1.0, **which, backend=backend)
         columns = {name: getattr(stats, name) for name in ("logp", "entropy", "sum_p2", "sum_p2_logp")}
         return {name: None if x is None else x.requires_grad for name, x in columns.items()}
@@ -131,6 +144,8 @@ def test_asking_for_more_changes_nothing(backend: str) -> None:
     with torch.no_grad():
         less, more = (token_stats(*inputs(), 1.0, sum_p2=more, backend=backend) for more in (False, True))
     assert torch.equal(less.logp, more.logp)
+    assert less.entropy is not None
+    assert more.entropy is not None
     assert torch.equal(less.entropy, more.entropy)
 
 
@@ -139,6 +154,7 @@ def test_a_head_that_is_frozen_gets_no_gradient(backend: str) -> None:
     frozen = Head(head.weight_VD.detach())
     for given in (head, frozen):
         token_stats(hidden_TD, given, targets_T, 1.0, backend=backend).logp.sum().backward()
+    assert head.weight_VD.grad is not None
     assert torch.isfinite(head.weight_VD.grad).all()
     assert frozen.weight_VD.grad is None
 
@@ -148,6 +164,7 @@ def test_statistics_of_a_model_in_bfloat16(backend: str) -> None:
     hidden_TD, head, targets_T = inputs(torch.bfloat16)
     with torch.no_grad():
         stats = token_stats(hidden_TD, head, targets_T, 1.0, sum_p2=True, backend=backend)
+    assert stats.entropy is not None
     assert stats.logp.dtype == stats.entropy.dtype == torch.float32
     check(stats, distributions(hidden_TD, head, 1.0), targets_T)
 
@@ -160,6 +177,8 @@ def test_under_autocast_the_product_is_in_its_type(backend: str) -> None:
             stats = token_stats(hidden_TD, head, targets_T, 1.0, backend=backend)
         expected = token_stats(short[0], Head(short[1]), targets_T, 1.0, backend=backend)
     assert torch.equal(stats.logp, expected.logp)
+    assert stats.entropy is not None
+    assert expected.entropy is not None
     assert torch.equal(stats.entropy, expected.entropy)
 
 
@@ -189,10 +208,12 @@ def test_extreme_distributions(backend: str, name: str, temperature: float, upst
     )
     p = loops.softmax([z / temperature for z in EXTREMES[name]])
     check(stats, [p], torch.tensor([target]))
+    assert stats.entropy is not None
     (upstream * (stats.logp + stats.entropy)).sum().backward()
     slopes = [
         ((i == target) - x - s) / temperature for i, (x, s) in enumerate(zip(p, loops.discriminators(p), strict=True))
     ]
+    assert bias_V.grad is not None
     found_V = bias_V.grad.double() / upstream
     torch.testing.assert_close(found_V, torch.tensor(slopes, dtype=torch.float64), rtol=1e-4, atol=1e-6)
 
@@ -235,6 +256,7 @@ def test_logits_are_never_held_for_all_tokens() -> None:
     targets_T = torch.randint(vocabulary, (tokens,), generator=generator)
     with Largest() as largest:
         stats = token_stats(hidden_TD, Head(weight_VD), targets_T, 1.0, entropy_grad=True, sum_p2=True)
+        assert stats.entropy is not None
         (stats.logp + stats.entropy).sum().backward()
     assert largest.elements == max(math.prod(streaming.BLOCK["cpu"]), weight_VD.numel())
     assert largest.elements < tokens * vocabulary / 30

@@ -17,6 +17,7 @@ from harness.base.errors import UserError
 from harness.batch import Rollout
 from harness.rollout import models
 from harness.rollout.embedded import EmbeddedEngine
+from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import render
 from harness.train.evaluate import EngineLM, Sampler, evaluate, quiet
 from harness.verify.pool import Verifier
@@ -59,8 +60,16 @@ class Canned:
         raise AssertionError("an evaluation changes no weights")
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], n: int, *, seeds: Sequence[int], temperature: float, max_new_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        *,
+        seeds: Sequence[int],
+        temperature: float,
+        max_new_tokens: int,
+        on_group: OnGroup | None = None,
     ) -> list[list[Rollout]]:
+        assert on_group is None, "an evaluation waits for all of them"
         self.calls.append(
             {"prompts": prompts, "n": n, "seeds": seeds, "temperature": temperature, "length": max_new_tokens}
         )
@@ -208,9 +217,9 @@ def test_a_chat_template_is_used_where_there_is_one(canned: Canned) -> None:
 def test_it_is_silent_and_leaves_random_numbers_alone(
     canned: Canned, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    states = (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    states = (np.random.get_state(legacy=False)["state"]["key"].tolist(), torch.get_rng_state().tolist())
     evaluate(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
-    assert (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
+    assert (np.random.get_state(legacy=False)["state"]["key"].tolist(), torch.get_rng_state().tolist()) == states
     assert capfd.readouterr() == ("", "")
     assert caplog.messages == []
     with quiet():

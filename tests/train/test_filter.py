@@ -151,6 +151,7 @@ def test_a_filter_that_makes_no_sense_is_one_sentence(override: str, words: str)
         config.load("demo", [override])
 
 
+@pytest.mark.slow
 def test_the_filter_defines_the_cell() -> None:
     def key(*overrides: str) -> str:
         return matrix.cells(config.load("demo", overrides))[0].key
@@ -308,6 +309,7 @@ def cell_process(cache: Path, out: Path) -> None:
     files.write_json(out / f"{os.getpid()}.json", {"kept": ids(found), "said": said})
 
 
+@pytest.mark.processes
 def test_several_cells_measure_once_and_the_others_wait(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import cells
 import pytest
@@ -82,6 +83,7 @@ def gone(*pids: int, within_s: float = 10.0) -> bool:
 # Verdicts
 
 
+@pytest.mark.processes
 def test_golden_set(verifier: Verifier) -> None:
     found = verifier.verdicts([(gold, output) for gold, output, _ in GOLDEN])
     wrong = [
@@ -99,6 +101,7 @@ def test_golden_set_is_large_and_has_no_repeats() -> None:
     assert counts[Verdict.UNPARSED] >= 40
 
 
+@pytest.mark.processes
 def test_verdicts_depend_on_neither_order_nor_workers(verifier: Verifier) -> None:
     pairs = [(gold, output) for gold, output, _ in GOLDEN if integer(gold) is None and len(output) < 1000]
     some = random.Random(0).sample(pairs, 60)
@@ -109,12 +112,16 @@ def test_verdicts_depend_on_neither_order_nor_workers(verifier: Verifier) -> Non
     assert verifier.verdicts(some * 2) == [one_by_one[pair] for pair in some] * 2
 
 
+@pytest.mark.processes
 def test_equal_answers_are_judged_once(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     ask = verify.Worker.ask
-    monkeypatch.setattr(
-        verify.Worker, "ask", lambda self, gold, answer: asked.append((gold, answer)) or ask(self, gold, answer)
-    )
+
+    def counted(self: verify.Worker, gold: str, answer: str) -> tuple[Verdict, str]:
+        asked.append((gold, answer))
+        return ask(self, gold, answer)
+
+    monkeypatch.setattr(verify.Worker, "ask", counted)
     pairs = [("5", r"\boxed{7x}"), ("5", r"so \boxed{7x}."), ("5", r"\boxed{ 7x}"), ("6", r"\boxed{7x}")]
     assert verifier.verdicts(pairs) == [Verdict.WRONG] * 4
     assert sorted(asked) == [("5", "7x"), ("6", "7x")]
@@ -139,6 +146,7 @@ def test_arithmetic_is_tidy_and_spelled_in_one_way() -> None:
     assert text.spelling(text.tidy("(6*7)-3/1+0")) == "(6*7)-3/1+0"
 
 
+@pytest.mark.processes
 def test_answers_of_math_equal_themselves_and_not_each_other(verifier: Verifier) -> None:
     path = REAL / "math500.jsonl"
     if not path.exists():
@@ -174,7 +182,7 @@ def reference_extract(response: str) -> str | None:
 
 def test_extract_agrees_with_counting_braces() -> None:
     rng = random.Random(0)
-    found = Counter()
+    found: Counter[bool] = Counter()
     for _ in range(20_000):
         response = "".join(rng.choices(["\\boxed{", "{", "}", "5", " ", "x"], [3, 1, 4, 2, 1, 1], k=rng.randint(1, 12)))
         expected = reference_extract(response)
@@ -253,6 +261,8 @@ def test_what_is_no_integer(text: str) -> None:
 # Failures
 
 
+@pytest.mark.alone
+@pytest.mark.processes
 def test_hostile_answers_cost_their_own_verdict(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +288,8 @@ def test_hostile_answers_cost_their_own_verdict(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.alone
+@pytest.mark.processes
 def test_the_limit_is_kept() -> None:
     with Verifier(workers=1, limit_s=0.5) as verifier:
         verifier.verdicts(boxed("1+4"))
@@ -286,6 +298,7 @@ def test_the_limit_is_kept() -> None:
         assert 0.5 <= time.monotonic() - start < 5
 
 
+@pytest.mark.processes
 def test_a_worker_that_dies_costs_one_answer() -> None:
     with Verifier(workers=1, limit_s=2.0) as verifier, ThreadPoolExecutor(1) as caller:
         assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
@@ -298,6 +311,7 @@ def test_a_worker_that_dies_costs_one_answer() -> None:
             assert verifier.verdicts(boxed("2+3", "1+5")) == [Verdict.RIGHT, Verdict.WRONG]
 
 
+@pytest.mark.processes
 def test_a_worker_that_dies_while_idle_costs_nothing() -> None:
     with Verifier(workers=1, limit_s=60.0) as verifier:
         verifier.verdicts(boxed("1+4"))
@@ -307,6 +321,7 @@ def test_a_worker_that_dies_while_idle_costs_nothing() -> None:
         assert verifier.verdicts(boxed("2+3", "1+5", "2+4")) == [Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]
 
 
+@pytest.mark.processes
 def test_a_worker_that_cannot_start_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with Verifier(workers=1) as verifier, pytest.raises(RuntimeError, match="does not start"):
@@ -319,6 +334,7 @@ def in_judge(code: str) -> str:
     return subprocess.run([sys.executable, "-c", prelude + code], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.processes
 def test_memory_is_limited() -> None:
     printed = in_judge(
         "judge.harden(); judge.judge('1', r'\\operatorname{zeros}(2,2)')\n"
@@ -329,6 +345,7 @@ def test_memory_is_limited() -> None:
     assert printed.startswith("('error', 'MemoryError")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("error", ["MemoryError", "RecursionError"])
 def test_exhaustion_that_the_library_swallows_is_an_error(error: str) -> None:
     printed = in_judge(
@@ -339,6 +356,7 @@ def test_exhaustion_that_the_library_swallows_is_an_error(error: str) -> None:
     assert printed == f"('error', '{error}')\n"
 
 
+@pytest.mark.processes
 def test_sympy_cannot_evaluate_text() -> None:
     printed = in_judge(
         "judge.harden(); print(sympy.S('3/2'))\n"
@@ -349,6 +367,7 @@ def test_sympy_cannot_evaluate_text() -> None:
     assert printed.splitlines() == ["3/2"] + ["text was about to be evaluated as code"] * 5
 
 
+@pytest.mark.processes
 def test_workers_end_with_their_caller() -> None:
     caller = subprocess.Popen(
         [
@@ -371,6 +390,7 @@ def test_workers_end_with_their_caller() -> None:
     assert gone(worker, child)
 
 
+@pytest.mark.processes
 def test_closing_ends_the_workers() -> None:
     with Verifier(workers=2) as verifier:
         verifier.verdicts(boxed("1+4", "2+3", "1+5", "7x"))
@@ -383,6 +403,7 @@ def test_closing_ends_the_workers() -> None:
 # Sharing
 
 
+@pytest.mark.processes
 def test_threads_share_a_verifier(verifier: Verifier) -> None:
     pairs = [(gold, output) for gold, output, _ in GOLDEN[100:160]]
     expected = [verdict for *_, verdict in GOLDEN[100:160]]
@@ -400,11 +421,12 @@ def judge_in_child(pipe: multiprocessing.connection.Connection) -> None:
         pipe.send(own.verdicts(boxed("1+4", "1+5")))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_daemonic_processes_have_verifiers_of_their_own(method: str, verifier: Verifier) -> None:
     """As cells are: processes that may have no children of multiprocessing, forked from one that may be at work."""
     assert verifier.verdicts(boxed("2+3")) == [Verdict.RIGHT]
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
     process = context.Process(target=judge_in_child, args=(theirs,), daemon=True)
     process.start()

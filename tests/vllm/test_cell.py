@@ -88,7 +88,10 @@ def test_dynamics_may_ask_one_engine_after_the_other(tmp_path: Path) -> None:
     given = ["rollout.engine=vllm", "hardware.cache_gib=0.1", "seeds=[0]", "plugins=[harness.study.theory]", *SHORT]
     settings = config.load("smoke", given)
     embedded = config.load("smoke", [*given, "rollout.engine=embedded"])
-    found, expected = (theory.masks(each, 1, tmp_path / each.rollout.engine) for each in (settings, embedded))
+    with Verifier() as verifier:
+        found, expected = (
+            theory.masks(each, 1, str(tmp_path / each.rollout.engine), verifier) for each in (settings, embedded)
+        )
     assert [row["keep"] for row in found] == ["all", *theory.QUADRANTS]
     for row, other in zip(found, expected, strict=True):
         assert row["entropy"] == pytest.approx(other["entropy"], rel=0.2)  # of other responses

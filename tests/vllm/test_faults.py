@@ -1,11 +1,13 @@
-"""The faults of tests/faults.py in the real vLLM: the proof catches each of them at once."""
+"""The faults of tests/helpers/faults.py in the real vLLM: the proof catches each of them at once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 pytest.importorskip("vllm", reason="make test-vllm runs it")
 
@@ -26,7 +28,9 @@ def test_a_whole_update_passes_and_each_fault_is_caught_at_once(name: str, dtype
     now = faults.model_of(name)
     now.save_pretrained(tmp_path)
     engine = VllmEngine(tmp_path, 3, "cpu", DTYPES[dtype], cache_gib=0.1)
-    for fault, sentence in {**faults.FAULTS, stale_head: faults.STALE_HEAD}.items():
+    cases: list[tuple[Callable[[VllmEngine, PreTrainedModel, PreTrainedModel], None], str]]
+    cases = [*faults.FAULTS.items(), (stale_head, faults.STALE_HEAD)]
+    for fault, sentence in cases:
         engine.load(now)
         before = faults.update(now, LR)
         fault(engine, before, now)
@@ -42,11 +46,11 @@ def test_a_whole_update_passes_and_each_fault_is_caught_at_once(name: str, dtype
         assert torch.equal(held[key].to(DTYPES[dtype]), weight.detach().to(DTYPES[dtype])), key
 
 
-def stale_head(engine: VllmEngine, before: faults.PreTrainedModel, now: faults.PreTrainedModel) -> None:
+def stale_head(engine: VllmEngine, before: PreTrainedModel, now: PreTrainedModel) -> None:
     """As vLLM by itself leaves the packed head of a tied model; of an untied one, by the weights that are loaded."""
     if not now.config.tie_word_embeddings:
-        return faults.stale_head(engine, before, now)
+        faults.stale_head(engine, before, now)
+        return
     [packed] = engine.llm.apply_model(lambda model: model.lm_head.cpu_linear)
     engine.load(now)
     engine.llm.apply_model(lambda model: setattr(model.lm_head, "cpu_linear", packed))
-    return None

@@ -1,0 +1,261 @@
+"""What a person sees while a matrix runs: in a terminal a table that is redrawn, elsewhere a line now and then."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from filelock import FileLock
+from rich.console import Console
+
+from harness import config, matrix
+from harness.base import files
+from harness.base.errors import UserError
+from harness.launch import progress
+from harness.launch.progress import QUIET_SECONDS, LiveView
+from harness.matrix import Cell
+
+
+class Terminal(io.StringIO):
+    """A file that knows what a terminal shows of all that was written to it."""
+
+    def shown(self) -> list[str]:
+        lines, row, column = [""], 0, 0
+        for control, up, text in re.findall(r"(\x1b\[(\d*)[A-Za-z]|\x1b\[\?25[hl])|([^\x1b])", self.getvalue()):
+            if control.endswith("A"):
+                row -= int(up or 1)
+            elif control.endswith("2K"):
+                lines[row] = ""
+            elif text == "\r":
+                column = 0
+            elif text == "\n":
+                row, column = row + 1, 0
+                lines += [""] * (row + 1 - len(lines))
+            elif text:
+                lines[row] = lines[row][:column].ljust(column) + text + lines[row][column + 1 :]
+                column += 1
+            else:
+                assert control.endswith("m") or control in ("\x1b[?25h", "\x1b[?25l"), f"no terminal knows {control!r}"
+        return [" ".join(line.split()) for line in lines if line.strip()]
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders that were brought to MLflow, in their order."""
+    folders: list[str] = []
+    monkeypatch.setattr(progress.sync, "sync", lambda folder, uri: folders.append(folder.name))
+    return folders
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> list[Cell]:
+    """Of two methods and two seeds, with 4 steps each."""
+    overrides = ["methods=[grpo,clip_b]", "seeds=[0,1]", "train.steps=4", f"results={tmp_path}"]
+    return matrix.cells(config.load("demo", overrides))
+
+
+@pytest.fixture
+def alive() -> Iterator[ExitStack]:
+    """Holds the locks of cells, as their processes do."""
+    with ExitStack() as locks:
+        yield locks
+
+
+def leave(cell: Cell, state: str, steps: int, reason: str | None = None, durable: int = -1) -> None:
+    """The folder as the process of a cell leaves it: steps 0 to `steps`, of which the first is an evaluation alone."""
+    files.write_json(cell.folder / "state.json", {"state": state, "reason": reason, "durable_step": durable})
+    records = [{"eval/countdown/avg": 0.125}]
+    records += [{"entropy/mean": 2.0 - step / 4, "reward/mean": step / 10} for step in range(1, steps + 1)]
+    if state == "done":
+        records[-1] |= {"eval/countdown/avg": 0.25}
+    lines = [json.dumps({"step": step, "time": 0.0, "metrics": metrics}) for step, metrics in enumerate(records)]
+    files.write_text(cell.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
+
+
+def start(cell: Cell, alive: ExitStack, steps: int = 0, reason: str | None = None) -> None:
+    leave(cell, "running", steps, reason)
+    alive.enter_context(FileLock(cell.folder / "lock"))
+
+
+def in_a_terminal(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> tuple[LiveView, Terminal]:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    console = Console(file=terminal, force_terminal=True, width=100, height=30, legacy_windows=False)
+    todo = [cell for cell in cells if cell.progress().state != "done"]
+    return LiveView(console, cells, todo, "sqlite:///nowhere.db"), terminal
+
+
+def seen(view: LiveView, terminal: Terminal) -> list[str]:
+    assert view.live is not None
+    view.live.refresh()
+    return terminal.shown()
+
+
+@pytest.mark.usefixtures("fed")
+def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
+    cells: list[Cell], alive: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, one, other, last = cells
+    leave(before, "done", 4)
+    view, terminal = in_a_terminal(cells, monkeypatch)
+    with view:
+        start(one, alive, reason="making the base model")
+        start(other, alive)
+        view.tick([one, other], 1)
+        assert seen(view, terminal) == [
+            "1 of 4 cells done, 2 running, 1 waiting; time left unknown yet",
+            "cell step entropy reward",
+            "clip_b seed 0 0/4 making the base model",
+            "grpo seed 1 0/4",
+        ]
+        leave(one, "running", 1)
+        leave(other, "running", 1)
+        view.tick([one, other], 1)
+        assert seen(view, terminal)[0].endswith("time left unknown yet"), "the first steps start the clock"
+        clock.now += 40
+        leave(one, "running", 3)
+        view.tick([one, other], 1)
+        # 2 steps in 40 seconds; of 12 steps 4 are done.
+        assert seen(view, terminal) == [
+            "1 of 4 cells done, 2 running, 1 waiting; about 2 min 40 s left",
+            "cell step entropy reward",
+            "clip_b seed 0 3/4 1.250 0.300",
+            "grpo seed 1 1/4 1.750 0.100",
+        ]
+        leave(one, "done", 4)
+        view.ended(one)
+        start(last, alive)
+        view.tick([other, last], 0)
+        assert seen(view, terminal) == [
+            "done clip_b seed 0: Avg@K 0.250, entropy 1.000",
+            "2 of 4 cells done, 2 running, 0 waiting; about 1 min 33 s left",
+            "cell step entropy reward",
+            "grpo seed 1 1/4 1.750 0.100",
+            "clip_b seed 1 0/4",
+        ]
+        leave(other, "failed", 1, "its process ended by SIGKILL (out of memory?)")
+        view.ended(other)
+        leave(last, "running", 2)
+        view.tick([last], 0)
+        # 5 steps more than at the first look, in 40 seconds. Only the last cell goes on, with 2 steps.
+        assert seen(view, terminal)[2] == "2 of 4 cells done, 1 failed, 1 running, 0 waiting; about 0 min 16 s left"
+        leave(last, "done", 4)
+        view.ended(last)
+    assert terminal.shown() == [
+        "done clip_b seed 0: Avg@K 0.250, entropy 1.000",
+        "failed grpo seed 1: its process ended by SIGKILL (out of memory?)",
+        "done clip_b seed 1: Avg@K 0.250, entropy 1.000",
+    ]
+    assert terminal.getvalue().rfind("\x1b[?25h") > terminal.getvalue().rfind("\x1b[?25l"), "the cursor is back"
+
+
+@pytest.mark.usefixtures("fed")
+def test_steps_of_an_earlier_run_take_no_time(
+    cells: list[Cell], alive: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed, *others = cells
+    for cell in others:
+        leave(cell, "done", 4)
+    leave(resumed, "running", 1)  # no process holds it
+    assert resumed.progress().state == "stale"
+    view, terminal = in_a_terminal(cells, monkeypatch)
+    with view:
+        start(resumed, alive, steps=2)
+        view.tick([resumed], 0)
+        clock.now += 30
+        leave(resumed, "running", 3)
+        view.tick([resumed], 0)
+        assert seen(view, terminal)[0] == "3 of 4 cells done, 1 running, 0 waiting; about 0 min 30 s left"
+
+
+def test_mlflow_is_fed_at_each_checkpoint_and_at_the_end(
+    cells: list[Cell], alive: ExitStack, fed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, *_ = cells
+    view, _ = in_a_terminal(cells, monkeypatch)
+    start(one, alive)
+    start(other, alive)
+    counts = []
+    for steps, durable in ((1, -1), (2, 2), (3, 2), (4, 4)):
+        leave(one, "running", steps, durable=durable)
+        view.tick([one, other], 2)
+        counts.append(len(fed))
+    leave(one, "done", 4, durable=4)
+    view.ended(one)
+    assert counts == [0, 1, 1, 2]
+    assert fed == [one.folder.name] * 3
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_store_that_is_away_is_one_warning(
+    cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def away(folder: Path, uri: str) -> None:
+        asked.append(folder)
+        raise UserError("it does not answer")
+
+    monkeypatch.setattr(progress.sync, "sync", away)
+    one, other, *_ = cells
+    out = io.StringIO()
+    view = LiveView(Console(file=out, width=200), cells, cells, "sqlite:///nowhere.db")
+    with view:
+        for cell in (one, other):
+            start(cell, alive)
+            leave(cell, "running", 2, durable=2)
+        for _ in range(2):
+            view.tick([one, other], 2)
+        leave(one, "done", 4, durable=4)
+        view.ended(one)
+    assert out.getvalue().splitlines() == [
+        "MLflow is not fed: it does not answer. The records are kept; `entrobench sync` feeds it later.",
+        "done    grpo seed 0: Avg@K 0.250, entropy 1.000",
+    ]
+    assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("fed")
+def test_without_a_terminal_a_line_is_said_now_and_then(cells: list[Cell], alive: ExitStack, clock: Clock) -> None:
+    one, other, *_ = cells
+    out = io.StringIO()
+    view = LiveView(Console(file=out, width=200), cells, cells, "sqlite:///nowhere.db")
+    assert view.live is None
+    with view:
+        start(one, alive, reason="making the base model")
+        start(other, alive)
+        view.tick([one, other], 2)
+        clock.now += QUIET_SECONDS
+        view.tick([one, other], 2)
+        assert out.getvalue() == ""
+        clock.now += 1
+        view.tick([one, other], 2)
+        clock.now += 1
+        view.tick([one, other], 2)
+        leave(other, "failed", 0, "it took too long")
+        view.ended(other)
+    assert out.getvalue().splitlines() == [
+        "0 of 4 cells done, 2 running, 2 waiting; time left unknown yet",
+        "grpo seed 0: making the base model",
+        "failed  clip_b seed 0: it took too long",
+    ]
