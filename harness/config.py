@@ -71,7 +71,7 @@ class RolloutConfig:
 
 @dataclass
 class Correction:
-    """Of the gradient, for what trainer and engine disagree on. docs/mismatch.md has formulas and sources."""
+    """Corrects the gradient for what trainer and engine disagree on. docs/mismatch.md has formulas and sources."""
 
     # truncated: a ratio above high counts as high; masked: one beyond low and high as nothing
     kind: str = choice("off", ("off", "truncated", "masked"))

@@ -71,7 +71,7 @@ class Shape:
 
 
 def of_config(given: Mapping[str, Any]) -> Shape | None:
-    """What a model's config.json says; None where it does not say it in the terms of such decoders."""
+    """Returns the shape that a config.json states; None where it states none in the terms of such decoders."""
     needed = (
         "model_type",
         "vocab_size",
