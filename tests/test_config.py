@@ -13,6 +13,7 @@ from harness.base import registry
 from harness.base.errors import UserError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(config.CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_plans(path: Path) -> None:
     loaded = config.load(str(path))

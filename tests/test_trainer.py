@@ -18,6 +18,7 @@ from harness.tokens.metrics import Stopwatch
 from harness.train.policy import Policy, check_vocabulary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo+clip_b", "ppo", "adaptive_entropy(target=9,delta=0.01,highest=1)"])
 def test_same_seed_same_bits_and_a_resumed_run_is_the_uninterrupted_one(method: str, tmp_path: Path) -> None:
     whole = build(tmp_path / "whole", method)

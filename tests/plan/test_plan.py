@@ -566,6 +566,7 @@ def test_a_machine_that_has_it_all_lacks_nothing() -> None:
 ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedded"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "machine", "overrides", "words"),
     [
@@ -736,6 +737,7 @@ def test_the_plan_of_the_demo_is_short() -> None:
     assert len(text.splitlines()) <= 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("empty")
 def test_the_plan_of_the_paper_says_what_it_costs() -> None:
     text = shown("paper", CPU)
