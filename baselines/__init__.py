@@ -35,7 +35,7 @@ def table(plugins: Iterable[str] = ()) -> dict[str, type[Component]]:
     for point in entry_points(group="entrobench.methods"):
         add(methods, point.name, attribute(point.module, point.attr), point.module)
     for plugin in plugins:
-        if plugin.partition(".")[0] in OURS:
+        if plugin in OURS:
             raise UserError(f"plugin {plugin} has the name of a package of entrobench; give the file another name")
         offered = attribute(plugin, "METHODS")
         if not isinstance(offered, Mapping):

@@ -16,6 +16,8 @@ from places import REPOSITORY
 
 import entrobench
 
+pytestmark = pytest.mark.processes
+
 EXAMPLE = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "python.md").read_text(), re.DOTALL)[0]
 SETTINGS = re.findall(r'"([\w.]+=\S+)"', EXAMPLE)
 SMALL = ["train.steps=2", "train.prompts=4", "train.group=4", "eval.problems=4", "eval.samples=4", "eval.k=2"]

@@ -15,6 +15,8 @@ import baselines
 from harness.base.errors import UserError
 from harness.base.processes import python
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = "from harness.cli import main\nmain()\n"  # of the installed command
 HIDING = ("baselines", "configs", "harness", "socket", "statistics", "tasks", "torch", "types", "yaml")
 CONFIG = """

@@ -60,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("command", [command for command in OURS if command not in NOT_RUN])
 def test_commands_run(command: str, folder: Path) -> None:
     arguments = shlex.split(command)[1:]
@@ -93,6 +94,7 @@ def test_mlflow_is_shown_the_store_that_runs_write() -> None:
     assert shlex.split(command)[-1] == config.load("demo").tracking_uri
 
 
+@pytest.mark.processes
 def test_the_terminal_looks_like_that(folder: Path) -> None:
     def shape(text: str) -> list[str]:
         """Returns the lines without what depends on numbers and their widths."""
@@ -103,6 +105,7 @@ def test_the_terminal_looks_like_that(folder: Path) -> None:
     assert printed[: len(shape(TERMINAL))] == shape(TERMINAL)
 
 
+@pytest.mark.processes
 def test_from_python(folder: Path) -> None:
     """On the cells that the command has made, so that both mean the same ones."""
     example = FROM_PYTHON.replace('load("smoke")', f'load("smoke", *{TINY})')
@@ -152,5 +155,9 @@ def test_the_tree_is_the_tree() -> None:
             named.add(path)
         if not match[1]:
             folder = REPOSITORY / match[2].strip()
-    rooms = {path for path in (REPOSITORY / "harness").iterdir() if not path.name.startswith("__")}
+    rooms = {
+        path
+        for path in (REPOSITORY / "harness").iterdir()
+        if not path.name.startswith("__") and path.name != "py.typed"
+    }
     assert rooms <= named

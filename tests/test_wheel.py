@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from places import REPOSITORY
 
+pytestmark = pytest.mark.processes
+
 PACKAGES = ("baselines", "configs", "entrobench", "harness", "tasks")
 SMALL = ["train.steps=2", "train.prompts=4", "train.group=4", "eval.problems=4", "eval.samples=4", "eval.k=2"]
 PLUGIN = """from dataclasses import dataclass

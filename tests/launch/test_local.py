@@ -17,6 +17,8 @@ from harness.launch import local
 from harness.matrix import Cell
 from harness.record.state import State
 
+pytestmark = pytest.mark.processes
+
 
 class Silent:
     def __init__(self) -> None:

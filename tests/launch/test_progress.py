@@ -20,6 +20,7 @@ from harness.base.errors import UserError
 from harness.launch import progress
 from harness.launch.progress import QUIET_SECONDS, LiveView
 from harness.matrix import Cell
+from harness.record.state import State
 
 
 class Terminal(io.StringIO):
@@ -83,7 +84,7 @@ def alive() -> Iterator[ExitStack]:
 
 def leave(cell: Cell, state: str, steps: int, reason: str | None = None, durable: int = -1) -> None:
     """The folder as the process of a cell leaves it: steps 0 to `steps`, of which the first is an evaluation alone."""
-    files.write_json(cell.folder / "state.json", {"state": state, "reason": reason, "durable_step": durable})
+    State(state, reason, durable).write(cell.folder)
     records = [{"eval/countdown/avg": 0.125}]
     records += [{"entropy/mean": 2.0 - step / 4, "reward/mean": step / 10} for step in range(1, steps + 1)]
     if state == "done":

@@ -429,7 +429,7 @@ def test_the_instrument_does_not_define_a_cell() -> None:
 
 def test_without_a_step_nothing_is_measured_and_micro_batches_have_no_say(tmp_path: Path) -> None:
     found = []
-    for lr, budget in ((0.0, 10**6), (1e-3, 10**6), (1e-3, 100)):
+    for lr, budget in ((1e-30, 10**6), (1e-3, 10**6), (1e-3, 100)):
         overrides = ("dynamics.every=1", f"train.lr={lr}", f"hardware.micro_tokens={budget}")
         trainer = build(tmp_path, "clip_v(share=0.05)", *overrides)
         record = trainer.train_step(1, Stopwatch())

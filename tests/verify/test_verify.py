@@ -449,6 +449,7 @@ def test_nothing_starts_before_it_is_needed() -> None:
         assert threading.active_count() == threads
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("error", [CellFailure("enough"), UserError("no"), ZeroDivisionError("ours")])
 def test_a_cell_owns_a_verifier_and_closes_it_when_it_fails(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
