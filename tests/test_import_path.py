@@ -117,7 +117,7 @@ def test_a_process_imports_from_where_its_parent_does(tmp_path: Path, monkeypatc
     assert json.loads(said) == [paths, ["an argument"]]
 
 
-@pytest.mark.parametrize("name", ["baselines", "harness", "tasks.mine", "entrobench", "configs"])
+@pytest.mark.parametrize("name", ["baselines", "harness", "tasks", "entrobench", "configs"])
 def test_a_plugin_named_like_a_package_of_ours_gets_one_sentence(name: str) -> None:
     with pytest.raises(
         UserError, match=f"^plugin {name} has the name of a package of entrobench; give the file another"
