@@ -201,6 +201,7 @@ def test_an_idle_pass_gives_nothing_to_anyone(
     assert torch.equal(joined.logp, stats[0].logp)
 
 
+@pytest.mark.slow
 def test_activations_computed_again_are_the_same(tmp_path: Path) -> None:
     found = []
     for recompute in (False, True):

@@ -46,6 +46,7 @@ def test_same_seed_same_bits_and_a_resumed_run_is_the_uninterrupted_one(method: 
     assert first["reward/mean"] > 0, "nothing to learn from would make this test empty"
 
 
+@pytest.mark.slow
 def test_another_seed_or_method_changes_the_run_but_not_its_first_rollouts(tmp_path: Path) -> None:
     plain, clipped = build(tmp_path / "a", "grpo"), build(tmp_path / "b", "clip_b(share=0.2)")
     one, other = plain.train_step(1, Stopwatch()), clipped.train_step(1, Stopwatch())
@@ -68,6 +69,7 @@ def test_the_prompt_order_depends_on_the_step_alone(tmp_path: Path) -> None:
     assert second != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["grpo", "grpo(normalise=sequence)+entropy_bonus(coefficient=0.1)", "grpo(kl_coef=0.1)+clip_v"]
 )
@@ -121,6 +123,7 @@ def test_statistics_do_not_depend_on_padding_or_neighbours(tmp_path: Path) -> No
         torch.testing.assert_close(getattr(both, name)[15:], getattr(alone, name), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_prompts_that_are_run_once_a_group_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for weigh in (True, False):

@@ -383,6 +383,7 @@ PRINTS = {
 }
 
 
+@pytest.mark.slow
 @real
 @pytest.mark.parametrize("form", ["raw", "processed"])
 def test_dapo500_is_the_same_from_every_form_of_dapo(form: str, dapo: list[dict[str, str]], tmp_path: Path) -> None:
@@ -449,6 +450,7 @@ def test_overlap_is_what_its_definition_says() -> None:
     assert (63, 61) not in found
 
 
+@pytest.mark.slow
 @real
 def test_overlap_of_the_whole_of_dapo_with_the_evaluation_sets(dapo: list[dict[str, str]]) -> None:
     names = ("aime24", "aime25", "gsm8k_test", "math500", "amc23")
@@ -711,7 +713,7 @@ def test_the_hubs_own_client_offline(tmp_path: Path) -> None:
         (lambda: kept.rows("aime42"), "unknown problem set 'aime42'; .* did you mean"),
         (lambda: kept.card("amc23"), "the problem set amc23 is not prepared"),
         (
-            lambda: prepare.prepare(["aime24", "math5000"], "."),
+            lambda: prepare.prepare(["aime24", "math5000"], str(REPOSITORY / "docs")),
             "unknown problem set 'math5000'; .* did you mean 'math500'",
         ),
         (lambda: prepare.prepare(["aime24"], "nowhere"), "nowhere is neither a file or folder here nor a known copy"),
@@ -779,6 +781,7 @@ def test_a_check_flags_what_is_trained_on_and_nothing_else(small: Path, capsys: 
     assert check.flags("aime24") == []
 
 
+@pytest.mark.slow
 @real
 def test_prepare_and_check_on_the_real_sets(dapo: list[dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["prepare", "--from", str(REAL)], ["check"]):

@@ -261,6 +261,7 @@ def test_mistakes_are_one_sentence(
     assert told.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny model knows nothing of mathematics: scores near 0 are right, and every part has done its work."""
     if not (REAL / "aime24.jsonl").is_file():

@@ -26,6 +26,7 @@ def explained(capsys: pytest.CaptureFixture[str], methods: str) -> Rows:
     return {(row.pop("method"), row.pop("moment"), row.pop("quadrant")): row for row in found}
 
 
+@pytest.mark.slow
 def test_every_method_of_the_registry_is_explained_and_its_rows_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     rows = explained(capsys, "all")
     assert {method for method, _, _ in rows} == {

@@ -97,6 +97,7 @@ def test_verdict(response: str, verdict: Verdict) -> None:
     assert Countdown().verdict(PROBLEM, response) is verdict
 
 
+@pytest.mark.slow
 def test_the_last_box_is_the_last_string_that_opens_one() -> None:
     """By brute force: whatever surrounds it, the answer is between it and the next closing brace."""
     rng = random.Random(0)
@@ -199,6 +200,7 @@ def test_prompts_show_the_numbers_in_any_order() -> None:
     assert 0.1 < ascending / len(problems) < 0.3  # a sixth where the three differ
 
 
+@pytest.mark.slow
 def test_large_tasks_are_a_bounded_draw() -> None:
     task = Countdown(count=5, largest=50, target=100)
     drawn = multisets(task)

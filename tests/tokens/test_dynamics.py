@@ -384,6 +384,7 @@ def test_the_lens_shows_what_each_family_is_known_for() -> None:
 # In training
 
 
+@pytest.mark.slow
 def test_the_instrument_changes_nothing_but_its_own_metrics(tmp_path: Path) -> None:
     spec = "clip_b(share=0.05)+entropy_bonus(coefficient=0.03)"
     trainers = {every: build(tmp_path / str(every), spec, f"dynamics.every={every}") for every in (0, 1, 2)}
@@ -427,6 +428,7 @@ def test_the_instrument_does_not_define_a_cell() -> None:
         config.load("demo", ["dynamics.every=-1"])
 
 
+@pytest.mark.slow
 def test_without_a_step_nothing_is_measured_and_micro_batches_have_no_say(tmp_path: Path) -> None:
     found = []
     for lr, budget in ((1e-30, 10**6), (1e-3, 10**6), (1e-3, 100)):
