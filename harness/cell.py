@@ -69,7 +69,7 @@ def build(spec: CellSpec, folder: Path, verifier: Verifier, say: Callable[[str],
     chosen = choice.resolve(config.rollout.engine, device, model.shape())
     engine = engines.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
     torch.manual_seed(spec.seed)  # after the engine, since vLLM seeds what all of the process draw from
-    task = instructed(tasks.build(spec.task), model.chat)
+    task = instructed(tasks.build(spec.task, config.plugins), model.chat)
     if config.train.filter is not None:
         engine.load(policy.module)  # which has not been trained yet
         check_weights(engine, policy.module, dtype, spec.seed)
@@ -86,7 +86,9 @@ def build(spec: CellSpec, folder: Path, verifier: Verifier, say: Callable[[str],
         seed=spec.seed,
         method=method,
         task=task,
-        evaluation_tasks=[instructed(tasks.build(each), model.chat) for each in config.eval.tasks or [spec.task]],
+        evaluation_tasks=[
+            instructed(tasks.build(each, config.plugins), model.chat) for each in config.eval.tasks or [spec.task]
+        ],
         pool=problems,
         policy=policy,
         critic=critic,

@@ -8,7 +8,7 @@ from pathlib import Path
 import tasks
 from harness.base import registry
 from harness.base.errors import CellFailure
-from harness.commands.common import Commands, command, console
+from harness.commands.common import Commands, command, console, with_plugins
 from harness.rollout import models
 from harness.verify.pool import Verifier
 
@@ -26,11 +26,12 @@ def add(commands: Commands) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
     parser.add_argument("--beyond-context", action="store_true", help="also beyond the model's max_position_embeddings")
     parser.add_argument("--out", type=Path, help="folder for samples and results (default: results/eval/MODEL)")
+    with_plugins(parser)
 
 
 def call(arguments: argparse.Namespace) -> int:
     model = models.resolve(arguments.model)
-    asked = [tasks.build(spec) for spec in registry.split(arguments.tasks, ",")]
+    asked = [tasks.build(spec, arguments.plugin) for spec in registry.split(arguments.tasks, ",")]
     from harness.study import assess  # from here on with torch: what is misspelled is known by now
 
     given = ("samples", "temperature", "max_new_tokens", "problems", "seed", "beyond_context")

@@ -76,9 +76,9 @@ def default_jobs(config: Config) -> int:
 def check_problems(config: Config) -> None:
     """Stops the matrix where a problem set is missing or damaged, before each of its cells would fail."""
     for spec in config.tasks:
-        tasks.build(spec).problems("train")
+        tasks.build(spec, config.plugins).problems("train")
     for spec in config.eval.tasks or config.tasks:
-        task = tasks.build(spec)
+        task = tasks.build(spec, config.plugins)
         task.problems(config.eval.of(task.name).split)
 
 

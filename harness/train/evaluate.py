@@ -20,6 +20,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate as lm_evaluate
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 
 import tasks
 from harness.base import files, seeds
@@ -220,8 +221,8 @@ def evaluate(
     }
     model = EngineLM(sampler)
     with quiet():
-        manager = TaskManager(include_path=tasks.folder(task), include_defaults=False)
-        loaded = manager.load({"group": "evaluation", "task": [{"task": task.name, **overrides}]})
+        # By its file alone: a name that lm-eval has, too, means ours, and beside a plugin's file may lie anything.
+        loaded = TaskManager(include_defaults=False).load({**load_yaml(tasks.file(task)), **overrides})
         result = lm_evaluate(model, {**loaded, "groups": {}}, bootstrap_iters=0, log_samples=True)
     assert result is not None
     rows = sorted(result["samples"][task.name], key=lambda row: row["doc_id"])

@@ -55,7 +55,7 @@ def test_every_task_has_its_folder_and_its_repeats() -> None:
     for name, cls in tasks.TASKS.items():
         task = tasks.build(name)
         assert task.name == cls.name == name
-        assert tasks.folder(task) == REPOSITORY / "tasks" / name
+        assert tasks.file(task) == REPOSITORY / "tasks" / name / f"{name}.yaml"
 
 
 @pytest.mark.parametrize("name", REPEATS)
@@ -309,6 +309,7 @@ def test_a_vote_is_the_answer_in_one_way_of_writing() -> None:
     assert vote(r"\boxed{") is None
 
 
+@pytest.mark.processes
 def test_lm_evals_command_has_one_verifier_which_ends_with_it() -> None:
     """It starts when the first answer needs it, and leaves no process behind."""
     done = subprocess.run(
