@@ -17,7 +17,9 @@ TEXT = "Avg@K, Pass@K and maj@K of any model, without training; what was sampled
 
 def add(commands: Commands) -> None:
     parser = command(commands, "eval", TEXT)
-    parser.add_argument("--model", required=True, help="a name of `entrobench list models`, or a folder")
+    parser.add_argument(
+        "--model", required=True, help="a name of `entrobench list models`, a folder, or a name on the hub"
+    )
     parser.add_argument("--tasks", required=True, metavar="TASK,...", help="names of `entrobench list tasks`")
     parser.add_argument("--samples", type=int, help="responses to each problem (default: as the task's file says)")
     parser.add_argument("--problems", type=int, help="only the first so many (default: all)")
@@ -25,7 +27,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--max-new-tokens", type=int, help="of a response (default: as the task's file says)")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
     parser.add_argument("--beyond-context", action="store_true", help="also beyond the model's max_position_embeddings")
-    parser.add_argument("--out", type=Path, help="folder for samples and results (default: results/eval/MODEL)")
+    parser.add_argument("--out", type=Path, help="folder for samples and results (default: results/eval/MODEL-KEY)")
     with_plugins(parser)
 
 
@@ -36,7 +38,7 @@ def call(arguments: argparse.Namespace) -> int:
 
     given = ("samples", "temperature", "max_new_tokens", "problems", "seed", "beyond_context")
     wanted = assess.Wanted(**{key: getattr(arguments, key) for key in given})
-    out = arguments.out or Path("results") / "eval" / model.name
+    out = arguments.out or assess.default_folder(model, console.print)
     try:
         with Verifier() as verifier:
             found = assess.assess(model, asked, wanted, verifier, out, console.print)

@@ -140,4 +140,4 @@ def not_usable(model: Model, config: Config) -> Iterator[str]:
             )
     if to_download(model):
         size = "" if shape is None else f", about {gib(2 * shape.parameters)}"
-        yield f"{model.name} is not on this machine; the first run downloads {model.path}{size}"
+        yield f"{model.name} is not on this machine; the first run downloads {model.address}{size}"

@@ -26,7 +26,7 @@ import tasks
 from harness.base import files, seeds
 from harness.base.errors import UserError
 from harness.rollout.protocol import Sampling
-from harness.rollout.rendering import PLAIN, Chat, render
+from harness.rollout.rendering import PLAIN, Chat, left_out, render
 from harness.verify.failures import check_failures
 from tasks import Task, Verdict, Verifier
 from tasks.scoring import dataset_of, metric_list, score_of
@@ -143,11 +143,8 @@ class Sampler:
 
     def notes(self, prompts: Sequence[str]) -> list[str]:
         """Returns a note for readers if the tokenizer has no token for some characters and just leaves them out."""
-        lossy = 0
-        for prompt in prompts:
-            read = self.tokenizer.decode(render(self.tokenizer, prompt, self.chat))
-            lossy += not {c for c in prompt if c.isalnum()} <= set(read)
-        return [f"the tokenizer leaves letters out of {lossy} of {len(prompts)} prompts"] if lossy else []
+        some, _ = left_out(self.tokenizer, prompts, self.chat)
+        return [f"the tokenizer leaves letters out of {some} of {len(prompts)} prompts"] if some else []
 
 
 def known(path: Path, batch: Mapping[str, str]) -> list[Record] | None:

@@ -391,7 +391,7 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     (command,) = re.findall(r"entrobench (eval .*sums.*)", page)
     told = entrobench(*command.replace("'", "").split())
     assert re.search(r"^sums +16 +4 ", told, re.MULTILINE)
-    (path,) = tmp_path.glob("results/eval/countdown-tiny/sums-*/samples/0000.jsonl")
+    (path,) = tmp_path.glob("results/eval/countdown-tiny-*/sums-*/samples/0000.jsonl")
     samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     assert [sample["prompt"] for sample in samples] == [
         f"{a}+{b}=" for a, b in itertools.product(range(1, 5), repeat=2)
