@@ -1,4 +1,4 @@
-"""What a task from outside the repository must be: a class, and an lm-eval file beside it, which are read here."""
+"""Checks tasks from outside the repository: the class, and the lm-eval file beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What modules outside this repository offer: by the entry points of installed packages, and by their own tables."""
+"""Reads what modules outside this repository offer: by entry points of installed packages, and by their own tables."""
 
 from __future__ import annotations
 

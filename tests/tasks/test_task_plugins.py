@@ -173,7 +173,7 @@ YAML = (EXAMPLE / "sums_example" / "example_sums.yaml").read_text()
 def test_a_name_that_lm_eval_has_too_means_ours(
     name: str, offer: Callable[[str, str, str | None], str], tmp_path: Path
 ) -> None:
-    """Of tasks and groups alike, and whatever YAML lies beside the plugin."""
+    """This holds for names of tasks and groups, and whatever YAML lies beside the plugin."""
     plugin = offer(OTHERS.format(name=name), name, YAML.replace("task: example_sums", f"task: {name}"))
     for decoy in ("a.yaml", "results/smoke/grpo/config.yaml"):
         (tmp_path / decoy).parent.mkdir(parents=True, exist_ok=True)
