@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import harness.config
 import harness.matrix
+from harness.base import files
+from harness.base.errors import UserError, nearest
 from harness.config import Config
 from harness.matrix import Cell
+from harness.record.log import MetricsLog
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -112,11 +115,82 @@ class Matrix:
             [{name: float("nan") if row.get(name) is None else row[name] for name in names} for row in rows]
         )
 
+    def curves(self, *metrics: str) -> DataFrame:
+        """Returns metrics of training, one row for each value: `curves("entropy/mean", "reward/mean")`.
+
+        Columns: cell (its key), method, task, model, seed, step, metric, value. It is read from the cells' own records,
+        so cells that are still running are there as far as they have come, and cells without a record are not. Step 0
+        is before training; `eval/...` stands only at the steps that were evaluated. Raises UserError where no cell has
+        such a metric.
+        """
+        import pandas
+
+        if not metrics:
+            raise UserError("curves() names no metric; write for example curves('entropy/mean')")
+        logs = [(cell, MetricsLog(cell.folder).read()) for cell in self.cells]
+        known = {name for _, lines in logs for line in lines for name in line["metrics"]}
+        if not known:
+            raise UserError(f"no cell of the matrix {self.config.name} in {self.config.folder} has run yet")
+        for metric in metrics:
+            if metric not in known:
+                raise UserError(f"no cell has the metric {metric!r}; {nearest(metric, known)}")
+        rows = [
+            {**axes(cell), "step": line["step"], "metric": metric, "value": line["metrics"][metric]}
+            for metric in metrics
+            for cell, lines in logs
+            for line in lines
+            if metric in line["metrics"]
+        ]
+        return pandas.DataFrame(rows)
+
+    @overload
+    def samples(self) -> list[str]: ...
+
+    @overload
+    def samples(self, problem: str) -> DataFrame: ...
+
+    def samples(self, problem: str | None = None) -> list[str] | DataFrame:
+        """Returns all responses to one problem in all evaluations; without a problem, the ids of those evaluated.
+
+        Columns: cell (its key), method, task, model, seed; evaluated, the task of the problem; step, after which the
+        cell was evaluated, 0 before training; response, verdict. Raises UserError where nothing was evaluated.
+        """
+        import pandas
+
+        found = [(cell, path) for cell in self.cells for path in sorted(cell.folder.glob("samples/evaluate-*.jsonl"))]
+        ids: dict[str, None] = {}
+        rows = []
+        for cell, path in found:
+            evaluated, _, step = path.stem.removeprefix("evaluate-").rpartition("-")
+            for record in files.read_lines(path):
+                ids[record["problem"]] = None
+                if record["problem"] == problem:
+                    where = {**axes(cell), "evaluated": evaluated, "step": int(step)}
+                    pairs = zip(record["responses"], record["verdicts"], strict=True)
+                    rows += [{**where, "response": response, "verdict": verdict} for response, verdict in pairs]
+        if not ids:
+            raise UserError(f"no cell of the matrix {self.config.name} in {self.config.folder} has been evaluated yet")
+        if problem is None:
+            return list(ids)
+        if not rows:
+            raise UserError(f"no cell was asked the problem {problem!r}; {nearest(problem, ids)}")
+        return pandas.DataFrame(rows)
+
     def report(self) -> Path:
         """Writes one self-contained HTML page with the table and the curves, and returns its path."""
         from harness.commands import report
 
         return report.report(self.config)
+
+
+def axes(cell: Cell) -> dict[str, str | int]:
+    return {
+        "cell": cell.key,
+        "method": cell.method,
+        "task": cell.task,
+        "model": cell.model,
+        "seed": cell.seed,
+    }
 
 
 def load(config: str | Path, *overrides: str) -> Matrix:

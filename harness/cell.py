@@ -31,7 +31,7 @@ from harness.record.spec import CellSpec
 from harness.record.state import State
 from harness.rollout import choice, engines, models
 from harness.rollout.proof import check_weights
-from harness.rollout.rendering import instructed
+from harness.rollout.rendering import instructed, left_out
 from harness.rollout.together import led
 from harness.train.filter import Asker, pool
 from harness.train.policy import Critic, Policy, check_vocabulary
@@ -69,7 +69,7 @@ def build(spec: CellSpec, folder: Path, verifier: Verifier, say: Callable[[str],
     chosen = choice.resolve(config.rollout.engine, device, model.shape())
     engine = engines.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
     torch.manual_seed(spec.seed)  # after the engine, since vLLM seeds what all of the process draw from
-    task = instructed(tasks.build(spec.task), model.chat)
+    task = instructed(tasks.build(spec.task, config.plugins), model.chat)
     if config.train.filter is not None:
         engine.load(policy.module)  # which has not been trained yet
         check_weights(engine, policy.module, dtype, spec.seed)
@@ -86,7 +86,9 @@ def build(spec: CellSpec, folder: Path, verifier: Verifier, say: Callable[[str],
         seed=spec.seed,
         method=method,
         task=task,
-        evaluation_tasks=[instructed(tasks.build(each), model.chat) for each in config.eval.tasks or [spec.task]],
+        evaluation_tasks=[
+            instructed(tasks.build(each, config.plugins), model.chat) for each in config.eval.tasks or [spec.task]
+        ],
         pool=problems,
         policy=policy,
         critic=critic,
@@ -97,6 +99,31 @@ def build(spec: CellSpec, folder: Path, verifier: Verifier, say: Callable[[str],
         chat=model.chat,
     )
     return Trainer(parts, folder)
+
+
+LOOKED_AT = 512  # training prompts; all of a large set would take longer than a cell has to start
+
+
+def unread(trainer: Trainer, spec: CellSpec) -> str | None:
+    """Returns a warning, which the log holds too, where the tokenizer leaves letters out of prompts to train on.
+
+    Some letters may be missed by nobody. But where no letter is left of any prompt, all problems look the same, and
+    rewards would teach nothing: that is refused.
+    """
+    problems = trainer.parts.pool.problems
+    prompts = [problem.prompt for problem in problems[:: -(-len(problems) // LOOKED_AT)]]
+    some, everything = left_out(trainer.parts.tokenizer, prompts, trainer.parts.chat)
+    if everything == len(prompts):
+        raise UserError(
+            f"the tokenizer of {spec.model} has no token for any letter or digit of {everything} prompts of "
+            f"{spec.task}, which would all look the same; train a model that can read them"
+        )
+    if not some:
+        return None
+    warning = f"warning: the tokenizer leaves letters out of {some} of {len(prompts)} training prompts"
+    if ranks.number() == 0:
+        print(warning, flush=True)
+    return warning
 
 
 def check_complete(trainer: Trainer) -> None:
@@ -157,7 +184,7 @@ def run(folder: Path) -> None:
         device, _ = device_of(spec.config)
         with ranks.joined(spec.config.hardware.ranks, device), Verifier.of(spec.config.verify) as verifier:
             trainer = build(spec, folder, verifier, diary.say)
-            diary.note(reason=None, device=device)
+            diary.note(reason=unread(trainer, spec), device=device)
             trainer.run(lambda step: diary.safe(durable_step=step))
             finish(trainer, folder, diary)
     except (CellFailure, UserError) as failure:

@@ -178,7 +178,7 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     hardware: Hardware = field(default_factory=Hardware)
     tracking: Tracking = field(default_factory=Tracking)
-    plugins: list[str] = field(default_factory=list)  # modules that register further methods
+    plugins: list[str] = field(default_factory=list)  # modules that offer further methods and tasks
     results: str = "results"
 
     @property

@@ -41,8 +41,10 @@ class Cell:
         table, correction = baselines.table(self.config.plugins), self.config.correction
         return {
             "method": Method.of(self.method, table, self.config.method_options).identity(),
-            "task": identities.of(tasks.build(self.task)),
-            "evaluation_tasks": [identities.of(tasks.build(spec)) for spec in self.evaluation_tasks],
+            "task": identities.of(tasks.build(self.task, self.config.plugins)),
+            "evaluation_tasks": [
+                identities.of(tasks.build(spec, self.config.plugins)) for spec in self.evaluation_tasks
+            ],
             "model": models.resolve(self.model).identity(),
             "seed": self.seed,
             **{part: dataclasses.asdict(getattr(self.settled, part)) for part in ("train", "rollout", "eval")},
@@ -105,10 +107,10 @@ def cells(config: Config) -> list[Cell]:
         if name not in table:
             raise UserError(f"method_options names an unknown method {name!r}")
     for spec in config.tasks:
-        check_split(tasks.build(spec), "train", "the split to train on")
+        check_split(tasks.build(spec, config.plugins), "train", "the split to train on")
     for spec in config.eval.tasks or config.tasks:
-        check_split(tasks.build(spec), config.eval.split, "eval.split")
-    evaluated = {tasks.build(spec).name for spec in config.eval.tasks or config.tasks}
+        check_split(tasks.build(spec, config.plugins), config.eval.split, "eval.split")
+    evaluated = {tasks.build(spec, config.plugins).name for spec in config.eval.tasks or config.tasks}
     for name in config.eval.by_task:
         if name not in evaluated:
             raise UserError(f"eval.by_task names {name!r}, which is not evaluated; {nearest(name, evaluated)}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from harness.base import registry
 from harness.base.errors import UserError, nearest
+from harness.base.plugins import extended
 from harness.base.schema import typed
 from harness.base.task import SPLITS, Problem, Recipe, Task, Verdict, Verifier, check_split
 from tasks.aime24 import AIME24
@@ -22,6 +21,7 @@ from tasks.dapo500 import DAPO500
 from tasks.dapo_math import DapoMath
 from tasks.gsm8k import GSM8K
 from tasks.math500 import MATH500
+from tasks.offered import check, read
 
 __all__ = [
     "RECIPES",
@@ -34,9 +34,10 @@ __all__ = [
     "Verifier",
     "build",
     "check_split",
-    "folder",
+    "file",
     "recipe",
     "settings",
+    "table",
 ]
 
 TASKS: dict[str, type[Task]] = {
@@ -53,9 +54,14 @@ TASKS: dict[str, type[Task]] = {
 RECIPES: dict[str, type[Recipe]] = {"countdown": BaseModel}  # of the tasks that small models are made for here
 
 
-def build(spec: str) -> Task:
+def table(plugins: Iterable[str] = ()) -> dict[str, type[Task]]:
+    """Returns all tasks by name: TASKS, those of installed packages (entry points), and those of plugin modules."""
+    return extended("task", TASKS, "TASKS", plugins, check)
+
+
+def build(spec: str, plugins: Iterable[str] = ()) -> Task:
     """Builds the task of a specification such as `countdown(count=4)`."""
-    return registry.build("task", TASKS, spec)
+    return registry.build("task", table(plugins), spec)
 
 
 def recipe(given: Mapping[str, Any]) -> Recipe:
@@ -69,24 +75,11 @@ def recipe(given: Mapping[str, Any]) -> Recipe:
     return stated
 
 
-def folder(task: Task) -> Path:
-    """Returns the folder in which the task's class is written, and its lm-eval file beside it."""
-    return Path(inspect.getfile(type(task))).parent
-
-
-class PlainLoader(yaml.SafeLoader):
-    """Reads lm-eval's files without importing what they name."""
-
-
-PlainLoader.add_constructor("!function", lambda loader, node: node.value)
+def file(task: Task) -> Path:
+    """Returns the task's lm-eval file, beside the file in which its class is written."""
+    return Path(inspect.getfile(type(task))).with_name(f"{task.name}.yaml")
 
 
 def settings(task: Task) -> Mapping[str, Any]:
     """Reads the task's lm-eval file, for those who start without lm-eval."""
-    return read(folder(task) / f"{task.name}.yaml")
-
-
-def read(file: Path) -> dict[str, Any]:
-    given = yaml.load(file.read_text(), PlainLoader)
-    included = given.pop("include", None)
-    return (read(file.parent / included) if included else {}) | given
+    return read(file(task))

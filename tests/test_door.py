@@ -43,6 +43,7 @@ def run(*arguments: str, cwd: Path, script: str | None = None) -> str:
 # The import
 
 
+@pytest.mark.processes
 def test_the_import_loads_nothing_heavy(tmp_path: Path) -> None:
     code = "import sys, entrobench; dir(entrobench); print(*sys.modules)"
     loaded = {name.partition(".")[0] for name in run("-c", code, cwd=tmp_path).split()}
@@ -50,6 +51,7 @@ def test_the_import_loads_nothing_heavy(tmp_path: Path) -> None:
     assert not loaded & {"harness", "tasks", "baselines", "omegaconf", "numpy", "pandas", "mlflow", "torch"}
 
 
+@pytest.mark.processes
 def test_loading_a_matrix_needs_no_torch(tmp_path: Path) -> None:
     code = "import sys, entrobench; entrobench.load('demo'); print(*sys.modules)"
     assert not set(run("-c", code, cwd=tmp_path).split()) & {"pandas", "mlflow", "torch"}
@@ -97,6 +99,7 @@ def matrix(ran: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> entrobench
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_the_example_of_the_documentation_runs_once(ran: tuple[Path, str]) -> None:
     folder, said = ran
     assert [line for line in said.splitlines() if line in ("begins", "ends")] == ["begins", "ends"]
@@ -110,6 +113,7 @@ def test_the_example_of_the_documentation_runs_once(ran: tuple[Path, str]) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_the_leaderboard_is_a_frame_of_what_was_measured(matrix: entrobench.Matrix) -> None:
     table = matrix.leaderboard().set_index("method")
     assert list(table.index) == ["grpo", "clip_b"]
@@ -131,6 +135,7 @@ def test_the_leaderboard_is_a_frame_of_what_was_measured(matrix: entrobench.Matr
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_what_is_done_is_not_run_again(matrix: entrobench.Matrix, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in matrix.config.folder.glob("*/metrics.jsonl")}
     assert matrix.run(jobs=1).equals(matrix.leaderboard())
@@ -142,6 +147,86 @@ def test_what_is_done_is_not_run_again(matrix: entrobench.Matrix, capsys: pytest
     assert list(status["state"]) == ["done", "done"]
     assert list(status["step"]) == list(status["steps"]) == [4, 4]
     assert list(status["folder"]) == [str(cell.folder) for cell in matrix.cells]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_curves_are_the_records_of_the_cells(matrix: entrobench.Matrix) -> None:
+    curves = matrix.curves("entropy/mean", "eval/countdown/avg")
+    assert list(curves.columns) == ["cell", "method", "task", "model", "seed", "step", "metric", "value"]
+    told = {(row.cell, row.metric, row.step): row.value for row in curves.itertuples()}
+    assert len(told) == len(curves)
+    expected = {}
+    for cell in matrix.cells:
+        for line in map(json.loads, (cell.folder / "metrics.jsonl").read_text().splitlines()):
+            for metric in ("entropy/mean", "eval/countdown/avg"):
+                if metric in line["metrics"]:
+                    expected[cell.key, metric, line["step"]] = line["metrics"][metric]
+    assert told == expected
+    assert {step for _, metric, step in told if metric == "entropy/mean"} == {1, 2, 3, 4}
+    assert {step for _, metric, step in told if metric == "eval/countdown/avg"} == {0, 4}
+    assert [(row.method, row.task, row.model, row.seed) for row in curves.drop_duplicates("cell").itertuples()] == [
+        ("grpo", "countdown", "countdown-tiny", 0),
+        ("clip_b", "countdown", "countdown-tiny", 0),
+    ]
+    # A critic's loss would stand where a method has one; what no method has is a mistake.
+    with pytest.raises(
+        entrobench.UserError, match=r"no cell has the metric 'entropy/maen'; .*did you mean 'entropy/mean'"
+    ):
+        matrix.curves("entropy/maen")
+    with pytest.raises(entrobench.UserError, match="names no metric; write for example"):
+        matrix.curves()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_samples_are_all_responses_to_a_problem(matrix: entrobench.Matrix) -> None:
+    ids = matrix.samples()
+    assert len(ids) == len(set(ids)) == 16
+    samples = matrix.samples(ids[3])
+    columns = ["cell", "method", "task", "model", "seed", "evaluated", "step", "response", "verdict"]
+    assert list(samples.columns) == columns
+    assert samples.groupby(["method", "step"]).size().to_dict() == {
+        (method, step): 16 for method in ("grpo", "clip_b") for step in (0, 4)
+    }
+    assert set(samples["evaluated"]) == {"countdown"}
+    for cell in matrix.cells:
+        right = json.loads((cell.folder / "evals" / "countdown-000004.json").read_text())["right"][3]
+        mine = samples[(samples["cell"] == cell.key) & (samples["step"] == 4)]
+        assert [int(verdict == "right") for verdict in mine["verdict"]] == right
+    with pytest.raises(entrobench.UserError, match="no cell was asked the problem 'none'; allowed: "):
+        matrix.samples("none")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_matrix_of_which_some_cells_have_run_is_shown_in_part(matrix: entrobench.Matrix) -> None:
+    larger = entrobench.load("smoke", *SETTINGS, "methods=[grpo,clip_b,ppo]", "seeds=[0,1]")
+    assert larger.curves("entropy/mean").equals(matrix.curves("entropy/mean"))
+    assert larger.samples() == matrix.samples()
+
+
+def test_a_matrix_that_has_not_run_has_neither(tmp_path: Path) -> None:
+    matrix = entrobench.load("smoke", f"results={tmp_path}")
+    with pytest.raises(entrobench.UserError, match=r"no cell of the matrix smoke in .* has run yet"):
+        matrix.curves("entropy/mean")
+    for call in (matrix.samples, lambda: matrix.samples("1")):
+        with pytest.raises(entrobench.UserError, match=r"no cell of the matrix smoke in .* has been evaluated yet"):
+            call()
+
+
+def test_a_metric_that_is_not_a_number_stays_one(tmp_path: Path) -> None:
+    matrix = entrobench.load("smoke", f"results={tmp_path}")
+    folder = matrix.cells[1].folder
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 1, "time": 0, "metrics": {"a": NaN, "b": 1}}\n{"step": 2, "time": 0, "metrics": {"b": 2.5}}\n{"step'
+    )
+    curves = matrix.curves("b", "a")
+    assert list(curves["method"]) == ["clip_b"] * 3
+    assert list(zip(curves["metric"], curves["step"], strict=True)) == [("b", 1), ("b", 2), ("a", 1)]
+    assert list(curves["value"][:2]) == [1, 2.5]
+    assert math.isnan(curves["value"][2])
 
 
 # Without a file, as in a notebook, and a cell that fails
@@ -171,6 +256,7 @@ print("second:", len(entrobench.run("smoke", "methods=[ppo,grpo]", *SMALL)))
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_a_notebook_and_a_cell_that_fails(tmp_path: Path, mlflow_uri: str) -> None:
     (tmp_path / "broken_method.py").write_text(BROKEN)
     kernel = "import sys; exec(sys.stdin.read())"  # as there, the main module has no file
@@ -183,3 +269,49 @@ def test_a_notebook_and_a_cell_that_fails(tmp_path: Path, mlflow_uri: str) -> No
     assert "states: done failed" in said
     assert "seeds: 1 0" in said
     assert "second: 2" in said
+
+
+# A notebook
+
+TOUR = REPOSITORY / "docs" / "tour.ipynb"
+
+
+def test_the_tour_holds_no_outputs() -> None:
+    cells = json.loads(TOUR.read_text())["cells"]
+    calls = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    for name in ("load", "plan", "run", "status", "curves", "samples", "report"):
+        assert f".{name}(" in calls
+    for cell in cells:
+        assert cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == ([], None)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_tour_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nbclient", "ipykernel"):
+        pytest.importorskip(name, reason=f"{name} is not installed; pip install 'entrobench[notebook]'")
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(TOUR, as_version=4)
+    nbformat.validate(notebook)
+    place = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    texts = [output["data"].get("text/plain", "") for output in shown if "data" in output]
+    assert any("planned  4" in text for text in texts)
+    assert any("4 cells, 0 done before, 4 to run" in text for text in texts)
+    (plot,) = [output for output in shown if "image/png" in output.get("data", {})]
+    assert len(plot["data"]["image/png"]) > 5000
+    frames = [
+        output["data"]["text/html"]
+        for output in shown
+        if output["output_type"] == "execute_result" and "text/html" in output["data"]
+    ]
+    assert [("clip_b" in frame and "grpo" in frame) for frame in frames[:3]] == [True] * 3
+    assert "avg_at_k.mean" in frames[0]
+    assert "boxed" in frames[3]
+    assert texts[-1].endswith("report.html')")
+    assert (tmp_path / "results/tour/report/report.html").is_file()

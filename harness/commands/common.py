@@ -22,7 +22,7 @@ def command(commands: Commands, name: str, text: str) -> argparse.ArgumentParser
 
 
 def with_plugins(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="further methods")
+    parser.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="further methods and tasks")
 
 
 def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ from pathlib import Path
 import tasks
 from harness.base import registry
 from harness.base.errors import CellFailure
-from harness.commands.common import Commands, command, console
+from harness.commands.common import Commands, command, console, with_plugins
 from harness.rollout import models
 from harness.verify.pool import Verifier
 
@@ -17,7 +17,9 @@ TEXT = "Avg@K, Pass@K and maj@K of any model, without training; what was sampled
 
 def add(commands: Commands) -> None:
     parser = command(commands, "eval", TEXT)
-    parser.add_argument("--model", required=True, help="a name of `entrobench list models`, or a folder")
+    parser.add_argument(
+        "--model", required=True, help="a name of `entrobench list models`, a folder, or a name on the hub"
+    )
     parser.add_argument("--tasks", required=True, metavar="TASK,...", help="names of `entrobench list tasks`")
     parser.add_argument("--samples", type=int, help="responses to each problem (default: as the task's file says)")
     parser.add_argument("--problems", type=int, help="only the first so many (default: all)")
@@ -25,17 +27,18 @@ def add(commands: Commands) -> None:
     parser.add_argument("--max-new-tokens", type=int, help="of a response (default: as the task's file says)")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
     parser.add_argument("--beyond-context", action="store_true", help="also beyond the model's max_position_embeddings")
-    parser.add_argument("--out", type=Path, help="folder for samples and results (default: results/eval/MODEL)")
+    parser.add_argument("--out", type=Path, help="folder for samples and results (default: results/eval/MODEL-KEY)")
+    with_plugins(parser)
 
 
 def call(arguments: argparse.Namespace) -> int:
     model = models.resolve(arguments.model)
-    asked = [tasks.build(spec) for spec in registry.split(arguments.tasks, ",")]
+    asked = [tasks.build(spec, arguments.plugin) for spec in registry.split(arguments.tasks, ",")]
     from harness.study import assess  # from here on with torch: what is misspelled is known by now
 
     given = ("samples", "temperature", "max_new_tokens", "problems", "seed", "beyond_context")
     wanted = assess.Wanted(**{key: getattr(arguments, key) for key in given})
-    out = arguments.out or Path("results") / "eval" / model.name
+    out = arguments.out or assess.default_folder(model, console.print)
     try:
         with Verifier() as verifier:
             found = assess.assess(model, asked, wanted, verifier, out, console.print)

@@ -39,7 +39,7 @@ def rows(config: Config, matrix: list[Cell]) -> list[Row]:
         leaderboard.Expected(
             cell.method,
             cell.task,
-            [tasks.build(spec).name for spec in cell.evaluation_tasks],
+            [tasks.build(spec, config.plugins).name for spec in cell.evaluation_tasks],
             cell.model,
             cell.seed,
             cell.key,

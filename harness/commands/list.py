@@ -25,7 +25,7 @@ def call(arguments: argparse.Namespace) -> int:
         for name, cls in baselines.table(arguments.plugin).items():
             table.add_row(name, first_line(cls), cls.source)
     elif arguments.what == "tasks":
-        for name, task in tasks.TASKS.items():
+        for name, task in tasks.table(arguments.plugin).items():
             table.add_row(name, first_line(task))
     elif arguments.what == "models":
         for name in models.names():

@@ -46,12 +46,14 @@ def run(config: Config, jobs: int | None = None) -> int:
     if jobs < 1:
         raise UserError(f"--jobs is {jobs}; allowed: 1 and more")
     check_problems(config)
+    if any(models.resolve(model).shape() is None for model in config.models):
+        fetch_models(config)
+        matrix = cells(config)  # anew: the shape of a model, known by now, decides which engine samples from it
     todo = [cell for cell in matrix if cell.progress().state != "done"]
     if todo:
         check_engines(config)
     claim(config)
-    for model in config.models:
-        models.resolve(model).folder(say=console.print)
+    fetch_models(config)
     console.print(
         f"matrix {config.name}: {len(matrix)} cells, {len(matrix) - len(todo)} done before, {len(todo)} to run"
     )
@@ -66,6 +68,12 @@ def run(config: Config, jobs: int | None = None) -> int:
     return 1 if failed else 0
 
 
+def fetch_models(config: Config) -> None:
+    """Makes or downloads the models that are not on this machine."""
+    for model in config.models:
+        models.resolve(model).folder(say=console.print)
+
+
 def default_jobs(config: Config) -> int:
     """Returns how many cells run side by side: as many as there are cores for; one on a GPU, which one cell fills."""
     if this_machine(config).kind(config) == "cuda":
@@ -76,9 +84,9 @@ def default_jobs(config: Config) -> int:
 def check_problems(config: Config) -> None:
     """Stops the matrix where a problem set is missing or damaged, before each of its cells would fail."""
     for spec in config.tasks:
-        tasks.build(spec).problems("train")
+        tasks.build(spec, config.plugins).problems("train")
     for spec in config.eval.tasks or config.tasks:
-        task = tasks.build(spec)
+        task = tasks.build(spec, config.plugins)
         task.problems(config.eval.of(task.name).split)
 
 

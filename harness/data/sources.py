@@ -168,19 +168,24 @@ def locate(source: str, origin: str | None, say: Callable[[str], None]) -> Locat
     return Located(hub.id, {"hub": hub.id, "revision": hub.revision}, lambda: downloaded(hub, say))
 
 
+def hub_failures() -> tuple[type[Exception], ...]:
+    """Returns what the hub's client may raise where something is not to be had."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # Its HTTP error derives from that of the HTTP library below it, which differs by version.
+    return cast("tuple[type[Exception], ...]", (OSError, ValueError, *HfHubHTTPError.__bases__))
+
+
 def downloaded(hub: Hub, say: Callable[[str], None]) -> list[Path]:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()  # its retries; where they end in vain is told below
     say(f"fetching {hub.id} from the Hugging Face hub")
-    # The hub's HTTP error derives from that of the HTTP library below it, which differs by version.
-    failures = cast("tuple[type[Exception], ...]", (OSError, ValueError, *HfHubHTTPError.__bases__))
     try:
         patterns = list(hub.files)
         folder = Path(snapshot_download(hub.id, repo_type="dataset", revision=hub.revision, allow_patterns=patterns))
-    except failures as error:
+    except hub_failures() as error:
         raise UserError(
             f"{hub.id} is not to be had from the Hugging Face hub ({str(error).splitlines()[0].rstrip('.')}); what was "
             "prepared before stays usable, and --from reads a local copy"

@@ -59,7 +59,7 @@ def scored(config: Config) -> dict[str, Asked]:
     """In one evaluation, by task."""
     found = {}
     for spec in config.eval.tasks or config.tasks:
-        task = tasks.build(spec)
+        task = tasks.build(spec, config.plugins)
         settings = config.eval.of(task.name)
         number, known = (settings.problems, True) if settings.problems else number_of(task, settings.split)
         found[task.name] = Asked(number, settings.samples, known)
@@ -79,7 +79,7 @@ def filtered(config: Config) -> dict[str, Asked]:
         return {}
     found = {}
     for spec in config.tasks:
-        task = tasks.build(spec)
+        task = tasks.build(spec, config.plugins)
         number, known = number_of(task, "train")
         found[task.name] = Asked(number, given.n, known)
     return found

@@ -105,7 +105,7 @@ def no_room(
 
 
 def not_prepared(config: Config) -> Iterator[str]:
-    named = {tasks.build(spec).name for spec in [*config.tasks, *config.eval.tasks]}
+    named = {tasks.build(spec, config.plugins).name for spec in [*config.tasks, *config.eval.tasks]}
     absent = sorted(name for name in named if name in sets.SETS and cache.find_card(name) is None)
     if absent:
         yield f"problem sets that are not prepared: {', '.join(absent)} (`entrobench data prepare {' '.join(absent)}`)"
@@ -140,4 +140,4 @@ def not_usable(model: Model, config: Config) -> Iterator[str]:
             )
     if to_download(model):
         size = "" if shape is None else f", about {gib(2 * shape.parameters)}"
-        yield f"{model.name} is not on this machine; the first run downloads {model.path}{size}"
+        yield f"{model.name} is not on this machine; the first run downloads {model.address}{size}"

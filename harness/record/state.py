@@ -21,7 +21,7 @@ STALE = "stale"  # running by its record, but no process works on it: the next r
 @dataclass(frozen=True)
 class State:
     state: str = "planned"
-    reason: str | None = None  # of a failure; while it runs, what it is busy with
+    reason: str | None = None  # of a failure, or a warning; while it starts, what it is busy with
     durable_step: int = -1  # the last step that no interruption can undo; -1 before the first
     seconds: float = 0.0  # of work, over all lives of the cell
     device: str = ""

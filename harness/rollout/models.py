@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from harness.base.files import default_cache
 from harness.base.schema import typed
 from harness.base.shape import Shape, of_config
 from harness.config import CONFIGS
+from harness.data.sources import hub_failures
 from harness.rollout.rendering import PLAIN, Chat
 from tasks import Recipe
 
@@ -30,6 +33,7 @@ NEEDED = {  # of a Hugging Face folder: one file of each row
     "weights": ("*.safetensors", "pytorch_model*.bin"),
     "tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.json"),
 }
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)  # owner/name
 DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
@@ -43,6 +47,7 @@ class Model:
 
     name: str
     path: str | None = None
+    revision: str | None = None  # on the hub: a branch, a tag or a commit; None: its main branch
     recipe: Recipe | None = None
     chat: Chat = PLAIN
     stated: Shape | None = None  # what its file says of a model that may not be here yet
@@ -54,16 +59,23 @@ class Model:
 
     def origin(self) -> dict[str, Any]:
         """Returns where the weights come from, for the hash of the cache."""
-        return {"path": self.path} if self.recipe is None else self.recipe.identity()
+        if self.recipe is not None:
+            return self.recipe.identity()
+        return {"path": self.path} | ({} if self.revision is None else {"revision": self.revision})
+
+    @property
+    def address(self) -> str:
+        """Returns its path as people write it, with the revision."""
+        return f"{self.path}@{self.revision}" if self.revision is not None else str(self.path)
 
     def folder(self, cache: Path | None = None, say: Callable[[str], None] = silent) -> Path:
         """Returns its Hugging Face folder, made or downloaded when first needed."""
         if self.recipe is not None:
             return self.made(self.recipe, cache or default_cache(), say)
         assert self.path is not None
-        if Path(self.path).is_dir():
+        if self.revision is None and Path(self.path).is_dir():
             return complete(Path(self.path), self.name)
-        return complete(downloaded(self.path, self.name), self.name)
+        return complete(downloaded(self.path, self.revision, self.name, say), self.name)
 
     def made(self, recipe: Recipe, cache: Path, say: Callable[[str], None]) -> Path:
         folder = self.cached(cache)
@@ -91,7 +103,8 @@ class Model:
         if self.path is None:
             folder: Path | None = self.cached(default_cache())
         else:
-            folder = Path(self.path) if Path(self.path).is_dir() else snapshot(self.path)
+            local = self.revision is None and Path(self.path).is_dir()
+            folder = Path(self.path) if local else snapshot(self.path, self.revision)
         return folder if folder is not None and folder.is_dir() and not missing(folder) else None
 
     def parameters(self) -> int | None:
@@ -111,7 +124,7 @@ class Model:
         return self.stated if self.recipe is None else self.recipe.shape()
 
     def summary(self) -> str:
-        return f"the Hugging Face model {self.path}" if self.recipe is None else self.recipe.summary()
+        return f"the Hugging Face model {self.address}" if self.recipe is None else self.recipe.summary()
 
 
 def parameters_in(file: Path) -> int:
@@ -132,25 +145,28 @@ def complete(folder: Path, name: str) -> Path:
     return folder
 
 
-def snapshot(path: str) -> Path | None:
+def snapshot(path: str, revision: str | None) -> Path | None:
     """Returns where a model of the Hugging Face hub lies if it has been downloaded before."""
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(path, "config.json")
+        found = try_to_load_from_cache(path, "config.json", revision=revision)
     except ValueError:  # no name that the hub could have
         return None
     return Path(found).parent if isinstance(found, str) else None
 
 
-def downloaded(path: str, name: str) -> Path:
+def downloaded(path: str, revision: str | None, name: str, say: Callable[[str], None]) -> Path:
     from huggingface_hub import snapshot_download
 
+    address = path if revision is None else f"{path}@{revision}"
+    if snapshot(path, revision) is None:
+        say(f"fetching the model {address} from the Hugging Face hub")
     try:
-        return Path(snapshot_download(path, allow_patterns=list(DOWNLOADED)))
-    except (OSError, ValueError) as error:
+        return Path(snapshot_download(path, revision=revision, allow_patterns=list(DOWNLOADED)))
+    except hub_failures() as error:
         raise UserError(
-            f"model {name!r}: {path} is neither a local folder nor to be had from the Hugging Face hub: "
+            f"model {name!r}: {address} is neither a local folder nor to be had from the Hugging Face hub: "
             f"{str(error).splitlines()[0]}"
         ) from error
 
@@ -160,7 +176,8 @@ def names() -> list[str]:
 
 
 def resolve(name: str) -> Model:
-    """Finds a model by the name of a file in configs/models/, the path of such a file, or of a Hugging Face folder."""
+    """Finds a model: by the name of a file in configs/models/, by the path of such a file or of a Hugging Face folder,
+    or by its name on the Hugging Face hub, which may end in `@` and a revision."""
     if name in names():
         return read(MODELS / f"{name}.yaml")
     if Path(name).suffix == ".yaml" and Path(name).is_file():
@@ -168,9 +185,32 @@ def resolve(name: str) -> Model:
     if Path(name).is_dir():
         complete(Path(name), name)
         return Model(name=Path(name).resolve().name, path=str(Path(name).resolve()))
+    if Path(name).suffix != ".yaml" and HUB_NAME.fullmatch(name.partition("@")[0]):
+        path, revision = located(name)
+        return Model(name=Path(path).name, path=path, revision=revision, stated=shipped_shapes().get(path))
     raise UserError(
-        f"unknown model {name!r}; {nearest(name, names())}, or the path of a model's YAML file or Hugging Face folder"
+        f"unknown model {name!r}; {nearest(name, names())}, or the path of a model's YAML file or Hugging Face folder, "
+        "or owner/name on the Hugging Face hub"
     )
+
+
+def located(written: str) -> tuple[str, str | None]:
+    """Divides `owner/name@revision`; a local folder has no revision, whatever its name."""
+    path, at, revision = written.partition("@")
+    if Path(written).is_dir() or not (at and HUB_NAME.fullmatch(path)):
+        return written, None
+    if Path(path).is_dir():
+        raise UserError(f"model {written!r} names a revision, but {path} is a local folder, which has none")
+    if not revision:
+        raise UserError(f"model {written!r} names no revision; write a branch, a tag or a commit behind the @, or no @")
+    return path, revision
+
+
+@cache
+def shipped_shapes() -> dict[str, Shape]:
+    """Returns the shapes that the files in configs/models/ state, by the model's name on the hub."""
+    known = [read(file) for file in MODELS.glob("*.yaml")]
+    return {model.path: model.stated for model in known if model.path is not None and model.stated is not None}
 
 
 def read(file: Path) -> Model:
@@ -190,7 +230,8 @@ def read(file: Path) -> Model:
     chat = typed(Chat(), given, "")
     if path is not None:
         found = None if shape is None else typed(Shape, shape, "shape.")
-        return Model(file.stem, path=str(path), chat=chat, stated=found)
+        where, revision = located(str(path))
+        return Model(file.stem, path=where, revision=revision, chat=chat, stated=found)
     if shape is not None:
         raise UserError(f"{file} states the shape of a model that is made by its recipe; leave it out")
     return Model(file.stem, recipe=tasks.recipe(recipe or {}), chat=chat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -55,3 +56,21 @@ def render(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: Chat = PLAIN) 
             **chat.template_options,
         )
     )
+
+
+def left_out(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat: Chat = PLAIN) -> tuple[int, int]:
+    """Counts the prompts of which letters or digits are lost since the tokenizer has no token for them.
+
+    Returns how many lose some, and how many lose all: of those, the model reads what its template says and no more.
+    """
+
+    def read(prompt: str) -> set[str]:
+        return set(tokenizer.decode(render(tokenizer, prompt, chat), skip_special_tokens=True))
+
+    frame = read("")
+    some = everything = 0
+    for prompt in prompts:
+        written, seen = {c for c in prompt if c.isalnum()}, read(prompt)
+        some += not written <= seen
+        everything += bool(written - frame) and not (written - frame) & seen
+    return some, everything

@@ -137,6 +137,15 @@ def fingerprint(folder: Path) -> list[list[Any]]:
     return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in found]
 
 
+def default_folder(model: Model, say: Callable[[str], None]) -> Path:
+    """Returns where the results of a model go: by its name, how it is spoken to, and the files that it consists of.
+
+    A name alone would not do, since every folder that training leaves is called `model`.
+    """
+    key = identities.key([model.chat.identity(), fingerprint(model.folder(say=say))])
+    return Path("results") / "eval" / f"{model.name}-{key}"
+
+
 def assess(
     model: Model, asked: Sequence[Task], wanted: Wanted, verifier: Verifier, out: Path, say: Callable[[str], None]
 ) -> list[Assessment]:

@@ -20,12 +20,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate as lm_evaluate
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 
 import tasks
 from harness.base import files, seeds
 from harness.base.errors import UserError
 from harness.rollout.protocol import Sampling
-from harness.rollout.rendering import PLAIN, Chat, render
+from harness.rollout.rendering import PLAIN, Chat, left_out, render
 from harness.verify.failures import check_failures
 from tasks import Task, Verdict, Verifier
 from tasks.scoring import dataset_of, metric_list, score_of
@@ -142,11 +143,8 @@ class Sampler:
 
     def notes(self, prompts: Sequence[str]) -> list[str]:
         """Returns a note for readers if the tokenizer has no token for some characters and just leaves them out."""
-        lossy = 0
-        for prompt in prompts:
-            read = self.tokenizer.decode(render(self.tokenizer, prompt, self.chat))
-            lossy += not {c for c in prompt if c.isalnum()} <= set(read)
-        return [f"the tokenizer leaves letters out of {lossy} of {len(prompts)} prompts"] if lossy else []
+        some, _ = left_out(self.tokenizer, prompts, self.chat)
+        return [f"the tokenizer leaves letters out of {some} of {len(prompts)} prompts"] if some else []
 
 
 def known(path: Path, batch: Mapping[str, str]) -> list[Record] | None:
@@ -220,8 +218,8 @@ def evaluate(
     }
     model = EngineLM(sampler)
     with quiet():
-        manager = TaskManager(include_path=tasks.folder(task), include_defaults=False)
-        loaded = manager.load({"group": "evaluation", "task": [{"task": task.name, **overrides}]})
+        # By its file alone: a name that lm-eval has, too, means ours, and beside a plugin's file may lie anything.
+        loaded = TaskManager(include_defaults=False).load({**load_yaml(tasks.file(task)), **overrides})
         result = lm_evaluate(model, {**loaded, "groups": {}}, bootstrap_iters=0, log_samples=True)
     assert result is not None
     rows = sorted(result["samples"][task.name], key=lambda row: row["doc_id"])

@@ -19,6 +19,7 @@ from ragged import Case, case
 from trainers import build
 
 import baselines
+from harness.base import plugins
 from harness.base.errors import UserError
 from harness.method import Method
 from harness.tokens.metrics import Stopwatch
@@ -80,6 +81,7 @@ def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     # The same method by both ways is no conflict.
     assert baselines.table(["plugin_example"]) == baselines.table()
 
+    plugins.installed.cache_clear()  # since nobody changes what is installed while it is in use
     (info / "entry_points.txt").write_text("[entrobench.methods]\nlost = plugin_example:Lost\n")
     with pytest.raises(UserError, match="plugin plugin_example has no Lost"):
         baselines.table()
@@ -131,7 +133,7 @@ def test_a_forgotten_need_fails_with_the_instrument_and_without(
     ("text", "words"),
     [
         ("import no_such_package", "plugin broken cannot be imported: No module named 'no_such_package'"),
-        ("", "plugin broken has no METHODS"),
+        ("", "plugin broken has neither METHODS nor TASKS"),
         ("METHODS = ['mine']", r"METHODS of plugin broken is \['mine'\]; it must be a dict"),
         ("METHODS = {'mine': 3}", "'mine' of plugin broken is 3; it must be a subclass of Objective or Control"),
         ("class Mine: ...\nMETHODS = {'mine': Mine}", "it must be a subclass of Objective or Control"),

@@ -1,13 +1,21 @@
 import dataclasses
+import hashlib
+import json
 import multiprocessing
 import os
+import subprocess
+import sys
+import threading
 import time
 import warnings
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
+from places import REPOSITORY
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import is_progress_bar_enabled
 
@@ -224,3 +232,167 @@ def test_training_reaches_the_weights() -> None:
     counted_BT = targets_BT[:, 1:] != -100
     logp = logp_BTV[counted_BT].gather(1, targets_BT[:, 1:][counted_BT][:, None]).mean().item()
     assert logp > -1.5  # -4.3 is chance
+
+
+# By a name on the hub
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "revision"),
+    [
+        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", None),
+        ("Qwen/Qwen2.5-0.5B-Instruct@main", "Qwen/Qwen2.5-0.5B-Instruct", "main"),
+        (f"me/tiny_model@{COMMIT}", "me/tiny_model", COMMIT),
+        ("me/tiny@refs/pr/1", "me/tiny", "refs/pr/1"),
+    ],
+)
+def test_a_name_on_the_hub_is_a_model(name: str, path: str, revision: str | None) -> None:
+    model = models.resolve(name)
+    assert (model.path, model.revision, model.address, model.name) == (path, revision, name, Path(path).name)
+    assert model.identity() == {"path": path} | ({"revision": revision} if revision else {})
+    assert model.summary() == f"the Hugging Face model {name}"
+
+
+def test_a_name_on_the_hub_and_a_file_with_it_are_one_model(tmp_path: Path) -> None:
+    """In whose identity the name of the file has no part; the shape that a shipped file states is known for both."""
+    named, filed = models.resolve("Qwen/Qwen2.5-0.5B-Instruct"), models.resolve("qwen2.5-0.5b-instruct")
+    assert named.identity() == filed.identity()
+    assert named.shape() == filed.shape() is not None
+    assert models.resolve("Qwen/Qwen2.5-0.5B-Instruct@main").shape() == named.shape()
+    (tmp_path / "mine.yaml").write_text(f"path: Qwen/Qwen2.5-0.5B-Instruct@{COMMIT}\nsystem: Be brief.")
+    mine = models.resolve(str(tmp_path / "mine.yaml"))
+    assert mine.identity() == {"path": named.path, "revision": COMMIT, "chat": {"system": "Be brief."}}
+
+
+def test_a_local_folder_goes_before_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "me" / "tiny"
+    folder.mkdir(parents=True)
+    with pytest.raises(UserError, match=r"the folder me/tiny is no Hugging Face model, it has no config\.json"):
+        models.resolve("me/tiny")
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / file).touch()
+    assert models.resolve("me/tiny").path == str(folder)
+    with pytest.raises(UserError, match="'me/tiny@main' names a revision, but me/tiny is a local folder, which has no"):
+        models.resolve("me/tiny@main")
+    (tmp_path / "me" / "tiny@main").symlink_to(folder)
+    assert models.resolve("me/tiny@main").folder() == folder
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "a/b/c", "/a/b", "./a", "me/.hidden", "me/ti ny", "me/", "me/mine.yaml", "gpt2@main"]
+)
+def test_what_is_neither_a_file_nor_a_name_on_the_hub_gets_one_sentence(name: str) -> None:
+    with pytest.raises(
+        UserError, match=r"^unknown model .*; allowed: .* or owner/name on the Hugging Face hub$"
+    ) as said:
+        models.resolve(name)
+    assert "\n" not in str(said.value)
+
+
+def test_a_revision_is_not_empty() -> None:
+    with pytest.raises(UserError, match="model 'me/tiny@' names no revision; write a branch, a tag or a commit"):
+        models.resolve("me/tiny@")
+
+
+FILES = {
+    "config.json": json.dumps(
+        {
+            "model_type": "qwen2",
+            "vocab_size": 73,
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "intermediate_size": 8,
+        }
+    ).encode(),
+    "model.safetensors": b"weights of the branch",
+    "tokenizer.json": b"{}",
+    "original/consolidated.bin": b"never asked for",
+}
+
+
+@pytest.fixture
+def hub() -> Iterator[tuple[str, list[str]]]:
+    """An address on this machine that speaks as the hub does of one model, and the paths that it was asked for."""
+    asked: list[str] = []
+
+    class Speaker(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            asked.append(path)
+            name = path.rpartition(f"/resolve/{COMMIT}/")[2]
+            files = [{"type": "file", "path": f, "size": len(FILES[f]), "oid": "0" * 40} for f in FILES]
+            if path in (f"/api/models/me/tiny/revision/{each}" for each in ("main", "small", COMMIT)):
+                about = {"id": "me/tiny", "sha": COMMIT, "siblings": [{"rfilename": f} for f in FILES]}
+                found = json.dumps(about).encode()
+            elif path == f"/api/models/me/tiny/tree/{COMMIT}":
+                found = json.dumps(files).encode()
+            elif path.startswith("/me/tiny/resolve/") and name in FILES:
+                found = FILES[name]
+            else:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            for header, value in (
+                ("Content-Length", str(len(found))),
+                ("ETag", f'"{hashlib.sha256(found).hexdigest()}"'),
+                ("X-Repo-Commit", COMMIT),
+            ):
+                self.send_header(header, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(found)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Speaker) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "300", **environment}
+    command = [sys.executable, *(["-c", code] if code else ["-m", "harness.cli"]), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=given, check=False, timeout=120)
+
+
+@pytest.mark.processes
+def test_the_hubs_own_client_fetches_a_model_by_its_revision(hub: tuple[str, list[str]], tmp_path: Path) -> None:
+    address, asked = hub
+    places = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf")}
+    plan = ("plan", "smoke", "models=[me/tiny@small]", f"results={tmp_path}")
+    planned = python("", *plan, **places)
+    assert planned.returncode == 0, planned.stderr
+    assert "- tiny is not on this machine; the first run downloads me/tiny@small" in planned.stdout
+    assert "the shape of tiny, so that neither memory nor time is known before it is here" in planned.stdout
+    assert asked == [], "a plan asks nobody"
+
+    fetch = "import sys; from harness.rollout import models; print(models.resolve(sys.argv[1]).folder(say=print))"
+    fetched = python(fetch, "me/tiny@small", **places)
+    assert fetched.returncode == 0, fetched.stderr
+    told, folder = fetched.stdout.splitlines()
+    assert told == "fetching the model me/tiny@small from the Hugging Face hub"
+    assert any(path.endswith("/revision/small") for path in asked)
+    held = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+    assert held == {name: content for name, content in FILES.items() if "/" not in name}
+    again = python(fetch, "me/tiny@small", **places, HF_HUB_OFFLINE="1")
+    assert again.stdout.splitlines() == [folder]
+
+    planned = python("", *plan, **places, HF_HUB_OFFLINE="1")
+    assert "not on this machine" not in planned.stdout
+    assert "memory, me/tiny@small (" in planned.stdout
+    other = python("", "plan", "smoke", "models=[me/tiny@large]", f"results={tmp_path}", **places)
+    assert "the first run downloads me/tiny@large" in other.stdout, "another revision is another model"
+
+    for name in ("me/tiny@large", "me/small"):
+        lost = python("", "run", "smoke", f"models=[{name}]", f"results={tmp_path}", **places)
+        assert lost.returncode == 2
+        (sentence,) = lost.stderr.splitlines()
+        assert f"{name} is neither a local folder nor to be had from the Hugging Face hub: " in sentence

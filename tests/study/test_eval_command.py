@@ -123,6 +123,38 @@ def test_another_model_at_the_same_path_is_another_evaluation(tmp_path: Path, ca
     assert calls == [4, 4]
 
 
+def test_folders_of_one_name_have_results_of_their_own(
+    tmp_path: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As all have that training leaves: each cell's is called `model`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        shutil.copytree(TINY.folder(), tmp_path / name / "model")
+    weights = tmp_path / "two" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
+    (tmp_path / "two.yaml").write_text(f"path: {tmp_path / 'two' / 'model'}\nsystem: '7'")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "two.yaml").write_text(f"path: {tmp_path / 'two' / 'model'}")
+    asked = ["--tasks", "countdown", "--samples", "2", "--problems", "2", "--max-new-tokens", "4"]
+
+    def call(model: str) -> Path:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["eval", "--model", model, *asked])
+        assert ended.value.code == 0
+        return Path(capsys.readouterr().out.splitlines()[-1].removeprefix("samples and results: "))
+
+    outs = [call(model) for model in ("one/model", "two/model", "two.yaml", "sub/two.yaml")]
+    assert [out.parent for out in outs] == [Path("results/eval")] * 4
+    assert [out.name.partition("-")[0] for out in outs] == ["model", "model", "two", "two"]
+    assert len(set(outs)) == 4
+    first = (outs[0] / "results.json").read_text()
+    assert json.loads(first)["identity"]["path"] == str(tmp_path / "one" / "model")
+    assert calls == [2] * 4
+    assert call("one/model") == outs[0]
+    assert calls == [2] * 4, "the same files are the same model"
+    assert (outs[0] / "results.json").read_text() == first
+
+
 @pytest.mark.processes
 def test_killed_and_run_again_it_gives_the_same(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness.cli", "eval", "--model", "countdown-tiny", "--tasks", "countdown"]

@@ -55,7 +55,7 @@ def test_every_task_has_its_folder_and_its_repeats() -> None:
     for name, cls in tasks.TASKS.items():
         task = tasks.build(name)
         assert task.name == cls.name == name
-        assert tasks.folder(task) == REPOSITORY / "tasks" / name
+        assert tasks.file(task) == REPOSITORY / "tasks" / name / f"{name}.yaml"
 
 
 @pytest.mark.parametrize("name", REPEATS)
@@ -358,6 +358,44 @@ def test_lm_eval_by_itself_runs_the_tasks(prepared: Path, tmp_path: Path) -> Non
         assert [sample["resps"] for sample in samples] == [[["lol"] * repeats]] * 3
 
 
+def commands() -> list[str]:
+    """Lists lm-eval's commands as the files of the tasks and the documentation say them."""
+    places = ("tasks/math.yaml", "tasks/countdown/countdown.yaml", "docs/add-a-task.md")
+    found = [re.findall(r"^[# ]*(lm_eval run .*)$", (REPOSITORY / place).read_text(), re.MULTILINE) for place in places]
+    assert [len(each) for each in found] == [1, 1, 1]
+    return sorted({line for (line,) in found})
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("written", commands())
+def test_lm_evals_documented_command_runs_a_model(written: str, prepared: Path, tmp_path: Path) -> None:
+    """As written, with a model of ours in the place of FOLDER; it is only cut short."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed; pip install 'entrobench[lm-eval]'")
+    model = shutil.copytree(models.resolve("countdown-tiny").folder(), tmp_path / "model")
+    if "--apply_chat_template" in written:
+        (model / "chat_template.jinja").write_text(TEMPLATE)
+    program, *arguments = written.replace("FOLDER", str(model)).split()
+    assert program == "lm_eval"
+    command = [sys.executable, "-m", program, *arguments, "--limit", "2", "--gen_kwargs", "max_gen_toks=20"]
+    command += ["--output_path", str(tmp_path / "out"), "--log_samples", "--device", "cpu"]
+    path = f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    (path,) = map(str, tmp_path.glob("out/**/samples_*.jsonl"))
+    samples = [json.loads(line) for line in Path(path).read_text().split("\n")[:-1]]
+    assert [len(responses) for sample in samples for responses in sample["resps"]] == [32, 32]
+    verdicts = [verdict for sample in samples for verdict in sample["avg"]]
+    assert set(verdicts) <= {"right", "wrong", "unparsed"}
+    responses = {text for sample in samples for responses in sample["resps"] for text in responses}
+    assert len(responses) > 10, "it samples"
+    if "countdown" in written:
+        assert "wrong" in verdicts
+    else:
+        assert all(sample["arguments"]["gen_args_0"]["arg_0"].startswith("(") for sample in samples)
+
+
 # Adding a task
 
 
@@ -388,10 +426,10 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
         return done.stdout
 
     assert "Sums of two numbers" in entrobench("list", "tasks")
-    (command,) = re.findall(r"entrobench (eval .*sums.*)", page)
+    (command,) = re.findall(r"entrobench (eval .*'sums.*)", page)
     told = entrobench(*command.replace("'", "").split())
     assert re.search(r"^sums +16 +4 ", told, re.MULTILINE)
-    (path,) = tmp_path.glob("results/eval/countdown-tiny/sums-*/samples/0000.jsonl")
+    (path,) = tmp_path.glob("results/eval/countdown-tiny-*/sums-*/samples/0000.jsonl")
     samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     assert [sample["prompt"] for sample in samples] == [
         f"{a}+{b}=" for a, b in itertools.product(range(1, 5), repeat=2)

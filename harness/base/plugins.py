@@ -1,0 +1,69 @@
+"""Reads what modules outside this repository offer: by entry points of installed packages, and by their own tables."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any, TypeVar
+
+from harness.base.errors import UserError
+
+T = TypeVar("T")
+OFFERS = {"METHODS": "entrobench.methods", "TASKS": "entrobench.tasks"}  # tables of a module, groups of entry points
+OURS = ("baselines", "configs", "entrobench", "harness", "tasks")  # packages, which a plugin beside them cannot replace
+
+
+def extended(
+    kind: str, ours: Mapping[str, type[T]], offer: str, plugins: Iterable[str], check: Callable[[str, Any, str], None]
+) -> dict[str, type[T]]:
+    """Returns our table with all that is offered for it; `check` raises UserError where an offer cannot be taken."""
+    table = dict(ours)
+    for name, cls, plugin in offered(offer, plugins):
+        check(name, cls, plugin)
+        if table.setdefault(name, cls) is not cls:
+            where = table[name].__module__
+            raise UserError(f"{kind} {name!r} of plugin {plugin} has the name of one in {where}; choose another")
+    return table
+
+
+def offered(offer: str, plugins: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
+    """Yields names, classes, and the modules that they come from."""
+    for point in installed(OFFERS[offer], tuple(sys.path)):
+        module = imported(point.module)
+        if not hasattr(module, point.attr):
+            raise UserError(f"plugin {point.module} has no {point.attr}; it was read from {origin(module)}")
+        yield point.name, getattr(module, point.attr), point.module
+    for plugin in plugins:
+        if plugin in OURS:
+            raise UserError(f"plugin {plugin} has the name of a package of entrobench; give the file another name")
+        module = imported(plugin)
+        if not any(hasattr(module, each) for each in OFFERS):
+            raise UserError(f"plugin {plugin} has neither {' nor '.join(OFFERS)}; it was read from {origin(module)}")
+        given = getattr(module, offer, {})
+        if not isinstance(given, Mapping):
+            raise UserError(f"{offer} of plugin {plugin} is {given!r}; it must be a dict of names and classes")
+        for name, cls in given.items():
+            yield name, cls, plugin
+
+
+@cache
+def installed(group: str, path: tuple[str, ...]) -> list[EntryPoint]:
+    """Finds the entry points of the packages on a path, once: it takes longer than all else that a table needs."""
+    return list(entry_points(group=group))
+
+
+def imported(plugin: str) -> ModuleType:
+    if not all(part.isidentifier() for part in plugin.split(".")):
+        raise UserError(f"plugin {plugin!r} is no name of a module; write it as in an import, for example my_methods")
+    try:
+        return importlib.import_module(plugin)
+    except ImportError as error:
+        raise UserError(f"plugin {plugin} cannot be imported: {error}") from error
+
+
+def origin(module: ModuleType) -> str:
+    return getattr(module, "__file__", None) or "Python itself"

@@ -1,0 +1,262 @@
+"""Tasks from outside the repository: plugin modules, an installed package, and sentences on what is no task."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from places import REPOSITORY
+
+import tasks
+from harness import config, matrix
+from harness.base import plugins
+from harness.base.errors import UserError
+from harness.plan import cost
+from harness.rollout import models
+from harness.study import assess
+from harness.verify.pool import Verifier
+
+EXAMPLE = Path(__file__).parent / "plugin_example"
+SMALL = ["train.steps=1", "train.prompts=4", "train.group=4", "eval.samples=4", "eval.k=2", "eval.problems=6"]
+SMALL += ["methods=[grpo]", "rollout.max_new_tokens=6"]
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    return "sums_example"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, example: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what an installer makes of the example's pyproject.toml."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    info = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    lines = "".join(f"{name} = {value}\n" for name, value in project["entry-points"]["entrobench.tasks"].items())
+    (info / "entry_points.txt").write_text(f"[entrobench.tasks]\n{lines}")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def entrobench(*arguments: str, cwd: Path, path: str = "", code: int = 0) -> str:
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{path}", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "harness.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+# Found
+
+
+def test_a_plugin_module_adds_to_the_table_and_changes_none(example: str) -> None:
+    table = tasks.table([example])
+    assert set(table) - set(tasks.TASKS) == {"example_sums"}
+    assert "example_sums" not in tasks.TASKS
+    assert "example_sums" not in tasks.table()
+    assert tasks.table([example, example]) == table
+    task = tasks.build("example_sums(largest=3)", [example])
+    assert [problem.id for problem in task.problems("train")] == ["1+2", "2+1", "2+3", "3+2"]
+    assert tasks.settings(task)["repeats"] == 2
+    with pytest.raises(UserError, match=r"unknown task 'example_sums'; allowed: "):
+        tasks.build("example_sums")
+
+
+def test_an_installed_package_needs_no_plugin(installed: Path) -> None:
+    assert tasks.table()["example_sums"] is tasks.table(["sums_example"])["example_sums"]
+    (info,) = installed.glob("*.dist-info/entry_points.txt")
+    plugins.installed.cache_clear()  # since nobody changes what is installed while it is in use
+    info.write_text("[entrobench.tasks]\nlost = sums_example:Lost\n")
+    with pytest.raises(UserError, match="plugin sums_example has no Lost"):
+        tasks.table()
+
+
+def test_one_module_may_offer_methods_and_tasks(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from sums_example import TASKS\nfrom harness.method import Control\n"
+    (tmp_path / "both_offers.py").write_text(f"{text}class Idle(Control): ...\nMETHODS = {{'idle': Idle}}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = config.load("smoke", ["plugins=[both_offers]", "methods=[grpo,idle]", "tasks=[example_sums]"])
+    assert [(cell.method, cell.task) for cell in matrix.cells(settings)] == [
+        ("grpo", "example_sums"),
+        ("idle", "example_sums"),
+    ]
+
+
+def test_a_plan_knows_the_problems_of_a_plugin(example: str) -> None:
+    settings = config.load(
+        "smoke", [f"plugins=[{example}]", "tasks=['example_sums(largest=5)']", "train.filter={n: 8}"]
+    )
+    settings.eval.problems = None
+    assert cost.scored(settings)["example_sums"] == cost.Asked(13, 16)
+    assert cost.filtered(settings)["example_sums"] == cost.Asked(12, 8)
+    (first, _) = matrix.cells(settings)
+    assert first.identity["task"] == {"component": "Sums", "largest": 5}
+
+
+# Run
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_it_is_listed_planned_trained_on_and_evaluated(tmp_path: Path) -> None:
+    """In a folder full of YAML that states the same task, as the cells of earlier runs do."""
+    plugin = ["--plugin", "sums_example"]
+    said = entrobench("list", "tasks", *plugin, cwd=tmp_path, path=str(EXAMPLE))
+    assert re.search(r"^ *example_sums +Sums of two numbers", said, re.MULTILINE)
+    asked = ["smoke", "tasks=[example_sums]", *SMALL, *plugin]
+    assert "evaluation, a cell: 2 x (example_sums 6 problems x 4)" in entrobench(
+        "plan", *asked, cwd=tmp_path, path=str(EXAMPLE)
+    )
+    assert "1 to run" in entrobench("run", *asked, cwd=tmp_path, path=str(EXAMPLE))
+    (cell,) = tmp_path.glob("results/smoke/grpo-example_sums-*/evals/example_sums-000001.json")
+    assert '"1+1"' in cell.read_text()
+    said = entrobench("leaderboard", *asked, "--format", "csv", cwd=tmp_path, path=str(EXAMPLE))
+    assert said.splitlines()[1].startswith("grpo,example_sums,countdown-tiny")
+    sampled = ["--model", "countdown-tiny", "--tasks", "example_sums(largest=3)", *plugin]
+    said = entrobench("eval", *sampled, cwd=tmp_path, path=str(EXAMPLE))
+    assert re.search(r"^example_sums +5 +2 ", said, re.MULTILINE)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_lm_evals_own_command_runs_an_installed_task(installed: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lm_eval", "run", "--include_path", str(EXAMPLE), "--model", "dummy"]
+    path = f"{REPOSITORY}:{EXAMPLE}:{installed}"
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    command += ["--tasks", "example_sums", "--output_path", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\|unparsed *\|[^|]*\|? *\|? *1", done.stdout), done.stdout
+
+
+OTHERS = """
+from dataclasses import dataclass
+from typing import ClassVar
+from sums_example import Sums
+
+@dataclass(frozen=True)
+class Other(Sums):
+    name: ClassVar[str] = "{name}"
+
+TASKS = {{"{name}": Other}}
+"""
+
+
+@pytest.fixture
+def offer(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str | None], str]:
+    """Writes a module of the name `broken`, and the lm-eval file of a task beside it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def module(text: str, name: str, yaml: str | None) -> str:
+        (tmp_path / "broken.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "broken", raising=False)
+        if yaml is not None:
+            (tmp_path / f"{name}.yaml").write_text(yaml)
+        return "broken"
+
+    return module
+
+
+YAML = (EXAMPLE / "sums_example" / "example_sums.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", ["hellaswag", "arc_easy", "mmlu"])
+def test_a_name_that_lm_eval_has_too_means_ours(
+    name: str, offer: Callable[[str, str, str | None], str], tmp_path: Path
+) -> None:
+    """This holds for names of tasks and groups, and whatever YAML lies beside the plugin."""
+    plugin = offer(OTHERS.format(name=name), name, YAML.replace("task: example_sums", f"task: {name}"))
+    for decoy in ("a.yaml", "results/smoke/grpo/config.yaml"):
+        (tmp_path / decoy).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / decoy).write_text(f"task: {name}\nmethod: grpo\n")
+    torch.set_num_threads(1)
+    task = tasks.build(f"{name}(largest=2)", [plugin])
+    with Verifier() as verifier:
+        wanted = assess.Wanted(max_new_tokens=4)
+        tiny = models.resolve("countdown-tiny")
+        (found,) = assess.assess(tiny, [task], wanted, verifier, tmp_path / "out", lambda text: None)
+    assert found.evaluation.task == name
+    assert found.evaluation.problems == ["1+1", "2+2"]
+    assert [len(record["responses"]) for record in found.evaluation.samples] == [2, 2]
+
+
+# Refused
+
+IMPORTS = "from dataclasses import dataclass\nfrom sums_example import Sums\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "plugin broken has neither METHODS nor TASKS; it was read from "),
+        ("TASKS = ['mine']", r"TASKS of plugin broken is \['mine'\]; it must be a dict"),
+        ("TASKS = {'mine': 3}", "task 'mine' of plugin broken is 3; it must be a class"),
+        ("class Mine: name = 'mine'\nTASKS = {'mine': Mine}", "has no splits, no problems, no verdicts, no flags"),
+        (
+            "class Mine:\n  name = 'mine'; splits = ('test',)\n  problems = verdicts = flags = print\n"
+            "TASKS = {'mine': Mine}",
+            "task 'mine' of plugin broken is no frozen dataclass",
+        ),
+        (f"{IMPORTS}TASKS = {{'mine': Sums}}", "task 'mine' of plugin broken is called 'example_sums' in its class"),
+        (
+            f"{IMPORTS}class Mine(Sums):\n  name = 'mine'; splits = ('tests',)\nTASKS = {{'mine': Mine}}",
+            r"splits of task 'mine' of plugin broken is \('tests',\); it must be a tuple of some of train, validation",
+        ),
+        (
+            f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}",
+            r"task 'mine' of plugin broken lacks the lm-eval file /.*/mine.yaml, beside its class",
+        ),
+        (
+            f"{IMPORTS}class Mine(Sums):\n  name = 'gsm8k'\nTASKS = {{'gsm8k': Mine}}",
+            "task 'gsm8k' of plugin broken has the name of one in tasks.gsm8k; choose another",
+        ),
+    ],
+)
+def test_what_is_no_task_gets_one_sentence(
+    text: str, words: str, offer: Callable[[str, str, str | None], str], tmp_path: Path
+) -> None:
+    (tmp_path / "gsm8k.yaml").write_text(YAML.replace("task: example_sums", "task: gsm8k"))
+    with pytest.raises(UserError, match=words) as error:
+        tasks.table([offer(text, "mine", None)])
+    assert "\n" not in str(error.value)
+
+
+MINE = YAML.replace("task: example_sums", "task: mine")
+
+
+@pytest.mark.parametrize(
+    ("yaml", "words"),
+    [
+        ("", "mine.yaml holds no mapping of keys"),
+        ("task: [", r"mine.yaml of task 'mine' of plugin broken is no YAML"),
+        (
+            "task: mine\nrepeats: 2\ngeneration_kwargs: {until: []}",
+            r"mine.yaml of task 'mine' of plugin broken is not complete; it lacks test_split, output_type, "
+            r"doc_to_text, doc_to_target, generation_kwargs\.temperature, generation_kwargs\.max_gen_toks$",
+        ),
+        (YAML, "task is 'example_sums' in .*mine.yaml of task 'mine' of plugin broken; allowed: mine"),
+        (MINE.replace("text: prompt", "text: question"), "doc_to_text is 'question' in .*; allowed: prompt"),
+        (MINE.replace("split: test", "split: validation"), "test_split is 'validation' in .*; allowed: train, test"),
+        (MINE.replace("repeats: 2", "repeats: 0"), r"mine.yaml: repeats is 0; allowed: 1 and more"),
+        (MINE.replace("repeats: 2", "repeats: many"), r"mine.yaml: repeats is 'many'"),
+        (MINE.replace("max_gen_toks: 8", "max_gen_toks: -1"), r"mine.yaml: max_gen_toks is -1; allowed: 1 and more"),
+        ("include: ../math.yaml\ntask: mine", r"lacks the lm-eval file .*/math.yaml, which mine.yaml includes"),
+        ("generation_kwargs: 5", "generation_kwargs is 5 in .*; it must be a mapping of keys"),
+    ],
+)
+def test_a_file_that_lacks_something_is_told_before_anything_runs(
+    yaml: str, words: str, offer: Callable[[str, str, str | None], str]
+) -> None:
+    plugin = offer(f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}", "mine", yaml)
+    with pytest.raises(UserError, match=words) as error:
+        matrix.cells(config.load("smoke", [f"plugins=[{plugin}]"]))
+    assert "\n" not in str(error.value)
