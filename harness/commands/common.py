@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rich.console import Console
-
 from harness import config as configs
+from harness.base.fit import SafeConsole
 from harness.config import Config
 
 # Reasons and specs may hold brackets, so no markup; a file or a pipe gets one line a row.
 WIDTH = None if sys.stdout.isatty() else 160
-console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
+console = SafeConsole(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
 
 Commands = argparse._SubParsersAction  # the public API gives it no name
 
