@@ -26,7 +26,7 @@ def with_plugins(parser: argparse.ArgumentParser) -> None:
 
 def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of one in configs/")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for example train.steps=10")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="for example train.steps=10")
     with_plugins(parser)
     return parser
 

@@ -20,9 +20,8 @@ DETAILED = GIB  # from so many bytes on it is worth saying what they are for
 def show(console: Console, plan: Plan) -> None:
     config = plan.config
     console.print(f"matrix {config.name}: {sum(plan.states.values())} cells in {config.folder}")
-    fit.show(
-        console, [Column("state"), Column("cells")], [[state, str(number)] for state, number in plan.states.items()]
-    )
+    states = [[state, str(number)] for state, number in plan.states.items()]
+    fit.show(console, [Column("state"), Column("cells")], states)
     for line in [*work(config), *costs(plan)]:
         console.print(line)
     if plan.lacks:
