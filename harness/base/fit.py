@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 FOLDED = 24  # characters that a column of long texts keeps on one line, at least
+FULL = 100_000  # characters of a line where no terminal ends it
 FEWEST = 3  # columns of a table; with fewer of them, cards say more
 # All but the tab and the end of a line: the others move the cursor, colour, or turn the direction of what follows.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -136,6 +137,9 @@ def show(
         table.add_column(column.name, justify="right" if column.right else "left", no_wrap=not folds, overflow="fold")
     for line in lines[1:]:
         table.add_row(*(Text(line[i]) for i in kept))
+    if width is None:
+        console.print(printed(table, FULL), end="", soft_wrap=True)
+        return
     console.print(table, crop=False)
     if said := further(lines[0], kept, where):
         console.print(folded(said, width), style="dim")

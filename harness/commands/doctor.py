@@ -23,6 +23,8 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     from harness.plan import doctor
 
+    if "=" in arguments.config:  # an override, of the default
+        arguments.config, arguments.overrides = "demo", [arguments.config, *arguments.overrides]
     found = doctor.findings(load(arguments), thorough=arguments.thorough)
     if arguments.format == "json":
         told = list(found)

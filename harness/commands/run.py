@@ -38,7 +38,7 @@ def call(arguments: argparse.Namespace) -> int:
 def run(config: Config, jobs: int | None = None) -> int:
     """Runs the missing cells, feeds MLflow, prints the leaderboard; returns the exit code."""
     from harness.launch import local
-    from harness.launch.progress import LiveView
+    from harness.launch.progress import LiveView, clock
 
     matrix = cells(config)
     if jobs is None:
@@ -51,7 +51,8 @@ def run(config: Config, jobs: int | None = None) -> int:
         check_engines(config)
     claim(config)
     for model in config.models:
-        models.resolve(model).folder(say=console.print)
+        with clock(console, f"making ready the model {model}"):
+            models.resolve(model).folder(say=console.print)
     console.print(
         f"matrix {config.name}: {len(matrix)} cells, {len(matrix) - len(todo)} done before, {len(todo)} to run"
     )
