@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Protocol
@@ -75,6 +75,7 @@ def server(threads: int) -> Iterator[None]:
     os.environ.update(wanted)
     multiprocessing.get_context("forkserver").set_forkserver_preload(["harness.cell"])
     try:
+        resource_tracker.ensure_running()  # which the server needs, and which lets interrupts through when it starts
         with without_interrupts():
             forkserver.ensure_running()
         yield
