@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
@@ -143,6 +144,23 @@ def show(
     console.print(table, crop=False)
     if said := further(lines[0], kept, where):
         console.print(folded(said, width), style="dim")
+
+
+def boxed(
+    title: str, cells: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]], where: str
+) -> str:
+    """Returns a table of numbers under its title as text, or what of it fits into a terminal so wide."""
+    lines = [[visible(text) for text in line] for line in cells]
+    kept = fitting(lines, width, goes, between=3, around=1)
+    if kept is None:
+        return f"{title}\n\n{printed(cards(lines), width or FULL)}"
+    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for i in kept:
+        table.add_column(Text(lines[0][i]), justify="right" if i else "left", no_wrap=True)
+    for line in lines[1:]:
+        table.add_row(*(Text(line[i]) for i in kept))
+    said = further(lines[0], kept, where)
+    return printed(table, FULL) + (f"\n{folded(said, width)}\n" if said else "")
 
 
 def printed(renderable: RenderableType, width: int) -> str:

@@ -16,7 +16,6 @@ from harness.base.statistics import Estimate
 from harness.report.leaderboard import Row
 
 BETTER, WORSE = "▲", "▼"
-WIDEST = 240  # characters of a table that is read elsewhere than in a terminal
 FLAG = " †"
 
 
@@ -133,19 +132,5 @@ def goes(header: Sequence[str]) -> list[list[str]]:
 
 
 def as_table(title: str, rows: Sequence[Row], width: int | None = None) -> str:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    lines = [[fit.visible(text) for text in line] for line in cells_of(rows)]
-    kept = fit.fitting(lines, width, goes(lines[0]), between=3, around=1)
-    if kept is None:
-        return f"{title}\n\n{fit.printed(fit.cards(lines), width or WIDEST)}"
-    header, *body = [[line[i] for i in kept] for line in lines]
-    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in header:
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    for line in body:
-        table.add_row(*map(Text, line))
-    said = fit.further(lines[0], kept, "--format csv")
-    return fit.printed(table, WIDEST) + (f"\n{fit.folded(said, width)}\n" if said else "")
+    lines = cells_of(rows)
+    return fit.boxed(title, lines, width, goes(lines[0]), "--format csv")
