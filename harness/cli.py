@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
 
 from harness.base.errors import UserError
+from harness.base.fit import visible
+from harness.commands.parsing import Parser
 
 # Modules of harness/commands/: `add` declares the arguments of a command, `call` runs it and returns the exit code.
 COMMANDS = (
@@ -17,43 +22,68 @@ COMMANDS = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+def parser() -> Parser:
+    top = Parser(
         prog="entrobench",
         description="Which entropy-control method keeps a language model exploring under reinforcement fine-tuning?",
     )
-    commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    top.add_argument("--version", action="store_true", help="show the version, and the commit of a checkout")
+    top.set_defaults(call=show_help, parser=top)
+    commands = top.add_subparsers(metavar="COMMAND", dest="command")
     for name in COMMANDS:
         module = importlib.import_module(f"harness.commands.{name}")
         module.add(commands)
-        commands.choices[name].set_defaults(call=module.call)
+        commands.choices[name].set_defaults(call=module.call, parser=commands.choices[name])
     return top
+
+
+def show_help(arguments: argparse.Namespace) -> int:
+    arguments.parser.print_help()
+    return 0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """As argparse does, but `key=value` may also stand behind an option."""
-    top = parser()
-    arguments, rest = top.parse_known_args(argv)
-    if any("=" not in each or each.startswith("-") for each in rest) or (rest and not hasattr(arguments, "overrides")):
-        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments, rest = parser().parse_known_args(argv)
+    overrides = [each for each in rest if "=" in each and not each.startswith("-") and hasattr(arguments, "overrides")]
+    if overrides != rest:
+        arguments.parser.refuse([each for each in rest if each not in overrides])
     if rest:
         arguments.overrides += rest
     return arguments
 
 
+def version() -> str:
+    """Returns the version that is installed, and the commit where the code is a checkout."""
+    root = Path(__file__).parent.parent
+    said = f"entrobench {metadata.version('entrobench')}"
+    if not (root / ".git").exists():
+        return said
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):  # git is not here, or there is no commit yet
+        return said
+    return f"{said} (commit {found.stdout.strip()})"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     sys.path.append(os.getcwd())  # where users keep plugin modules; last, since other files there may hide ours
-    arguments = parse(argv)
     try:
+        arguments = parse(argv)
+        if arguments.version:
+            print(version())
+            sys.exit(0)
         code = arguments.call(arguments)
     except BrokenPipeError:  # of `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 0
     except UserError as error:
-        print(f"entrobench: {error}", file=sys.stderr)
+        print(visible(f"entrobench: {error}"), file=sys.stderr)
         code = 2
     except OSError as error:  # a disk that is full, a folder that cannot be written
-        print(f"entrobench: {error.strerror or error}: {error.filename}", file=sys.stderr)
+        print(visible(f"entrobench: {error.strerror or error}: {error.filename}"), file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("\nentrobench: interrupted; what is done is kept, and the same command goes on", file=sys.stderr)

@@ -218,3 +218,30 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "results/demo/thesis.tex").unlink()
     (tmp_path / "results/demo/matrix.json").write_text('{"matrix": "mine"}')
     assert "belongs to the matrix 'mine'" in entrobench("run", "demo", cwd=tmp_path, code=2).stderr
+
+
+@pytest.mark.parametrize("moment", ["starting", "running"])
+def test_interrupted_it_says_so_once_and_stops_its_cells(moment: str, tmp_path: Path) -> None:
+    """By Ctrl-C, which a terminal sends to every process of the run: also while the first ones import torch."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "harness.cli", "run", "smoke"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert "starting the processes\n" in iter(process.stdout.readline, "")
+        deadline = time.monotonic() + 120
+        while moment == "running" and not any(tmp_path.glob("results/smoke/*/metrics.jsonl")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert said == "\nentrobench: interrupted; what is done is kept, and the same command goes on\n"
+    assert process.returncode == 130
+    told = entrobench("status", "smoke", cwd=tmp_path).stdout
+    assert "running" not in told
+    assert ("stale" in told) == (moment == "running")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rich.console import Console
-
 from harness import config as configs
+from harness.base.fit import SafeConsole
 from harness.config import Config
 
 # Reasons and specs may hold brackets, so no markup; a file or a pipe gets one line a row.
 WIDTH = None if sys.stdout.isatty() else 160
-console = Console(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
+console = SafeConsole(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
 
 Commands = argparse._SubParsersAction  # the public API gives it no name
 
@@ -27,7 +26,7 @@ def with_plugins(parser: argparse.ArgumentParser) -> None:
 
 def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of one in configs/")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for example train.steps=10")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="for example train.steps=10")
     with_plugins(parser)
     return parser
 

@@ -6,7 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 import tasks
-from harness.commands.common import Commands, command, load, with_config
+from harness.base.fit import visible, width_of
+from harness.commands.common import Commands, command, console, load, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
 
@@ -28,7 +29,7 @@ def call(arguments: argparse.Namespace) -> int:
 def show(config: Config, matrix: list[Cell], how: str) -> None:
     from harness.report.render import render
 
-    print(render(rows(config, matrix), how), end="")
+    print(visible(render(rows(config, matrix), how, width_of(console))), end="")
 
 
 def rows(config: Config, matrix: list[Cell]) -> list[Row]:

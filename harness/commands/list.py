@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from rich.table import Table
-
 import baselines
 import tasks
 from harness import config as configs
+from harness.base import fit
+from harness.base.fit import Column
 from harness.commands.common import Commands, command, console, with_plugins
 from harness.rollout import models
 
@@ -20,21 +20,22 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    table = Table(box=None, show_header=False)
+    rows: list[list[str]] = []
     if arguments.what == "methods":
         for name, cls in baselines.table(arguments.plugin).items():
-            table.add_row(name, first_line(cls), cls.source)
+            rows.append([name, first_line(cls), cls.source])
     elif arguments.what == "tasks":
         for name, task in tasks.table(arguments.plugin).items():
-            table.add_row(name, first_line(task))
+            rows.append([name, first_line(task)])
     elif arguments.what == "models":
         for name in models.names():
-            table.add_row(name, models.resolve(name).summary())
+            rows.append([name, models.resolve(name).summary()])
     else:
         for path in sorted(configs.CONFIGS.glob("*.yaml")):
             comment = path.read_text().splitlines()[0]
-            table.add_row(path.stem, comment.removeprefix("#").strip())
-    console.print(table)
+            rows.append([path.stem, comment.removeprefix("#").strip()])
+    columns = [Column("name"), Column("about", folds=True), Column("source", folds=True)]
+    fit.show(console, columns[: len(rows[0])], rows, names=False)
     return 0
 
 

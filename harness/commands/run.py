@@ -71,7 +71,8 @@ def run(config: Config, jobs: int | None = None) -> int:
 def fetch_models(config: Config) -> None:
     """Makes or downloads the models that are not on this machine."""
     for model in config.models:
-        models.resolve(model).folder(say=console.print)
+        with clock(console, f"making ready the model {model}"):
+            models.resolve(model).folder(say=console.print)
 
 
 def default_jobs(config: Config) -> int:

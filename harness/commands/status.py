@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from rich.table import Table
-
+from harness.base import fit
+from harness.base.fit import Column
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.matrix import cells
+
+COLUMNS = [*map(Column, ("cell", "state", "step", "entropy", "reward")), Column("reason", folds=True)]
 
 
 def add(commands: Commands) -> None:
@@ -16,17 +18,16 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
-    table = Table("cell", "state", "step", "entropy", "reward", "reason", box=None, header_style="dim")
     matrix = cells(config)
+    rows = []
     for cell in matrix:
         progress = cell.progress()
         numbers = [
             f"{progress.metrics[k]:.3f}" if k in progress.metrics else "" for k in ("entropy/mean", "reward/mean")
         ]
-        table.add_row(
-            cell.label, progress.state, f"{progress.step}/{config.train.steps}", *numbers, progress.reason or ""
-        )
-    console.print(table)
+        step = f"{progress.step}/{config.train.steps}"
+        rows.append([cell.label, progress.state, step, *numbers, progress.reason or ""])
+    fit.show(console, COLUMNS, rows, goes=[("entropy", "reward")])
     ours = {cell.folder for cell in matrix}
     others = [path for path in config.folder.glob("*/config.yaml") if path.parent not in ours]
     if others:

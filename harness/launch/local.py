@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Protocol
@@ -23,6 +24,10 @@ from harness.record.state import State
 
 class Watcher(Protocol):
     """Hears what happens while cells run."""
+
+    def starting(self, running: list[Cell], waiting: int) -> None:
+        """Hears of the last of the running cells before its process is there, for which the first waits long."""
+        ...
 
     def tick(self, running: list[Cell], waiting: int) -> None: ...
 
@@ -70,10 +75,25 @@ def server(threads: int) -> Iterator[None]:
     os.environ.update(wanted)
     multiprocessing.get_context("forkserver").set_forkserver_preload(["harness.cell"])
     try:
+        resource_tracker.ensure_running()  # which the server needs, and which lets interrupts through when it starts
+        with without_interrupts():
+            forkserver.ensure_running()
         yield
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Holds back Ctrl-C, and for ever from processes that start meanwhile: a terminal sends it to all of them, but what
+    to do about it is decided here alone.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def died(cell: Cell, process: BaseProcess) -> None:
@@ -96,6 +116,7 @@ def run(cells: list[Cell], jobs: int, watcher: Watcher, poll: float = 0.5) -> No
                 while waiting and len(running) < jobs:
                     cell = waiting.pop(0)
                     cell.spec.write(cell.folder)
+                    watcher.starting([*(each for each, _, _ in running), cell], len(waiting))
                     running.append((cell, start(cell), time.monotonic()))
                 time.sleep(poll)
                 for entry in list(running):

@@ -3,19 +3,66 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import isfinite
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from harness.base import fit
 from harness.base.errors import UserError
 from harness.base.units import duration
 from harness.matrix import Cell
 from harness.record import sync
-from harness.record.state import State
+from harness.record.log import last_lines
+from harness.record.state import Progress, State
 
 QUIET_SECONDS = 30  # between two lines where there is no terminal to redraw
+BARS = "▁▂▃▄▅▆▇█"
+RECENT = 10  # steps of a sparkline
+NUMBERS = {"entropy": "entropy/mean", "reward": "reward/mean"}  # that are shown, by their columns
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Returns a bar for each value, between the lowest and the highest of them; a blank for what is no number."""
+    known = [value for value in values if isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+
+    def bar(value: float) -> str:
+        if not isfinite(value):
+            return " "
+        share = (value - low) / (high - low) if high > low else 0.5
+        return BARS[round(share * (len(BARS) - 1))]
+
+    return "".join(map(bar, values))
+
+
+def phase(cell: Cell, now: Progress) -> str:
+    """Returns what a cell is busy with where its numbers do not say it."""
+    if now.state in ("planned", "stale", "failed"):  # as it was before; its process will write another
+        return "starting its process"
+    if now.reason is not None or now.step > 0:
+        return now.reason or ""
+    return "evaluating before training" if State.read(cell.folder).device else "loading the model"
+
+
+@contextmanager
+def clock(console: Console, what: str) -> Iterator[None]:
+    """Shows on a terminal what takes its time, and for how long it does by now."""
+    began = time.monotonic()
+
+    class Waiting:
+        def __rich__(self) -> Text:
+            return Text(f"{what}: {duration(time.monotonic() - began)}", style="dim", no_wrap=True, overflow="ellipsis")
+
+    if not console.is_terminal:
+        yield
+        return
+    with Live(Waiting(), console=console, refresh_per_second=2, transient=True):
+        yield
 
 
 class LiveView:
@@ -29,13 +76,17 @@ class LiveView:
         self.steps_ended = 0
         self.last_line = time.monotonic()
         self.fed: dict[str, int] = {}
-        self.store_away = False
+        self.store_away = self.started = False
         self.first: tuple[int, float] | None = None  # the clock of the time left begins with the first steps
-        self.live = (
-            Live(self.picture([], len(todo)), console=console, refresh_per_second=4, transient=True)
-            if console.is_terminal
-            else None
-        )
+        self.began, self.said = time.monotonic(), ""
+        self.table: Table | None = None
+        self.look([], len(todo))
+        self.live = Live(self, console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+
+    def __rich__(self) -> Group:
+        """Returns what is drawn some times a second, whatever the launcher waits for meanwhile."""
+        ran = f"{duration(time.monotonic() - self.began)}: {self.said}"
+        return Group(Text(ran), *([self.table] if self.table else []))
 
     def __enter__(self) -> LiveView:
         if self.live:
@@ -50,13 +101,20 @@ class LiveView:
         for cell in running:
             self.feed(cell)
         if self.live:
-            self.live.update(self.picture(running, waiting))
+            self.look(running, waiting)
         elif time.monotonic() - self.last_line > QUIET_SECONDS:
             self.last_line = time.monotonic()
             self.console.print(self.headline(running, waiting))
             for cell in running:
                 if cell.progress().reason:
                     self.console.print(f"{cell.label}: {cell.progress().reason}")
+
+    def starting(self, running: list[Cell], waiting: int) -> None:
+        if self.live:
+            self.look(running, waiting)
+        elif not self.started:
+            self.console.print("starting the processes")
+        self.started = True
 
     def ended(self, cell: Cell) -> None:
         self.feed(cell, last=True)
@@ -101,15 +159,31 @@ class LiveView:
         failed = f", {self.failed} failed" if self.failed else ""
         return f"{self.done} of {self.total} cells done{failed}, {len(running)} running, {waiting} waiting; {left}"
 
-    def picture(self, running: list[Cell], waiting: int) -> Group:
+    def look(self, running: list[Cell], waiting: int) -> None:
+        """Looks at the cells, for the picture of the next moments."""
+        self.said = self.headline(running, waiting)
+        header = ["cell", "step", "entropy", "entropies", "reward", "rewards", "now"]
+        lines = [header, *map(self.line, running)]
+        goes = [["rewards"], ["entropies"], ["now"], list(NUMBERS)]
+        width = fit.width_of(self.console)
+        kept = fit.fitting(lines, width, goes, between=2, around=0, folding=["now"]) or [0, 1]
         table = Table(box=None, header_style="dim", pad_edge=False)
-        for column in ("cell", "step", "entropy", "reward", ""):
-            table.add_column(column, justify="right" if column in ("step", "entropy", "reward") else "left")
-        for cell in running:
-            progress = cell.progress()
-            numbers = [
-                f"{progress.metrics[key]:.3f}" if key in progress.metrics else ""
-                for key in ("entropy/mean", "reward/mean")
-            ]
-            table.add_row(cell.label, f"{progress.step}/{cell.config.train.steps}", *numbers, progress.reason or "")
-        return Group(Text(self.headline(running, waiting)), table)
+        for name in (header[i] for i in kept):
+            title = "" if name in ("entropies", "rewards") else name  # sparklines stand behind their number
+            right = name in ("step", *NUMBERS)
+            # The text at the end gives way where there is no room; each text stays on one line.
+            table.add_column(title, justify="right" if right else "left", no_wrap=name != "now")
+        for line in lines[1:]:
+            table.add_row(*(Text(line[i], no_wrap=True, overflow="ellipsis") for i in kept))
+        self.table = table if running else None
+
+    def line(self, cell: Cell) -> list[str]:
+        """Returns a cell's row of the picture."""
+        now = cell.progress()
+        recent = [each["metrics"] for each in last_lines(cell.folder, RECENT)]
+        texts = []
+        for key in NUMBERS.values():
+            values = [metrics[key] for metrics in recent if key in metrics]
+            texts += [f"{now.metrics[key]:.3f}" if key in now.metrics else "", sparkline(values)]
+        row = [cell.label, f"{now.step}/{cell.config.train.steps}", *texts, phase(cell, now)]
+        return [fit.visible(text) for text in row]

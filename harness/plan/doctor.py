@@ -1,7 +1,7 @@
 """Tells what this machine can run, and what is missing.
 
 Nothing heavy is imported here: what may hang, crash or take long is tried in processes of their own, side by side and
-with a time limit.
+with a time limit. The engines take longest, so that they are tried only when asked for.
 """
 
 from __future__ import annotations
@@ -11,29 +11,35 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from harness.base import files
+from harness.base import files, fit
 from harness.base.errors import UserError
+from harness.base.fit import Column
 from harness.base.processes import python
 from harness.base.units import GIB
 from harness.config import Config
 from harness.data import cache, sets
 from harness.plan.machine import Device, Machine, this_machine
 from harness.record import store
+from harness.rollout import choice
 
 PYTHONS = ("3.11", "3.12")
 LIMIT_S = 120.0  # of one trial; importing vLLM from a cold disk takes a good part of a minute
 
 OK = "ok"
+UNTRIED = "untried"  # what it needs is installed
 MISSING = "missing"  # some things do not run here
 BROKEN = "broken"  # nothing does
+STYLES = {OK: "green", UNTRIED: "", MISSING: "yellow", BROKEN: "red"}
 
 
 @dataclass(frozen=True)
@@ -91,13 +97,28 @@ class Trial:
     run: Callable[[str, str], str]
     without: str  # its state where it fails
     remedy: str
+    glance: Callable[[str], str] | None = None  # what a look at the installed packages says, where trying takes long
+
+
+def see_embedded(device: str) -> str:
+    try:
+        return f"transformers {metadata.version('transformers')} is installed"
+    except metadata.PackageNotFoundError as error:
+        raise UserError("transformers is not installed") from error
+
+
+def see_vllm(device: str) -> str:
+    choice.check_vllm(device)
+    return f"{' '.join(choice.installed() or ())} is installed"
 
 
 TRIALS = {
     "torch": Trial(try_torch, MISSING, "on a machine with a GPU, install a CUDA build of torch"),
-    "engine embedded": Trial(try_embedded, BROKEN, "install entrobench again, in an environment of its own"),
-    "engine vllm": Trial(try_vllm, MISSING, "the embedded engine does without; it pays for large models"),
     "mlflow": Trial(try_mlflow, MISSING, "runs go on without; `entrobench sync` feeds it later"),
+    "engine vllm": Trial(try_vllm, MISSING, "the embedded engine does without; it pays for large models", see_vllm),
+    "engine embedded": Trial(
+        try_embedded, BROKEN, "install entrobench again, in an environment of its own", see_embedded
+    ),
 }
 
 
@@ -121,8 +142,23 @@ def tried(what: str, device: str, uri: str, limit_s: float = LIMIT_S) -> Finding
     if process.returncode < 0:
         return Finding(what, failing, f"its process died of signal {-process.returncode}", remedy)
     said = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
-    found, _, own = said[-1].partition("; ")  # our own sentences end with what to do
-    return Finding(what, failing, found, own or remedy)
+    return failed(what, said[-1])
+
+
+def failed(what: str, sentence: str) -> Finding:
+    """Returns the finding of a trial that failed; our own sentences end with what to do."""
+    found, _, own = sentence.partition("; ")
+    return Finding(what, TRIALS[what].without, found, own or TRIALS[what].remedy)
+
+
+def seen(what: str, device: str) -> Finding:
+    """Returns what can be told of an engine without the seconds that it takes to try it."""
+    glance = TRIALS[what].glance
+    assert glance is not None
+    try:
+        return Finding(what, UNTRIED, glance(device), "entrobench doctor --thorough tries it")
+    except UserError as error:
+        return failed(what, str(error))
 
 
 # What can be seen without trying
@@ -167,23 +203,48 @@ def of_folder(what: str, folder: Path, remedy: str) -> Finding:
         return Finding(what, BROKEN, f"{folder} cannot be written ({error.strerror})", remedy)
 
 
-def findings(config: Config) -> list[Finding]:
+def findings(config: Config, *, thorough: bool) -> Iterator[Finding]:
+    """Yields what is found, always in the same order: first what is seen at once, then what is tried."""
     machine = this_machine(config)
     device = "cuda" if machine.devices else "cpu"
     with ThreadPoolExecutor(len(TRIALS)) as threads:
-        trials = list(threads.map(lambda what: tried(what, device, config.tracking_uri), TRIALS))
-    return [
-        of_python(platform.python_version()),
-        *of_machine(machine),
-        *trials,
-        of_sets({name: cache.find_card(name) is not None for name in sets.SETS}),
-        of_folder("cache", files.default_cache(), "set ENTROBENCH_CACHE to a folder that can"),
-        of_folder("results", Path(config.results), "choose another results="),
-    ]
+
+        def look(what: str) -> Finding:
+            if thorough or TRIALS[what].glance is None:
+                return tried(what, device, config.tracking_uri)
+            return seen(what, device)
+
+        trials = threads.map(look, TRIALS)  # which begin now, while the rest is looked at
+        yield of_python(platform.python_version())
+        yield from of_machine(machine)
+        yield of_sets({name: cache.find_card(name) is not None for name in sets.SETS})
+        yield of_folder("cache", files.default_cache(), "set ENTROBENCH_CACHE to a folder that can")
+        yield of_folder("results", Path(config.results), "choose another results=")
+        yield from trials
 
 
-def show(console: Console, found: Sequence[Finding]) -> None:
-    table = Table("what", "state", "found", "remedy", box=None, header_style="dim")
-    for each in found:
-        table.add_row(each.what, each.state, each.found, each.remedy)
-    console.print(table)
+def tell(console: Console, found: Iterator[Finding]) -> list[Finding]:
+    """Prints each finding on a terminal as soon as it is there, elsewhere a table of all; returns them."""
+    if not console.is_terminal:
+        every = list(found)
+        columns = [Column(name) for name in ("what", "state", "found", "remedy")]
+        fit.show(console, columns, [[each.what, each.state, each.found, each.remedy] for each in every])
+        return every
+    every = []
+    with console.status("looking; what has to be imported takes a few seconds"):
+        for each in found:
+            every.append(each)
+            console.print(lines(each), soft_wrap=False)
+    return every
+
+
+def lines(finding: Finding) -> Table:
+    """Returns a finding as one line, and its remedy below it."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(width=max(map(len, TRIALS)), no_wrap=True)
+    table.add_column(width=max(map(len, STYLES)), no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(finding.what, Text(finding.state, style=STYLES[finding.state]), fit.visible(finding.found))
+    if finding.remedy:
+        table.add_row("", "", Text(fit.visible(finding.remedy), style="dim"))
+    return table

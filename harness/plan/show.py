@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console
-from rich.table import Table
 
+from harness.base import fit
+from harness.base.fit import Column
 from harness.base.units import GIB, gib, long, short
 from harness.config import Config
 from harness.plan import cost
@@ -19,10 +20,8 @@ DETAILED = GIB  # from so many bytes on it is worth saying what they are for
 def show(console: Console, plan: Plan) -> None:
     config = plan.config
     console.print(f"matrix {config.name}: {sum(plan.states.values())} cells in {config.folder}")
-    table = Table("state", "cells", box=None, header_style="dim")
-    for state, number in plan.states.items():
-        table.add_row(state, str(number))
-    console.print(table)
+    states = [[state, str(number)] for state, number in plan.states.items()]
+    fit.show(console, [Column("state"), Column("cells")], states)
     for line in [*work(config), *costs(plan)]:
         console.print(line)
     if plan.lacks:

@@ -10,6 +10,8 @@ from typing import Any
 from harness.base import files
 from harness.base.errors import Damaged
 
+TAIL = 2**16  # bytes at the end of the file that are read for the last lines
+
 
 class MetricsLog:
     """metrics.jsonl of a cell: one line a step."""
@@ -46,12 +48,20 @@ def parsed(line: bytes, path: Path) -> dict[str, Any]:
     return record
 
 
-def last_line(folder: Path) -> dict[str, Any]:
-    """Returns the last whole line of metrics.jsonl, without reading all of it."""
+def last_lines(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Returns the last whole lines of metrics.jsonl, without reading all of it: at most so many, and of very long ones
+    fewer."""
     path = folder / "metrics.jsonl"
     if not path.exists():
-        return {}
+        return []
     with open(path, "rb") as file:
-        file.seek(max(path.stat().st_size - 2**16, 0))
+        start = max(path.stat().st_size - TAIL, 0)
+        file.seek(start)
         lines = file.read().split(b"\n")[:-1]
-    return parsed(lines[-1], path) if lines else {}
+    whole = lines[1:] if start and len(lines) > 1 else lines  # the first may have begun before
+    return [parsed(line, path) for line in whole[-count:]]
+
+
+def last_line(folder: Path) -> dict[str, Any]:
+    """Returns the last whole line of metrics.jsonl; an empty record before the first."""
+    return next(iter(last_lines(folder, 1)), {})

@@ -7,8 +7,10 @@ import dataclasses
 import io
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
+from harness.base import fit
 from harness.base.errors import one_of
 from harness.base.statistics import Estimate
 from harness.report.leaderboard import Row
@@ -17,7 +19,8 @@ BETTER, WORSE = "▲", "▼"
 FLAG = " †"
 
 
-def render(rows: Sequence[Row], how: str) -> str:
+def render(rows: Sequence[Row], how: str, width: int | None = None) -> str:
+    """Returns the rows as text; a table with what of it fits into the columns of a terminal, if a width is given."""
     one_of("--format", how, ("table", "md", "csv", "json"))
     if how == "json":
         return json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n"
@@ -26,13 +29,13 @@ def render(rows: Sequence[Row], how: str) -> str:
     sections: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         sections.setdefault((row.task, row.model), []).append(row)
-    as_section = as_table if how == "table" else as_markdown
+    as_section = partial(as_table, width=width) if how == "table" else as_markdown
     parts = [
         as_section(f"{task}, {model}{FLAG * any(row.flags for row in section)}", section)
         for (task, model), section in sections.items()
     ]
     bullet = "- " if how == "md" else ""
-    return "\n".join([*parts, "".join(f"{bullet}{note}\n" for note in notes(rows))])
+    return "\n".join([*parts, "".join(f"{fit.folded(bullet + note, width)}\n" for note in notes(rows))])
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -122,18 +125,12 @@ def as_markdown(title: str, rows: Sequence[Row]) -> str:
     return f"**{title}**\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def as_table(title: str, rows: Sequence[Row]) -> str:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def goes(header: Sequence[str]) -> list[list[str]]:
+    """Returns what a narrow terminal does without, the least important columns first."""
+    differences = [name for name in header if " - " in name]
+    return [["entropy, first step", "last step"], *([name] for name in reversed(differences[1:])), ["seeds"]]
 
-    header, *body = cells_of(rows)
-    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in header:
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    for line in body:
-        table.add_row(*map(Text, line))
-    file = io.StringIO()
-    Console(file=file, width=240, color_system=None).print(table)
-    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().rstrip().splitlines())
+
+def as_table(title: str, rows: Sequence[Row], width: int | None = None) -> str:
+    lines = cells_of(rows)
+    return fit.boxed(title, lines, width, goes(lines[0]), "--format csv")

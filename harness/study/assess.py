@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import tasks
-from harness.base import files, identities
+from harness.base import files, fit, identities
+from harness.base.fit import Column
 from harness.base.schema import check_value, number
 from harness.base.shape import of_config
 from harness.base.statistics import Estimate, mean_interval
@@ -189,15 +189,17 @@ def show(console: Console, found: Sequence[Assessment]) -> None:
     """Prints a line for each task; what only some of them have is empty for the others."""
     rows = [(each.evaluation, each.evaluation.metrics, each.settings["samples"]) for each in found]
     ks = [k for k in powers_of_two(max(samples for _, _, samples in rows)) if k > 1]
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for column in ("task", "problems", "K", "Avg@K", *(f"Pass@{k}" for k in ks), "maj@K", "truncated", "length"):
-        table.add_column(column, justify="left" if column == "task" else "right", no_wrap=True)
+    numbers = ("problems", "K", "Avg@K", *(f"Pass@{k}" for k in ks), "maj@K", "truncated", "length")
+    lines = []
     for each, (evaluation, metrics, samples) in zip(found, rows, strict=True):
         counts = (str(len(evaluation.problems)), str(samples))
         passes = (f"{metrics[f'pass@{k}']:.3f}" if k <= samples else "" for k in ks)
         rest = (f"{metrics[f'maj@{samples}']:.3f}", f"{metrics['truncated']:.1%}", f"{metrics['length']:.0f}")
-        table.add_row(evaluation.task, *counts, shown(each.avg()), *passes, *rest)
-    console.print(table, crop=False)
+        lines.append([evaluation.task, *counts, shown(each.avg()), *passes, *rest])
+    columns = [Column("task"), *(Column(name, right=True) for name in numbers)]
+    between = [[f"Pass@{k}"] for k in ks[:-1]]  # of which the last says the most
+    goes = [["length"], ["truncated"], *between, ["problems"]]
+    fit.show(console, columns, lines, goes, pad_edge=False, where="in a wider terminal, or in results.json")
     console.print("±: 95 % interval over problems, of one model and one seed; Pass@1 is Avg@K; length is in tokens.")
     for each in found:
         verdicts = sorted(each.evaluation.verdicts.items(), key=lambda item: -item[1])

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 import baselines
 from harness import cell
+from harness.base import fit
 from harness.base.errors import UserError
+from harness.base.fit import Column
 from harness.batch import TokenBatch, TokenStats
 from harness.config import Config
 from harness.matrix import Cell
@@ -107,15 +108,9 @@ def show(console: Console, found: Sequence[dict[str, Any]]) -> None:
     quadrants = [name for name in dict.fromkeys(row["quadrant"] for row in found) if name not in ("rest", "all")]
     for moment in MOMENTS:
         here = [row for row in found if row["moment"] == moment]
-        table = Table(box=None, header_style="dim", pad_edge=False, title=moment, title_justify="left")
-        table.add_column("method")
-        for column in (
-            *(name.replace("_", " ") for name in quadrants),
-            "entropy, plain",
-            "by the method",
-            "difference",
-        ):
-            table.add_column(column, justify="right")
+        names = [*(name.replace("_", " ") for name in quadrants), "entropy, plain", "by the method", "difference"]
+        columns = [Column("method"), *(Column(name, right=True) for name in names)]
+        lines = []
         for method in dict.fromkeys(row["method"] for row in here):
             rows = {row["quadrant"]: row for row in here if row["method"] == method}
             cells = []
@@ -124,10 +119,10 @@ def show(console: Console, found: Sequence[dict[str, Any]]) -> None:
                 cells.append(f"{row['dropped']:.1%}{weight}")
             whole = rows["all"]
             change = whole["predicted"] - whole["plain_predicted"]
-            table.add_row(
-                method, *cells, f"{whole['plain_predicted']:+.5f}", f"{whole['predicted']:+.5f}", f"{change:+.5f}"
-            )
-        console.print(table)
+            predicted = (whole["plain_predicted"], whole["predicted"], change)
+            lines.append([method, *cells, *(f"{each:+.5f}" for each in predicted)])
+        goes = [["entropy, plain", "by the method"]]  # whose difference is the last column
+        fit.show(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")
         console.print()
     shares = {row["quadrant"]: row["share"] for row in found if row["moment"] == MOMENTS[0]}
     parts = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in shares.items() if name != "all")

@@ -24,6 +24,8 @@ class Silent:
     def __init__(self) -> None:
         self.heard: list[str] = []
 
+    def starting(self, running: list[Cell], waiting: int) -> None: ...
+
     def tick(self, running: list[Cell], waiting: int) -> None: ...
 
     def ended(self, cell: Cell) -> None:
@@ -60,6 +62,7 @@ def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.
         return process
 
     patch.setattr(local, "start", start)
+    patch.setattr(local.forkserver, "ensure_running", lambda: None)
     watcher = Silent()
     local.run([cell, other], 1, watcher, poll=0.05)
     assert watcher.heard == [cell.key, other.key], "the others go on"

@@ -18,7 +18,7 @@ from harness import config, matrix
 from harness.base import files
 from harness.base.errors import UserError
 from harness.launch import progress
-from harness.launch.progress import QUIET_SECONDS, LiveView
+from harness.launch.progress import QUIET_SECONDS, RECENT, LiveView, sparkline
 from harness.matrix import Cell
 from harness.record.state import State
 
@@ -82,9 +82,9 @@ def alive() -> Iterator[ExitStack]:
         yield locks
 
 
-def leave(cell: Cell, state: str, steps: int, reason: str | None = None, durable: int = -1) -> None:
+def leave(cell: Cell, state: str, steps: int, reason: str | None = None, durable: int = -1, device: str = "") -> None:
     """The folder as the process of a cell leaves it: steps 0 to `steps`, of which the first is an evaluation alone."""
-    State(state, reason, durable).write(cell.folder)
+    State(state, reason, durable, device=device).write(cell.folder)
     records = [{"eval/countdown/avg": 0.125}]
     records += [{"entropy/mean": 2.0 - step / 4, "reward/mean": step / 10} for step in range(1, steps + 1)]
     if state == "done":
@@ -98,10 +98,10 @@ def start(cell: Cell, alive: ExitStack, steps: int = 0, reason: str | None = Non
     alive.enter_context(FileLock(cell.folder / "lock"))
 
 
-def in_a_terminal(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> tuple[LiveView, Terminal]:
+def in_a_terminal(cells: list[Cell], monkeypatch: pytest.MonkeyPatch, width: int = 100) -> tuple[LiveView, Terminal]:
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal = Terminal()
-    console = Console(file=terminal, force_terminal=True, width=100, height=30, legacy_windows=False)
+    console = Console(file=terminal, force_terminal=True, width=width, height=30, legacy_windows=False)
     todo = [cell for cell in cells if cell.progress().state != "done"]
     return LiveView(console, cells, todo, "sqlite:///nowhere.db"), terminal
 
@@ -120,28 +120,40 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
     leave(before, "done", 4)
     view, terminal = in_a_terminal(cells, monkeypatch)
     with view:
-        start(one, alive, reason="making the base model")
+        assert seen(view, terminal) == ["0 min 00 s: 1 of 4 cells done, 0 running, 3 waiting; time left unknown yet"]
+        view.starting([one], 2)
+        clock.now += 2
+        assert seen(view, terminal) == [
+            "0 min 02 s: 1 of 4 cells done, 1 running, 2 waiting; time left unknown yet",
+            "cell step entropy reward now",
+            "clip_b seed 0 0/4 starting its process",
+        ], "the clock goes on while the launcher waits"
+        start(one, alive, reason="12 of 90 problems are neither too hard nor too easy")
         start(other, alive)
         view.tick([one, other], 1)
-        assert seen(view, terminal) == [
-            "1 of 4 cells done, 2 running, 1 waiting; time left unknown yet",
-            "cell step entropy reward",
-            "clip_b seed 0 0/4 making the base model",
-            "grpo seed 1 0/4",
+        assert seen(view, terminal)[1:] == [
+            "cell step entropy reward now",
+            "clip_b seed 0 0/4 12 of 90 problems are neither too hard nor too easy",
+            "grpo seed 1 0/4 loading the model",
         ]
-        leave(one, "running", 1)
+        leave(one, "running", 0, device="cpu")
         leave(other, "running", 1)
         view.tick([one, other], 1)
-        assert seen(view, terminal)[0].endswith("time left unknown yet"), "the first steps start the clock"
+        assert seen(view, terminal) == [
+            "0 min 02 s: 1 of 4 cells done, 2 running, 1 waiting; time left unknown yet",
+            "cell step entropy reward now",
+            "clip_b seed 0 0/4 evaluating before training",
+            "grpo seed 1 1/4 1.750 ▅ 0.100 ▅",
+        ], "the first steps start the clock of the time left"
         clock.now += 40
         leave(one, "running", 3)
         view.tick([one, other], 1)
-        # 2 steps in 40 seconds; of 12 steps 4 are done.
+        # 3 steps in 40 seconds; of 12 steps 4 are done.
         assert seen(view, terminal) == [
-            "1 of 4 cells done, 2 running, 1 waiting; about 2 min 40 s left",
-            "cell step entropy reward",
-            "clip_b seed 0 3/4 1.250 0.300",
-            "grpo seed 1 1/4 1.750 0.100",
+            "0 min 42 s: 1 of 4 cells done, 2 running, 1 waiting; about 1 min 47 s left",
+            "cell step entropy reward now",
+            "clip_b seed 0 3/4 1.250 █▅▁ 0.300 ▁▅█",
+            "grpo seed 1 1/4 1.750 ▅ 0.100 ▅",
         ]
         leave(one, "done", 4)
         view.ended(one)
@@ -149,17 +161,19 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
         view.tick([other, last], 0)
         assert seen(view, terminal) == [
             "done clip_b seed 0: Avg@K 0.250, entropy 1.000",
-            "2 of 4 cells done, 2 running, 0 waiting; about 1 min 33 s left",
-            "cell step entropy reward",
-            "grpo seed 1 1/4 1.750 0.100",
-            "clip_b seed 1 0/4",
+            "0 min 42 s: 2 of 4 cells done, 2 running, 0 waiting; about 1 min 10 s left",
+            "cell step entropy reward now",
+            "grpo seed 1 1/4 1.750 ▅ 0.100 ▅",
+            "clip_b seed 1 0/4 loading the model",
         ]
         leave(other, "failed", 1, "its process ended by SIGKILL (out of memory?)")
         view.ended(other)
         leave(last, "running", 2)
         view.tick([last], 0)
-        # 5 steps more than at the first look, in 40 seconds. Only the last cell goes on, with 2 steps.
-        assert seen(view, terminal)[2] == "2 of 4 cells done, 1 failed, 1 running, 0 waiting; about 0 min 16 s left"
+        # 6 steps less 1 at the first look, in 40 seconds. Only the last cell goes on, with 2 steps.
+        assert seen(view, terminal)[2].endswith(
+            "2 of 4 cells done, 1 failed, 1 running, 0 waiting; about 0 min 13 s left"
+        )
         leave(last, "done", 4)
         view.ended(last)
     assert terminal.shown() == [
@@ -186,7 +200,68 @@ def test_steps_of_an_earlier_run_take_no_time(
         clock.now += 30
         leave(resumed, "running", 3)
         view.tick([resumed], 0)
-        assert seen(view, terminal)[0] == "3 of 4 cells done, 1 running, 0 waiting; about 0 min 30 s left"
+        assert seen(view, terminal)[0].endswith("3 of 4 cells done, 1 running, 0 waiting; about 0 min 30 s left")
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [
+        ([], ""),
+        ([1.0], "▅"),
+        ([2.0, 2.0], "▅▅"),
+        ([0.0, 1.0], "▁█"),
+        ([7.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "█▁▂▃▄▅▆▇"),
+        ([0.0, float("nan"), 1.0, float("inf")], "▁ █ "),
+        ([float("nan")], " "),
+    ],
+)
+def test_sparklines(values: list[float], bars: str) -> None:
+    assert sparkline(values) == bars
+
+
+@pytest.mark.usefixtures("fed")
+def test_a_sparkline_shows_the_last_steps(cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    view, terminal = in_a_terminal(cells, monkeypatch)
+    with view:
+        start(cells[0], alive, steps=RECENT + 5)
+        view.tick(cells[:1], 3)
+        row = seen(view, terminal)[2].split()
+    # In 10 steps of one size: 0, 7/9, 14/9 ... of the way, rounded, up to 7.
+    assert row[-1] == "▁▂▃▃▄▅▆▆▇█"
+    assert row[-3] == "█▇▆▆▅▄▃▃▂▁"
+
+
+@pytest.mark.usefixtures("fed", "clock")
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_no_row_is_wider_than_the_terminal(
+    width: int, cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, terminal = in_a_terminal(cells, monkeypatch, width)
+    with view:
+        start(cells[0], alive, steps=12, reason="a reason \x1b[2J that is longer than any terminal is wide, " * 3)
+        start(cells[1], alive, steps=12)
+        view.tick(cells[:2], 2)
+        assert view.table is not None
+        lines = view.console.render_lines(view.table)
+        texts = ["".join(segment.text for segment in line) for line in lines]
+    assert len(texts) == 3, "a cell is a line"
+    assert all(len(text) <= width for text in texts)
+    assert "\x1b[2J" not in terminal.getvalue()
+    assert texts[1].startswith("grpo seed 0")
+    assert "12/4" in texts[1]
+
+
+def test_what_takes_its_time_has_a_clock_on_a_terminal_alone(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for wanted, expected in ((True, ["making it: 1 min 05 s"]), (False, [])):
+        out = Terminal()
+        console = Console(file=out, force_terminal=wanted, width=60, legacy_windows=False)
+        with progress.clock(console, "making it"):
+            clock.now += 65
+            if wanted:
+                console.print("said meanwhile")  # with which it is drawn anew
+            assert out.shown() == ["said meanwhile", *expected][: 2 * wanted]
+        assert out.shown() == ["said meanwhile"][:wanted]
 
 
 def test_mlflow_is_fed_at_each_checkpoint_and_at_the_end(
@@ -243,12 +318,14 @@ def test_without_a_terminal_a_line_is_said_now_and_then(cells: list[Cell], alive
     view = LiveView(Console(file=out, width=200), cells, cells, "sqlite:///nowhere.db")
     assert view.live is None
     with view:
+        view.starting([one], 3)
+        view.starting([one, other], 2)
         start(one, alive, reason="making the base model")
         start(other, alive)
         view.tick([one, other], 2)
         clock.now += QUIET_SECONDS
         view.tick([one, other], 2)
-        assert out.getvalue() == ""
+        assert out.getvalue() == "starting the processes\n"
         clock.now += 1
         view.tick([one, other], 2)
         clock.now += 1
@@ -256,6 +333,7 @@ def test_without_a_terminal_a_line_is_said_now_and_then(cells: list[Cell], alive
         leave(other, "failed", 0, "it took too long")
         view.ended(other)
     assert out.getvalue().splitlines() == [
+        "starting the processes",
         "0 of 4 cells done, 2 running, 2 waiting; time left unknown yet",
         "grpo seed 0: making the base model",
         "failed  clip_b seed 0: it took too long",

@@ -1,17 +1,34 @@
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from harness import cli
+from harness import cli, config
 from harness.commands import doctor as command
 from harness.plan import doctor
-from harness.plan.doctor import BROKEN, MISSING, OK, Finding, of_folder, of_machine, of_python, of_sets, tried
+from harness.plan.doctor import (
+    BROKEN,
+    MISSING,
+    OK,
+    UNTRIED,
+    Finding,
+    of_folder,
+    of_machine,
+    of_python,
+    of_sets,
+    seen,
+    tell,
+    tried,
+)
 from harness.plan.machine import Device, Machine
+from harness.rollout import choice
 
 
 @pytest.fixture
@@ -99,7 +116,9 @@ def test_sets() -> None:
 def test_the_exit_code_says_whether_anything_runs(
     state: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "findings", lambda config: [Finding("python", OK, "3"), Finding("x", state, "y", "z")])
+    monkeypatch.setattr(
+        doctor, "findings", lambda config, thorough: [Finding("python", OK, "3"), Finding("x", state, "y", "z")]
+    )
     assert command.call(cli.parse(["doctor", "--format", "json"])) == code
     assert json.loads(capsys.readouterr().out)[1] == {"what": "x", "state": state, "found": "y", "remedy": "z"}
 
@@ -113,18 +132,90 @@ def test_it_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.processes
-def test_of_this_machine(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "state", "words"), [(["--thorough"], OK, "samples on c"), ([], UNTRIED, "transformers 5.")]
+)
+def test_of_this_machine(how: list[str], state: str, words: str, tmp_path: Path) -> None:
     """From the command to the real trials; here the tests run, so the embedded engine does."""
     result = subprocess.run(
-        [sys.executable, "-m", "harness.cli", "doctor", "smoke", f"results={tmp_path / 'new'}", "--format", "json"],
+        [
+            sys.executable,
+            "-m",
+            "harness.cli",
+            "doctor",
+            "smoke",
+            f"results={tmp_path / 'new'}",
+            *how,
+            "--format",
+            "json",
+        ],
         capture_output=True,
         text=True,
         check=True,
     )
     found = {each["what"]: each for each in json.loads(result.stdout)}
-    assert found["engine embedded"]["state"] == OK
-    assert found["engine embedded"]["found"].startswith("samples on c")
+    assert found["engine embedded"]["state"] == state
+    assert found["engine embedded"]["found"].startswith(words)
     assert found["torch"]["found"].startswith("2.")
     assert found["mlflow"]["found"] == f"{tmp_path}/new/mlflow.db will be made by the first run"
     assert found["results"]["found"] == f"{tmp_path}/new can be written"
     assert not (tmp_path / "new").exists()
+
+
+def test_an_engine_that_is_not_tried_is_not_called_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    thorough = "entrobench doctor --thorough tries it"
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "5.17")
+    expected = Finding("engine embedded", UNTRIED, "transformers 5.17 is installed", thorough)
+    assert seen("engine embedded", "cpu") == expected
+    monkeypatch.setattr(choice, "obstacle", lambda device, shape: None)
+    monkeypatch.setattr(choice, "installed", lambda: ("vllm", "0.32.0"))
+    assert seen("engine vllm", "cuda") == Finding("engine vllm", UNTRIED, "vllm 0.32.0 is installed", thorough)
+    monkeypatch.setattr(choice, "obstacle", lambda device, shape: f"it is not built for {device}; do without")
+    assert seen("engine vllm", "cpu") == Finding("engine vllm", MISSING, "it is not built for cpu", "do without")
+
+    def absent(name: str) -> str:
+        raise doctor.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", absent)
+    found = seen("engine embedded", "cpu")
+    assert (found.state, found.found) == (BROKEN, "transformers is not installed")
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_what_takes_long_is_tried_only_when_asked_for(thorough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "tried", lambda what, device, uri: Finding(what, OK, "tried"))
+    found = list(doctor.findings(config.load("demo"), thorough=thorough))
+    assert [each.what for each in found if each.found == "tried"] == [
+        *("torch", "mlflow"),
+        *(("engine vllm", "engine embedded") if thorough else ()),
+    ]
+    assert [each.what for each in found][-4:] == list(doctor.TRIALS)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_terminal_shows_each_finding_when_it_is_there(width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=width, soft_wrap=True, markup=False)
+    long = "it is not installed here, nor anywhere else, as far as this machine can tell"
+
+    def found() -> Iterator[Finding]:
+        yield Finding("python", OK, "3.11.7")
+        assert "3.11.7" in out.getvalue(), "it is shown before the next is looked for"
+        yield Finding("engine vllm", MISSING, f"\x1b[2J{long}", "install [it]")
+
+    assert [each.what for each in tell(console, found())] == ["python", "engine vllm"]
+    shown = [line for line in out.getvalue().splitlines() if "\x1b" not in line]
+    assert all(len(line.rstrip()) <= width for line in shown)
+    assert "\x1b[2J" not in out.getvalue().replace("\x1b[2K", "")
+    assert any(line.rstrip().endswith(" install [it]") for line in out.getvalue().splitlines())
+
+
+def test_elsewhere_it_is_one_table() -> None:
+    out = io.StringIO()
+    every = tell(Console(file=out, width=160), iter([Finding("python", OK, "3.11.7"), Finding("gpu", MISSING, "none")]))
+    assert len(every) == 2
+    assert [line.split() for line in out.getvalue().splitlines()] == [
+        ["what", "state", "found", "remedy"],
+        ["python", "ok", "3.11.7"],
+        ["gpu", "missing", "none"],
+    ]

@@ -10,7 +10,7 @@ import pytest
 from harness import config, matrix
 from harness.base.errors import Damaged
 from harness.record import state
-from harness.record.log import MetricsLog, last_line
+from harness.record.log import TAIL, MetricsLog, last_line, last_lines
 from harness.record.spec import CellSpec
 from harness.record.state import Progress, State
 
@@ -54,3 +54,23 @@ def test_a_state_that_nobody_writes_is_damage(tmp_path: Path) -> None:
         (tmp_path / "state.json").write_text(str(files_state).replace("'", '"').replace("None", "null"))
         with pytest.raises(Damaged, match="planned, running, done, failed"):
             State.read(tmp_path)
+
+
+def test_the_last_lines_are_whole_whatever_their_length(tmp_path: Path) -> None:
+    assert last_lines(tmp_path, 3) == []
+    log = MetricsLog(tmp_path)
+    names = {step: "a" * size for step, size in enumerate((10, 40_000, 20_000, 10))}
+    for step, name in names.items():
+        log.append(step, 1.0, {name: float(step)})
+    assert log.path.stat().st_size < TAIL < log.path.stat().st_size + 20_000
+
+    def steps(count: int) -> list[int]:
+        return [line["step"] for line in last_lines(tmp_path, count)]
+
+    assert [steps(count) for count in (1, 2, 9)] == [[3], [2, 3], [0, 1, 2, 3]]
+    log.append(4, 1.0, {"b" * 20_000: 4.0})
+    assert steps(9) == [2, 3, 4], "the line that begins before the tail is left out"
+    with open(log.path, "a") as file:
+        file.write('{"step": 5')
+    assert steps(2) == [3, 4], "what is being written is no line yet"
+    assert last_line(tmp_path)["step"] == 4

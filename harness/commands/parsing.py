@@ -1,0 +1,65 @@
+"""Mistakes on the command line, told in one sentence with what is allowed and the nearest name."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from typing import Any, NoReturn
+
+from harness.base.errors import UserError, nearest, one_of, shown
+from harness.base.schema import KINDS
+from harness.config import CONFIGS
+
+MISSING = "the following arguments are required: "
+INVALID = re.compile(r"argument (\S+): invalid (\w+) value: (.+)")
+KIND = {kind.__name__: words for kind, words in KINDS.items()}
+
+
+def hint(name: str, allowed: list[str]) -> str:
+    """Returns the end of a sentence about an unknown name: the one that was probably meant, or all that there are."""
+    close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else nearest(name, allowed)
+
+
+class Parser(argparse.ArgumentParser):
+    """As argparse has it, but a mistake is a UserError; the parsers of the commands are such parsers, too."""
+
+    def __init__(self, *arguments: Any, **given: Any) -> None:
+        self.options: list[str] = []
+        super().__init__(*arguments, **given)
+
+    def add_argument(self, *names: Any, **given: Any) -> argparse.Action:
+        self.options += [name for name in names if name.startswith("--")]
+        return super().add_argument(*names, **given)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction):
+            if value not in action.choices:
+                raise UserError(f"unknown {action.dest} {shown(value)}; {hint(value, list(action.choices))}")
+        elif action.choices is not None:
+            one_of(action.option_strings[0] if action.option_strings else action.dest, value, action.choices)
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith(MISSING):
+            names = message.removeprefix(MISSING)
+            shipped = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+            where = f"; CONFIG is a YAML file, or one of {shipped}" if "CONFIG" in names else ""
+            raise UserError(f"{self.own} needs {names}{where}")
+        if found := INVALID.fullmatch(message):
+            name, kind, value = found.groups()
+            raise UserError(f"{name} is {value}; it must be {KIND.get(kind, kind)}")
+        raise UserError(f"{self.own}: {message.removeprefix('argument ')}")
+
+    @property
+    def own(self) -> str:
+        """Returns the command's own name; every sentence begins with that of the program."""
+        return self.prog.partition(" ")[2] or self.prog
+
+    def refuse(self, rest: list[str]) -> NoReturn:
+        """Refuses what no argument stands for."""
+        first = rest[0]
+        if first.startswith("-"):
+            name = first.partition("=")[0]
+            raise UserError(f"{self.own} has no option {shown(name)}; {hint(name, self.options)}")
+        raise UserError(f"{self.own} does not know what to do with {shown(first)}; see {self.prog} --help")

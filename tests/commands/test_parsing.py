@@ -1,0 +1,83 @@
+"""Mistakes on the command line: one sentence that says what was meant or what is allowed, and exit code 2."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from places import REPOSITORY
+
+from harness import cli
+
+
+def told(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int) -> tuple[str, str]:
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == code
+    return tuple(capsys.readouterr())  # type: ignore[return-value]
+
+
+SHIPPED = ", ".join(sorted(path.stem for path in (REPOSITORY / "configs").glob("*.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["rnu"], "unknown command 'rnu'; did you mean 'run'?"),
+        (["zzz"], f"unknown command 'zzz'; allowed: {', '.join(sorted(cli.COMMANDS))}"),
+        (["run"], f"run needs CONFIG; CONFIG is a YAML file, or one of {SHIPPED}"),
+        (["explain"], f"explain needs METHOD, CONFIG; CONFIG is a YAML file, or one of {SHIPPED}"),
+        (["eval", "--tasks", "countdown"], "eval needs --model"),
+        (["leaderboard", "demo", "--fromat", "md"], "leaderboard has no option '--fromat'; did you mean '--format'?"),
+        (["leaderboard", "demo", "--fromat=md"], "leaderboard has no option '--fromat'; did you mean '--format'?"),
+        (["--zzz"], "entrobench has no option '--zzz'; allowed: --help, --version"),
+        (
+            ["leaderboard", "demo", "--format", "jsn"],
+            "--format is 'jsn'; allowed: csv, json, md, table; did you mean 'json'?",
+        ),
+        (["run", "demo", "--jobs", "two"], "--jobs is 'two'; it must be a whole number"),
+        (["run", "demo", "--jobs"], "run: --jobs: expected one argument"),
+        (["list", "models", "more"], "list does not know what to do with 'more'; see entrobench list --help"),
+        (["data", "prepar"], "unknown action 'prepar'; did you mean 'prepare'?"),
+        (["status", "dem\x1b[2Jo"], "no configuration is called 'dem\\x1b[2Jo'; allowed: "),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = told(arguments, capsys, 2)
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith(f"entrobench: {sentence}") if sentence.endswith(": ") else err == f"entrobench: {sentence}\n"
+
+
+def test_alone_it_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = told([], capsys, 0)
+    assert out.startswith("usage: entrobench ")
+    assert all(f"\n    {name}" in out for name in cli.COMMANDS)
+    assert err == ""
+
+
+def test_overrides_may_stand_behind_options() -> None:
+    arguments = cli.parse(["run", "demo", "a=1", "--jobs", "2", "b=2"])
+    assert (arguments.config, arguments.overrides, arguments.jobs) == ("demo", ["a=1", "b=2"], 2)
+    assert cli.parse(["run", "demo"]).overrides == []
+
+
+def test_the_version_names_the_commit_of_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.metadata, "version", lambda name: "7")
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "harness" / "cli.py"))
+    assert told(["--version"], capsys, 0) == ("entrobench 7\n", "")
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("git is not here")
+    subprocess.run([git, "init", "-q", str(tmp_path)], check=True)
+    assert told(["--version"], capsys, 0) == ("entrobench 7\n", ""), "there is no commit yet"
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([git, "-C", str(tmp_path), *who, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    found = subprocess.run([git, "-C", str(tmp_path), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    out, _ = told(["--version"], capsys, 0)
+    assert out.startswith("entrobench 7 (commit ")
+    assert found.stdout.startswith(out.removeprefix("entrobench 7 (commit ").removesuffix(")\n"))

@@ -1,0 +1,73 @@
+"""The leaderboard in terminals of any width: what stays, what goes, and that it says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.base.statistics import Estimate
+from harness.report.leaderboard import Row
+from harness.report.render import render
+
+
+def row(method: str, mean: float) -> Row:
+    estimate = Estimate(mean, mean - 0.125, mean + 0.125)
+    return Row(
+        method=method,
+        task="countdown",
+        model="tiny",
+        k=16,
+        baseline="grpo",
+        avg_at_k=estimate,
+        pass_at_k={16: estimate},
+        entropy_initial=estimate,
+        entropy_final=estimate,
+        delta_to_baseline=estimate,
+        delta_pass_at_k={16: estimate},
+        seeds_done=3,
+        seeds_expected=3,
+    )
+
+
+ROWS = [row("grpo", 0.25), row("adaptive_entropy", 0.5), row("a\x1b[2Jb", 0.5)]
+ALWAYS = ["method", "Avg@K", "Pass@16"]
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    for width in range(40, 200):
+        text = render(ROWS, "table", width)
+        assert max(map(len, text.splitlines())) <= width
+        assert "\x1b" not in text
+        assert "adaptive_entropy" in text
+
+
+@pytest.mark.parametrize(
+    ("width", "columns", "gone"),
+    [
+        (140, [*ALWAYS, "Avg@K - grpo", "Pass@16 - grpo", "entropy, first step", "last step", "seeds"], []),
+        (100, [*ALWAYS, "Avg@K - grpo", "Pass@16 - grpo", "seeds"], ["entropy, first step", "last step"]),
+        (80, [*ALWAYS, "Avg@K - grpo", "seeds"], ["Pass@16 - grpo", "entropy, first step", "last step"]),
+    ],
+)
+def test_the_least_important_columns_go_first(width: int, columns: list[str], gone: list[str]) -> None:
+    text = render(ROWS, "table", width)
+    assert text.splitlines()[2].split() == " ".join(columns).split()
+    assert [line for line in text.splitlines() if line.startswith("further")] == (
+        [f"further columns (--format csv): {'; '.join(gone)}"] if gone else []
+    )
+
+
+def test_without_a_terminal_everything_is_there() -> None:
+    assert render(ROWS, "table") == render(ROWS, "table", 500)
+    assert "further columns" not in render(ROWS, "table")
+
+
+def test_where_no_table_fits_each_method_is_a_card() -> None:
+    lines = render(ROWS[:2], "table", 40).splitlines()
+    assert lines[:5] == [
+        "countdown, tiny",
+        "",
+        "grpo",
+        "  Avg@K                0.250 ±0.125",
+        "  Pass@16              0.250 ±0.125",
+    ]
+    assert "  entropy, first step  0.500 ±0.125" in lines[lines.index("adaptive_entropy") :]
