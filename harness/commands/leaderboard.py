@@ -3,36 +3,76 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tasks
+from harness.base import files
+from harness.base.errors import UserError
 from harness.commands.common import Commands, command, load, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
 
 if TYPE_CHECKING:
-    from harness.report.leaderboard import Row
+    from harness.report.leaderboard import Expected, Row
 
 
 def add(commands: Commands) -> None:
     parser = with_config(command(commands, "leaderboard", "the table, read from MLflow"))
-    parser.add_argument("--format", choices=["table", "md", "csv", "json"], default="table")
+    parser.add_argument("--format", choices=["table", "md", "csv", "json", "latex", "parquet"], default="table")
+    parser.add_argument("--compare", action="store_true", help="tests, ranks, and what the experiment could have seen")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it; parquet needs one")
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = load(arguments)
-    show(config, cells(config), arguments.format)
+    config, how, out = load(arguments), arguments.format, arguments.out
+    if arguments.compare and how in ("latex", "parquet"):
+        raise UserError(f"--compare has no --format {how}; allowed: table, md, csv, json")
+    if how == "parquet" and out is None:
+        raise UserError("--format parquet goes to a file, and --out names none")
+    matrix = cells(config)
+    if how == "parquet":
+        write_answers(config, matrix, out)
+    elif out is None:
+        print(rendered(config, matrix, how, compare=arguments.compare), end="")
+    else:
+        files.write_text(out, rendered(config, matrix, how, compare=arguments.compare))
     return 0
 
 
 def show(config: Config, matrix: list[Cell], how: str) -> None:
-    from harness.report.render import render
+    print(rendered(config, matrix, how), end="")
 
-    print(render(rows(config, matrix), how), end="")
+
+def rendered(config: Config, matrix: list[Cell], how: str, *, compare: bool = False) -> str:
+    from harness.report import compare as comparing
+    from harness.report import latex, leaderboard, render
+
+    if not compare and how != "latex":
+        return render.render(rows(config, matrix), how)
+    expected, ks = asked(config, matrix)
+    entries = leaderboard.entries_of(config.tracking_uri, config.name, expected, config.baseline)
+    found = comparing.comparisons(entries, config.baseline, ks)
+    return comparing.render(found, how) if compare else latex.render(found)
+
+
+def write_answers(config: Config, matrix: list[Cell], out: Path) -> None:
+    from harness.report import export, leaderboard
+
+    expected, _ = asked(config, matrix)
+    export.write(leaderboard.entries_of(config.tracking_uri, config.name, expected, config.baseline), out)
 
 
 def rows(config: Config, matrix: list[Cell]) -> list[Row]:
     """Returns the rows of the matrix, with the cells that are not done counted as expected."""
+    from harness.report import leaderboard
+
+    expected, ks = asked(config, matrix)
+    return leaderboard.rows(config.tracking_uri, config.name, expected, config.baseline, ks)
+
+
+def asked(config: Config, matrix: list[Cell]) -> tuple[list[Expected], dict[str, int]]:
+    """Returns the cells that the leaderboard is of, and the K of the headline Pass@K by evaluation task."""
     from harness.report import leaderboard
 
     expected = [
@@ -46,5 +86,4 @@ def rows(config: Config, matrix: list[Cell]) -> list[Row]:
         )
         for cell in matrix
     ]
-    ks = {task: config.eval.of(task).k for each in expected for task in each.eval_tasks}
-    return leaderboard.rows(config.tracking_uri, config.name, expected, config.baseline, ks)
+    return expected, {task: config.eval.of(task).k for each in expected for task in each.eval_tasks}

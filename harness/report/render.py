@@ -6,7 +6,9 @@ import csv
 import dataclasses
 import io
 import json
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from harness.base.errors import one_of
@@ -15,38 +17,58 @@ from harness.report.leaderboard import Row
 
 BETTER, WORSE = "▲", "▼"
 FLAG = " †"
+FORMATS = ("table", "md", "csv", "json")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is computed by a spreadsheet, not shown
 
 
 def render(rows: Sequence[Row], how: str) -> str:
-    one_of("--format", how, ("table", "md", "csv", "json"))
-    if how == "json":
-        return json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n"
-    if how == "csv":
-        return as_csv(rows)
     sections: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         sections.setdefault((row.task, row.model), []).append(row)
-    as_section = as_table if how == "table" else as_markdown
-    parts = [
-        as_section(f"{task}, {model}{FLAG * any(row.flags for row in section)}", section)
+    tables = [
+        Table(f"{task}, {model}{FLAG * any(row.flags for row in section)}", cells_of(section))
         for (task, model), section in sections.items()
     ]
+    return document(rows, tables, notes(rows), how)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people: its header and its lines."""
+
+    title: str
+    lines: list[list[str]]
+
+
+def document(records: Sequence[Any], tables: Sequence[Table], notes: Sequence[str], how: str) -> str:
+    """Returns the records as JSON or CSV, or the tables of them with their notes."""
+    one_of("--format", how, FORMATS)
+    if how == "json":
+        return json.dumps([dataclasses.asdict(record) for record in records], indent=2) + "\n"
+    if how == "csv":
+        return as_csv(records)
     bullet = "- " if how == "md" else ""
-    return "\n".join([*parts, "".join(f"{bullet}{note}\n" for note in notes(rows))])
+    parts = [as_text(table) if how == "table" else as_markdown(table) for table in tables]
+    return "\n".join([*parts, "".join(f"{bullet}{note}\n" for note in notes)])
 
 
-def as_csv(rows: Sequence[Row]) -> str:
-    names, lines = flat(rows)
+def as_csv(records: Sequence[Any]) -> str:
+    names, lines = flat(records)
     file = io.StringIO()
     writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows({name: as_data(value) for name, value in line.items()} for line in lines)
     return file.getvalue()
 
 
-def flat(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:
+def as_data(value: Any) -> Any:
+    """Returns a text that spreadsheets take for a formula with an apostrophe before it, and anything else as it is."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def flat(records: Sequence[Any]) -> tuple[list[str], list[dict[str, Any]]]:
     """Returns the columns of the table of numbers, and its lines, in which some may be missing."""
-    lines = [dict(leaves(dataclasses.asdict(row))) for row in rows]
+    lines = [dict(leaves(dataclasses.asdict(record))) for record in records]
     fullest_first = sorted(lines, key=len, reverse=True)  # a row without results has few columns
     return list(dict.fromkeys(name for line in fullest_first for name in line)), lines
 
@@ -88,7 +110,12 @@ def shown(estimate: Estimate | None, sign: str = "") -> str:
     if estimate is None:
         return ""
     mean = f"{estimate.mean:{sign}.3f}"
-    return mean if estimate.high is None else f"{mean} ±{estimate.high - estimate.mean:.3f}"
+    if estimate.low is None or estimate.high is None:
+        return mean
+    above, below = estimate.high - estimate.mean, estimate.mean - estimate.low
+    if math.isclose(above, below, rel_tol=1e-6):
+        return f"{mean} ±{above:.3f}"
+    return f"{mean} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
 
 
 def compared(estimate: Estimate, row: Row) -> str:
@@ -105,7 +132,8 @@ def mark(estimate: Estimate) -> str:
 
 def notes(rows: Sequence[Row]) -> list[str]:
     texts = [
-        "±: 95 % interval over seeds and problems; of entropy, over seeds. Avg@K: the mean over all samples.",
+        "±: 95 % interval over seeds and problems. Avg@K: the mean over all samples. Entropy: the geometric mean over "
+        "seeds, with its 95 % interval.",
         f"{BETTER} {WORSE}: the interval of the difference to {rows[0].baseline}, paired by seed and problem, "
         "excludes 0; without a mark the two are tied.",
     ]
@@ -116,24 +144,25 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return texts + sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})
 
 
-def as_markdown(title: str, rows: Sequence[Row]) -> str:
-    header, *body = cells_of(rows)
+def as_markdown(table: Table) -> str:
+    header, *body = table.lines
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
-    return f"**{title}**\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    rows = (" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines)
+    return f"**{table.title}**\n\n" + "".join(f"| {row} |\n" for row in rows)
 
 
-def as_table(title: str, rows: Sequence[Row]) -> str:
+def as_text(table: Table) -> str:
+    from rich import table as rich_table
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    header, *body = cells_of(rows)
-    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    header, *body = table.lines
+    grid = rich_table.Table(title=Text(table.title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in header:
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+        grid.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for line in body:
-        table.add_row(*map(Text, line))
+        grid.add_row(*map(Text, line))
     file = io.StringIO()
-    Console(file=file, width=240, color_system=None).print(table)
+    Console(file=file, width=240, color_system=None).print(grid)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().rstrip().splitlines())
