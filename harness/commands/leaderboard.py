@@ -14,7 +14,7 @@ from harness.config import Config
 from harness.matrix import Cell, cells
 
 if TYPE_CHECKING:
-    from harness.report.leaderboard import Expected, Row
+    from harness.report.leaderboard import Entry, Expected, Row
 
 
 def add(commands: Commands) -> None:
@@ -46,21 +46,28 @@ def show(config: Config, matrix: list[Cell], how: str) -> None:
 
 def rendered(config: Config, matrix: list[Cell], how: str, *, compare: bool = False) -> str:
     from harness.report import compare as comparing
-    from harness.report import latex, leaderboard, render
+    from harness.report import latex, render
 
     if not compare and how != "latex":
         return render.render(rows(config, matrix), how)
-    expected, ks = asked(config, matrix)
-    entries = leaderboard.entries_of(config.tracking_uri, config.name, expected, config.baseline)
-    found = comparing.comparisons(entries, config.baseline, ks)
+    found = comparing.comparisons(entries(config, matrix), config.baseline, asked(config, matrix)[1])
     return comparing.render(found, how) if compare else latex.render(found)
 
 
 def write_answers(config: Config, matrix: list[Cell], out: Path) -> None:
-    from harness.report import export, leaderboard
+    from harness.report import export
+
+    export.write(entries(config, matrix), out)
+
+
+def entries(config: Config, matrix: list[Cell]) -> list[Entry]:
+    """Returns the answers themselves, by method, task and model."""
+    from harness.report import leaderboard
+    from harness.report.read import read
 
     expected, _ = asked(config, matrix)
-    export.write(leaderboard.entries_of(config.tracking_uri, config.name, expected, config.baseline), out)
+    results = read(config.tracking_uri, config.name, {each.cell for each in expected})
+    return leaderboard.entries_of(results, expected, config.baseline)
 
 
 def rows(config: Config, matrix: list[Cell]) -> list[Row]:

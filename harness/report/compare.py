@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -84,7 +85,7 @@ def comparisons(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) 
         if len(tasks) > 1:
             several = len({each for each, its_model in trainings if its_model == model}) > 1
             label = f"{ALL_TASKS} (trained on {trained_on})" if several else ALL_TASKS
-            names = list(next(iter(tasks.values())))
+            names = [name for name in next(iter(tasks.values())) if all(name in methods for methods in tasks.values())]
             of_avg = [Contender(name, [(tasks[task][name], None) for task in tasks]) for name in names]
             of_pass = [Contender(name, [(tasks[task][name], ks[task]) for task in tasks]) for name in names]
             found += compared(of_avg, baseline, label, model, "Avg@K")
@@ -96,22 +97,24 @@ def comparisons(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) 
 
 
 def compared(contenders: Sequence[Contender], baseline: str, label: str, model: str, score: str) -> list[Comparison]:
-    (base,) = (each for each in contenders if each.method == baseline)
+    base = next((each for each in contenders if each.method == baseline), None)
     done = [each for each in contenders if each.seeds()]
     for each in done:  # with the first, whether or not the baseline is done
         for (entry, _), (first, _) in zip(each.parts, done[0].parts, strict=True):
             check_comparable(entry, first)
-    differences = {each.method: difference(each, base) for each in done if each is not base}
+    differences = {each.method: difference(each, base) for each in done if base and each is not base}
     p_values = {name: p for name, x_SJ in differences.items() if (p := p_value(x_SJ)) is not None}
     adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    beats_MM = np.array([[beats(ours, theirs) for theirs in done] for ours in done], dtype=bool)
+    beats_MM = np.zeros((len(done), len(done)), dtype=bool)
+    for (i, ours), (j, theirs) in itertools.product(enumerate(done), repeat=2):
+        beats_MM[i, j] = beats(ours, theirs)
     places = {each.method: place for each, place in zip(done, ranks(beats_MM), strict=True)}
     means = {each.method: crossed_interval(pooled(each.scores(each.seeds()))) for each in done}
     highest = int(np.argmax([means[each.method].mean for each in done])) if done else 0
     best = {each.method for i, each in enumerate(done) if not beats_MM[highest, i]}
     found = []
     for each in contenders:
-        name, x_SJ, pair = each.method, differences.get(each.method), each.against(base)
+        name, x_SJ, pair = each.method, differences.get(each.method), each.against(base) if base else None
         found.append(
             Comparison(
                 task=label,
@@ -171,7 +174,7 @@ def runs(of_tasks: Sequence[Floats]) -> Floats:
 
 # Showing
 
-HEADER = ["method", "IQM", "difference", "p", "p, Holm", "P(better)", "80 % power from", "rank", "shared seeds"]
+HEADER = ["method", "IQM", "difference", "p", "p, Holm", "P(better)", "detectable", "rank", "shared seeds"]
 
 
 def render(found: Sequence[Comparison], how: str) -> str:
@@ -222,7 +225,7 @@ def notes(found: Sequence[Comparison]) -> list[str]:
         f"difference: to {baseline}, paired by seed and problem, with the p-value of the same crossed t test; Holm: "
         f"adjusted for all methods of the table that are compared with {baseline}.",
         f"P(better): the probability of scoring higher than {baseline} on a problem, where equal counts as half.",
-        "80 % power from: the least true difference that so large and so noisy an experiment finds four times in five.",
+        "detectable: the least true difference that an experiment as large and as noisy finds with 80 % power.",
         "rank: what the paired intervals of all pairs leave possible; methods that cannot be told apart share ranks.",
     ]
     if any(each.seeds == 1 for each in found):

@@ -58,12 +58,11 @@ class Entry:
 
 def rows(uri: str, matrix: str, expected: Sequence[Expected], baseline: str, ks: Mapping[str, int]) -> list[Row]:
     """`ks`: the K of the headline Pass@K, by evaluation task."""
-    return rows_of(entries_of(uri, matrix, expected, baseline), baseline, ks)
+    return rows_of(entries_of(read(uri, matrix, {each.cell for each in expected}), expected, baseline), baseline, ks)
 
 
-def entries_of(uri: str, matrix: str, expected: Sequence[Expected], baseline: str) -> list[Entry]:
+def entries_of(results: Mapping[str, dict[str, Result]], expected: Sequence[Expected], baseline: str) -> list[Entry]:
     """Returns each method with its results on each evaluation task, all on the same problems as the baseline's."""
-    results = read(uri, matrix, {each.cell for each in expected})
     entries: dict[tuple[str, str, str, str], Entry] = {}
     for each in expected:
         for task in each.eval_tasks:

@@ -135,6 +135,8 @@ def test_geometric_interval_is_students_of_the_logarithms() -> None:
     low, high = t.interval(0.9, df=2, loc=np.log(x_S).mean(), scale=np.log(x_S).std(ddof=1) / math.sqrt(3))
     found = geometric_interval(x_S, 0.9)
     assert (found.mean, found.low, found.high) == pytest.approx((0.016 ** (1 / 3), math.exp(low), math.exp(high)))
+    assert found.low is not None
+    assert found.high is not None
     for scaled in (geometric_interval(7 * x_S, 0.9), geometric_interval(7 * x_S[[2, 0, 1]], 0.9)):
         assert (scaled.mean, scaled.low, scaled.high) == pytest.approx((7 * found.mean, 7 * found.low, 7 * found.high))
 
@@ -357,7 +359,79 @@ def problems_alone(x_SJ: np.ndarray) -> Estimate:
     return mean_interval(x_SJ.mean(axis=0))
 
 
+# Entropies at the last step: skewed over seeds, with one that explodes now and then
+
+Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+
+
+def log_normal(deviation: float) -> Draw:
+    return lambda random, shape: 0.3 * np.exp(deviation * random.normal(size=shape))
+
+
+def exploding(share: float) -> Draw:
+    """Entropies near 0.3, of which this share is near 3 instead."""
+
+    def draw(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        explodes = random.random(shape) < share
+        return np.where(explodes, 3 * log_normal(0.5)(random, shape) / 0.3, log_normal(0.2)(random, shape))
+
+    return draw
+
+
+SKEWED = {
+    "log-normal, deviation 0.1": log_normal(0.1),
+    "log-normal, deviation 0.3": log_normal(0.3),
+    "log-normal, deviation 1": log_normal(1.0),
+    "log-normal, deviation 2": log_normal(2.0),
+    "1 in 10 explodes": exploding(0.1),
+    "3 in 10 explode": exploding(0.3),
+    "5 in 10 explode": exploding(0.5),
+}
+Centre = Callable[[np.ndarray], float]
+
+
+def geometric_mean(x: np.ndarray) -> float:
+    return float(np.exp(np.log(x).mean()))
+
+
+def median_range(x_S: np.ndarray) -> Estimate:
+    return Estimate(float(np.median(x_S)), float(x_S.min()), float(x_S.max()))
+
+
+def skewed_coverage(
+    draw: Draw, seeds: int, experiments: int, interval: Interval = geometric_interval, centre: Centre = geometric_mean
+) -> tuple[float, float]:
+    """Returns how often the interval holds what it estimates, and how often it reaches below 0."""
+    random = np.random.default_rng(0)
+    truth = centre(draw(random, (1_000_000,)))
+    found = [interval(x_S) for x_S in draw(random, (experiments, seeds))]
+    limits = np.array([(each.low, each.high) for each in found])
+    return float(((limits[:, 0] <= truth) & (truth <= limits[:, 1])).mean()), float((limits[:, 0] < 0).mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("setting", SKEWED)
+def test_coverage_of_the_geometric_mean(seeds: int, setting: str) -> None:
+    """Three seeds of which none explodes cannot know that one may, so that of mixtures no interval holds 95 %."""
+    held, negative = skewed_coverage(SKEWED[setting], seeds, experiments=2000)
+    of_mean, _ = skewed_coverage(SKEWED[setting], seeds, 2000, mean_interval, lambda x: float(x.mean()))
+    assert negative == 0
+    if setting.startswith("log-normal"):
+        assert 0.93 <= held <= 0.97
+    else:
+        assert held > of_mean - 0.06
+
+
 if __name__ == "__main__":
+    print("| seeds | entropies | chosen | mean | median and range | mean, below 0 |")
+    print("| ---: | --- | ---: | ---: | ---: | ---: |")
+    for seeds, (setting, draw) in itertools.product((3, 5), SKEWED.items()):
+        held, _ = skewed_coverage(draw, seeds, 20_000)
+        of_mean, negative = skewed_coverage(draw, seeds, 20_000, mean_interval, lambda x: float(x.mean()))
+        of_median, _ = skewed_coverage(draw, seeds, 20_000, median_range, lambda x: float(np.median(x)))
+        print(f"| {seeds} | {setting} | {' | '.join(f'{100 * x:.1f}' for x in (held, of_mean, of_median, negative))} |")
+    print()
     print("| seeds x problems | of | chosen | Satterthwaite | problems alone |")
     print("| --- | --- | ---: | ---: | ---: |")
     for (seeds, problems), paired in itertools.product(SIZES, (False, True)):

@@ -383,8 +383,8 @@ def test_an_interval_that_is_not_symmetric_shows_its_limits() -> None:
 
 
 def test_one_exploding_seed_leaves_the_entropy_positive(matrix: Matrix) -> None:
-    for seed, final in enumerate((0.15, 0.17, 2.1)):
-        matrix.add("grpo", seed, {"countdown": draw(seed, 0.5)}, entropy=(2.0, final))
+    for seed, last in enumerate((0.15, 0.17, 2.1)):
+        matrix.add("grpo", seed, {"countdown": draw(seed, 0.5)}, entropy=(2.0, last))
     final = matrix.rows()[0].entropy_final
     assert as_tuple(final) == pytest.approx(slow_geometric_interval([0.15, 0.17, 2.1]))
     assert final is not None
