@@ -335,6 +335,44 @@ def test_coverage(seeds: int, problems: int, setting: str, paired: bool) -> None
     assert 0.93 <= coverage(seeds, problems, setting, paired, experiments=1000) <= 0.98
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("seeds", "problems"), [(3, 30), (3, 200), (5, 30)])
+def test_coverage_of_the_probability_of_improvement(seeds: int, problems: int, setting: str) -> None:
+    common, problem_sd, seed_sd, both_sd = SETTINGS[setting]
+    random = np.random.default_rng(0)
+
+    def won(*shape: int) -> np.ndarray:
+        """The wins of experiments, by experiment, seed and problem."""
+        experiments, _, problems = shape
+        problem = random.normal(0, problem_sd, (experiments, 1, problems))
+        ours, theirs = (
+            random.binomial(
+                SAMPLES,
+                ndtr(mean + problem + random.normal(0, seed_sd, (*shape[:2], 1)) + random.normal(0, both_sd, shape)),
+            )
+            for mean in (common + 0.3, common)
+        )
+        return wins(ours, theirs)
+
+    truth = won(400_000, 1, 1).mean()
+    found = [crossed_interval(x_SJ) for x_SJ in won(1000, seeds, problems)]
+    held = [each.low <= truth <= each.high for each in found if each.low is not None and each.high is not None]
+    assert len(held) == 1000
+    assert (0.89 if seeds == 3 else 0.92) <= np.mean(held) <= 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "tasks"), [(3, 1), (3, 6), (5, 1), (5, 6)])
+def test_coverage_of_the_interquartile_mean(seeds: int, tasks: int) -> None:
+    random = np.random.default_rng(0)
+    runs = random.normal(0, 0.05, (2000, seeds, 1)) + random.normal(0, 0.03, (2000, seeds, tasks))
+    found = [iqm_interval(x_ST) for x_ST in runs]
+    held = [each.low <= 0 <= each.high for each in found if each.low is not None and each.high is not None]
+    assert len(held) == 2000
+    assert (0.87 if seeds == 5 else 0.93) <= np.mean(held) <= 0.97
+
+
 # The table of docs/statistics.md, with two intervals that were not chosen
 
 
