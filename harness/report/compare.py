@@ -76,23 +76,16 @@ def comparisons(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) 
         tasks.setdefault(entry.task, {})[entry.method] = entry
     found = []
     for (trained_on, model), tasks in trainings.items():
-        for task, methods in tasks.items():
-            label = label_of(trained_on, task, entries)
-            of_avg = [Contender(method, [(entry, None)]) for method, entry in methods.items()]
-            of_pass = [Contender(method, [(entry, ks[task])]) for method, entry in methods.items()]
-            found += compared(of_avg, baseline, label, model, "Avg@K")
-            found += compared(of_pass, baseline, label, model, f"Pass@{ks[task]}")
-        if len(tasks) > 1:
-            several = len({each for each, its_model in trainings if its_model == model}) > 1
-            label = f"{ALL_TASKS} (trained on {trained_on})" if several else ALL_TASKS
-            names = [name for name in next(iter(tasks.values())) if all(name in methods for methods in tasks.values())]
-            of_avg = [Contender(name, [(tasks[task][name], None) for task in tasks]) for name in names]
-            of_pass = [Contender(name, [(tasks[task][name], ks[task]) for task in tasks]) for name in names]
-            found += compared(of_avg, baseline, label, model, "Avg@K")
-            headlines = {ks[task] for task in tasks}
-            found += compared(
-                of_pass, baseline, label, model, f"Pass@{headlines.pop()}" if len(headlines) == 1 else "Pass@k"
-            )
+        several = len({each for each, its_model in trainings if its_model == model}) > 1
+        of_all = f"{ALL_TASKS} (trained on {trained_on})" if several else ALL_TASKS
+        for chosen in [*([task] for task in tasks), *([list(tasks)] if len(tasks) > 1 else [])]:
+            label = of_all if len(chosen) > 1 else label_of(trained_on, chosen[0], entries)
+            names = [name for name in tasks[chosen[0]] if all(name in tasks[task] for task in chosen)]
+            of_pass = sorted({ks[task] for task in chosen})
+            headline = f"Pass@{of_pass[0]}" if len(of_pass) == 1 else "Pass@k"
+            for score, k_of in (("Avg@K", dict.fromkeys(chosen)), (headline, ks)):
+                contenders = [Contender(name, [(tasks[task][name], k_of[task]) for task in chosen]) for name in names]
+                found += compared(contenders, baseline, label, model, score)
     return found
 
 

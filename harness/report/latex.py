@@ -15,6 +15,8 @@ SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
+    "[": "{[}",  # at the beginning of a row it would belong to the end of the one before, and so would a star
+    "*": "{*}",
     "\n": " ",
 }
 

@@ -44,12 +44,20 @@ def document(records: Sequence[Any], tables: Sequence[Table], notes: Sequence[st
     """Returns the records as JSON or CSV, or the tables of them with their notes."""
     one_of("--format", how, FORMATS)
     if how == "json":
-        return json.dumps([dataclasses.asdict(record) for record in records], indent=2) + "\n"
+        known = [finite(dataclasses.asdict(record)) for record in records]
+        return json.dumps(known, indent=2, allow_nan=False) + "\n"
     if how == "csv":
         return as_csv(records)
     bullet = "- " if how == "md" else ""
     parts = [as_text(table) if how == "table" else as_markdown(table) for table in tables]
     return "\n".join([*parts, "".join(f"{bullet}{note}\n" for note in notes)])
+
+
+def finite(value: Any) -> Any:
+    """Returns the value with null for numbers that JSON cannot hold, as the entropy of a run that diverged."""
+    if isinstance(value, dict):
+        return {key: finite(child) for key, child in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_csv(records: Sequence[Any]) -> str:

@@ -52,6 +52,7 @@ def test_each_model_has_a_table() -> None:
         ("\\input", r"\textbackslash{}input"),
         ("~^", r"\textasciitilde{}\textasciicircum{}"),
         ("a|b<c>", r"a\textbar{}b\textless{}c\textgreater{}"),
+        ("[a]*", "{[}a]{*}"),
         ("größe", "größe"),
     ],
 )

@@ -361,6 +361,13 @@ def test_json_is_a_list_of_rows_with_estimates_as_objects() -> None:
     assert set(names.split()) <= listed[0].keys()
 
 
+def test_json_has_null_for_what_is_no_number() -> None:
+    row = dataclasses.replace(BOARD[0], entropy_final=Estimate(math.nan))
+    (listed,) = json.loads(render.render([row], "json"), parse_constant=pytest.fail)
+    assert listed["entropy_final"] == {"mean": None, "low": None, "high": None}
+    assert " nan " in render.render([row], "md")
+
+
 def test_csv_has_a_column_for_every_number() -> None:
     read = list(csv.DictReader(io.StringIO(render.render(BOARD, "csv"))))
     assert [line["method"] for line in read] == [row.method for row in BOARD]
