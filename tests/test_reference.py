@@ -79,9 +79,10 @@ def excludes_0(estimate: dict[str, float]) -> bool:
 
 
 def with_interval(estimate: dict[str, float], sign: str = "") -> str:
-    half = (estimate["high"] - estimate["low"]) / 2
+    above, below = estimate["high"] - estimate["mean"], estimate["mean"] - estimate["low"]
     mark = (" ▲" if estimate["low"] > 0 else " ▼") if sign and excludes_0(estimate) else ""
-    return f"{estimate['mean']:{sign}.3f} ±{half:.3f}{mark}"
+    limits = f"±{above:.3f}" if above == pytest.approx(below) else f"[{estimate['low']:.3f}, {estimate['high']:.3f}]"
+    return f"{estimate['mean']:{sign}.3f} {limits}{mark}"
 
 
 def kept_rows(folder: str) -> list[list[str]]:

@@ -70,6 +70,8 @@ def run(config: Config, jobs: int | None = None) -> int:
 
 def fetch_models(config: Config) -> None:
     """Makes or downloads the models that are not on this machine."""
+    from harness.launch.progress import clock
+
     for model in config.models:
         with clock(console, f"making ready the model {model}"):
             models.resolve(model).folder(say=console.print)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.config import Config
@@ -10,7 +11,10 @@ from harness.matrix import Cell, cells
 
 
 def add(commands: Commands) -> None:
-    with_config(command(commands, "sync", "feed MLflow from the cells' own records"))
+    parser = with_config(command(commands, "sync", "feed MLflow from the cells' own records"))
+    parser.add_argument(
+        "--tensorboard", type=Path, metavar="FOLDER", help="write the metrics of all cells for TensorBoard, too"
+    )
 
 
 def call(arguments: argparse.Namespace) -> int:
@@ -18,6 +22,13 @@ def call(arguments: argparse.Namespace) -> int:
     matrix = cells(config)
     sync(config, matrix)
     console.print(f"MLflow at {config.tracking_uri} holds what {len(matrix)} cells have recorded")
+    if arguments.tensorboard:
+        from harness.record import tensorboard
+
+        for cell in matrix:
+            if (cell.folder / "metrics.jsonl").exists():
+                tensorboard.write(cell.folder, arguments.tensorboard / config.name / cell.folder.name)
+        console.print(f"for the curves: tensorboard --logdir {arguments.tensorboard}")
     return 0
 
 

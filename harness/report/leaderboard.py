@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.base.errors import UserError
-from harness.base.statistics import Estimate, crossed_interval, mean_interval
+from harness.base.statistics import Estimate, crossed_interval, geometric_interval
 from harness.report.read import Result, read, result_of
 
 
@@ -35,7 +35,7 @@ class Row:
     baseline: str
     avg_at_k: Estimate | None
     pass_at_k: dict[int, Estimate]
-    entropy_initial: Estimate | None
+    entropy_initial: Estimate | None  # the geometric mean over seeds, as of entropy_final
     entropy_final: Estimate | None
     delta_to_baseline: Estimate | None  # of Avg@K, paired by seed and problem; None where no seed is done by both
     delta_pass_at_k: dict[int, Estimate]
@@ -58,9 +58,12 @@ class Entry:
 
 def rows(uri: str, matrix: str, expected: Sequence[Expected], baseline: str, ks: Mapping[str, int]) -> list[Row]:
     """`ks`: the K of the headline Pass@K, by evaluation task."""
-    results = read(uri, matrix, {each.cell for each in expected})
+    return rows_of(entries_of(read(uri, matrix, {each.cell for each in expected}), expected, baseline), baseline, ks)
+
+
+def entries_of(results: Mapping[str, dict[str, Result]], expected: Sequence[Expected], baseline: str) -> list[Entry]:
+    """Returns each method with its results on each evaluation task, all on the same problems as the baseline's."""
     entries: dict[tuple[str, str, str, str], Entry] = {}
-    trainings: dict[str, set[str]] = {}
     for each in expected:
         for task in each.eval_tasks:
             key = (each.method, each.task, task, each.model)
@@ -68,14 +71,23 @@ def rows(uri: str, matrix: str, expected: Sequence[Expected], baseline: str, ks:
             entry.expected += 1
             if each.cell in results:
                 entry.results[each.seed] = result_of(results[each.cell], task, each.cell)
-            trainings.setdefault(task, set()).add(each.task)
-    table = []
     for entry in entries.values():
-        theirs = entries[baseline, entry.trained_on, entry.task, entry.model]
-        check_comparable(entry, theirs)
-        label = entry.task if len(trainings[entry.task]) == 1 else f"{entry.task} (trained on {entry.trained_on})"
-        table.append(row_of(entry, theirs, ks[entry.task], label))
-    return table
+        check_comparable(entry, entries[baseline, entry.trained_on, entry.task, entry.model])
+    return list(entries.values())
+
+
+def rows_of(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) -> list[Row]:
+    theirs = {(e.trained_on, e.task, e.model): e for e in entries if e.method == baseline}
+    return [
+        row_of(e, theirs[e.trained_on, e.task, e.model], ks[e.task], label_of(e.trained_on, e.task, entries))
+        for e in entries
+    ]
+
+
+def label_of(trained_on: str, task: str, entries: Sequence[Entry]) -> str:
+    """Names a task, and what was trained on where that differs within the matrix."""
+    several = len({entry.trained_on for entry in entries if entry.task == task}) > 1
+    return f"{task} (trained on {trained_on})" if several else task
 
 
 def check_comparable(entry: Entry, baseline: Entry) -> None:
@@ -111,8 +123,8 @@ def row_of(entry: Entry, baseline: Entry, k: int, label: str) -> Row:
         baseline=baseline.method,
         avg_at_k=mean(results, None) if results else None,
         pass_at_k={each: mean(results, each) for each in ks},
-        entropy_initial=mean_interval(np.array([r.entropy[0] for r in results])) if results else None,
-        entropy_final=mean_interval(np.array([r.entropy[1] for r in results])) if results else None,
+        entropy_initial=geometric_interval(np.array([r.entropy[0] for r in results])) if results else None,
+        entropy_final=geometric_interval(np.array([r.entropy[1] for r in results])) if results else None,
         delta_to_baseline=difference(pairs, None) if pairs else None,
         delta_pass_at_k={each: difference(pairs, each) for each in ks if pairs},
         seeds_done=len(results),

@@ -6,8 +6,9 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterator, Sequence
-from functools import partial
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from harness.base import fit
@@ -17,39 +18,70 @@ from harness.report.leaderboard import Row
 
 BETTER, WORSE = "▲", "▼"
 FLAG = " †"
+FORMATS = ("table", "md", "csv", "json")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is computed by a spreadsheet, not shown
 
 
 def render(rows: Sequence[Row], how: str, width: int | None = None) -> str:
     """Returns the rows as text; a table with what of it fits into the columns of a terminal, if a width is given."""
-    one_of("--format", how, ("table", "md", "csv", "json"))
-    if how == "json":
-        return json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n"
-    if how == "csv":
-        return as_csv(rows)
     sections: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         sections.setdefault((row.task, row.model), []).append(row)
-    as_section = partial(as_table, width=width) if how == "table" else as_markdown
-    parts = [
-        as_section(f"{task}, {model}{FLAG * any(row.flags for row in section)}", section)
-        for (task, model), section in sections.items()
-    ]
+    tables = []
+    for (task, model), section in sections.items():
+        lines = cells_of(section)
+        tables.append(Table(f"{task}, {model}{FLAG * any(row.flags for row in section)}", lines, goes(lines[0])))
+    return document(rows, tables, notes(rows), how, width)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for people: its header and its lines."""
+
+    title: str
+    lines: list[list[str]]
+    goes: Sequence[Collection[str]] = ()  # what a narrow terminal does without, the least important columns first
+
+
+def document(
+    records: Sequence[Any], tables: Sequence[Table], notes: Sequence[str], how: str, width: int | None = None
+) -> str:
+    """Returns the records as JSON or CSV, or the tables of them with their notes."""
+    one_of("--format", how, FORMATS)
+    if how == "json":
+        known = [finite(dataclasses.asdict(record)) for record in records]
+        return json.dumps(known, indent=2, allow_nan=False) + "\n"
+    if how == "csv":
+        return as_csv(records)
     bullet = "- " if how == "md" else ""
-    return "\n".join([*parts, "".join(f"{fit.folded(bullet + note, width)}\n" for note in notes(rows))])
+    parts = [as_text(table, width) if how == "table" else as_markdown(table) for table in tables]
+    return "\n".join([*parts, "".join(f"{fit.folded(bullet + note, width)}\n" for note in notes)])
 
 
-def as_csv(rows: Sequence[Row]) -> str:
-    names, lines = flat(rows)
+def finite(value: Any) -> Any:
+    """Returns the value with null for numbers that JSON cannot hold, as the entropy of a run that diverged."""
+    if isinstance(value, dict):
+        return {key: finite(child) for key, child in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_csv(records: Sequence[Any]) -> str:
+    names, lines = flat(records)
     file = io.StringIO()
     writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows({name: as_data(value) for name, value in line.items()} for line in lines)
     return file.getvalue()
 
 
-def flat(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:
+def as_data(value: Any) -> Any:
+    """Returns a text that spreadsheets take for a formula with an apostrophe before it, and anything else as it is."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def flat(records: Sequence[Any]) -> tuple[list[str], list[dict[str, Any]]]:
     """Returns the columns of the table of numbers, and its lines, in which some may be missing."""
-    lines = [dict(leaves(dataclasses.asdict(row))) for row in rows]
+    lines = [dict(leaves(dataclasses.asdict(record))) for record in records]
     fullest_first = sorted(lines, key=len, reverse=True)  # a row without results has few columns
     return list(dict.fromkeys(name for line in fullest_first for name in line)), lines
 
@@ -91,7 +123,12 @@ def shown(estimate: Estimate | None, sign: str = "") -> str:
     if estimate is None:
         return ""
     mean = f"{estimate.mean:{sign}.3f}"
-    return mean if estimate.high is None else f"{mean} ±{estimate.high - estimate.mean:.3f}"
+    if estimate.low is None or estimate.high is None:
+        return mean
+    above, below = estimate.high - estimate.mean, estimate.mean - estimate.low
+    if math.isclose(above, below, rel_tol=1e-6):
+        return f"{mean} ±{above:.3f}"
+    return f"{mean} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
 
 
 def compared(estimate: Estimate, row: Row) -> str:
@@ -108,7 +145,8 @@ def mark(estimate: Estimate) -> str:
 
 def notes(rows: Sequence[Row]) -> list[str]:
     texts = [
-        "±: 95 % interval over seeds and problems; of entropy, over seeds. Avg@K: the mean over all samples.",
+        "±: 95 % interval over seeds and problems. Avg@K: the mean over all samples. Entropy: the geometric mean over "
+        "seeds, with its 95 % interval.",
         f"{BETTER} {WORSE}: the interval of the difference to {rows[0].baseline}, paired by seed and problem, "
         "excludes 0; without a mark the two are tied.",
     ]
@@ -119,18 +157,18 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return texts + sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})
 
 
-def as_markdown(title: str, rows: Sequence[Row]) -> str:
-    header, *body = cells_of(rows)
+def as_markdown(table: Table) -> str:
+    header, *body = table.lines
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
-    return f"**{title}**\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    rows = (" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines)
+    return f"**{table.title}**\n\n" + "".join(f"| {row} |\n" for row in rows)
+
+
+def as_text(table: Table, width: int | None) -> str:
+    return fit.boxed(table.title, table.lines, width, table.goes, "--format csv")
 
 
 def goes(header: Sequence[str]) -> list[list[str]]:
     """Returns what a narrow terminal does without, the least important columns first."""
     differences = [name for name in header if " - " in name]
     return [["entropy, first step", "last step"], *([name] for name in reversed(differences[1:])), ["seeds"]]
-
-
-def as_table(title: str, rows: Sequence[Row], width: int | None = None) -> str:
-    lines = cells_of(rows)
-    return fit.boxed(title, lines, width, goes(lines[0]), "--format csv")

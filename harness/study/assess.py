@@ -22,7 +22,7 @@ from harness.base import files, fit, identities
 from harness.base.fit import Column
 from harness.base.schema import check_value, number
 from harness.base.shape import of_config
-from harness.base.statistics import Estimate, mean_interval
+from harness.base.statistics import Estimate, mean_interval, pass_at_k
 from harness.batch import Rollout
 from harness.cell import device_of
 from harness.config import Config, Hardware, Verify
@@ -83,6 +83,11 @@ class Assessment:
     def avg(self) -> Estimate:
         """Averages over all samples, with an interval over problems."""
         return mean_interval(np.array(self.evaluation.right, dtype=float).mean(axis=1))
+
+    def pass_at_k(self, k: int) -> Estimate:
+        """Estimates Pass@k, with an interval over problems."""
+        right_JN = np.array(self.evaluation.right, dtype=int)
+        return mean_interval(pass_at_k(right_JN.shape[1], right_JN.sum(axis=1), k))
 
     def record(self) -> dict[str, Any]:
         kept = {key: value for key, value in vars(self.evaluation).items() if key != "samples"}
@@ -193,7 +198,7 @@ def show(console: Console, found: Sequence[Assessment]) -> None:
     lines = []
     for each, (evaluation, metrics, samples) in zip(found, rows, strict=True):
         counts = (str(len(evaluation.problems)), str(samples))
-        passes = (f"{metrics[f'pass@{k}']:.3f}" if k <= samples else "" for k in ks)
+        passes = (shown(each.pass_at_k(k)) if k <= samples else "" for k in ks)
         rest = (f"{metrics[f'maj@{samples}']:.3f}", f"{metrics['truncated']:.1%}", f"{metrics['length']:.0f}")
         lines.append([evaluation.task, *counts, shown(each.avg()), *passes, *rest])
     columns = [Column("task"), *(Column(name, right=True) for name in numbers)]

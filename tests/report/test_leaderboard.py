@@ -110,6 +110,14 @@ def slow_interval(x_SJ: np.ndarray) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+def slow_geometric_interval(values: list[float]) -> tuple[float, float, float]:
+    """Three values: their geometric mean, and the factor that it may be off by."""
+    mean = math.prod(values) ** (1 / 3)
+    deviation = math.sqrt(sum(math.log(value / mean) ** 2 for value in values) / 2)
+    factor = math.exp(4.302652729911275 * deviation / math.sqrt(3))
+    return mean, mean / factor, mean * factor
+
+
 def as_tuple(estimate: Estimate | None) -> tuple[float | None, ...]:
     assert estimate is not None
     return dataclasses.astuple(estimate)
@@ -138,9 +146,8 @@ def test_estimates_and_paired_differences_equal_those_computed_by_hand(matrix: M
         assert as_tuple(clip.pass_at_k[k]) == pytest.approx(slow_interval(at_k["clip_b"]), abs=1e-12)
         difference = slow_interval(at_k["clip_b"] - at_k["grpo"])
         assert as_tuple(clip.delta_pass_at_k[k]) == pytest.approx(difference, abs=1e-12)
-    t_2 = 4.302652729911275
-    assert as_tuple(clip.entropy_initial) == pytest.approx((3.5, 3.5 - t_2 / 3**0.5, 3.5 + t_2 / 3**0.5))
-    assert as_tuple(grpo.entropy_final) == pytest.approx((1.25, 1.25 - t_2 / 4 / 3**0.5, 1.25 + t_2 / 4 / 3**0.5))
+    assert as_tuple(clip.entropy_initial) == pytest.approx(slow_geometric_interval([2.5, 3.5, 4.5]))
+    assert as_tuple(grpo.entropy_final) == pytest.approx(slow_geometric_interval([1.0, 1.25, 1.5]))
     assert as_tuple(clip.entropy_final) == (2.0, None, None)
     assert grpo.delta_to_baseline is not None
     assert as_tuple(grpo.delta_to_baseline) == (0.0, None, None)
@@ -354,6 +361,13 @@ def test_json_is_a_list_of_rows_with_estimates_as_objects() -> None:
     assert set(names.split()) <= listed[0].keys()
 
 
+def test_json_has_null_for_what_is_no_number() -> None:
+    row = dataclasses.replace(BOARD[0], entropy_final=Estimate(math.nan))
+    (listed,) = json.loads(render.render([row], "json"), parse_constant=pytest.fail)
+    assert listed["entropy_final"] == {"mean": None, "low": None, "high": None}
+    assert " nan " in render.render([row], "md")
+
+
 def test_csv_has_a_column_for_every_number() -> None:
     read = list(csv.DictReader(io.StringIO(render.render(BOARD, "csv"))))
     assert [line["method"] for line in read] == [row.method for row in BOARD]
@@ -367,6 +381,36 @@ def test_csv_has_a_column_for_every_number() -> None:
     ]
 
 
+def test_an_interval_that_is_not_symmetric_shows_its_limits() -> None:
+    assert render.shown(Estimate(0.114, 0.0944, 0.1386)) == "0.114 [0.094, 0.139]"
+    assert render.shown(Estimate(0.114, 0.094, 0.134)) == "0.114 ±0.020"
+    assert render.shown(Estimate(0.25, -0.125, 0.5), "+") == "+0.250 [-0.125, +0.500]"
+    assert render.shown(Estimate(0.114)) == "0.114"
+    assert render.shown(None) == ""
+
+
+def test_one_exploding_seed_leaves_the_entropy_positive(matrix: Matrix) -> None:
+    for seed, last in enumerate((0.15, 0.17, 2.1)):
+        matrix.add("grpo", seed, {"countdown": draw(seed, 0.5)}, entropy=(2.0, last))
+    final = matrix.rows()[0].entropy_final
+    assert as_tuple(final) == pytest.approx(slow_geometric_interval([0.15, 0.17, 2.1]))
+    assert final is not None
+    assert final.low is not None
+    assert final.low > 0
+
+
+def test_a_bar_in_a_name_stays_in_its_cell_of_the_markdown_table() -> None:
+    lines = render.render([dataclasses.replace(BOARD[0], method="a|b||c")], "md").splitlines()
+    assert lines[4].startswith(r"| a\|b\|\|c | 0.500 ±0.010 |")
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+grpo", "-grpo", "@sum(a1)", "\tgrpo"])
+def test_a_text_that_a_spreadsheet_would_compute_stays_a_text(name: str) -> None:
+    (line,) = csv.DictReader(io.StringIO(render.render([dataclasses.replace(BOARD[2], method=name)], "csv")))
+    assert line["method"] == f"'{name}"
+    assert line["delta_to_baseline.mean"] == "-0.25"  # a number is none
+
+
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(UserError, match=r"--format is 'jsn'; allowed: csv, json, md, table; did you mean 'json'\?"):
         render.render(BOARD, "jsn")
@@ -374,5 +418,5 @@ def test_an_unknown_format_is_refused() -> None:
 
 @pytest.mark.processes
 def test_it_starts_without_torch_and_mlflow() -> None:
-    code = "import sys, harness.report.leaderboard; assert not {'torch', 'mlflow', 'scipy'} & sys.modules.keys()"
+    code = "import sys, harness.report.compare; assert not {'torch', 'mlflow', 'scipy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(leaderboard.__file__).parents[2])

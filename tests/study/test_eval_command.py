@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import os
 import shutil
@@ -11,7 +13,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
+from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,6 +83,26 @@ def test_every_response_is_kept_with_its_verdict(tmp_path: Path, calls: list[int
     assert result["verdicts"] == Counter(verdict for record in kept for verdict in record["verdicts"])
     assert result["metrics"]["avg"] == sum(map(sum, found.evaluation.right)) / 40
     assert result["metrics"]["length"] == sum(sum(record["lengths"]) for record in kept) / 40
+
+
+def test_estimates_have_intervals_over_problems(tmp_path: Path) -> None:
+    (found,) = run(tmp_path)
+    right = [[1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0]]
+    found = dataclasses.replace(found, evaluation=dataclasses.replace(found.evaluation, right=right))
+    cells = []
+    for k in (1, 2, 4):
+        each = [fmean(max(subset) for subset in combinations(answers, k)) for answers in right]
+        half = 3.182446305284263 * stdev(each) / 2  # Student's quantile at 3 degrees of freedom
+        estimate, mean = found.pass_at_k(k), fmean(each)
+        assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((mean, mean - half, mean + half))
+        cells += [f"{mean:.3f}", f"±{half:.3f}"]
+    assert found.avg().mean == pytest.approx(found.pass_at_k(1).mean)
+    console = Console(width=400, record=True, file=io.StringIO())
+    metrics = dict.fromkeys(("maj@4", "truncated", "length"), 0.0)
+    shown = dataclasses.replace(found, evaluation=dataclasses.replace(found.evaluation, metrics=metrics))
+    assess.show(console, [shown])
+    line = next(line for line in console.export_text().splitlines() if line.startswith("countdown  "))
+    assert line.split()[3:9] == cells
 
 
 def test_what_was_sampled_is_not_sampled_again(tmp_path: Path, calls: list[int]) -> None:

@@ -1,0 +1,37 @@
+"""Every answer count of a matrix as one tidy table in a Parquet file; docs/statistics.md names its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.base import files
+from harness.report.leaderboard import Entry
+
+
+def write(entries: Sequence[Entry], path: Path) -> None:
+    """Writes a row for each method, task, model, seed and problem that is done."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema = pa.schema(
+        [
+            ("method", pa.string()),
+            ("trained_on", pa.string()),
+            ("task", pa.string()),
+            ("model", pa.string()),
+            ("seed", pa.int64()),
+            ("problem", pa.string()),
+            ("right", pa.int32()),
+            ("samples", pa.int32()),
+        ]
+    )
+    rows = [
+        (entry.method, entry.trained_on, entry.task, entry.model, seed, problem, int(right), result.right_JN.shape[1])
+        for entry in entries
+        for seed, result in sorted(entry.results.items())
+        for problem, right in zip(result.problems, result.right_JN.sum(axis=1), strict=True)
+    ]
+    table = pa.table([pa.array([row[i] for row in rows], field.type) for i, field in enumerate(schema)], schema=schema)
+    with files.atomic(path) as file:
+        parquet.write_table(table, file)

@@ -1,0 +1,74 @@
+"""The leaderboard as LaTeX: methods are rows, tasks are pairs of columns; needs the package booktabs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.base.statistics import Estimate
+from harness.report.compare import Comparison
+
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "[": "{[}",  # at the beginning of a row it would belong to the end of the one before, and so would a star
+    "*": "{*}",
+    "\n": " ",
+}
+
+
+def render(found: Sequence[Comparison]) -> str:
+    """Returns a table for each model."""
+    models = dict.fromkeys(each.model for each in found)
+    return "\n".join(table([each for each in found if each.model == model]) for model in models)
+
+
+def table(found: Sequence[Comparison]) -> str:
+    scores = list(dict.fromkeys((each.task, each.score) for each in found))
+    tasks = list(dict.fromkeys(task for task, _ in scores))
+    by_place = {(each.method, each.task, each.score): each for each in found}
+    widths = [sum(task == of for of, _ in scores) for task in tasks]
+    starts = [2 + sum(widths[:i]) for i in range(len(tasks))]
+    lines = [
+        f"% {comment(found[0].model)}: means with 95 % intervals over seeds and problems.",
+        "% Bold: the highest mean, and those that the paired interval does not tell from it.",
+        rf"\begin{{tabular}}{{l{'c' * len(scores)}}}",
+        r"\toprule",
+        row(["", *(rf"\multicolumn{{{w}}}{{c}}{{{escape(task)}}}" for task, w in zip(tasks, widths, strict=True))]),
+        "".join(rf"\cmidrule(lr){{{s}-{s + w - 1}}}" for s, w in zip(starts, widths, strict=True)),
+        row(["Method", *(escape(score) for _, score in scores)]),
+        r"\midrule",
+    ]
+    for method in dict.fromkeys(each.method for each in found):
+        cells = (by_place.get((method, *place)) for place in scores)
+        lines.append(row([escape(method), *(cell(each) for each in cells)]))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def row(cells: Sequence[str]) -> str:
+    return rf"{' & '.join(cells)} \\"
+
+
+def cell(each: Comparison | None) -> str:
+    if each is None or each.mean is None:
+        return "--"
+    number = shown(each.mean)
+    return rf"$\mathbf{{{number}}}$" if each.best else f"${number}$"
+
+
+def shown(estimate: Estimate) -> str:
+    half = "" if estimate.high is None else rf" \pm {estimate.high - estimate.mean:.3f}"
+    return f"{estimate.mean:.3f}{half}"
+
+
+def escape(text: str) -> str:
+    return "".join(SPECIAL.get(sign, sign) for sign in text)
+
+
+def comment(text: str) -> str:
+    """Returns a text without the ends of lines, which would end the comment."""
+    return " ".join(text.split())
