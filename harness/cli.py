@@ -13,7 +13,7 @@ from harness.base.errors import UserError
 # Modules of harness/commands/: `add` declares the arguments of a command, `call` runs it and returns the exit code.
 COMMANDS = (
     *("run", "plan", "status", "leaderboard", "report", "sync", "dynamics", "explain"),
-    *("eval", "data", "doctor", "list"),
+    *("eval", "data", "doctor", "list", "clean"),
 )
 
 

@@ -43,6 +43,7 @@ def rows(config: Config, matrix: list[Cell]) -> list[Row]:
             cell.model,
             cell.seed,
             cell.key,
+            cell.sources,
         )
         for cell in matrix
     ]

@@ -6,8 +6,8 @@ import argparse
 
 from rich.table import Table
 
-from harness.commands.common import Commands, command, console, load, with_config
-from harness.matrix import cells
+from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
+from harness.matrix import cells, leftovers
 
 
 def add(commands: Commands) -> None:
@@ -27,8 +27,12 @@ def call(arguments: argparse.Namespace) -> int:
             cell.label, progress.state, f"{progress.step}/{config.train.steps}", *numbers, progress.reason or ""
         )
     console.print(table)
-    ours = {cell.folder for cell in matrix}
-    others = [path for path in config.folder.glob("*/config.yaml") if path.parent not in ours]
+    tell_outdated(matrix, "`entrobench run` runs them anew, with --keep-stale it keeps those that are done")
+    others, attempts = leftovers(config, matrix)
     if others:
         console.print(f"{len(others)} more cells in {config.folder} belong to earlier versions of this configuration")
+    if attempts:
+        console.print(f"{len(attempts)} earlier attempts at cells are kept in {config.folder}")
+    if others or attempts:
+        console.print("`entrobench clean` removes what no configuration means any more")
     return 0

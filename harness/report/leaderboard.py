@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from harness.base.errors import UserError
 from harness.base.statistics import Estimate, crossed_interval, mean_interval
+from harness.record.made import by_another_source
 from harness.report.read import Result, read, result_of
 
 
@@ -22,6 +24,7 @@ class Expected:
     model: str
     seed: int
     cell: str
+    sources: Mapping[str, str] | None = None  # present hashes of its components' source; None: nobody asks for it
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def rows(uri: str, matrix: str, expected: Sequence[Expected], baseline: str, ks:
             entry = entries.setdefault(key, Entry(*key))
             entry.expected += 1
             if each.cell in results:
-                entry.results[each.seed] = result_of(results[each.cell], task, each.cell)
+                entry.results[each.seed] = marked(result_of(results[each.cell], task, each.cell), each)
             trainings.setdefault(task, set()).add(each.task)
     table = []
     for entry in entries.values():
@@ -76,6 +79,12 @@ def rows(uri: str, matrix: str, expected: Sequence[Expected], baseline: str, ks:
         label = entry.task if len(trainings[entry.task]) == 1 else f"{entry.task} (trained on {entry.trained_on})"
         table.append(row_of(entry, theirs, ks[entry.task], label))
     return table
+
+
+def marked(result: Result, expected: Expected) -> Result:
+    """Returns a result with a flag if another source than the present one made it."""
+    why = None if expected.sources is None else by_another_source(result.sources, expected.sources)
+    return dataclasses.replace(result, flags=[*result.flags, why]) if why else result
 
 
 def check_comparable(entry: Entry, baseline: Entry) -> None:
