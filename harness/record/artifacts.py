@@ -22,15 +22,17 @@ FOLDER = "mlartifacts"  # beside the database of an SQLite store
 class Artifacts:
     """The files of one run: in a folder on this machine, or in the hands of a server.
 
-    MLflow keeps the absolute place of a run's files, which is wrong once the results are moved, and that of the
-    original once they are copied. The files of our own store lie beside its database, so that is where they are looked
-    for: `place`. `recorded` is where MLflow looks for them.
+    MLflow keeps the absolute place of a run's files, `recorded`, which is wrong once the results are moved, and that of
+    the original once they are copied. Those of our own stores belong beside the database, in `home`, and that is where
+    they are read, unless they are in the recorded place alone.
     """
 
     def __init__(self, client: MlflowClient, run: Run, uri: str) -> None:
         self.client, self.run, self.uri = client, run, uri
         self.recorded = local(run.info.artifact_uri) if database(uri) else None
-        self.place = None if self.recorded is None else present(self.recorded, uri)
+        self.home = None if self.recorded is None else home(self.recorded, uri)
+        gone = self.recorded is not None and not self.recorded.is_dir()
+        self.place = self.home if self.home and (gone or self.home.is_dir()) else self.recorded
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Returns the size of each file of a folder, by its path."""
@@ -54,21 +56,25 @@ class Artifacts:
             with files.atomic(self.place / folder / source.name) as file, open(source, "rb") as given:
                 shutil.copyfileobj(given, file)
 
-    def repair(self) -> None:
-        """Tells the database where the files are, after a move or a copy, for MLflow's own tools."""
-        if self.recorded == self.place:
+    def bring_home(self) -> None:
+        """Has the files beside the database from now on, whatever was moved or copied, and says so to MLflow's own
+        tools. What was sent before is not moved: who calls this sends what is missing."""
+        if self.home is None or self.home == self.recorded:
             return
         assert self.recorded is not None
-        assert self.place is not None
-        old, new = (place.parents[1].as_uri() for place in (self.recorded, self.place))
-        path, experiment = database(self.uri), self.run.info.experiment_id
+        self.place = self.home
+        old, new = (place.parents[1].as_uri() for place in (self.recorded, self.home))
+        path, info = database(self.uri), self.run.info
         assert path is not None
-        moved = "? || substr({0}, length(?) + 1) WHERE experiment_id = ? AND substr({0} || '/', 1, length(?) + 1) = ?"
         try:
             with closing(sqlite3.connect(path)) as connection, connection:
-                for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
-                    change = f"UPDATE {table} SET {column} = {moved.format(column)}"
-                    connection.execute(change, (new, old, int(experiment), old, f"{old}/"))
+                connection.execute(
+                    "UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (self.home.as_uri(), info.run_id)
+                )
+                connection.execute(
+                    "UPDATE experiments SET artifact_location = ? WHERE experiment_id = ? AND artifact_location = ?",
+                    (new, int(info.experiment_id), old),
+                )
         except sqlite3.Error as error:
             raise unusable(self.uri, error) from error
 
@@ -85,15 +91,9 @@ def beside(uri: str, matrix: str) -> Path | None:
     return None if path is None else path.resolve().parent / FOLDER / matrix
 
 
-def present(recorded: Path, uri: str) -> Path:
-    """Returns where the files of a run are, of which MLflow says that they are in `recorded`.
-
-    Where somebody chose the place, it is that. Our own is beside the database; only where there is nothing, and where
-    there is something in the recorded one, the database alone was moved.
-    """
+def home(recorded: Path, uri: str) -> Path | None:
+    """Returns where the files of a run belong, of which MLflow says that they are in `recorded`; None where somebody
+    chose another place than ours."""
     folder, matrix, run, last = (*[""] * 4, *recorded.parts)[-4:]
-    here = beside(uri, matrix)
-    if folder != FOLDER or last != "artifacts" or here is None:
-        return recorded
-    moved = here.is_dir() or not recorded.parents[1].is_dir()
-    return here / run / last if moved else recorded
+    experiment = beside(uri, matrix)
+    return experiment / run / last if experiment and (folder, last) == (FOLDER, "artifacts") else None

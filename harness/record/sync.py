@@ -40,7 +40,7 @@ def sync(folder: Path, uri: str) -> None:
         lines = [line for line in MetricsLog(folder).read() if state.ended or line["step"] <= state.durable_step]
         run = run_of(client, folder, spec, made, uri, lines)
         artifacts = Artifacts(client, run, uri)
-        artifacts.repair()
+        artifacts.bring_home()
         sent = int(run.data.tags.get("lines", 0))
         tags = {
             "status": state.state,
