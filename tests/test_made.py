@@ -41,14 +41,22 @@ TINY = ["methods=[grpo,mine]", "plugins=[made_by_me]", "train.steps=2", "train.p
 TINY += ["train.lr=1e-2", "eval.problems=8", "eval.samples=8", "eval.k=2", "checkpoint.every=1"]
 
 
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the plugin, in which the matrix was run."""
+    folder = tmp_path_factory.mktemp("ran")
+    (folder / "beside.txt").write_text("1")
+    write(folder, 1)
+    assert "2 to run" in entrobench("run", folder)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a folder with the plugin, which this process can import."""
+def folder(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns a copy of that folder, whose plugin this process can import."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "made_by_me", raising=False)
-    (tmp_path / "beside.txt").write_text("1")
-    write(tmp_path, 1)
-    return tmp_path
+    return Path(shutil.copytree(ran, tmp_path, dirs_exist_ok=True))
 
 
 def write(folder: Path, factor: int) -> None:
@@ -87,7 +95,6 @@ def runs_of(folder: Path, key: str) -> list[dict[str, str]]:
 
 
 def test_an_edited_method_is_not_shown_with_its_old_numbers(folder: Path) -> None:
-    assert "2 to run" in entrobench("run", folder)
     grpo, mine = cells(settings(folder))
     first = table(folder)
     assert [row.flags for row in first.values()] == [[], []]
@@ -128,7 +135,6 @@ def test_an_edited_method_is_not_shown_with_its_old_numbers(folder: Path) -> Non
 
 
 def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
-    entrobench("run", folder)
     _, mine = cells(settings(folder))
     first = table(folder)["mine"]
     shutil.rmtree(mine.folder)
@@ -143,7 +149,6 @@ def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
 
 
 def test_results_are_read_wherever_they_lie(folder: Path) -> None:
-    entrobench("run", folder)
     original = table(folder)
     (folder / "elsewhere").mkdir()
     shutil.copytree(folder / "results", folder / "elsewhere" / "copy")
