@@ -25,18 +25,23 @@ from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python
 from harness.config import Config
 from harness.method import Method
-from harness.record import state
+from harness.record import made, state
 from harness.record.log import MetricsLog
+from harness.record.made import Made
 from harness.record.spec import CellSpec
 from harness.record.state import State
 from harness.rollout import choice, engines, models
 from harness.rollout.proof import check_weights
 from harness.rollout.rendering import instructed, left_out
 from harness.rollout.together import led
+from harness.train import sources
 from harness.train.filter import Asker, pool
 from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.trainer import Parts, Trainer
 from harness.verify.pool import Verifier
+
+# As the source was when it was imported, once for all cells: what is edited after that does not run in them.
+IMPORTED = {cls: made.digest(cls) for cls in (*baselines.METHODS.values(), *tasks.TASKS.values())}
 
 
 def device_of(config: Config) -> tuple[str, torch.dtype]:
@@ -162,7 +167,7 @@ class Diary:
 
     def failed(self, reason: str) -> None:
         """Notes the reason of the first rank that fails: others then fail for want of it, as all do when stopped."""
-        if State.read(self.folder).state != "failed" and not self.orphaned:
+        if not State.read(self.folder).ended and not self.orphaned:
             state.change(self.folder, state="failed", reason=reason, seconds=self.seconds)
 
     def safe(self, **changes: Any) -> None:
@@ -187,14 +192,18 @@ def run(folder: Path) -> None:
             diary.note(reason=unread(trainer, spec), device=device)
             trainer.run(lambda step: diary.safe(durable_step=step))
             finish(trainer, folder, diary)
-    except (CellFailure, UserError) as failure:
-        diary.failed(str(failure))
-        sys.exit(f"failed: {failure}")
-    except Exception as error:  # whatever it is, it ends this cell alone, with its name and the full story in the log
-        traceback.print_exc()
-        said = str(error).strip() or "no message"
-        diary.failed(f"{type(error).__name__}: {said.splitlines()[0]}")
-        sys.exit(1)
+    except Exception as error:  # whatever it is, it ends this cell alone
+        diary.failed(reason := reason_of(error))
+        sys.exit(f"failed: {reason}")
+
+
+def reason_of(error: Exception) -> str:
+    """Returns what people are told of an error; of one that nobody foresaw the full story goes into the log."""
+    if isinstance(error, CellFailure | UserError):
+        return str(error)
+    traceback.print_exception(error)
+    said = str(error).strip() or "no message"
+    return f"{type(error).__name__}: {said.splitlines()[0]}"
 
 
 def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
@@ -241,22 +250,49 @@ def divide(folder: Path, count: int) -> None:
 def main(folder: str) -> None:
     """In a process of its own: everything printed goes to the cell's log."""
     place = Path(folder)
-    log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    write_log(place)
     transformers.utils.logging.disable_progress_bar()
     # Another process may hold the cell: an orphan of a killed run ends at its next checkpoint, another run finishes it.
     with state.lock(place):
-        before = State.read(place)
-        if before.state == "done":
-            return
-        State("running", seconds=before.seconds).write(place)
         try:
-            count = CellSpec.read(place).config.hardware.ranks
-        except UserError as error:
-            state.change(place, state="failed", reason=str(error))
-            sys.exit(f"failed: {error}")
+            spec = CellSpec.read(place)
+            begin(place, spec)
+            before = State.read(place)
+            if before.state == "done":
+                return
+        except Exception as error:  # as in `run`
+            reason = reason_of(error)
+            if State.read(place).state != "done":
+                state.change(place, state="failed", reason=reason)
+            sys.exit(f"failed: {reason}")
+        State("running", seconds=before.seconds).write(place)
+        count = spec.config.hardware.ranks
         run(place) if count == 1 else divide(place, count)
+
+
+def write_log(place: Path) -> None:
+    """Sends all that this process prints to the cell's log."""
+    log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def begin(place: Path, spec: CellSpec) -> None:
+    """Sets aside what another source has made, and writes down what makes this attempt if it is a new one."""
+    found = sources.components(spec)
+    present = {name: IMPORTED.get(cls) or made.digest(cls) for name, cls in found.items()}
+    earlier = Made.read(place)
+    if earlier is not None and (why := made.by_another_source(earlier.sources, present)):
+        aside = made.set_aside(place, earlier)
+        write_log(place)
+        print(f"begins anew: the earlier attempt was {why}; it is kept in {aside}", flush=True)
+        earlier = None
+    if earlier is None and State.read(place).state != "done":
+        device, _ = device_of(spec.config)
+        gpu = torch.cuda.get_device_name() if device == "cuda" else None
+        engine = choice.DISTRIBUTIONS if spec.config.rollout.engine == "vllm" else ()
+        made.begin(place, present, device, gpu, engine)
 
 
 def rank() -> None:

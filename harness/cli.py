@@ -18,7 +18,7 @@ from harness.commands.parsing import Parser
 # Modules of harness/commands/: `add` declares the arguments of a command, `call` runs it and returns the exit code.
 COMMANDS = (
     *("run", "plan", "status", "leaderboard", "report", "sync", "dynamics", "explain"),
-    *("eval", "data", "doctor", "list"),
+    *("eval", "data", "doctor", "list", "clean"),
 )
 
 

@@ -12,13 +12,15 @@ from typing import Any
 
 import baselines
 import tasks
-from harness.base import files, identities
+from harness.base import devices, files, identities
 from harness.base.errors import UserError, nearest
 from harness.config import Config
 from harness.method import Method
+from harness.record import made
 from harness.record.spec import CellSpec
 from harness.record.state import Progress
 from harness.rollout import choice, models
+from harness.train import sources
 from tasks import check_split
 
 MARKER = "matrix.json"
@@ -39,6 +41,10 @@ class Cell:
     def identity(self) -> dict[str, Any]:
         """Returns all that defines the result, which paths, launchers, trackers and file names do not."""
         table, correction = baselines.table(self.config.plugins), self.config.correction
+        settled = self.settled
+        parts = {part: dataclasses.asdict(getattr(settled, part)) for part in ("train", "rollout", "eval")}
+        if settled.train.dtype == "float32":
+            parts["train"]["dtype"] = "auto"  # which float32 is called here, however it was asked for
         return {
             "method": Method.of(self.method, table, self.config.method_options).identity(),
             "task": identities.of(tasks.build(self.task, self.config.plugins)),
@@ -47,20 +53,29 @@ class Cell:
             ],
             "model": models.resolve(self.model).identity(),
             "seed": self.seed,
-            **{part: dataclasses.asdict(getattr(self.settled, part)) for part in ("train", "rollout", "eval")},
+            **parts,
             "verify": {"limit_s": self.config.verify.limit_s},
             # Where it is off, its bounds define nothing.
             **({} if correction.kind == "off" else {"correction": dataclasses.asdict(correction)}),
+            **({} if settled.hardware.device == "cpu" else {"device": settled.hardware.device}),
         }
 
     @cached_property
     def settled(self) -> Config:
-        """The configuration with the engine that `auto` means for this model on this machine: it decides which
-        responses are drawn, so it belongs to who the cell is."""
-        given = self.config.rollout
-        shape = models.resolve(self.model).shape()
-        engine = choice.resolve(given.engine, self.config.hardware.device, shape)
-        return dataclasses.replace(self.config, rollout=dataclasses.replace(given, engine=engine))
+        """Returns the configuration with the device, the compute type and the engine that `auto` means for this model
+        on this machine: they decide which responses are drawn, so they belong to who the cell is."""
+        config = self.config
+        device = devices.kind(config.hardware.device)
+        dtype = config.train.dtype
+        if dtype == "auto":
+            dtype = "bfloat16" if device == "cuda" else "float32"
+        engine = choice.resolve(config.rollout.engine, config.hardware.device, models.resolve(self.model).shape())
+        return dataclasses.replace(
+            config,
+            train=dataclasses.replace(config.train, dtype=dtype),
+            rollout=dataclasses.replace(config.rollout, engine=engine),
+            hardware=dataclasses.replace(config.hardware, device=device),
+        )
 
     @cached_property
     def key(self) -> str:
@@ -89,8 +104,18 @@ class Cell:
         settings = dataclasses.asdict(self.settled)
         return CellSpec(self.key, self.config.name, **axes, identity=self.identity, settings=settings)
 
+    @cached_property
+    def components(self) -> dict[str, type]:
+        """Returns the classes of its method and its tasks, by their names."""
+        return sources.components(self)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Returns the hashes of its components' source, as it is on disk now."""
+        return {name: made.digest(cls) for name, cls in self.components.items()}
+
     def progress(self) -> Progress:
-        return Progress.read(self.folder)
+        return Progress.read(self.folder, self.sources)
 
 
 def cells(config: Config) -> list[Cell]:
@@ -126,8 +151,23 @@ def cells(config: Config) -> list[Cell]:
     return matrix
 
 
+def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path]]:
+    """Returns the folders of cells that are not of this configuration, and those of attempts that were set aside."""
+    ours = {cell.folder for cell in matrix}
+    every = sorted(path.parent for path in config.folder.glob("*/config.yaml") if not path.parent.is_symlink())
+    attempts = [folder for folder in every if made.ASIDE in folder.name]
+    return [folder for folder in every if folder not in ours and folder not in attempts], attempts
+
+
 def claim(config: Config) -> None:
-    """Make sure that the results folder is this matrix's own, and mark it."""
+    """Makes sure that the results folder is this matrix's own, and marks it."""
+    check_owner(config)
+    if not (config.folder / MARKER).exists():
+        files.write_json(config.folder / MARKER, {"matrix": config.name})
+
+
+def check_owner(config: Config) -> None:
+    """Refuses a results folder that is another's."""
     folder, marker = config.folder, config.folder / MARKER
     if marker.exists():
         owner = files.read_json(marker)["matrix"]
@@ -137,5 +177,3 @@ def claim(config: Config) -> None:
             )
     elif folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} holds files that entrobench did not make; choose another name= or results=")
-    else:
-        files.write_json(marker, {"matrix": config.name})

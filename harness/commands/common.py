@@ -8,6 +8,8 @@ import sys
 from harness import config as configs
 from harness.base.fit import SafeConsole
 from harness.config import Config
+from harness.matrix import Cell
+from harness.record.state import OUTDATED
 
 # Reasons and specs may hold brackets, so no markup; a file or a pipe gets one line a row.
 WIDTH = None if sys.stdout.isatty() else 160
@@ -29,6 +31,17 @@ def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="for example train.steps=10")
     with_plugins(parser)
     return parser
+
+
+def tell_outdated(matrix: list[Cell], what_then: str) -> None:
+    """Prints which cells were made by another source, and of what."""
+    found: dict[str | None, list[str]] = {}
+    for cell in matrix:
+        if (now := cell.progress()).state == OUTDATED:
+            found.setdefault(now.reason, []).append(cell.label)
+    for reason, labels in found.items():
+        number = "1 cell was" if len(labels) == 1 else f"{len(labels)} cells were"
+        console.print(f"{number} {reason} ({', '.join(labels)}); {what_then}", style="yellow")
 
 
 def load(arguments: argparse.Namespace) -> Config:

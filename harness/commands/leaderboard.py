@@ -91,6 +91,7 @@ def asked(config: Config, matrix: list[Cell]) -> tuple[list[Expected], dict[str,
             cell.model,
             cell.seed,
             cell.key,
+            cell.sources,
         )
         for cell in matrix
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from harness.commands.common import Commands, command, console, load, with_config
+from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
 from harness.config import Config
 from harness.matrix import cells
 
@@ -27,6 +27,8 @@ def plan(config: Config) -> Plan:
     from harness.plan import estimate, show
     from harness.plan.machine import this_machine
 
-    found = estimate.of(config, cells(config), this_machine(config))
+    matrix = cells(config)
+    found = estimate.of(config, matrix, this_machine(config))
     show.show(console, found)
+    tell_outdated(matrix, "`entrobench run` runs them anew")
     return found

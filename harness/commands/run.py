@@ -8,10 +8,11 @@ import os
 import tasks
 from harness.base.errors import UserError
 from harness.commands import leaderboard, sync
-from harness.commands.common import Commands, command, console, load, with_config
+from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
 from harness.config import Config
-from harness.matrix import cells, claim
+from harness.matrix import Cell, cells, claim
 from harness.plan.machine import samples_with_vllm, this_machine
+from harness.record.state import OUTDATED, State
 from harness.rollout import choice, models
 
 
@@ -24,18 +25,23 @@ def add(commands: Commands) -> None:
         help="cells side by side (default: the cores / threads and ranks a cell; on GPUs 1)",
     )
     parser.add_argument("--launcher", choices=["local"], default="local")
+    parser.add_argument(
+        "--keep-stale",
+        action="store_true",
+        help="keep cells that are done though their method or task was edited since; the leaderboard marks them",
+    )
 
 
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
-    code = run(config, arguments.jobs)
+    code = run(config, arguments.jobs, keep_stale=arguments.keep_stale)
     console.print(
         f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {config.tracking_uri}"
     )
     return code
 
 
-def run(config: Config, jobs: int | None = None) -> int:
+def run(config: Config, jobs: int | None = None, *, keep_stale: bool = False) -> int:
     """Runs the missing cells, feeds MLflow, prints the leaderboard; returns the exit code."""
     from harness.launch import local
     from harness.launch.progress import LiveView
@@ -49,7 +55,7 @@ def run(config: Config, jobs: int | None = None) -> int:
     if any(models.resolve(model).shape() is None for model in config.models):
         fetch_models(config)
         matrix = cells(config)  # anew: the shape of a model, known by now, decides which engine samples from it
-    todo = [cell for cell in matrix if cell.progress().state != "done"]
+    todo = [cell for cell in matrix if not settled(cell, keep_stale)]
     if todo:
         check_engines(config)
     claim(config)
@@ -57,10 +63,11 @@ def run(config: Config, jobs: int | None = None) -> int:
     console.print(
         f"matrix {config.name}: {len(matrix)} cells, {len(matrix) - len(todo)} done before, {len(todo)} to run"
     )
+    tell_outdated(todo, "they begin anew, and the earlier attempts are kept beside them")
     if todo:
         with LiveView(console, matrix, todo, config.tracking_uri) as view:
             local.run(todo, jobs, view)
-    failed = [cell for cell in matrix if cell.progress().state != "done"]
+    failed = [cell for cell in matrix if not settled(cell, keep_stale)]
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
     sync.sync(config, matrix)
@@ -75,6 +82,12 @@ def fetch_models(config: Config) -> None:
     for model in config.models:
         with clock(console, f"making ready the model {model}"):
             models.resolve(model).folder(say=console.print)
+
+
+def settled(cell: Cell, keep_stale: bool) -> bool:
+    """Returns whether nothing of a cell is left to run."""
+    state = cell.progress().state
+    return state == "done" or (keep_stale and state == OUTDATED and State.read(cell.folder).state == "done")
 
 
 def default_jobs(config: Config) -> int:

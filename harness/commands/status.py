@@ -6,8 +6,8 @@ import argparse
 
 from harness.base import fit
 from harness.base.fit import Column
-from harness.commands.common import Commands, command, console, load, with_config
-from harness.matrix import cells
+from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
+from harness.matrix import cells, leftovers
 
 COLUMNS = [*map(Column, ("cell", "state", "step", "entropy", "reward")), Column("reason", folds=True)]
 
@@ -28,8 +28,12 @@ def call(arguments: argparse.Namespace) -> int:
         step = f"{progress.step}/{config.train.steps}"
         rows.append([cell.label, progress.state, step, *numbers, progress.reason or ""])
     fit.show(console, COLUMNS, rows, goes=[("entropy", "reward")])
-    ours = {cell.folder for cell in matrix}
-    others = [path for path in config.folder.glob("*/config.yaml") if path.parent not in ours]
+    tell_outdated(matrix, "`entrobench run` runs them anew, with --keep-stale it keeps those that are done")
+    others, attempts = leftovers(config, matrix)
     if others:
         console.print(f"{len(others)} more cells in {config.folder} belong to earlier versions of this configuration")
+    if attempts:
+        console.print(f"{len(attempts)} earlier attempts at cells are kept in {config.folder}")
+    if others or attempts:
+        console.print("`entrobench clean` removes what no configuration means any more")
     return 0

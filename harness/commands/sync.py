@@ -8,6 +8,7 @@ from pathlib import Path
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
+from harness.record.made import earlier
 
 
 def add(commands: Commands) -> None:
@@ -35,6 +36,6 @@ def call(arguments: argparse.Namespace) -> int:
 def sync(config: Config, matrix: list[Cell]) -> None:
     from harness.record.sync import sync as feed
 
-    for cell in matrix:
-        if (cell.folder / "state.json").exists():
-            feed(cell.folder, config.tracking_uri)
+    for folder in (each for cell in matrix for each in (*earlier(cell.folder), cell.folder)):
+        if (folder / "state.json").exists():
+            feed(folder, config.tracking_uri)

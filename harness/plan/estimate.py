@@ -17,7 +17,7 @@ from harness.plan.lacks import no_device, no_memory, no_room, no_vllm, not_prepa
 from harness.plan.machine import Machine, samples_with_vllm
 from harness.rollout import models
 
-STATES = ("done", "running", "stale", "failed", "planned")
+STATES = ("done", "running", "stale", "failed", "outdated", "planned")
 USUAL = 80 * 10**9  # bytes of the GPU that vLLM's cache is reckoned for where none is known
 
 

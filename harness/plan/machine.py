@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
+from harness.base.devices import Device, cuda_devices
 from harness.base.shape import Shape
 from harness.config import Config
 from harness.rollout import choice
-
-
-@dataclass(frozen=True)
-class Device:
-    name: str
-    memory: int | None  # bytes; None where it cannot be known
 
 
 @dataclass(frozen=True)
@@ -42,17 +35,6 @@ def this_machine(config: Config) -> Machine:
     there = next(path for path in [folder, *folder.parents] if path.exists())
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(ram, os.cpu_count() or 1, shutil.disk_usage(there).free, cuda_devices())
-
-
-def cuda_devices(driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[Device, ...]:
-    """By NVIDIA's own tool, else by the mark that its driver leaves."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return tuple(Device("a GPU", None) for _ in driver.glob("*/information"))
-    rows = [line.rpartition(",") for line in lines if line.strip()]
-    return tuple(Device(name.strip(), int(mib) * 2**20 if mib.strip().isdigit() else None) for name, _, mib in rows)
 
 
 def samples_with_vllm(shape: Shape | None, config: Config) -> bool:

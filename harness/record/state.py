@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from filelock import FileLock, Timeout
 
 from harness.base import files
 from harness.base.errors import Damaged
+from harness.record import made
 from harness.record.log import last_line
+from harness.record.made import Made
 
 FILE = "state.json"
 STATES = ("planned", "running", "done", "failed")  # that are written
 STALE = "stale"  # running by its record, but no process works on it: the next run goes on from its last checkpoint
+OUTDATED = "outdated"  # done, failed or half done by another source of its method or task: the next run begins anew
 
 
 @dataclass(frozen=True)
@@ -63,18 +67,23 @@ def lock(folder: Path, timeout: float = -1) -> FileLock:
 class Progress:
     """How far a cell is, as people are told."""
 
-    state: str  # planned | running | done | failed | stale
+    state: str  # planned | running | done | failed | stale | outdated
     reason: str | None = None
     step: int = 0
     metrics: dict[str, float] = field(default_factory=dict)  # of that step
     seconds: float = 0.0
 
     @classmethod
-    def read(cls, folder: Path) -> Progress:
+    def read(cls, folder: Path, sources: Mapping[str, str] | None = None) -> Progress:
+        """Returns how far a cell is; with the hashes of the present sources of its components, what was made by others
+        is outdated."""
         now = State.read(folder)
         if now.state == "planned":
             return cls("planned")
         name = STALE if now.state == "running" and free(folder) else now.state
+        record = None if sources is None or name == "running" else Made.read(folder)
+        if record is not None and sources is not None and (why := made.by_another_source(record.sources, sources)):
+            return cls(OUTDATED, why)
         last = last_line(folder)
         return cls(name, now.reason, last.get("step", 0), last.get("metrics", {}), now.seconds)
 

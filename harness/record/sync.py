@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,17 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
+from harness.record.artifacts import Artifacts, beside
 from harness.record.log import MetricsLog
+from harness.record.made import Made
 from harness.record.spec import FILE, CellSpec
 from harness.record.state import State
-from harness.record.store import database, store
+from harness.record.store import store
 
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
 METRICS_PER_CALL = 1000  # MLflow takes no more
 LONGEST_VALUE = 500  # of a parameter or tag, in every version of MLflow
+SENT = ("evals", "samples")  # folders of a cell that has ended
 
 
 def sync(folder: Path, uri: str) -> None:
@@ -31,10 +35,12 @@ def sync(folder: Path, uri: str) -> None:
     Before the cell has ended that is what a checkpoint covers: later steps may be run again. Steps that a failed cell
     has sent are not sent again when it is resumed. The tags are written last, so they vouch for all the rest.
     """
-    spec, state = CellSpec.read(folder), State.read(folder)
-    lines = [line for line in MetricsLog(folder).read() if state.ended or line["step"] <= state.durable_step]
     with FileLock(folder / "mlflow.lock"), store(uri, write=True) as client:
-        run = run_of(client, folder, spec, uri, lines)
+        spec, state, made = CellSpec.read(folder), State.read(folder), Made.read(folder)
+        lines = [line for line in MetricsLog(folder).read() if state.ended or line["step"] <= state.durable_step]
+        run = run_of(client, folder, spec, made, uri, lines)
+        artifacts = Artifacts(client, run, uri)
+        artifacts.bring_home()
         sent = int(run.data.tags.get("lines", 0))
         tags = {
             "status": state.state,
@@ -43,15 +49,15 @@ def sync(folder: Path, uri: str) -> None:
             "lines": str(max(sent, len(lines))),
         }
         tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
-        if tags.items() <= run.data.tags.items():
+        unsent = list(missing(folder, artifacts)) if state.ended else []
+        if tags.items() <= run.data.tags.items() and not unsent:
             return
         send_metrics(client, run.info.run_id, lines[sent:])
         send_params(client, run.info.run_id, spec)
-        client.log_artifact(run.info.run_id, str(folder / FILE))
+        artifacts.send(folder / FILE)
+        for path in unsent:
+            artifacts.send(path, path.parent.name)
         if state.ended:
-            for name in ("evals", "samples"):
-                if (folder / name).exists():
-                    client.log_artifacts(run.info.run_id, str(folder / name), name)
             end = int(lines[-1]["time"] * 1000) if lines else None
             client.set_terminated(run.info.run_id, RUN_STATUS[state.state], end)
         else:
@@ -59,11 +65,23 @@ def sync(folder: Path, uri: str) -> None:
         send_tags(client, run.info.run_id, tags)
 
 
-def run_of(client: MlflowClient, folder: Path, spec: CellSpec, uri: str, lines: list[dict[str, Any]]) -> Run:
-    """Returns the one run of the cell: the one whose id the folder keeps, else the one with its tag, else a new one."""
+def missing(folder: Path, artifacts: Artifacts) -> Iterator[Path]:
+    """Yields the files of a cell that its run does not have, or has another size of."""
+    for name in SENT:
+        sizes = artifacts.sizes(name)
+        for path in sorted((folder / name).glob("[!.]*")):
+            if sizes.get(f"{name}/{path.name}") != path.stat().st_size:
+                yield path
+
+
+def run_of(
+    client: MlflowClient, folder: Path, spec: CellSpec, made: Made | None, uri: str, lines: list[dict[str, Any]]
+) -> Run:
+    """Returns the one run of this attempt at the cell: the one whose id the folder keeps, else the one with its tags,
+    else a new one. A cell that failed before it began has an attempt without id."""
     from mlflow.exceptions import MlflowException
 
-    kept = folder / "mlflow.json"
+    kept, attempt = folder / "mlflow.json", made.attempt if made else ""
     if kept.exists():
         try:
             run = client.get_run(files.read_json(kept)["run"])
@@ -71,20 +89,24 @@ def run_of(client: MlflowClient, folder: Path, spec: CellSpec, uri: str, lines: 
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
         else:
-            if run.info.lifecycle_stage == "active" and run.data.tags.get("cell") == spec.cell:
+            theirs = run.data.tags.get("cell"), run.data.tags.get("attempt")
+            if run.info.lifecycle_stage == "active" and theirs == (spec.cell, attempt):
                 return run
     experiment = experiment_of(client, spec.matrix, uri)
-    found = client.search_runs([experiment], f"tags.cell = '{spec.cell}'", order_by=["attributes.start_time ASC"])
-    run = found[0] if found else new_run(client, experiment, spec, lines)
+    same = f"tags.cell = '{spec.cell}' and tags.attempt = '{attempt}'"
+    found = client.search_runs([experiment], same, order_by=["attributes.start_time ASC"])
+    run = found[0] if found else new_run(client, experiment, spec, made, lines)
     files.write_json(kept, {"run": run.info.run_id})
     return run
 
 
-def new_run(client: MlflowClient, experiment: str, spec: CellSpec, lines: list[dict[str, Any]]) -> Run:
-    tags = {
-        key: str(getattr(spec, key))[:LONGEST_VALUE] for key in ("cell", "matrix", "method", "task", "model", "seed")
-    }
-    start = int(lines[0]["time"] * 1000) if lines else None
+def new_run(
+    client: MlflowClient, experiment: str, spec: CellSpec, made: Made | None, lines: list[dict[str, Any]]
+) -> Run:
+    tags = {key: str(getattr(spec, key)) for key in ("cell", "matrix", "method", "task", "model", "seed")}
+    tags |= made.tags() if made else {"attempt": ""}
+    tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
+    start = int((made.started if made else lines[0]["time"]) * 1000) if made or lines else None
     return client.create_run(experiment, start, tags, run_name=f"{spec.method} s{spec.seed}")
 
 
@@ -94,10 +116,9 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
     experiment = client.get_experiment_by_name(matrix)
     if experiment is None:
         # Beside the database: by itself MLflow would use ./mlruns, wherever the command happens to run.
-        path = database(uri)
-        beside = (path.resolve().parent / "mlartifacts" / matrix).as_uri() if path else None
+        place = beside(uri, matrix)
         try:
-            return client.create_experiment(matrix, beside)
+            return client.create_experiment(matrix, place and place.as_uri())
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another cell was quicker
                 raise

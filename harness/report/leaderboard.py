@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from harness.base.errors import UserError
 from harness.base.statistics import Estimate, crossed_interval, geometric_interval
+from harness.record.made import by_another_source
 from harness.report.read import Result, read, result_of
 
 
@@ -22,6 +24,7 @@ class Expected:
     model: str
     seed: int
     cell: str
+    sources: Mapping[str, str] | None = None  # present hashes of its components' source; None: nobody asks for it
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def entries_of(results: Mapping[str, dict[str, Result]], expected: Sequence[Expe
             entry = entries.setdefault(key, Entry(*key))
             entry.expected += 1
             if each.cell in results:
-                entry.results[each.seed] = result_of(results[each.cell], task, each.cell)
+                entry.results[each.seed] = marked(result_of(results[each.cell], task, each.cell), each)
     for entry in entries.values():
         check_comparable(entry, entries[baseline, entry.trained_on, entry.task, entry.model])
     return list(entries.values())
@@ -88,6 +91,12 @@ def label_of(trained_on: str, task: str, entries: Sequence[Entry]) -> str:
     """Names a task, and what was trained on where that differs within the matrix."""
     several = len({entry.trained_on for entry in entries if entry.task == task}) > 1
     return f"{task} (trained on {trained_on})" if several else task
+
+
+def marked(result: Result, expected: Expected) -> Result:
+    """Returns a result with a flag if another source than the present one made it."""
+    why = None if expected.sources is None else by_another_source(result.sources, expected.sources)
+    return dataclasses.replace(result, flags=[*result.flags, why]) if why else result
 
 
 def check_comparable(entry: Entry, baseline: Entry) -> None:

@@ -33,7 +33,7 @@ def test_formats_that_do_not_go_together_are_one_sentence(
 
 def test_each_format_reaches_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right_JN = np.array([[1, 0] * 16, [0, 0] * 16])
-    results = {seed: Result(["a", "b"], right_JN, (2.0, 1.0), []) for seed in (0, 1)}
+    results = {seed: Result(["a", "b"], right_JN, (2.0, 1.0), [], {}) for seed in (0, 1)}
     kept = [Entry(method, "countdown", "countdown", "tiny", 2, results) for method in ("grpo", "clip_b")]
     monkeypatch.setattr(leaderboard, "cells", lambda config: [])
     monkeypatch.setattr(leaderboard, "asked", lambda config, matrix: ([], {"countdown": 4}))

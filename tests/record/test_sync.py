@@ -11,21 +11,35 @@ from typing import Any
 import pytest
 from places import REPOSITORY
 
-from harness.base import files
+from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.config import Config, Correction, Eval, RolloutConfig, Train
 from harness.record import store, sync
+from harness.record.artifacts import Artifacts
 from harness.record.log import MetricsLog
+from harness.record.made import Made
 from harness.record.spec import CellSpec
 from harness.record.state import State
 
 CELL = "0123456789ab"
+MADE = Made(
+    attempt="a" * 32,
+    started=999.5,
+    version="0.1.0",
+    commit="c" * 40,
+    dirty=False,
+    sources={"grpo": "1", "clip_b": "2", "countdown": "3"},
+    versions={"torch": "2.0", "python": "3.12"},
+    processor="A processor",
+    device="cpu",
+)
 
 
 def make_cell(folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0.02)", seed: int = 1) -> Path:
     settings = dataclasses.asdict(Config(train=Train(lr=1e-3, steps=4, group=8), eval=Eval(k=4, tasks=["x" * 2000])))
     spec = CellSpec(cell, "demo", method, "countdown", "tiny", seed, identity={"seed": seed}, settings=settings)
     spec.write(folder)
+    MADE.write(folder)
     set_state(folder, "running", durable=-1)
     return folder
 
@@ -98,7 +112,7 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
 
     (run,) = runs(mlflow_uri)
     assert run.info.run_name == "grpo+clip_b(share=0.02) s1"
-    assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", 1000500, 1002500)
+    assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", 999500, 1002500)
     assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2)
     assert run.data.metrics == {"entropy/mean": 1.8, "reward/mean": 0.02}
     expected = {
@@ -129,6 +143,17 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         "reason": "",
         "device": "cpu",
         "lines": "3",
+        "attempt": "a" * 32,
+        "code.version": "0.1.0",
+        "code.commit": "c" * 40,
+        "code.dirty": "false",
+        "processor": "A processor",
+        "source": identities.key({"grpo": "1", "clip_b": "2", "countdown": "3"}),
+        "source.grpo": "1",
+        "source.clip_b": "2",
+        "source.countdown": "3",
+        "version.torch": "2.0",
+        "version.python": "3.12",
     }
     beside = tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts"
     assert run.info.artifact_uri == beside.as_uri()
@@ -326,6 +351,144 @@ def test_a_run_that_was_deleted_is_made_anew(tmp_path: Path, mlflow_uri: str) ->
         client.delete_run(runs(mlflow_uri)[0].info.run_id)
     sync.sync(folder, mlflow_uri)
     assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1)
+
+
+# Attempts
+
+
+def test_each_attempt_has_a_run_of_its_own(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1)
+    set_state(folder, "done", durable=1)
+    sync.sync(folder, mlflow_uri)
+    [first] = runs(mlflow_uri)
+    # The folder's id is of another attempt: of its own past, or copied with the rest from somewhere else.
+    dataclasses.replace(MADE, attempt="b" * 32, started=1999.5).write(folder)
+    set_state(folder, "running", durable=-1)
+    sync.sync(folder, mlflow_uri)
+    [second, again] = sorted(runs(mlflow_uri), key=lambda run: -run.info.start_time)
+    assert again.data.to_dictionary() == first.data.to_dictionary()
+    assert (second.data.tags["attempt"], second.info.start_time) == ("b" * 32, 1999500)
+    assert (second.data.tags["status"], again.data.tags["status"]) == ("running", "done")
+    (folder / "mlflow.json").unlink()
+    set_state(folder, "done", durable=1)
+    sync.sync(folder, mlflow_uri)
+    assert {run.info.run_id: run.data.tags["status"] for run in runs(mlflow_uri)} == {
+        first.info.run_id: "done",
+        second.info.run_id: "done",
+    }
+
+
+def test_a_cell_that_failed_before_it_began_has_a_run(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    (folder / "made.json").unlink()
+    set_state(folder, "failed", durable=-1, reason="its process ended by SIGKILL")
+    for _ in range(2):
+        sync.sync(folder, mlflow_uri)
+        (folder / "mlflow.json").unlink()
+    [run] = runs(mlflow_uri)
+    assert (run.info.status, run.data.tags["attempt"]) == ("FAILED", "")
+
+
+# Stores that were moved, copied, or lost files
+
+
+def finished(folder: Path, uri: str) -> Path:
+    make_cell(folder)
+    log_steps(folder, 0, 1)
+    for step in (0, 1):
+        files.write_json(folder / "evals" / f"countdown-{step:06d}.json", {"step": step})
+    set_state(folder, "done", durable=1)
+    sync.sync(folder, uri)
+    return folder
+
+
+def test_files_that_the_store_lost_are_sent_again(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = finished(tmp_path / "cell", mlflow_uri)
+    [run] = runs(mlflow_uri)
+    evals = tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts" / "evals"
+    whole = {path.name: path.read_bytes() for path in evals.iterdir()}
+    assert len(whole) == 2
+    for spoil in (
+        lambda: (evals / "countdown-000001.json").unlink(),
+        lambda: (evals / "countdown-000000.json").write_text("{"),
+        lambda: shutil.rmtree(tmp_path / "mlartifacts"),
+    ):
+        spoil()
+        sync.sync(folder, mlflow_uri)
+        assert {path.name: path.read_bytes() for path in evals.iterdir()} == whole
+
+
+def test_a_store_whose_files_cannot_be_written_is_one_sentence(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = finished(tmp_path / "cell", mlflow_uri)
+    shutil.rmtree(tmp_path / "mlartifacts")
+    (tmp_path / "mlartifacts").write_text("a file in its place")
+    with pytest.raises(UserError, match=r"mlflow\.db cannot be used: .*(Not a directory|File exists)") as error:
+        sync.sync(folder, mlflow_uri)
+    one_sentence(error)
+
+
+def test_files_are_read_where_they_are(tmp_path: Path, mlflow_uri: str) -> None:
+    """A store that was moved, one that was copied, and a database that was copied alone."""
+    finished(tmp_path / "cell", mlflow_uri)
+    [run] = runs(mlflow_uri)
+    part = Path("mlartifacts") / "demo" / run.info.run_id / "artifacts"
+    for name in ("copy", "alone", "moved"):
+        (tmp_path / name).mkdir()
+        shutil.copy(tmp_path / "mlflow.db", tmp_path / name)
+    shutil.copytree(tmp_path / "mlartifacts", tmp_path / "copy" / "mlartifacts")
+
+    def places() -> list[Path]:
+        found = []
+        for name in (".", "copy", "alone", "moved"):
+            uri = f"sqlite:///{tmp_path / name / 'mlflow.db'}"
+            with store.store(uri, write=False) as client:
+                place = Artifacts(client, client.get_run(run.info.run_id), uri).place
+            assert place is not None
+            found.append(place.relative_to(tmp_path))
+        return found
+
+    assert places() == [part, "copy" / part, part, part]
+    (tmp_path / "mlartifacts").rename(tmp_path / "moved" / "mlartifacts")
+    assert places() == [part, "copy" / part, "alone" / part, "moved" / part]
+
+
+@pytest.mark.parametrize("copied", ["all", "database"])
+def test_a_copy_is_fed_and_the_original_is_not(copied: str, tmp_path: Path, mlflow_uri: str) -> None:
+    finished(tmp_path / "original" / "cell", mlflow_uri)
+    [run] = runs(mlflow_uri)
+    copy = tmp_path / "a cöpy of 100%" / "results"
+    copy.mkdir(parents=True)
+    shutil.copy(tmp_path / "mlflow.db", copy)
+    shutil.copytree(tmp_path / "original" / "cell", copy / "cell")
+    if copied == "all":
+        shutil.copytree(tmp_path / "mlartifacts", copy / "mlartifacts")
+    files.write_json(copy / "cell" / "evals" / "countdown-000002.json", {"step": 2})
+    part = Path("mlartifacts") / "demo" / run.info.run_id / "artifacts"
+    before = sorted((tmp_path / part).rglob("*")), (tmp_path / "mlflow.db").read_bytes()
+    uri = f"sqlite:///{copy / 'mlflow.db'}"
+    sync.sync(copy / "cell", uri)
+    assert (sorted((tmp_path / part).rglob("*")), (tmp_path / "mlflow.db").read_bytes()) == before
+    names = {str(path.relative_to(copy / part)) for path in (copy / part).rglob("*.*")}
+    assert names == {"config.yaml", *(f"evals/countdown-{step:06d}.json" for step in range(3))}
+    [same] = runs(uri)
+    assert (same.info.run_id, same.info.artifact_uri) == (run.info.run_id, (copy / part).as_uri())
+    with store.store(uri, write=False) as client:
+        assert client.get_experiment_by_name("demo").artifact_location == (copy / "mlartifacts" / "demo").as_uri()
+
+
+def test_a_place_that_somebody_chose_stays(tmp_path: Path, mlflow_uri: str) -> None:
+    chosen = tmp_path / "large disk" / "runs"
+    with store.store(mlflow_uri, write=True) as client:
+        client.create_experiment("demo", chosen.as_uri())
+    folder = finished(tmp_path / "cell", mlflow_uri)
+    [run] = runs(mlflow_uri)
+    assert run.info.artifact_uri == f"{chosen.as_uri()}/{run.info.run_id}/artifacts"
+    assert (chosen / run.info.run_id / "artifacts" / "evals" / "countdown-000001.json").exists()
+    (tmp_path / "other").mkdir()
+    other = f"sqlite:///{shutil.copy(tmp_path / 'mlflow.db', tmp_path / 'other')}"
+    sync.sync(folder, other)
+    assert runs(other)[0].info.artifact_uri == run.info.artifact_uri
 
 
 def test_a_second_sync_only_asks(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ def entries(right: Answers, task: str = "countdown", trained_on: str = "countdow
     found = []
     for method, by_seed in right.items():
         results = {
-            seed: Result([f"{task} {i}" for i in range(len(right_JN))], right_JN, (2.0, 1.0), [])
+            seed: Result([f"{task} {i}" for i in range(len(right_JN))], right_JN, (2.0, 1.0), [], {})
             for seed, right_JN in by_seed.items()
         }
         found.append(Entry(method, trained_on, task, model, len(results), results))

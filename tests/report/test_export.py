@@ -11,7 +11,7 @@ from harness.report.read import Result
 
 def test_every_answer_count_is_a_row(tmp_path: Path) -> None:
     first, second = np.array([[1, 0, 1], [0, 0, 0]]), np.array([[1, 1, 1], [0, 1, 0]])
-    results = {seed: Result(["p=1", "größe"], x, (2.0, 1.0), []) for seed, x in ((4, second), (0, first))}
+    results = {seed: Result(["p=1", "größe"], x, (2.0, 1.0), [], {}) for seed, x in ((4, second), (0, first))}
     entries = [Entry("clip_b", "dapo", "aime", "tiny", 3, results), Entry("grpo", "dapo", "aime", "tiny", 3)]
     export.write(entries, tmp_path / "new" / "answers.parquet")
     table = parquet.read_table(tmp_path / "new" / "answers.parquet")

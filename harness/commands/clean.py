@@ -1,0 +1,106 @@
+"""entrobench clean: removes what no configuration means any more from the folder of a matrix."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import Timeout
+
+from harness.base.errors import UserError
+from harness.base.units import gib
+from harness.commands.common import Commands, command, console, load, with_config
+from harness.config import Config
+from harness.matrix import cells, check_owner, leftovers
+from harness.record import state
+from harness.record.made import ASIDE
+
+TEMPORARY = re.compile(r"\..+\.(\d+)")  # of harness.base.files, with the process that was writing it
+
+
+@dataclass(frozen=True)
+class Found:
+    path: Path
+    why: str
+    cell: Path | None = None  # the folder that nobody may be working on; None: the process that wrote it is gone
+
+    @property
+    def bytes(self) -> int:
+        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
+        return sum(file.lstat().st_size for file in files if not file.is_dir())
+
+
+def add(commands: Commands) -> None:
+    parser = with_config(command(commands, "clean", "remove what no configuration means any more"))
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def call(arguments: argparse.Namespace) -> int:
+    config = load(arguments)
+    check_owner(config)
+    found = list(unmeant(config))
+    if not found:
+        console.print(f"{config.folder} holds nothing but what this configuration means")
+        return 0
+    for each in found:
+        console.print(f"{each.path}  {gib(each.bytes)}  {each.why}")
+    if not arguments.yes and not agreed(f"Remove these {len(found)} ({gib(sum(each.bytes for each in found))})?"):
+        console.print("nothing was removed")
+        return 0
+    removed = [each for each in found if remove(each)]
+    console.print(f"removed {len(removed)} of {len(found)}; MLflow keeps what it was fed")
+    return 0
+
+
+def agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise UserError("nothing was removed, since there is no terminal to ask on; --yes removes what is listed")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def unmeant(config: Config) -> Iterator[Found]:
+    """Yields what a results folder holds beside the cells of the configuration; of others' files nothing."""
+    others, attempts = leftovers(config, cells(config))
+    for folder in others:
+        yield Found(folder, "a cell that is not of this configuration", folder)
+    for folder in attempts:
+        owner = folder.with_name(folder.name.partition(ASIDE)[0])
+        yield Found(folder, "an earlier attempt at a cell", owner)
+    gone = {*others, *attempts}
+    for path in sorted(config.folder.rglob(".*")):
+        match = TEMPORARY.fullmatch(path.name)
+        if match and path.is_file() and not alive(int(match[1])) and not gone & {*path.parents}:
+            yield Found(path, "left by a process that ended while it wrote")
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+def remove(found: Found) -> bool:
+    """Removes it, unless a process works on the cell that it belongs to."""
+    if found.cell is None:
+        found.path.unlink(missing_ok=True)
+        return True
+    if not found.cell.is_dir():  # an attempt at a cell whose folder was deleted
+        shutil.rmtree(found.path)
+        return True
+    try:
+        with state.lock(found.cell, timeout=0):
+            shutil.rmtree(found.path)
+    except Timeout:
+        console.print(f"{found.path} is left: a process works on {found.cell}", style="yellow")
+        return False
+    return True

@@ -1,0 +1,199 @@
+"""The record of what made a cell's numbers: the code, the libraries and the machine of one attempt; no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+
+from filelock import FileLock
+
+from harness.base import files, identities
+from harness.base.errors import Damaged
+
+FILE = "made.json"
+# Between the name of a cell's folder and the id of an earlier attempt, whose records are kept there.
+ASIDE = ".attempt-"
+PACKAGES = ("torch", "transformers", "lm-eval", "math-verify")
+# An attempt that is set aside leaves these in the cell's folder: who the cell is, and the locks of those who use it.
+STAYING = ("config.yaml", "lock", "mlflow.lock", FILE)
+
+
+@dataclass(frozen=True)
+class Made:
+    """One attempt at a cell, from step 0 to its end through all interruptions, as it was when it began."""
+
+    attempt: str
+    started: float  # seconds since 1970
+    version: str | None  # of entrobench; None where it is not installed
+    commit: str | None  # of the repository that the code runs from; None where it is no git checkout
+    dirty: bool | None
+    sources: dict[str, str]  # hashes of the source of its method's and its tasks' components, by their names
+    versions: dict[str, str]  # of what computes
+    processor: str
+    device: str  # cpu or cuda
+
+    @classmethod
+    def read(cls, folder: Path) -> Made | None:
+        """Returns the record of the attempt that a cell's folder holds; None before the first began."""
+        path = folder / FILE
+        if not path.exists():
+            return None
+        given = files.read_json(path)
+        known = [each.name for each in dataclasses.fields(cls)]
+        if not isinstance(given, dict) or given.keys() != set(known) or not isinstance(given["sources"], dict):
+            raise Damaged(path, f"it must hold {', '.join(known)}")
+        return cls(**given)
+
+    def write(self, folder: Path) -> None:
+        files.write_json(folder / FILE, dataclasses.asdict(self))
+
+    def tags(self) -> dict[str, str]:
+        """Returns the record as the tags of a run; what is unknown is no tag."""
+        known = {
+            "attempt": self.attempt,
+            "code.version": self.version,
+            "code.commit": self.commit,
+            "code.dirty": None if self.dirty is None else str(self.dirty).lower(),
+            "processor": self.processor,
+            "source": identities.key(self.sources),
+            **{f"source.{name}": digest for name, digest in self.sources.items()},
+            **{f"version.{name}": version for name, version in self.versions.items()},
+        }
+        return {key: value for key, value in known.items() if value is not None}
+
+
+def begin(folder: Path, sources: dict[str, str], device: str, gpu: str | None, engine: Iterable[str] = ()) -> Made:
+    """Writes the record of a new attempt; `gpu` is the name of the device if it is one, `engine` the packages that
+    sample."""
+    commit, dirty = checkout(Path(__file__).parents[2])
+    versions = {name: found for name in (*PACKAGES, *engine) if (found := version(name)) is not None}
+    versions["python"] = platform.python_version()
+    made = Made(
+        attempt=uuid.uuid4().hex,
+        started=time.time(),
+        version=version("entrobench"),
+        commit=commit,
+        dirty=dirty,
+        sources=sources,
+        versions=versions,
+        processor=gpu or processor(),
+        device=device,
+    )
+    made.write(folder)
+    return made
+
+
+def version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def checkout(root: Path) -> tuple[str | None, bool | None]:
+    """Returns the commit of a git checkout, and whether its files differ from that; None for what is no checkout."""
+    if not (root / ".git").exists():  # an installed package may lie inside the checkout of something else
+        return None, None
+    git = ["git", "-C", str(root), "--no-optional-locks"]
+    try:
+        said = [
+            subprocess.run([*git, *asked], capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+            for asked in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    return said[0], bool(said[1])
+
+
+def processor() -> str:
+    """Returns the name of the CPU."""
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text().splitlines() if known.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+# Sources
+
+
+def digest(cls: type) -> str:
+    """Returns the hash of the modules in which a class and those that it inherits from are written.
+
+    The harness itself and Python's own modules do not count: the version and the commit say which they were.
+    """
+    modules = dict.fromkeys(base.__module__ for base in cls.__mro__)
+    others = (name for name in modules if name.partition(".")[0] not in {"harness", *sys.stdlib_module_names})
+    return identities.key({name: module_digest(name) for name in others})
+
+
+def module_digest(name: str) -> str:
+    """Returns the hash of a module's file as it is on disk now, and a word where it has none."""
+    path = getattr(sys.modules.get(name), "__file__", None)
+    try:
+        found = os.stat(path or "")
+    except OSError:
+        return "no file"
+    return file_digest(path, found.st_mtime_ns, found.st_size)
+
+
+@functools.cache
+def file_digest(path: str, mtime_ns: int, size: int) -> str:
+    return sha256(Path(path).read_bytes()).hexdigest()
+
+
+def named(components: Iterable[object], *tables: Mapping[str, type]) -> dict[str, type]:
+    """Returns the classes of the components by the names that the tables give them."""
+    names = {cls: name for table in tables for name, cls in table.items()}
+    return {names[type(component)]: type(component) for component in components}
+
+
+def others(made: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    """Returns the names of the components whose sources are not the same."""
+    return sorted(name for name in made.keys() | present.keys() if made.get(name) != present.get(name))
+
+
+def by_another_source(made: Mapping[str, str], present: Mapping[str, str]) -> str | None:
+    """Returns, as people are told, what was made by another source than the present one; None if nothing was."""
+    return f"made by another source: {', '.join(names)}" if (names := others(made, present)) else None
+
+
+# Attempts
+
+
+def set_aside(folder: Path, made: Made) -> Path:
+    """Moves what an attempt has left to a folder beside the cell's, so that the next begins with step 0.
+
+    The record of what made it goes last: it says that something is left to move, should the process be killed half way.
+    What has been moved before then stays, whatever was written in its place.
+    """
+    aside = folder.with_name(f"{folder.name}{ASIDE}{made.attempt[:12]}")
+    with FileLock(folder / "mlflow.lock"):  # nobody sends to MLflow what is only half here
+        files.write_text(aside / "config.yaml", (folder / "config.yaml").read_text())
+        for path in sorted(folder.iterdir()):
+            if path.name in STAYING:
+                continue
+            if not (aside / path.name).exists():
+                path.rename(aside / path.name)
+            elif path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        (folder / FILE).rename(aside / FILE)
+    return aside
+
+
+def earlier(folder: Path) -> list[Path]:
+    """Returns the folders of the attempts at a cell that were set aside."""
+    return sorted(folder.parent.glob(f"{folder.name}{ASIDE}*"))

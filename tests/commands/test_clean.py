@@ -1,0 +1,143 @@
+"""entrobench clean: what goes, what stays, and who is asked."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import cli, config
+from harness.matrix import cells, claim
+from harness.record import made, state
+from harness.record.state import State
+
+GONE = 2**22 + 1  # no process has such a number
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Returns a results folder with two cells of the smoke matrix, two of others, and what was left over."""
+    ours, others = (config.load("smoke", [f"results={tmp_path}", *more]) for more in ([], ["train.lr=0.5"]))
+    claim(ours)
+    for cell in (*cells(ours), *cells(others)):
+        cell.spec.write(cell.folder)
+        attempt = made.begin(cell.folder, {"grpo": "1"}, "cpu", None)
+        State("done").write(cell.folder)
+    aside = made.set_aside(cells(ours)[0].folder, made.begin(cells(ours)[0].folder, {"grpo": "1"}, "cpu", None))
+    assert aside.is_dir()
+    assert attempt.sources
+    folder = ours.folder
+    (folder / f".matrix.json.{GONE}").write_text("half")
+    (folder / f".matrix.json.{os.getpid()}").write_text("half, and a process is at it")
+    (cells(ours)[1].folder / "checkpoints").mkdir()
+    (cells(ours)[1].folder / "checkpoints" / f".step-000001.pt.{GONE}").write_text("half")
+    (folder / "report").mkdir()
+    (folder / "report" / "report.html").write_text("a report")
+    (folder / ".notes.1999x").write_text("somebody's")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "config.yaml").write_text("")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    return tmp_path
+
+
+def clean(results: Path, *options: str, code: int) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["clean", "smoke", f"results={results}", *options])
+    assert end.value.code == code
+
+
+def files(results: Path) -> set[Path]:
+    return {path for path in results.rglob("*") if not path.name.endswith("lock")}
+
+
+def doomed(results: Path) -> set[Path]:
+    ours = {cell.folder for cell in cells(config.load("smoke", [f"results={results}"]))}
+    folders = [path.parent for path in (results / "smoke").glob("*/config.yaml") if not path.parent.is_symlink()]
+    gone = {path for folder in folders if folder not in ours for path in (folder, *folder.rglob("*"))}
+    return {path for path in gone if not path.name.endswith("lock")} | set((results / "smoke").rglob(f".*.{GONE}"))
+
+
+def test_what_no_configuration_means_goes_and_the_rest_stays(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, gone = files(results), doomed(results)
+    assert len([path for path in gone if path.is_dir()]) == 3
+    clean(results, "--yes", code=0)
+    assert files(results) == before - gone
+    told = capsys.readouterr().out
+    assert told.count("a cell that is not of this configuration") == 2
+    assert told.count("an earlier attempt at a cell") == 1
+    assert told.count("left by a process that ended while it wrote") == 2
+    assert "removed 5 of 5" in told
+    clean(results, code=0)
+    assert "holds nothing but what this configuration means" in capsys.readouterr().out
+
+
+def test_nobody_to_ask(results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files(results)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    clean(results, code=2)
+    assert files(results) == before
+    told = capsys.readouterr()
+    assert told.err == (
+        "entrobench: nothing was removed, since there is no terminal to ask on; --yes removes what is listed\n"
+    )
+    assert told.out.count("\n") == 5
+
+
+@pytest.mark.parametrize(("answer", "removed"), [("", 0), ("n", 0), ("yess", 0), ("y", 5), ("YES ", 5)])
+def test_somebody_is_asked(answer: str, removed: int, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, gone = files(results), doomed(results)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    asked: list[str] = []
+
+    def reply(question: str) -> str:
+        asked.append(question)
+        return answer
+
+    monkeypatch.setattr("builtins.input", reply)
+    clean(results, code=0)
+    assert asked == ["Remove these 5 (0 MiB)? [y/N] "]
+    assert files(results) == (before - gone if removed else before)
+
+
+def test_a_cell_that_a_process_works_on_stays(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ours, other = (
+        cells(config.load("smoke", [f"results={results}", *more]))[0].folder for more in ([], ["train.lr=0.5"])
+    )
+    [aside] = made.earlier(ours)
+    with state.lock(ours), state.lock(other):
+        clean(results, "--yes", code=0)
+    assert other.is_dir()
+    assert aside.is_dir(), "its process may be moving files there"
+    told = capsys.readouterr().out
+    assert f"{other} is left: a process works on {other}" in told
+    assert "removed 3 of 5" in told
+
+
+def break_marker(folder: Path) -> None:
+    (folder / "matrix.json").write_text('{"matrix": "mine"}')
+
+
+def remove_marker(folder: Path) -> None:
+    (folder / "matrix.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"), [(break_marker, "belongs to the matrix 'mine'"), (remove_marker, "did not make")]
+)
+def test_folders_of_others_are_left_alone(
+    spoil: Callable[[Path], None], words: str, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(results / "smoke")
+    before = files(results)
+    clean(results, "--yes", code=2)
+    assert words in capsys.readouterr().err
+    assert files(results) == before
+
+
+def test_without_results(tmp_path: Path) -> None:
+    clean(tmp_path, "--yes", code=0)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,191 @@
+"""What made a cell's numbers: hashes of sources that follow edits, and attempts that are set aside without a loss."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import baselines
+import tasks
+from harness import config, matrix
+from harness.base.errors import Damaged
+from harness.record import made
+from harness.record.made import Made
+from harness.record.state import Progress, State
+
+BASE = "class Base:\n    pass\n"
+CHILD = "from {base} import Base\n\nclass Child(Base):\n    pass\n"
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("source_base", "source_child"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "source_base.py").write_text(BASE)
+    (tmp_path / "source_child.py").write_text(CHILD.format(base="source_base"))
+    return tmp_path
+
+
+def test_the_hash_of_a_class_follows_its_module_and_those_it_inherits_from(modules: Path) -> None:
+    import source_base  # type: ignore[import-not-found]
+    import source_child  # type: ignore[import-not-found]
+
+    base, child = made.digest(source_base.Base), made.digest(source_child.Child)
+    assert base != child
+    (modules / "source_child.py").write_text(CHILD.format(base="source_base") + "# edited\n")
+    assert made.digest(source_base.Base) == base
+    edited = made.digest(source_child.Child)
+    assert edited != child
+    (modules / "source_base.py").write_text(BASE + "# edited\n")
+    assert made.digest(source_base.Base) != base
+    assert made.digest(source_child.Child) not in (child, edited)
+    (modules / "source_child.py").write_text(CHILD.format(base="source_base"))
+    (modules / "source_base.py").write_text(BASE)
+    assert (made.digest(source_base.Base), made.digest(source_child.Child)) == (base, child), "an edit that is undone"
+    (modules / "source_base.py").unlink()
+    assert made.digest(source_base.Base) != base
+
+
+def test_what_is_inherited_from_other_methods_and_tasks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = [*baselines.METHODS.values(), *tasks.TASKS.values()]
+    before = {cls: made.digest(cls) for cls in classes}
+    assert len(set(before.values())) == len(classes)
+    digest = made.module_digest
+    for module in ("baselines.clip_b", "tasks.math", "harness.method"):
+        monkeypatch.setattr(made, "module_digest", lambda name, module=module: digest(name) + "x" * (name == module))
+        changed = {cls for cls in classes if made.digest(cls) != before[cls]}
+        above = {cls for cls in classes if module in {base.__module__ for base in cls.__mro__}}
+        assert changed == (set() if module == "harness.method" else above)
+        assert len(above) > 1
+
+
+def test_a_cell_names_its_components() -> None:
+    options = ["methods=[grpo,'ppo+clip_v(share=0.1)']", "eval.tasks=[countdown,gsm8k,'countdown(count=3)']"]
+    grpo, other = matrix.cells(config.load("demo", ["seeds=[0]", *options]))
+    assert grpo.components.keys() == {"grpo", "countdown", "gsm8k"}
+    assert other.components.keys() == {"ppo", "clip_v", "countdown", "gsm8k"}
+    assert other.sources["clip_v"] == made.digest(baselines.METHODS["clip_v"])
+
+
+@pytest.mark.processes
+def test_sources_need_no_torch() -> None:
+    code = "import sys; from harness import config, matrix; "
+    code += "print(*matrix.cells(config.load('smoke'))[1].sources.values()); assert 'torch' not in sys.modules"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert said == list(matrix.cells(config.load("smoke"))[1].sources.values())
+
+
+def test_others() -> None:
+    assert made.others({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) == []
+    assert made.others({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "d": "3"}) == ["b", "c", "d"]
+    assert made.by_another_source({"a": "1"}, {"a": "1"}) is None
+    assert made.by_another_source({"a": "1", "b": "1"}, {"a": "2", "b": "3"}) == "made by another source: a, b"
+
+
+# The record
+
+
+def test_an_attempt_says_what_makes_it(tmp_path: Path) -> None:
+    assert Made.read(tmp_path) is None
+    first = made.begin(tmp_path, {"grpo": "abc"}, "cpu", None)
+    assert Made.read(tmp_path) == first
+    assert first.versions.keys() == {"torch", "transformers", "lm-eval", "math-verify", "python"}
+    assert (first.device, first.sources) == ("cpu", {"grpo": "abc"})
+    assert first.processor
+    second = made.begin(tmp_path, {"grpo": "abd"}, "cuda", "NVIDIA H100", ["no-such-engine"])
+    assert second.processor == "NVIDIA H100"
+    assert second.attempt != first.attempt
+    assert first.tags()["source"] != second.tags()["source"]
+    assert {"source.grpo": "abd", "version.python": second.versions["python"]}.items() <= second.tags().items()
+    (tmp_path / "made.json").write_text('{"attempt": 3}')
+    with pytest.raises(Damaged, match=r"made\.json is damaged: it must hold attempt, started, version, commit"):
+        Made.read(tmp_path)
+
+
+def test_a_checkout_and_an_installed_package(tmp_path: Path) -> None:
+    assert made.checkout(tmp_path) == (None, None)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert made.checkout(tmp_path) == (None, None), "without a commit"
+    (tmp_path / "code.py").write_text("1")
+    subprocess.run([*git, "add", "code.py"], check=True)
+    subprocess.run([*git, "commit", "-qm", "First"], check=True)
+    commit, dirty = made.checkout(tmp_path)
+    assert commit is not None
+    assert (len(commit), dirty) == (40, False)
+    (tmp_path / "notes.txt").write_text("not of the repository")
+    assert made.checkout(tmp_path) == (commit, False)
+    (tmp_path / "code.py").write_text("2")
+    assert made.checkout(tmp_path) == (commit, True)
+    (tmp_path / "site-packages").mkdir()
+    assert made.checkout(tmp_path / "site-packages") == (None, None), "inside the checkout of something else"
+
+
+# What is outdated
+
+
+@pytest.mark.parametrize("name", ["done", "failed", "running"])
+def test_what_another_source_made_is_outdated(name: str, tmp_path: Path) -> None:
+    made.begin(tmp_path, {"grpo": "1", "countdown": "2"}, "cpu", None)
+    State(name, durable_step=3).write(tmp_path)
+    same = Progress.read(tmp_path, {"countdown": "2", "grpo": "1"})
+    assert same == Progress.read(tmp_path)
+    assert same.state == ("stale" if name == "running" else name)
+    assert Progress.read(tmp_path, {"grpo": "1", "countdown": "3"}) == Progress(
+        "outdated", "made by another source: countdown"
+    )
+
+
+# Attempts that are set aside
+
+
+class Killed(BaseException):
+    pass
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_nothing_is_lost_when_it_is_killed_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = tmp_path / "origin"
+    attempt = made.begin(origin, {"grpo": "1"}, "cpu", None)
+    State("done", durable_step=3).write(origin)
+    for name in ("config.yaml", "log.txt", "metrics.jsonl", "evals/a.json", "checkpoints/step-000001.pt", "lock"):
+        (origin / name).parent.mkdir(exist_ok=True)
+        (origin / name).write_text(f"the old {name}")
+    whole = {name: text for name, text in content(origin).items() if name != "lock"}
+    rename = Path.rename
+    moved = len({Path(name).parts[0] for name in whole} - {"config.yaml"})
+    for calls in range(moved):
+        folder = shutil.copytree(origin, tmp_path / f"cell-{calls}")
+
+        def dying(path: Path, target: Path, folder: Path = folder, calls: int = calls) -> Path:
+            aside = folder.with_name(f"{folder.name}.attempt-{attempt.attempt[:12]}")
+            if len([each for each in aside.iterdir() if each.name != "config.yaml"]) == calls:
+                raise Killed
+            return rename(path, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", dying)
+            with pytest.raises(Killed):
+                made.set_aside(folder, attempt)
+        # The launcher notes how the process ended, and the next process begins to write its log.
+        if not State.read(folder).ended:
+            State("failed", "its process ended by SIGKILL").write(folder)
+        with open(folder / "log.txt", "a") as log:
+            log.write(" and a new line")
+        assert Made.read(folder) == attempt, "what is left is still known as the old attempt's"
+        assert Progress.read(folder, {"grpo": "2"}).state in ("outdated", "planned")
+        aside = made.set_aside(folder, attempt)
+        assert made.earlier(folder) == [aside]
+        found = content(aside)
+        assert found.pop("log.txt").removesuffix(" and a new line") == "the old log.txt"
+        assert found == {name: text for name, text in whole.items() if name != "log.txt"}
+        assert {path.name for path in folder.iterdir()} == {"config.yaml", "lock", "mlflow.lock"}
+        assert Progress.read(folder, {"grpo": "2"}).state == "planned"

@@ -1,0 +1,100 @@
+"""How an attempt at a cell begins."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import baselines
+from harness import cell, config, matrix
+from harness.record import made, state
+from harness.record.made import Made
+from harness.record.state import State
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> matrix.Cell:
+    """Returns a cell as a launcher leaves it, for a process whose log is not redirected."""
+    monkeypatch.setattr(cell, "write_log", lambda place: None)
+    monkeypatch.setattr(cell, "run", lambda place: state.change(place, state="done", durable_step=7))
+    found = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))[1]
+    found.spec.write(found.folder)
+    return found
+
+
+def begun(cell: matrix.Cell) -> Made:
+    found = Made.read(cell.folder)
+    assert found is not None
+    return found
+
+
+def edit(cell: matrix.Cell) -> None:
+    """Makes what was made by the present source look as if it was made by another one."""
+    present = begun(cell)
+    dataclasses.replace(present, sources=present.sources | {"clip_b": "another"}).write(cell.folder)
+
+
+def test_the_runner_and_the_cell_know_the_same_sources(planned: matrix.Cell) -> None:
+    cell.main(str(planned.folder))
+    assert begun(planned).sources == planned.sources
+    assert planned.sources.keys() == {"grpo", "clip_b", "countdown"}
+    assert begun(planned).device == "cpu"
+    assert planned.progress().state == "done"
+
+
+def test_what_is_done_or_half_done_goes_on_as_the_same_attempt(planned: matrix.Cell) -> None:
+    cell.main(str(planned.folder))
+    first = begun(planned)
+    (planned.folder / "metrics.jsonl").write_text("")
+    for before in ("done", "failed", "running"):
+        state.change(planned.folder, state=before, seconds=5.0)
+        cell.main(str(planned.folder))
+        assert begun(planned) == first
+        assert State.read(planned.folder).seconds == 5.0
+    assert made.earlier(planned.folder) == []
+
+
+@pytest.mark.parametrize("before", ["done", "failed", "running"])
+def test_what_another_source_made_is_not_continued(
+    before: str, planned: matrix.Cell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell.main(str(planned.folder))
+    edit(planned)
+    (planned.folder / "metrics.jsonl").write_text("the old numbers")
+    old, left = begun(planned), state.change(planned.folder, state=before, seconds=5.0)
+    assert planned.progress().state == "outdated"
+    cell.main(str(planned.folder))
+    [aside] = made.earlier(planned.folder)
+    assert (Made.read(aside), State.read(aside)) == (old, left)
+    assert (aside / "metrics.jsonl").read_text() == "the old numbers"
+    assert not (planned.folder / "metrics.jsonl").exists()
+    assert begun(planned).attempt != old.attempt
+    assert State.read(planned.folder) == State("done", durable_step=7), "with the seconds of its own"
+    assert "begins anew: the earlier attempt was made by another source: clip_b" in capsys.readouterr().out
+
+
+def test_what_was_imported_is_what_counts(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expects the source that runs, not the one that somebody has written since: the next run sees the difference."""
+    imported = planned.sources
+    digest = made.digest
+    monkeypatch.setattr(made, "digest", lambda cls: "edited" if cls is baselines.ClipB else digest(cls))
+    cell.main(str(planned.folder))
+    assert begun(planned).sources == imported
+    assert planned.progress().state == "outdated"
+
+
+def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = planned.spec
+    dataclasses.replace(given, settings=given.settings | {"plugins": ["no_such_plugin"]}).write(planned.folder)
+    with pytest.raises(SystemExit, match="failed: plugin no_such_plugin cannot be imported"):
+        cell.main(str(planned.folder))
+    found = State.read(planned.folder)
+    assert found.state == "failed"
+    assert str(found.reason).startswith("plugin no_such_plugin cannot be imported")
+    assert Made.read(planned.folder) is None
+    State("done").write(planned.folder)
+    with pytest.raises(SystemExit, match="failed: "):
+        cell.main(str(planned.folder))
+    assert State.read(planned.folder) == State("done"), "what was done before is not taken back"

@@ -1,0 +1,174 @@
+"""A number is never stale, end to end: methods that are edited, cells that run again, results that are moved."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import REPOSITORY
+
+from harness import config
+from harness.base import files
+from harness.commands import leaderboard
+from harness.config import Config
+from harness.matrix import cells
+from harness.record.made import Made, earlier
+from harness.record.store import store
+from harness.report.leaderboard import Row
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+# What it does depends on its source, and on a file beside it that is no source.
+PLUGIN = """from dataclasses import dataclass
+from pathlib import Path
+
+from entrobench import Control
+
+
+@dataclass(frozen=True)
+class Mine(Control):
+    def weights(self, old, advantages_T, batch):
+        return FACTOR * float((Path(__file__).parent / "beside.txt").read_text())
+
+
+METHODS = {"mine": Mine}
+"""
+TINY = ["methods=[grpo,mine]", "plugins=[made_by_me]", "train.steps=2", "train.prompts=8", "train.group=8"]
+TINY += ["train.lr=1e-2", "eval.problems=8", "eval.samples=8", "eval.k=2", "checkpoint.every=1"]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the plugin, in which the matrix was run."""
+    folder = tmp_path_factory.mktemp("ran")
+    (folder / "beside.txt").write_text("1")
+    write(folder, 1)
+    assert "2 to run" in entrobench("run", folder)
+    return folder
+
+
+@pytest.fixture
+def folder(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns a copy of that folder, whose plugin this process can import."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "made_by_me", raising=False)
+    return Path(shutil.copytree(ran, tmp_path, dirs_exist_ok=True))
+
+
+def write(folder: Path, factor: int) -> None:
+    (folder / "made_by_me.py").write_text(PLUGIN.replace("FACTOR", str(factor)))
+
+
+def entrobench(command: str, folder: Path, *options: str, results: str = "results") -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.cli", command, "smoke", *TINY, f"results={folder / results}", *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def settings(folder: Path, results: str = "results") -> Config:
+    return config.load("smoke", [*TINY, f"results={folder / results}"])
+
+
+def table(folder: Path, results: str = "results") -> dict[str, Row]:
+    ours = settings(folder, results)
+    return {row.method: row for row in leaderboard.rows(ours, cells(ours))}
+
+
+def runs_of(folder: Path, key: str) -> list[dict[str, str]]:
+    """Returns the tags of the runs of a cell, the oldest first."""
+    with store(settings(folder).tracking_uri, write=False) as client:
+        experiment = client.get_experiment_by_name("smoke").experiment_id
+        found = client.search_runs([experiment], f"tags.cell = '{key}'", order_by=["attributes.start_time ASC"])
+    return [run.data.tags for run in found]
+
+
+def test_an_edited_method_is_not_shown_with_its_old_numbers(folder: Path) -> None:
+    grpo, mine = cells(settings(folder))
+    first = table(folder)
+    assert [row.flags for row in first.values()] == [[], []]
+    assert first["mine"].entropy_final == first["grpo"].entropy_final, "a factor of 1 changes nothing"
+    before = {path: path.read_bytes() for path in mine.folder.rglob("*") if path.is_file()}
+
+    write(folder, 0)  # it learns nothing from now on
+    assert mine.progress().state == "outdated"
+    said = entrobench("run", folder, "--keep-stale")
+    assert "2 done before, 0 to run" in said
+    assert "† countdown: made by another source: mine" in said
+    kept = table(folder)
+    assert kept["mine"].entropy_final == first["mine"].entropy_final
+    assert [kept["grpo"].flags, kept["mine"].flags] == [[], ["made by another source: mine"]]
+    told = entrobench("status", folder)
+    assert "1 cell was made by another source: mine (mine seed 0); `entrobench run` runs them anew" in told
+
+    said = entrobench("run", folder)
+    assert "1 done before, 1 to run" in said
+    assert "1 cell was made by another source: mine (mine seed 0); they begin anew" in said
+    second = table(folder)
+    assert [row.flags for row in second.values()] == [[], []]
+    assert second["grpo"] == first["grpo"]
+    assert second["mine"].entropy_final != first["mine"].entropy_final
+    [aside] = earlier(mine.folder)
+    for path, content in before.items():
+        if path.name not in ("lock", "mlflow.lock"):
+            assert (aside / path.relative_to(mine.folder)).read_bytes() == content
+    tags = runs_of(folder, mine.key)
+    old, new = Made.read(aside), Made.read(mine.folder)
+    assert old is not None
+    assert new is not None
+    assert [each["attempt"] for each in tags] == [old.attempt, new.attempt]
+    assert {each["source.grpo"] for each in tags} == {tags[0]["source.grpo"]}
+    assert tags[0]["source.mine"] != tags[1]["source.mine"]
+    assert tags[0]["source"] != tags[1]["source"]
+    assert len(runs_of(folder, grpo.key)) == 1
+
+
+def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
+    _, mine = cells(settings(folder))
+    first = table(folder)["mine"]
+    shutil.rmtree(mine.folder)
+    (folder / "beside.txt").write_text("0")
+    assert "1 done before, 1 to run" in entrobench("run", folder)
+    second = table(folder)["mine"]
+    assert second.entropy_final != first.entropy_final
+    last = files.read_json(mine.folder / "evals" / "countdown-000002.json")["right"]
+    assert second.avg_at_k is not None
+    assert second.avg_at_k.mean == pytest.approx(sum(map(sum, last)) / 64)
+    assert len({each["attempt"] for each in runs_of(folder, mine.key)}) == 2
+
+
+def test_results_are_read_wherever_they_lie(folder: Path) -> None:
+    original = table(folder)
+    (folder / "elsewhere").mkdir()
+    shutil.copytree(folder / "results", folder / "elsewhere" / "copy")
+    before = {path: path.read_bytes() for path in (folder / "results").rglob("*") if path.is_file()}
+    assert table(folder, "elsewhere/copy") == original
+    shutil.rmtree(folder / "elsewhere/copy/mlartifacts/smoke")
+    assert "holds what 2 cells have recorded" in entrobench("sync", folder, results="elsewhere/copy")
+    assert {path: path.read_bytes() for path in (folder / "results").rglob("*") if path.is_file()} == before
+
+    (folder / "results").rename(folder / "elsewhere" / "moved")
+    for place in ("elsewhere/copy", "elsewhere/moved"):
+        assert table(folder, place) == original
+        assert "holds what 2 cells have recorded" in entrobench("sync", folder, results=place)
+        assert table(folder, place) == original
+        assert f"{place}/smoke/report/report.html" in entrobench("report", folder, results=place)
+        with store(settings(folder, place).tracking_uri, write=False) as client:
+            experiment = client.get_experiment_by_name("smoke")
+            [one, two] = client.search_runs([experiment.experiment_id])
+        here = folder / place / "mlartifacts" / "smoke"
+        assert experiment.artifact_location == here.as_uri()
+        for run in (one, two):
+            assert run.info.artifact_uri == f"{here.as_uri()}/{run.info.run_id}/artifacts"
+            assert len(list((here / run.info.run_id / "artifacts" / "evals").iterdir())) == 2
