@@ -121,7 +121,8 @@ def show(console: Console, found: Sequence[dict[str, Any]]) -> None:
             change = whole["predicted"] - whole["plain_predicted"]
             predicted = (whole["plain_predicted"], whole["predicted"], change)
             lines.append([method, *cells, *(f"{each:+.5f}" for each in predicted)])
-        goes = [["entropy, plain", "by the method"]]  # whose difference is the last column
+        # Of the entropies the difference says enough; of the quadrants all are shown, or each method gets a card.
+        goes = [["entropy, plain", "by the method"], names[: len(quadrants)]]
         fit.show(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")
         console.print()
     shares = {row["quadrant"]: row["share"] for row in found if row["moment"] == MOMENTS[0]}
