@@ -49,8 +49,8 @@ class Matrix:
         """Runs the cells that are missing, `jobs` of them side by side, and returns the leaderboard.
 
         Prints progress, and the table at the end. Without `jobs` there are as many cells as the machine has room for.
-        Cells that were done before by the present source are not run again, and cells that were interrupted go on from their last
-        checkpoint. Raises CellsFailed where cells are not done in the end.
+        Cells that were done before by the present source are not run again, and cells that were interrupted go on from
+        their last checkpoint. Raises CellsFailed where cells are not done in the end.
         """
         from harness.commands import run
 
@@ -66,8 +66,8 @@ class Matrix:
     def status(self) -> DataFrame:
         """Returns how far each cell has come, one row each.
 
-        Columns: method, task, model, seed; state (planned, running, done, failed, stale or outdated), step of steps; entropy and
-        reward of that step; reason, why a cell failed; folder, where its records are.
+        Columns: method, task, model, seed; state (planned, running, done, failed, stale or outdated), step of steps;
+        entropy and reward of that step; reason, why a cell failed; folder, where its records are.
         """
         import pandas
 
