@@ -21,14 +21,14 @@ Series = dict[str, Any]  # name, style, and lists of numbers
 Styles = Mapping[str, int]
 
 QUADRANTS = {  # what a token's advantage is, and where its S* lies
-    "positive_above": "A > 0, S* > N (lowers the entropy)",
-    "positive_below": "A > 0, S* < N (raises it)",
-    "negative_above": "A < 0, S* > N (raises it)",
-    "negative_below": "A < 0, S* < N (lowers it)",
+    "positive_above": "A > 0, S* > N",
+    "positive_below": "A > 0, S* < N",
+    "negative_above": "A < 0, S* > N",
+    "negative_below": "A < 0, S* < N",
 }
-SEEDS = "Lines are means over seeds, bands the range of the seeds (lowest to highest), no interval."
 LISTED = 12  # problems that a table names
-PHASE_STYLES = 7
+PHASES = ("rollout", "verify", "stats", "update", "critic", "sync", "dynamics", "evaluate")  # the order of bars
+COLOURS = 8
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ class Figure:
     header: list[str]
     lines: list[list[str]]
     small: bool = False
-    options: dict[str, Any] = field(default_factory=dict)  # log_x, log_y: a logarithmic axis; ticks: of the x axis
+    options: dict[str, Any] = field(
+        default_factory=dict
+    )  # log_x, log_y: logarithmic; ticks: of x; cut: y stays in 0 to 1
 
 
 def finite(value: float | None) -> float | None:
@@ -122,7 +124,7 @@ def over_k(rows: Sequence[Row], styles: Styles) -> Figure:
     return Figure(
         "Pass@k over k",
         "The chance that k samples hold a right answer. Bands are the table's ±: 95 % intervals over seeds and "
-        "problems.",
+        "problems, cut where they leave 0 to 1.",
         "lines",
         "k, samples of a problem",
         "Pass@k",
@@ -138,7 +140,7 @@ def over_k(rows: Sequence[Row], styles: Styles) -> Figure:
         ],
         ["method", *(f"Pass@{k}" for k in ks)],
         [[row.method, *(shown(row.pass_at_k.get(k)) for k in ks)] for row in rows],
-        options={"log_x": True, "ticks": ks},
+        options={"log_x": True, "ticks": ks, "cut": True},
     )
 
 
@@ -151,7 +153,7 @@ def progress_figures(board: Board, styles: Styles) -> list[Figure]:
     return [
         over_steps(
             f"{name} over steps",
-            f"Of the evaluation problems. {SEEDS}",
+            "Of the evaluation problems, mean over them.",
             name,
             {
                 method: [{s: e.score(k) for s, e in cell.evaluations[board.task].items()} for cell in cells]
@@ -219,8 +221,7 @@ def problem_figures(board: Board, styles: Styles) -> list[Figure]:
         figures.append(
             Figure(
                 f"{method}: {len(lost)} lost, {len(won)} won",
-                f"{len(problems)} problems. Lost: solved at least once before training, never after it; won: the other "
-                f"way round. Of all samples of {len(both)} {'seed' if len(both) == 1 else 'seeds'}.",
+                f"{len(problems)} problems, all samples of {len(both)} {'seed' if len(both) == 1 else 'seeds'}.",
                 "rates",
                 "pass rate before training",
                 "after",
@@ -267,7 +268,7 @@ def training_figures(training: Training, styles: Styles) -> dict[str, list[Figur
         curves = {method: found for method, found in curves.items() if found}
         if not curves:
             return []
-        return [over_steps(title, f"{note} {SEEDS}".strip(), y, curves, styles, small=small, **options)]
+        return [over_steps(title, note, y, curves, styles, small=small, **options)]
 
     found = {
         "Entropy": of(
@@ -291,19 +292,12 @@ def training_figures(training: Training, styles: Styles) -> dict[str, list[Figur
             *(
                 figure
                 for quadrant, said in QUADRANTS.items()
-                for figure in of(
-                    f"dynamics/{quadrant}/share", f"Share of tokens: {said}", "share", "At the steps that are measured."
-                )
+                for figure in of(f"dynamics/{quadrant}/share", f"Share: {said}", "share of tokens")
             ),
             *(
                 figure
                 for quadrant, said in QUADRANTS.items()
-                for figure in of(
-                    f"dynamics/{quadrant}/push",
-                    f"Push on the entropy: {said}",
-                    "nats per unit of logit step",
-                    "What the tokens that were not dropped add to the predicted first-order change.",
-                )
+                for figure in of(f"dynamics/{quadrant}/push", f"Push: {said}", "nats per logit step")
             ),
         ],
         "Clips": [
@@ -381,7 +375,8 @@ def times(groups: Mapping[str, Sequence[Told]], styles: Styles) -> list[Figure]:
             total = sum(sum(cell.curves.get(name, {}).values()) for cell in cells)
             if steps:
                 seconds.setdefault(method, {})[name.removeprefix("time/").removesuffix("_s")] = total / steps
-    phases = sorted({phase for of_phases in seconds.values() for phase in of_phases})
+    known = {phase for of_phases in seconds.values() for phase in of_phases}
+    phases = [*(phase for phase in PHASES if phase in known), *sorted(known - set(PHASES))]
     if not phases:
         return []
     return [
@@ -395,7 +390,7 @@ def times(groups: Mapping[str, Sequence[Told]], styles: Styles) -> list[Figure]:
             [
                 {
                     "name": phase,
-                    "style": place % PHASE_STYLES,
+                    "style": place % COLOURS,
                     "x": [finite(seconds[method].get(phase, 0.0)) for method in seconds],
                     "methods": [{"name": method, "style": styles[method]} for method in seconds],
                 }

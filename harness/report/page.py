@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -21,8 +21,12 @@ from harness.report.figures import Figure
 from harness.report.leaderboard import Row
 from harness.report.story import ANSWERS, QUESTIONS, Story, Told
 
+if TYPE_CHECKING:
+    from harness.report.plots import Series
+
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, STYLE, SCRIPT = "page.html.j2", "page.css", "page.js"
+SEEDS = "Lines are means over seeds; bands are the range of the seeds, from lowest to highest, and no interval."
 LEADING_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
@@ -49,10 +53,46 @@ class TableCell:
     value: float | None = None  # that it is sorted by; None: by its text
 
 
-def write(story: Story, folder: Path) -> Path:
-    path = folder / "report.html"
+def write(story: Story, path: Path) -> Path:
     files.write_text(path, render_page(story))
     return path
+
+
+def write_pictures(story: Story, folder: Path) -> None:
+    """Writes the two curves that documents show, as SVG: Pass@k and the entropy over steps."""
+    from harness.report.plots import plot
+
+    styles, models = figures.styles_of(story), len({cell.model for cell in story.cells}) > 1
+    for board in story.boards:
+        passed: dict[str, Series] = {
+            method: gathered([{s: e.score(board.k) for s, e in c.evaluations[board.task].items()} for c in cells])
+            for method, cells in figures.by_method(board.cells, styles).items()
+        }
+        label = f"{board.rows[0].task}{f'-{board.rows[0].model}' * models}"
+        title = f"Pass@{board.k} on {label}, {story.settings['eval']['split']} problems"
+        files.write_text(folder / f"pass_at_{board.k}-{slug(label)}.svg", plot(passed, title, f"Pass@{board.k}"))
+    for training in story.trainings:
+        entropy: dict[str, Series] = {
+            method: gathered([cell.curves["entropy/mean"] for cell in cells])
+            for method, cells in figures.by_method(training.cells, styles).items()
+        }
+        label = f"{training.cells[0].task}{f'-{training.cells[0].model}' * models}"
+        svg = plot(entropy, f"Entropy while training on {label}", "nats a token", "log")
+        files.write_text(folder / f"entropy-{slug(label)}.svg", svg)
+
+
+def gathered(of_seeds: Sequence[Mapping[int, float]]) -> Series:
+    """Returns the values of the seeds by step."""
+    found: Series = {}
+    for curve in of_seeds:
+        for step, value in curve.items():
+            found.setdefault(step, []).append(value)
+    return found
+
+
+def slug(text: str) -> str:
+    """Returns a name that a file may have."""
+    return re.sub(r"[^\w.+-]+", "_", text)
 
 
 def render_page(story: Story) -> str:
@@ -62,6 +102,7 @@ def render_page(story: Story) -> str:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     sections = sections_of(story)
     drawn = {id: figures.payload(figure) for each in sections for group in each.groups for id, figure in group.figures}
     return environment.get_template(PAGE).render(
@@ -109,23 +150,26 @@ def sections_of(story: Story) -> list[Section]:
 
     every = [
         section("scores", "Scores", "", boards(figures.score_figures)),
-        section("progress", "Scores over steps", "", boards(figures.progress_figures)),
-        section("entropy", "Entropy", "", training("Entropy")),
-        section("rewards", "Rewards", "", training("Rewards")),
+        section("progress", "Scores over steps", SEEDS, boards(figures.progress_figures)),
+        section("entropy", "Entropy", SEEDS, training("Entropy")),
+        section("rewards", "Rewards", SEEDS, training("Rewards")),
         section(
             "quadrants",
-            "Quadrants and clips",
+            "Quadrants",
             "A token's quadrant is given by the sign of its advantage A, and by whether its S* lies above or below its "
-            "expectation N. To first order two quadrants lower the entropy and two raise it.",
-            training("Quadrants", "Clips"),
+            "expectation N. To first order A > 0 with S* > N and A < 0 with S* < N lower the entropy, the other two "
+            "raise it. Push: what the tokens of a quadrant that were not dropped add to the predicted change. " + SEEDS,
+            training("Quadrants"),
         ),
-        section("lengths", "Responses", "Of the training batches.", training("Lengths")),
+        section("clips", "Clips", SEEDS, training("Clips")),
+        section("lengths", "Responses", f"Of the training batches. {SEEDS}", training("Lengths")),
         section("time", "Time", "", training("Time")),
         section(
             "problems",
             "Problems lost and won",
-            "Each point is a problem: how often the model solved it before any training, and how often after. Squares "
-            "were lost, triangles were won; on the line nothing changed.",
+            "Each point is a problem: how often the model solved it before any training, and how often after; on the "
+            "line nothing changed. Squares were lost: solved at least once before, never after. Triangles were won: "
+            "never before, at least once after.",
             boards(figures.problem_figures),
         ),
         section("seeds", "Seeds", "", boards(figures.seed_figures)),
@@ -151,7 +195,9 @@ def table_cell(text: str) -> TableCell:
 
 def components(cells: Sequence[Told], method: str) -> list[str]:
     """Returns the parts of a method with all of their options, as the cells have them."""
-    parts = next((cell.identity["method"] for cell in cells if cell.method == method and "method" in cell.identity), [])
+    parts: list[dict[str, Any]] = next(
+        (cell.identity["method"] for cell in cells if cell.method == method and "method" in cell.identity), []
+    )
     return [
         f"{part['component']}({', '.join(f'{key}={json.dumps(v)}' for key, v in part.items() if key != 'component')})"
         for part in parts
@@ -194,8 +240,9 @@ def origin(cells: Sequence[Told]) -> list[tuple[str, str]]:
     values: dict[str, Counter[str]] = {}
     for cell in cells:
         if cell.state != "planned":
-            for key, value in [("device", cell.device or "unknown"), *leaves(cell.made)]:
-                values.setdefault(key, Counter())[value.strip('"')] += 1
+            for key, value in [("device", json.dumps(cell.device or "unknown")), *leaves(cell.made)]:
+                if value != "null":
+                    values.setdefault(key, Counter())[str(json.loads(value))] += 1
     for key, counted in values.items():
         several = len(counted) > 1
         told.append((key, "; ".join(f"{v} ({n} cells)" if several else v for v, n in counted.items())))

@@ -23,7 +23,6 @@ from harness.record.spec import FILE, CellSpec
 from harness.record.store import store
 from harness.report import leaderboard
 from harness.report.leaderboard import Expected, Row
-from harness.report.read import PAGE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -39,8 +38,10 @@ SHOWN = re.compile(
 INSIDE = "time/judging_s"  # is spent within other phases, and so belongs to no sum
 MADE = "made.json"
 QUESTIONS = 3  # problems whose answers are shown side by side
+FORMULA = 40  # characters of an answer that fits into a narrow column
+PAGE = 1000  # runs that MLflow gives at a time, at most
 ANSWERS = 16  # to a problem that are shown, of each method
-LONGEST_ANSWER = 400  # characters
+LONGEST_ANSWER = 300  # characters; of a longer one the middle is left out
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,11 @@ class Told:
 
 @dataclass(frozen=True)
 class Answer:
-    text: str
+    start: str
+    left_out: int  # characters between the two
+    end: str
     verdict: str
     copy: bool  # the same text stands above it
-    left_out: int  # characters of a long one
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,11 @@ class Question:
     prompt: str
     seed: int
     answers: list[Answers]
+
+    @property
+    def wide(self) -> bool:
+        """Returns whether its answers are text rather than formulas."""
+        return any(len(answer.start) > FORMULA for each in self.answers for answer in each.shown)
 
 
 @dataclass(frozen=True)
@@ -211,9 +218,15 @@ def of_folder(cell: Cell) -> Told:
         curves=dict(curves),
         evaluations=evaluations(sorted((folder / "evals").glob("*.json"))),
         identity=CellSpec.read(folder).identity,
-        made=files.read_json(folder / MADE) if (folder / MADE).exists() else {},
+        made=made_of(folder / MADE),
         times=(lines[0]["time"], lines[-1]["time"]) if lines else None,
     )
+
+
+def made_of(path: Path) -> dict[str, Any]:
+    """Returns what is known of the code and the machine that made a cell; nothing of a cell that did not note it."""
+    found = files.read_json(path) if path.exists() else {}
+    return {key: found[key] for key in ("version", "commit", "processor", "versions") if key in found}
 
 
 def evaluations(paths: Sequence[Path]) -> dict[str, dict[int, Evaluation]]:
@@ -239,7 +252,7 @@ def of_experiment(uri: str, name: str) -> Story:
         meant = [(m, t, model, s) for s in config.seeds for t in config.tasks for model in config.models
                  for m in config.methods]  # fmt: skip
         cells = [found.get(axes) or Told(*axes, state="planned") for axes in meant]
-        notes = [f"{older} older runs of cells that ran again are left out."] if older else []
+        notes = [f"{older} other runs of the same method, task, model and seed are left out."] if older else []
         others = [axes for axes in found if axes not in meant]
         if others:
             notes.append(f"{len(others)} runs of cells that the newest run's configuration does not have are left out.")
@@ -282,23 +295,21 @@ def runs_of(client: MlflowClient, name: str, uri: str) -> Iterator[Run]:
 
 
 def newest(runs: Sequence[Run]) -> tuple[dict[Axes, Run], int]:
-    """Returns the run that counts of each method, task, model and seed, and how many others there are: the first of a
-    cell that is done, as the table has it, and the newest such cell."""
-    cells: dict[tuple[Axes, str], Run] = {}
+    """Returns the run that counts of each method, task, model and seed, the newest that is done or else the newest; and
+    how many others there are."""
+    chosen: dict[Axes, Run] = {}
+    others = 0
     for run in runs:
         tags = run.data.tags
         if not {"cell", "method", "task", "model", "seed", "status"} <= tags.keys():
             continue
-        key = (tags["method"], tags["task"], tags["model"], int(tags["seed"])), tags["cell"]
-        if key not in cells or (tags["status"] == "done" != cells[key].data.tags["status"]):
-            cells[key] = run
-    chosen: dict[Axes, Run] = {}
-    for (axes, _), run in cells.items():
-        if axes not in chosen or run.data.tags["status"] == "done" or chosen[axes].data.tags["status"] != "done":
+        axes = (tags["method"], tags["task"], tags["model"], int(tags["seed"]))
+        others += axes in chosen
+        if axes not in chosen or tags["status"] == "done" or chosen[axes].data.tags["status"] != "done":
             chosen[axes] = run
     if not chosen:
-        raise UserError("the experiment has no run that entrobench made")
-    return chosen, len(cells) - len(chosen)
+        raise UserError("the experiment has no run that entrobench made, or all of them were deleted")
+    return chosen, others
 
 
 def spec_of(client: MlflowClient, run: Run, folder: Path, name: str) -> CellSpec:
@@ -315,8 +326,6 @@ def of_run(client: MlflowClient, run: Run, spec: CellSpec, folder: Path) -> Told
     held = {artifact.path for artifact in client.list_artifacts(run_id)}
     if "evals" in held:
         client.download_artifacts(run_id, "evals", str(own))
-    if MADE in held:
-        client.download_artifacts(run_id, MADE, str(own))
     histories = {name: client.get_metric_history(run_id, name) for name in run.data.metrics if SHOWN.fullmatch(name)}
     stamps = [point.timestamp / 1000 for points in histories.values() for point in points]
     return Told(
@@ -330,7 +339,12 @@ def of_run(client: MlflowClient, run: Run, spec: CellSpec, folder: Path) -> Told
         curves={name: {p.step: p.value for p in sorted(points, key=step_of)} for name, points in histories.items()},
         evaluations=evaluations(sorted((own / "evals").glob("*.json"))),
         identity=spec.identity,
-        made=files.read_json(own / MADE) if MADE in held else {},
+        made={
+            "version": tags.get("code.version"),
+            "commit": tags.get("code.commit"),
+            "processor": tags.get("processor"),
+            "versions": {key[8:]: value for key, value in tags.items() if key.startswith("version.")},
+        },
         times=(min(stamps), max(stamps)) if stamps else None,
     )
 
@@ -398,9 +412,7 @@ def cells_behind(label: str, model: str, done: Sequence[Told]) -> tuple[list[Tol
     return [cell for cell, _ in found], found[0][1] if found else label
 
 
-def questions(
-    cells: Sequence[Told], task: str, samples: Callable[[Told, str, int], list[Record]]
-) -> list[Question]:
+def questions(cells: Sequence[Told], task: str, samples: Callable[[Told, str, int], list[Record]]) -> list[Question]:
     """Returns the problems with the largest difference between methods in how many different answers they give, of the
     first seed that most methods have done, with what the model answered before training and what each method does."""
     seeds = [cell.seed for cell in cells]
@@ -429,6 +441,14 @@ def questions(
     ]
 
 
+def parts(text: str) -> tuple[str, int, str]:
+    """Returns a text without its middle where it is long: how many characters that is, between what is kept."""
+    if len(text) <= LONGEST_ANSWER:
+        return text, 0, ""
+    half = LONGEST_ANSWER // 2
+    return text[:half], len(text) - 2 * half, text[-half:]
+
+
 def by_problem(records: Sequence[Record]) -> dict[str, Record]:
     return {record["problem"]: record for record in records}
 
@@ -436,7 +456,7 @@ def by_problem(records: Sequence[Record]) -> dict[str, Record]:
 def answers(method: str | None, record: Record) -> Answers:
     texts, verdicts = record["responses"], record["verdicts"]
     shown = [
-        Answer(text[:LONGEST_ANSWER], verdict, text in texts[:place], max(len(text) - LONGEST_ANSWER, 0))
+        Answer(*parts(text), verdict, text in texts[:place])
         for place, (text, verdict) in enumerate(zip(texts[:ANSWERS], verdicts, strict=False))
     ]
     return Answers(method, shown, len(texts), len(set(texts)), sum(verdict == "right" for verdict in verdicts))

@@ -41,11 +41,12 @@ def also(states: Counter[str]) -> list[str]:
 
 def of_board(board: Board, baseline: str) -> list[str]:
     others = [row for row in board.rows if row.method != baseline]
-    if not board.cells:
+    if not any(row.seeds_done for row in board.rows):
         return ["No cell is done."]
-    first = board.cells[0].last(board.task)
-    problems, samples = first.right_JN.shape
-    said = [f"Each cell answers {problems} problems, {samples} times each."]
+    said = []
+    if board.cells:
+        problems, samples = board.cells[0].last(board.task).right_JN.shape
+        said.append(f"Each cell answers {problems} problems, {samples} times each.")
     if not others:
         return [*said, f"There is only the baseline, {baseline}: nothing is compared."]
     scores: list[tuple[str, Callable[[Row], Estimate | None]]] = [
@@ -54,13 +55,13 @@ def of_board(board: Board, baseline: str) -> list[str]:
     ]
     for name, of in scores:
         said.append(compared(name, {row.method: of(row) for row in others}, baseline))
-    said += costs(board, baseline)
     tests = sum(settled(of(row)) for row in others for _, of in scores)
     if tests > 1:
         said.append(
-            f"These are {tests} comparisons at 95 %. If no method differed from {baseline}, about {tests / 20:.1f} of "
-            "them would still exclude 0 by chance."
+            f"Both scores together are {tests} comparisons at 95 %: if no method differed from {baseline}, about "
+            f"{tests / 20:.1f} of their intervals would still exclude 0, by chance."
         )
+    said += costs(board, baseline)
     flags = dict.fromkeys(flag for row in board.rows for flag in row.flags)
     return said + [f"Of the problems: {flag}." for flag in flags]
 

@@ -7,7 +7,6 @@
   const root = document.documentElement;
   const hidden = new Set(); // methods
   const drawn = new Set(); // elements that hold a figure by now
-  let printing = false;
 
   // Colours
 
@@ -37,8 +36,9 @@
 
   // Figures
 
-  // Plotly reads a few HTML tags in text, and names may hold anything.
-  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  // Plotly reads a few HTML tags in text, and mathematics between dollars; names may hold anything.
+  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;")
+    .replace(/\$/g, "&#36;");
   const short = (text) => {
     const signs = [...String(text)];
     return plain(signs.length <= LONGEST ? text : `${signs.slice(0, 15).join("")}…${signs.slice(-12).join("")}`);
@@ -60,7 +60,7 @@
       const known = series.x.map((_, i) => i).filter((i) => series.low[i] !== null);
       const few = series.x.length <= 12;
       const band = {
-        type: "scatter", mode: "lines", fill: "toself", fillcolor: transparent(line, 0.14), line: { width: 0 },
+        type: "scatter", mode: "lines", fill: "toself", fillcolor: transparent(line, 0.1), line: { width: 0 },
         x: [...known.map((i) => series.x[i]), ...known.toReversed().map((i) => series.x[i])],
         y: [...known.map((i) => series.high[i]), ...known.toReversed().map((i) => series.low[i])],
         hoverinfo: "skip",
@@ -106,8 +106,8 @@
       return [{
         type: "bar", orientation: "h", name: plain(series.name), x: shown.map((i) => series.x[i]),
         y: shown.map((i) => short(series.methods[i].name)),
-        marker: { color: colour(`c${series.style}`), pattern: { shape: ["", "/", "x", ".", "\\", "-", "+"][series.style],
-          fgcolor: colour("back"), size: 6, solidity: 0.25 } },
+        marker: { color: colour(`c${series.style}`), pattern: { shape: ["", "/", "x", ".", "\\", "-", "+", "|"][series.style],
+          fgcolor: colour("back"), fillmode: "overlay", size: 6, solidity: 0.25 } },
         hovertemplate: "%{y}, %{fullData.name}: %{x:.3f} s<extra></extra>",
       }];
     },
@@ -126,12 +126,20 @@
       font: { family: "system-ui, sans-serif", size: 12, color: ink },
       hoverlabel: { bgcolor: colour("raised"), bordercolor: rule, font: { color: ink } },
       xaxis: axis(figure.x, figure.options.log_x), yaxis: axis(figure.y, figure.options.log_y),
-      showlegend: figure.kind === "bars", legend: { orientation: "h", y: -0.22, yanchor: "top" },
+      showlegend: figure.kind === "bars", legend: { orientation: "h", y: -0.22, yanchor: "top", traceorder: "normal" },
       hovermode: figure.kind === "lines" ? "x" : "closest", barmode: "stack",
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     };
     if (figure.options.ticks) Object.assign(made.xaxis, { tickmode: "array", tickvals: figure.options.ticks, ticktext: figure.options.ticks.map(String) });
     if (named) made.yaxis = { ...made.yaxis, type: "category", autorange: "reversed" };
+    if (figure.kind === "lines" && figure.series.every((series) => series.y.every((y) => y >= 0))) {
+      made.yaxis.rangemode = "nonnegative"; // zeros alone would be drawn between -1 and 1
+    }
+    if (figure.options.cut) {
+      const known = figure.series.flatMap((series) => [...series.low, ...series.high, ...series.y]).filter((y) => y !== null);
+      const [least, most] = [Math.max(Math.min(...known), 0), Math.min(Math.max(...known), 1)];
+      made.yaxis.range = [least - 0.03 * (most - least), most + 0.03 * (most - least)];
+    }
     if (figure.kind === "rates") {
       for (const each of [made.xaxis, made.yaxis]) Object.assign(each, { range: [-0.03, 1.03], dtick: 0.25 });
       made.shapes = [{ type: "line", x0: 0, y0: 0, x1: 1, y1: 1, line: { color: rule, width: 1 }, layer: "below" }];
@@ -143,7 +151,7 @@
     const figure = figures[element.dataset.figure];
     const ofMethods = !["rates", "bars"].includes(figure.kind);
     const shown = figure.series.filter((series) => !ofMethods || !hidden.has(series.name));
-    const settings = { displaylogo: false, displayModeBar: false, responsive: !printing };
+    const settings = { displaylogo: false, displayModeBar: false };
     Plotly.react(element, shown.flatMap(traces[figure.kind]), layout(figure, element), settings);
     drawn.add(element);
   }
@@ -164,12 +172,10 @@
   });
 
   addEventListener("beforeprint", () => {
-    printing = true;
     const before = root.dataset.theme;
     root.dataset.theme = "light";
     plots.forEach(draw);
     addEventListener("afterprint", () => {
-      printing = false;
       if (before) root.dataset.theme = before; else delete root.dataset.theme;
       showTheme();
     }, { once: true });
