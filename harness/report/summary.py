@@ -1,4 +1,4 @@
-"""What the table says, in sentences; never more than the table."""
+"""Puts the table into sentences, which never say more than it does."""
 
 from __future__ import annotations
 
