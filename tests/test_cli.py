@@ -124,11 +124,10 @@ def test_status_list_and_report(finished: Path) -> None:
         assert name in entrobench("list", what, cwd=finished).stdout
     entrobench("report", "demo", *SHORT, cwd=finished)
     page = (finished / "results/demo/report/report.html").read_text()
-    assert page.count("<svg") == 2
     assert "clip_b" in page
-    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
-        "http://creativecommons.org", ""
-    )
+    assert "default-src 'none'" in page  # a browser fetches nothing for it
+    pictures = {path.name for path in (finished / "results/demo/report").glob("*.svg")}
+    assert pictures == {"entropy-countdown.svg", "pass_at_2-countdown.svg"}
 
 
 def test_killed_anywhere_it_ends_with_the_same_metrics(finished: Path, tmp_path: Path) -> None:

@@ -1,27 +1,55 @@
-"""entrobench report: one self-contained HTML page with the table and the curves."""
+"""entrobench report: one self-contained HTML page with the table, the curves and the answers."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
+from harness.base.errors import UserError
 from harness.commands import leaderboard
-from harness.commands.common import Commands, command, console, load, with_config
+from harness.commands.common import Commands, command, console, load, with_plugins
 from harness.config import Config
 from harness.matrix import cells
 
 
 def add(commands: Commands) -> None:
-    with_config(command(commands, "report", "one self-contained HTML page: the table and the curves"))
+    parser = command(commands, "report", "one self-contained HTML page: the table, the curves and the answers")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a YAML file, or the name of one in configs/")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for example train.steps=10")
+    with_plugins(parser)
+    parser.add_argument("--experiment", metavar="NAME", help="instead of CONFIG: an experiment, read from MLflow alone")
+    parser.add_argument("--uri", help="of the MLflow store of --experiment (default: that of the results here)")
 
 
 def call(arguments: argparse.Namespace) -> int:
-    console.print(f"wrote {report(load(arguments))}")
+    if bool(arguments.config) == bool(arguments.experiment):
+        raise UserError("report needs one of two: a CONFIG, or --experiment NAME of an MLflow store")
+    if arguments.uri and arguments.config:
+        raise UserError("--uri goes with --experiment; a CONFIG names its store as tracking.uri")
+    if arguments.experiment:
+        path = report_of(arguments.experiment, arguments.uri or Config().tracking_uri)
+    else:
+        plugins = [word for name in arguments.plugin for word in ("--plugin", name)]
+        words = ["entrobench", "run", arguments.config, *arguments.overrides, *plugins]
+        path = report(load(arguments), shlex.join(words))
+    console.print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB")
     return 0
 
 
-def report(config: Config) -> Path:
-    from harness.report import page
+def report(config: Config, said: str | None = None) -> Path:
+    """Writes the page of a matrix beside its cells; `said` is the command that runs it, if there is one."""
+    from harness.report import page, story
 
     matrix = cells(config)
-    return page.write(config, matrix, leaderboard.rows(config, matrix))
+    told = story.of_folders(config, matrix, leaderboard.rows(config, matrix), said)
+    folder = config.folder / "report"
+    page.write_pictures(told, folder)
+    return page.write(told, folder / "report.html")
+
+
+def report_of(experiment: str, uri: str) -> Path:
+    """Writes the page of an MLflow experiment into the current folder, by its name."""
+    from harness.report import page, story
+
+    return page.write(story.of_experiment(uri, experiment), Path(f"report-{page.slug(experiment)}.html"))

@@ -1,0 +1,426 @@
+"""The figures of the page as plain data: what is drawn, what it means, and the same numbers as a table.
+
+A series names a method; `style` is its place among the methods, from which the page takes colour, dashes and marker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from harness.base.statistics import Estimate, mean_interval
+from harness.report.leaderboard import Row
+from harness.report.render import shown
+from harness.report.story import INSIDE, Board, Story, Told, Training
+
+Series = dict[str, Any]  # name, style, and lists of numbers
+Styles = Mapping[str, int]
+
+QUADRANTS = {  # what a token's advantage is, and where its S* lies
+    "positive_above": "A > 0, S* > N",
+    "positive_below": "A > 0, S* < N",
+    "negative_above": "A < 0, S* > N",
+    "negative_below": "A < 0, S* < N",
+}
+LISTED = 12  # problems that a table names
+PHASES = ("rollout", "verify", "stats", "update", "critic", "sync", "dynamics", "evaluate")  # the order of bars
+COLOURS = 8
+
+
+@dataclass(frozen=True)
+class Figure:
+    title: str
+    note: str  # what is drawn, and what bands and bars are
+    kind: str  # lines | points | rates | dots | bars
+    x: str
+    y: str
+    series: list[Series]
+    header: list[str]
+    lines: list[list[str]]
+    small: bool = False
+    options: dict[str, Any] = field(
+        default_factory=dict
+    )  # log_x, log_y: logarithmic; ticks: of x; cut: y stays in 0 to 1
+
+
+def finite(value: float | None) -> float | None:
+    """Returns a number that JSON can hold, short enough for a page; None where there is none."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
+
+
+def limits(estimates: Iterable[Estimate]) -> dict[str, list[float | None]]:
+    every = list(estimates)
+    return {
+        "low": [finite(each.low) for each in every],
+        "high": [finite(each.high) for each in every],
+    }
+
+
+# Of a board
+
+
+def score_figures(board: Board, styles: Styles) -> list[Figure]:
+    """Returns Avg@K against Pass@k, Avg@K against the entropy that is kept, and Pass@k over k."""
+    rows = [row for row in board.rows if row.avg_at_k is not None]
+    if not rows:
+        return []
+    return [against_pass(board, rows, styles), against_entropy(board, rows, styles), over_k(rows, styles)]
+
+
+def point(row: Row, styles: Styles, x: Estimate, y: Estimate) -> Series:
+    return {
+        "name": row.method,
+        "style": styles[row.method],
+        "x": [finite(x.mean)],
+        "y": [finite(y.mean)],
+        "x_limits": limits([x]),
+        "y_limits": limits([y]),
+    }
+
+
+def against_pass(board: Board, rows: Sequence[Row], styles: Styles) -> Figure:
+    pairs = [(row, avg, row.pass_at_k[row.k]) for row in rows if (avg := row.avg_at_k) is not None]
+    return Figure(
+        f"Avg@K against Pass@{board.k}",
+        "One point a method. Bars are the table's ±: 95 % intervals over seeds and problems. They are of each method "
+        "alone; whether two methods differ is a question for the paired differences of the table.",
+        "points",
+        "Avg@K",
+        f"Pass@{board.k}",
+        [point(row, styles, avg, passed) for row, avg, passed in pairs],
+        ["method", "Avg@K", f"Pass@{board.k}"],
+        [[row.method, shown(avg), shown(passed)] for row, avg, passed in pairs],
+    )
+
+
+def against_entropy(board: Board, rows: Sequence[Row], styles: Styles) -> Figure:
+    series, lines = [], []
+    for row in rows:
+        ends = [cell.entropy for cell in board.cells if cell.method == row.method]
+        shares = [last / first for first, last in filter(None, ends) if first > 0]
+        if shares and row.avg_at_k:
+            kept = mean_interval(np.array(shares))
+            series.append(point(row, styles, kept, row.avg_at_k))
+            lines.append([row.method, shown(kept), shown(row.avg_at_k)])
+    return Figure(
+        "Avg@K against entropy kept",
+        "Entropy kept: the entropy at the last training step divided by that at the first, of each seed. Horizontal "
+        "bars are 95 % intervals over seeds, vertical ones the table's ±.",
+        "points",
+        "entropy kept",
+        "Avg@K",
+        series,
+        ["method", "entropy kept", "Avg@K"],
+        lines,
+    )
+
+
+def over_k(rows: Sequence[Row], styles: Styles) -> Figure:
+    ks = sorted({k for row in rows for k in row.pass_at_k})
+    return Figure(
+        "Pass@k over k",
+        "The chance that k samples hold a right answer. Bands are the table's ±: 95 % intervals over seeds and "
+        "problems, cut where they leave 0 to 1.",
+        "lines",
+        "k, samples of a problem",
+        "Pass@k",
+        [
+            {
+                "name": row.method,
+                "style": styles[row.method],
+                "x": list(row.pass_at_k),
+                "y": [finite(each.mean) for each in row.pass_at_k.values()],
+                **limits(row.pass_at_k.values()),
+            }
+            for row in rows
+        ],
+        ["method", *(f"Pass@{k}" for k in ks)],
+        [[row.method, *(shown(row.pass_at_k.get(k)) for k in ks)] for row in rows],
+        options={"log_x": True, "ticks": ks, "cut": True},
+    )
+
+
+def progress_figures(board: Board, styles: Styles) -> list[Figure]:
+    """Returns the scores over the steps, where more than the beginning and the end was evaluated."""
+    steps = {step for cell in board.cells for step in cell.evaluations[board.task]}
+    if len(steps) < 3:
+        return []
+    scores: list[tuple[str, int | None]] = [("Avg@K", None), (f"Pass@{board.k}", board.k)]
+    return [
+        over_steps(
+            f"{name} over steps",
+            "Of the evaluation problems, mean over them.",
+            name,
+            {
+                method: [{s: e.score(k) for s, e in cell.evaluations[board.task].items()} for cell in cells]
+                for method, cells in by_method(board.cells, styles).items()
+            },
+            styles,
+        )
+        for name, k in scores
+    ]
+
+
+def seed_figures(board: Board, styles: Styles) -> list[Figure]:
+    """Returns the scores of each seed."""
+    groups = by_method(board.cells, styles)
+    scores: list[tuple[str, int | None]] = [("Avg@K", None), (f"Pass@{board.k}", board.k)]
+    figures = []
+    for name, k in scores:
+        values = {m: {cell.seed: cell.last(board.task).score(k) for cell in cells} for m, cells in groups.items()}
+        seeds = sorted({seed for of_seeds in values.values() for seed in of_seeds})
+        figures.append(
+            Figure(
+                f"{name} of each seed",
+                "One marker a seed, of the last evaluation; the mean over its problems.",
+                "dots",
+                name,
+                "",
+                [
+                    {
+                        "name": method,
+                        "style": styles[method],
+                        "x": [finite(value) for value in of_seeds.values()],
+                        "text": [f"seed {seed}" for seed in of_seeds],
+                    }
+                    for method, of_seeds in values.items()
+                ],
+                ["method", *(f"seed {seed}" for seed in seeds)],
+                [
+                    [method, *(f"{of_seeds[seed]:.3f}" if seed in of_seeds else "" for seed in seeds)]
+                    for method, of_seeds in values.items()
+                ],
+            )
+        )
+    return figures
+
+
+def problem_figures(board: Board, styles: Styles) -> list[Figure]:
+    """Returns, for each method, how often each problem was solved before training and after it."""
+    figures = []
+    for method, cells in by_method(board.cells, styles).items():
+        both = [(before, cell.last(board.task)) for cell in cells if (before := cell.before(board.task))]
+        if not both:
+            continue
+        x, y = (mean_rates([pair[side].rates for pair in both]) for side in (0, 1))
+        problems = [problem for problem in y if problem in x]
+        lost = [problem for problem in problems if x[problem] > 0 == y[problem]]
+        won = [problem for problem in problems if x[problem] == 0 < y[problem]]
+        rest = [problem for problem in problems if problem not in {*lost, *won}]
+        counts = {
+            "lost": len(lost),
+            "won": len(won),
+            "solved less often": sum(0 < y[p] < x[p] for p in problems),
+            "solved more often": sum(0 < x[p] < y[p] for p in problems),
+            "as often": sum(x[p] == y[p] for p in problems),
+        }
+        figures.append(
+            Figure(
+                f"{method}: {len(lost)} lost, {len(won)} won",
+                f"{len(problems)} problems, all samples of {len(both)} {'seed' if len(both) == 1 else 'seeds'}.",
+                "rates",
+                "pass rate before training",
+                "after",
+                [
+                    {
+                        "name": what,
+                        "style": styles[method],
+                        "x": [finite(x[p]) for p in these],
+                        "y": [finite(y[p]) for p in these],
+                        "text": these,
+                    }
+                    for what, these in (("other problems", rest), ("lost", lost), ("won", won))
+                ],
+                ["problems", "number", "which"],
+                [
+                    [what, str(number), named({"lost": lost, "won": won}.get(what, []))]
+                    for what, number in counts.items()
+                ],
+                small=True,
+            )
+        )
+    return figures
+
+
+def named(problems: Sequence[str]) -> str:
+    more = len(problems) - LISTED
+    return "; ".join(problems[:LISTED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def mean_rates(of_seeds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean over seeds, of the problems that all of them have."""
+    return {p: float(np.mean([rates[p] for rates in of_seeds])) for p in of_seeds[0] if all(p in r for r in of_seeds)}
+
+
+# Of a training
+
+
+def training_figures(training: Training, styles: Styles) -> dict[str, list[Figure]]:
+    """Returns the figures over the training steps by the titles of their groups; what was not recorded has none."""
+    groups = by_method(training.cells, styles)
+
+    def of(metric: str, title: str, y: str, note: str = "", *, small: bool = True, **options: Any) -> list[Figure]:
+        curves = {m: [cell.curves[metric] for cell in cells if metric in cell.curves] for m, cells in groups.items()}
+        curves = {method: found for method, found in curves.items() if found}
+        if not curves:
+            return []
+        return [over_steps(title, note, y, curves, styles, small=small, **options)]
+
+    found = {
+        "Entropy": of(
+            "entropy/mean",
+            "Entropy over steps",
+            "nats a token",
+            "Full vocabulary, at the sampling temperature, of the policy before the update.",
+            small=False,
+            log_y=True,
+        ),
+        "Rewards": [
+            *of("reward/mean", "Mean reward", "reward", "Of the training batch of the step."),
+            *of(
+                "reward/groups_without_signal",
+                "Groups without a signal",
+                "share of groups",
+                "All responses to the prompt got the same reward.",
+            ),
+        ],
+        "Quadrants": [
+            *(
+                figure
+                for quadrant, said in QUADRANTS.items()
+                for figure in of(f"dynamics/{quadrant}/share", f"Share: {said}", "share of tokens")
+            ),
+            *(
+                figure
+                for quadrant, said in QUADRANTS.items()
+                for figure in of(f"dynamics/{quadrant}/push", f"Push: {said}", "nats per logit step")
+            ),
+        ],
+        "Clips": [
+            figure
+            for metric, said in {
+                "ratio/clipped_low": "Ratio clipped low (A < 0)",
+                "ratio/clipped_high": "Ratio clipped high (A > 0)",
+                "weights/dropped": "Dropped by a control",
+                "weights/dropped_positive": "Dropped by a control, A > 0",
+                "weights/dropped_negative": "Dropped by a control, A < 0",
+            }.items()
+            for figure in of(metric, said, "share of tokens")
+        ],
+        "Lengths": [
+            *of("responses/length", "Length of responses", "tokens"),
+            *of("responses/truncated", "Truncated responses", "share of responses"),
+            *of("responses/distinct", "Distinct responses", "share of a group"),
+        ],
+        "Time": times(groups, styles),
+    }
+    return {title: figures for title, figures in found.items() if figures}
+
+
+def over_steps(
+    title: str,
+    note: str,
+    y: str,
+    curves: Mapping[str, Sequence[Mapping[int, float]]],
+    styles: Styles,
+    *,
+    small: bool = False,
+    **options: Any,
+) -> Figure:
+    """Draws the mean over seeds, and their range; a step that a seed lacks, or has no number for, is without it."""
+    series, lines = [], []
+    for method, of_seeds in curves.items():
+        values = {
+            step: here
+            for step in sorted({step for curve in of_seeds for step in curve})
+            if (here := [curve[step] for curve in of_seeds if step in curve and math.isfinite(curve[step])])
+        }
+        if not values:
+            continue
+        series.append(
+            {
+                "name": method,
+                "style": styles[method],
+                "x": list(values),
+                "y": [finite(float(np.mean(here))) for here in values.values()],
+                "low": [finite(min(here)) for here in values.values()],
+                "high": [finite(max(here)) for here in values.values()],
+            }
+        )
+        first, last = min(values), max(values)
+        means = [float(np.mean(here)) for here in values.values()]
+        lines.append(
+            [
+                method,
+                *(f"{number(float(np.mean(values[s])))} (step {s})" for s in (first, last)),
+                f"{number(min(values[last]))} to {number(max(values[last]))}",
+                number(min(means)),
+                number(max(means)),
+            ]
+        )
+    header = ["method", "first mean", "last mean", "seeds at the last step", "lowest mean", "highest mean"]
+    return Figure(title, note, "lines", "step", y, series, header, lines, small, options)
+
+
+def times(groups: Mapping[str, Sequence[Told]], styles: Styles) -> list[Figure]:
+    """Returns the seconds of a step by phase, as bars on each other."""
+    seconds: dict[str, dict[str, float]] = {}  # by method and phase
+    for method, cells in groups.items():
+        steps = sum(cell.step for cell in cells)
+        for name in sorted({name for cell in cells for name in cell.curves if name.startswith("time/")} - {INSIDE}):
+            total = sum(sum(cell.curves.get(name, {}).values()) for cell in cells)
+            if steps:
+                seconds.setdefault(method, {})[name.removeprefix("time/").removesuffix("_s")] = total / steps
+    known = {phase for of_phases in seconds.values() for phase in of_phases}
+    phases = [*(phase for phase in PHASES if phase in known), *sorted(known - set(PHASES))]
+    if not phases:
+        return []
+    return [
+        Figure(
+            "Time per phase",
+            "Seconds of a training step, mean over steps and seeds; evaluations are spread over the steps. What was "
+            "done twice after an interruption is not counted, nor is loading.",
+            "bars",
+            "seconds a step",
+            "",
+            [
+                {
+                    "name": phase,
+                    "style": place % COLOURS,
+                    "x": [finite(seconds[method].get(phase, 0.0)) for method in seconds],
+                    "methods": [{"name": method, "style": styles[method]} for method in seconds],
+                }
+                for place, phase in enumerate(phases)
+            ],
+            ["method", *phases, "all"],
+            [
+                [method, *(f"{here.get(phase, 0.0):.3f}" for phase in phases), f"{sum(here.values()):.3f}"]
+                for method, here in seconds.items()
+            ],
+        )
+    ]
+
+
+def by_method(cells: Sequence[Told], styles: Styles) -> dict[str, list[Told]]:
+    """Returns the cells by method, in the order of the methods."""
+    groups: dict[str, list[Told]] = {}
+    for cell in sorted(cells, key=lambda cell: (styles[cell.method], cell.seed)):
+        groups.setdefault(cell.method, []).append(cell)
+    return groups
+
+
+def number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def styles_of(story: Story) -> dict[str, int]:
+    return {method: place for place, method in enumerate(story.methods)}
+
+
+def payload(figure: Figure) -> dict[str, Any]:
+    """Returns what the page's script draws."""
+    return {key: getattr(figure, key) for key in ("kind", "x", "y", "series", "small", "options")}

@@ -1,0 +1,135 @@
+"""Matrices with made-up results, as their cells leave them and as MLflow holds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.base import files
+from harness.config import Config
+from harness.record import sync
+from harness.record.log import MetricsLog
+from harness.record.spec import CellSpec
+from harness.record.state import State
+
+STEPS = 4
+BEGAN = 1.0e9  # seconds since 1970
+PROBLEMS = ["easy", "lost", "won", "never"]
+SAMPLES = 4
+QUADRANTS = [f"{sign}_{side}" for sign in ("positive", "negative") for side in ("above", "below")]
+HOSTILE = ["<script>alert(1)</script>", "$x^{$ %{y}", "größe-方法-🙂", '"quoted" & <b>bold</b>']
+HOSTILE_TEXT = "</script><script>alert(2)</script><img src=x onerror=alert(3)> $x^{$ 漢字"
+
+
+def specs(
+    name: str, methods: Sequence[str], tasks: Sequence[str], models: Sequence[str], seeds: Sequence[int]
+) -> list[CellSpec]:
+    """Returns what the cells of a matrix are; names may be any, unlike those that a configuration allows."""
+    axes = {"methods": [*methods], "tasks": [*tasks], "models": [*models], "seeds": [*seeds]}
+    config = Config(name=name, **axes, baseline=methods[0])  # type: ignore[arg-type]
+    config.eval.k, config.eval.samples = 2, SAMPLES
+    found = []
+    for number, (seed, task, model, method) in enumerate(itertools.product(seeds, tasks, models, methods)):
+        identity = {"method": [{"component": method, "share": 0.02}], "train": {"lr": 0.1}, "seed": seed}
+        settings = dataclasses.asdict(config)
+        found.append(CellSpec(f"{number:012x}", name, method, task, model, seed, identity, settings))
+    return found
+
+
+def right_of(level: int, seed: int, step: int) -> list[list[int]]:
+    """Returns made-up verdicts on PROBLEMS: one always solved, one that is lost, one that is won, one never solved."""
+    end = step == STEPS
+    row = [int(sample <= level % 3 + seed % 2) for sample in range(SAMPLES)]
+    return [[1] * SAMPLES, [0] * SAMPLES if end else row, row if end else [0] * SAMPLES, [0] * SAMPLES]
+
+
+def metrics_of(level: int, seed: int, step: int) -> dict[str, float]:
+    found = {
+        "entropy/mean": 2.0 / step + 0.1 * level + 0.01 * seed,
+        "reward/mean": 0.1 * step,
+        "reward/groups_without_signal": 0.2,
+        "responses/length": 10.0 + level,
+        "responses/truncated": 0.0,
+        "responses/distinct": 0.5,
+        "ratio/clipped_low": 0.01,
+        "ratio/clipped_high": 0.02,
+        "weights/dropped": 0.0,
+        "weights/dropped_positive": 0.0,
+        "weights/dropped_negative": 0.0,
+        "time/rollout_s": 1.0 + level,
+        "time/update_s": 2.0,
+        "time/judging_s": 100.0,
+    }
+    for place, quadrant in enumerate(QUADRANTS):
+        found |= {f"dynamics/{quadrant}/share": 0.1 * place, f"dynamics/{quadrant}/push": -0.01 * place}
+    return found
+
+
+def fill(
+    folder: Path, spec: CellSpec, tasks: Sequence[str], level: int, text: str = "answer", began: float = BEGAN
+) -> None:
+    """Leaves a cell that is done; `level` is what tells its numbers from those of other methods."""
+    spec.write(folder)
+    log = MetricsLog(folder)
+    log.append(0, began, {"time/evaluate_s": 0.5})
+    for step in range(1, STEPS + 1):
+        log.append(step, began + 60.0 * step, metrics_of(level, spec.seed, step))
+    for task, step in itertools.product(tasks, (0, 2, STEPS)):
+        right = right_of(level, spec.seed, step)
+        record = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
+        files.write_json(folder / "evals" / f"{task}-{step:06d}.json", record)
+        files.write_lines(
+            folder / "samples" / f"evaluate-{task}-{step:06d}.jsonl",
+            [
+                {
+                    "problem": problem,
+                    "prompt": f"What of {problem}? {text}",
+                    # As many different answers as there are samples, but for one problem where the level decides.
+                    "responses": [f"{text} {i % (level + 1) if problem == 'won' else i}" for i in range(SAMPLES)],
+                    "verdicts": ["right" if each else "wrong" for each in verdicts],
+                }
+                for problem, verdicts in zip(PROBLEMS, right, strict=True)
+            ],
+        )
+    State("done", durable_step=STEPS, device="cpu").write(folder)
+
+
+def fail(folder: Path, spec: CellSpec, reason: str) -> None:
+    """Leaves a cell that failed after its first step."""
+    spec.write(folder)
+    log = MetricsLog(folder)
+    log.append(0, BEGAN, {"time/evaluate_s": 0.5})
+    log.append(1, BEGAN, metrics_of(9, spec.seed, 1))
+    State("failed", reason=reason, durable_step=1, device="cpu").write(folder)
+
+
+def experiment(
+    root: Path,
+    uri: str,
+    *,
+    name: str = "matrix",
+    methods: Sequence[str] = ("grpo", "clip_b"),
+    tasks: Sequence[str] = ("countdown",),
+    models: Sequence[str] = ("tiny",),
+    seeds: Sequence[int] = (0, 1),
+    failed: Sequence[tuple[str, int]] = (),
+    text: str = "answer",
+) -> list[CellSpec]:
+    """Feeds MLflow with a matrix in which some methods and seeds failed; each task is evaluated by itself."""
+    cells = specs(name, methods, tasks, models, seeds)
+    for spec in cells:
+        folder = root / spec.cell
+        if (spec.method, spec.seed) in failed:
+            fail(folder, spec, f"out of memory {text}")
+        else:
+            fill(folder, spec, [spec.task], [*methods].index(spec.method), text)
+        sync.sync(folder, uri)
+    return cells
+
+
+def values(figure: Any, key: str) -> dict[str, list[Any]]:
+    """Returns a list of numbers of each series, by name."""
+    return {series["name"]: series[key] for series in figure.series}
