@@ -146,7 +146,9 @@ def cells(config: Config) -> list[Cell]:
     seen: dict[str, Cell] = {}
     for cell in matrix:
         if cell.key in seen:
-            raise UserError(f"methods {seen[cell.key].method!r} and {cell.method!r} are the same; name one of them")
+            pairs = ((axis, getattr(seen[cell.key], axis), getattr(cell, axis)) for axis in ("method", "task", "model"))
+            axis, one, other = next(pair for pair in pairs if pair[1] != pair[2])
+            raise UserError(f"{axis}s {one!r} and {other!r} are the same; name one of them")
         seen[cell.key] = cell
     return matrix
 

@@ -25,7 +25,7 @@ class Whole(Protocol):
 def components(cell: Whole) -> dict[str, type]:
     """Returns the classes of a cell's method and tasks, by their names."""
     config = cell.config
-    table = baselines.table(config.plugins)
-    method = Method.of(cell.method, table, config.method_options)
-    built = [tasks.build(spec) for spec in (cell.task, *config.eval.tasks)]
-    return made.named([*method.components, *built], table, tasks.TASKS)
+    methods = baselines.table(config.plugins)
+    method = Method.of(cell.method, methods, config.method_options)
+    built = [tasks.build(spec, config.plugins) for spec in (cell.task, *config.eval.tasks)]
+    return made.named([*method.components, *built], methods, tasks.table(config.plugins))

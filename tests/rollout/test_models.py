@@ -19,6 +19,7 @@ from places import REPOSITORY
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import is_progress_bar_enabled
 
+from harness import config, matrix
 from harness.base.errors import UserError
 from harness.rollout import models
 from harness.rollout.models import Model
@@ -261,6 +262,11 @@ def test_a_name_on_the_hub_and_a_file_with_it_are_one_model(tmp_path: Path) -> N
     assert named.identity() == filed.identity()
     assert named.shape() == filed.shape() is not None
     assert models.resolve("Qwen/Qwen2.5-0.5B-Instruct@main").shape() == named.shape()
+    both = config.load("smoke", ["models=[qwen2.5-0.5b-instruct,Qwen/Qwen2.5-0.5B-Instruct]"])
+    with pytest.raises(
+        UserError, match=r"models 'qwen2.5-0.5b-instruct' and 'Qwen/Qwen2.5-0.5B-Instruct' are the same"
+    ):
+        matrix.cells(both)
     (tmp_path / "mine.yaml").write_text(f"path: Qwen/Qwen2.5-0.5B-Instruct@{COMMIT}\nsystem: Be brief.")
     mine = models.resolve(str(tmp_path / "mine.yaml"))
     assert mine.identity() == {"path": named.path, "revision": COMMIT, "chat": {"system": "Be brief."}}
