@@ -7,8 +7,10 @@ import html
 import itertools
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,10 +45,15 @@ from harness.report.story import Board, Story, Told, of_experiment
 SEEDS = (0, 1)
 
 
-@pytest.fixture
-def told(tmp_path: Path, mlflow_uri: str) -> Story:
-    experiment(tmp_path, mlflow_uri)
-    return of_experiment(mlflow_uri, "matrix")
+@pytest.fixture(scope="module")
+def told(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    return told_of(migrated, tmp_path_factory.mktemp("told"))
+
+
+def told_of(migrated: Path, root: Path, **given: Any) -> Story:
+    uri = f"sqlite:///{shutil.copy(migrated, root / 'mlflow.db')}"
+    experiment(root, uri, **given)
+    return of_experiment(uri, "matrix")
 
 
 def every_figure(of: Story) -> list[figures.Figure]:
@@ -375,10 +382,10 @@ class Elements(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-@pytest.fixture
-def hostile(tmp_path: Path, mlflow_uri: str) -> str:
-    experiment(tmp_path, mlflow_uri, methods=HOSTILE, failed=[(HOSTILE[1], 1)], text=HOSTILE_TEXT)
-    return page.render_page(of_experiment(mlflow_uri, "matrix"))
+@pytest.fixture(scope="module")
+def hostile(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("hostile")
+    return page.render_page(told_of(migrated, root, methods=HOSTILE, failed=[(HOSTILE[1], 1)], text=HOSTILE_TEXT))
 
 
 def test_names_and_answers_are_text_whatever_they_hold(hostile: str) -> None:
@@ -435,7 +442,7 @@ def settings_on(text: str) -> str:
     return html.unescape(shown.group(1))
 
 
-def test_a_matrix_that_only_failed_has_a_page(tmp_path: Path, mlflow_uri: str) -> None:
+def test_a_matrix_that_only_failed_has_a_page() -> None:
     config = Config(name="matrix", seeds=[0])
     empty = row("grpo", None, None, avg_at_k=None, pass_at_k={}, entropy_initial=None, entropy_final=None, seeds_done=0)
     cell = Told("grpo", "countdown", "tiny", 0, "failed", reason="no memory")
