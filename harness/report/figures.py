@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from harness.base.statistics import Estimate, mean_interval
+from harness.base.statistics import Estimate
 from harness.report.leaderboard import Row
 from harness.report.render import shown
-from harness.report.story import INSIDE, Board, Story, Told, Training
+from harness.report.story import INSIDE, Board, Story, Told, Training, entropy_kept
 
 Series = dict[str, Any]  # name, style, and lists of numbers
 Styles = Mapping[str, int]
@@ -86,7 +86,7 @@ def against_pass(board: Board, rows: Sequence[Row], styles: Styles) -> Figure:
     pairs = [(row, avg, row.pass_at_k[row.k]) for row in rows if (avg := row.avg_at_k) is not None]
     return Figure(
         f"Avg@K against Pass@{board.k}",
-        "One point a method. Bars are the table's ±: 95 % intervals over seeds and problems. They are of each method "
+        "One point a method. Bars are the table's 95 % intervals over seeds and problems. They are of each method "
         "alone; whether two methods differ is a question for the paired differences of the table.",
         "points",
         "Avg@K",
@@ -100,16 +100,14 @@ def against_pass(board: Board, rows: Sequence[Row], styles: Styles) -> Figure:
 def against_entropy(board: Board, rows: Sequence[Row], styles: Styles) -> Figure:
     series, lines = [], []
     for row in rows:
-        ends = [cell.entropy for cell in board.cells if cell.method == row.method]
-        shares = [last / first for first, last in filter(None, ends) if first > 0]
-        if shares and row.avg_at_k:
-            kept = mean_interval(np.array(shares))
+        kept = entropy_kept([cell for cell in board.cells if cell.method == row.method])
+        if kept and row.avg_at_k:
             series.append(point(row, styles, kept, row.avg_at_k))
             lines.append([row.method, shown(kept), shown(row.avg_at_k)])
     return Figure(
         "Avg@K against entropy kept",
-        "Entropy kept: the entropy at the last training step divided by that at the first, of each seed. Horizontal "
-        "bars are 95 % intervals over seeds, vertical ones the table's ±.",
+        "Entropy kept: the entropy at the last training step divided by that at the first, the geometric mean over "
+        "seeds. Horizontal bars are its 95 % intervals, vertical ones the table's.",
         "points",
         "entropy kept",
         "Avg@K",
@@ -123,7 +121,7 @@ def over_k(rows: Sequence[Row], styles: Styles) -> Figure:
     ks = sorted({k for row in rows for k in row.pass_at_k})
     return Figure(
         "Pass@k over k",
-        "The chance that k samples hold a right answer. Bands are the table's ±: 95 % intervals over seeds and "
+        "The chance that k samples hold a right answer. Bands are the table's ±, 95 % intervals over seeds and "
         "problems, cut where they leave 0 to 1.",
         "lines",
         "k, samples of a problem",

@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.base.statistics import pass_at_k
+from harness.base.statistics import Estimate, mean_interval, pass_at_k
 from harness.config import Config
 from harness.matrix import Cell
 from harness.record.log import MetricsLog
@@ -235,6 +235,19 @@ def evaluations(paths: Sequence[Path]) -> dict[str, dict[int, Evaluation]]:
         record = files.read_json(path)
         found[record["task"]][record["step"]] = Evaluation(record["problems"], np.array(record["right"]))
     return dict(found)
+
+
+def entropy_kept(cells: Sequence[Told]) -> Estimate | None:
+    """Returns the entropy at the last training step as a share of that at the first: the geometric mean of the cells'
+    shares, with its 95 % interval. A cell without entropy at an end has no such share."""
+    ends = np.array([cell.entropy for cell in cells if cell.entropy]).reshape(-1, 2)
+    ends = ends[(np.isfinite(ends) & (ends > 0)).all(axis=1)]
+    if not len(ends):
+        return None
+    found = mean_interval(np.log(ends[:, 1] / ends[:, 0]))
+    mean, *limits = (None if each is None else float(np.exp(each)) for each in (found.mean, found.low, found.high))
+    assert mean is not None
+    return Estimate(mean, *limits)
 
 
 # From MLflow alone

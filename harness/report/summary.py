@@ -10,7 +10,7 @@ import numpy as np
 from harness.base.statistics import Estimate
 from harness.report.leaderboard import Row
 from harness.report.render import BETTER, WORSE, mark, shown
-from harness.report.story import Board, Story
+from harness.report.story import Board, Story, entropy_kept
 
 
 def sentences(story: Story) -> list[tuple[str, list[str]]]:
@@ -103,11 +103,8 @@ def costs(board: Board, baseline: str) -> list[str]:
             f"Time of a cell, as a multiple of {baseline}'s with the same seed: {listed(each)}. Cells may have shared "
             "a machine with others, so small differences mean nothing."
         )
-    kept = {
-        row.method: row.entropy_final.mean / row.entropy_initial.mean
-        for row in board.rows
-        if row.entropy_initial and row.entropy_final and row.entropy_initial.mean > 0
-    }
+    found = {row.method: entropy_kept([c for c in board.cells if c.method == row.method]) for row in board.rows}
+    kept = {method: each.mean for method, each in found.items() if each}
     if kept:
         ordered = sorted(kept.items(), key=lambda pair: -pair[1])
         said.append(
