@@ -38,6 +38,7 @@ from harness.commands import leaderboard, report
 from harness.config import Config
 from harness.matrix import cells
 from harness.record import sync
+from harness.record.made import Made
 from harness.report import figures, page, story, summary
 from harness.report.leaderboard import Row
 from harness.report.story import Board, Story, Told, of_experiment
@@ -80,6 +81,7 @@ def test_folders_and_mlflow_tell_the_same_story(
             fail(cell.folder, cell.spec, "no memory")
         else:
             fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
+            Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
         sync.sync(cell.folder, mlflow_uri)
     here = story.of_folders(config, matrix, leaderboard.rows(config, matrix), "entrobench run smoke")
     there = of_experiment(mlflow_uri, "matrix")
