@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from places import REPOSITORY
 
 import baselines
 import tasks
@@ -70,6 +71,21 @@ def test_a_cell_names_its_components() -> None:
     assert grpo.components.keys() == {"grpo", "countdown", "gsm8k"}
     assert other.components.keys() == {"ppo", "clip_v", "countdown", "gsm8k"}
     assert other.sources["clip_v"] == made.digest(baselines.METHODS["clip_v"])
+
+
+def test_a_task_of_a_plugin_is_a_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = shutil.copytree(REPOSITORY / "tests/tasks/plugin_example/sums_example", tmp_path / "sums_example")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sums_example", raising=False)
+    settings = config.load("smoke", ["methods=[grpo]", "plugins=[sums_example]", "tasks=[countdown,example_sums]"])
+    ours, theirs = matrix.cells(settings)
+    assert (ours.components.keys(), theirs.components.keys()) == ({"grpo", "countdown"}, {"grpo", "example_sums"})
+    before = ours.sources, theirs.sources
+    with open(plugin / "__init__.py", "a") as module:
+        module.write("# edited\n")
+    assert ours.sources == before[0]
+    assert made.others(before[1], theirs.sources) == ["example_sums"]
+    monkeypatch.delitem(sys.modules, "sums_example")
 
 
 @pytest.mark.processes
