@@ -10,10 +10,12 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.base.errors import UserError
-from harness.base.fit import visible
-from harness.commands.parsing import Parser
+
+if TYPE_CHECKING:
+    from harness.commands.parsing import Parser
 
 # Modules of harness/commands/: `add` declares the arguments of a command, `call` runs it and returns the exit code.
 COMMANDS = (
@@ -23,6 +25,8 @@ COMMANDS = (
 
 
 def parser() -> Parser:
+    from harness.commands.parsing import Parser
+
     top = Parser(
         prog="entrobench",
         description="Which entropy-control method keeps a language model exploring under reinforcement fine-tuning?",
@@ -70,6 +74,8 @@ def version() -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     sys.path.append(os.getcwd())  # where users keep plugin modules; last, since other files there may hide ours
+    from harness.base.fit import visible  # not before `python -m` has lost the current folder, see below
+
     try:
         arguments = parse(argv)
         if arguments.version:

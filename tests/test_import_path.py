@@ -102,7 +102,7 @@ def test_the_judge_starts(crowded: Path) -> None:
 
 @pytest.mark.slow
 def test_the_trials_of_doctor_start(command: str, crowded: Path) -> None:
-    found = json.loads(call(command, "doctor", "smoke", "--format", "json", cwd=crowded).stdout)
+    found = json.loads(call(command, "doctor", "smoke", "--thorough", "--format", "json", cwd=crowded).stdout)
     states = {each["what"]: each["state"] for each in found}
     assert (states["torch"], states["engine embedded"], states["mlflow"]) == ("ok", "ok", "ok")
 
@@ -126,7 +126,9 @@ def test_a_plugin_named_like_a_package_of_ours_gets_one_sentence(name: str) -> N
 
 
 def test_a_plugin_that_something_installed_hides_says_where_it_was_read() -> None:
-    with pytest.raises(UserError, match=r"^plugin statistics has no METHODS; it was read from .*statistics\.py$"):
+    with pytest.raises(
+        UserError, match=r"^plugin statistics has neither METHODS nor TASKS; it was read from .*statistics\.py$"
+    ):
         baselines.table(["statistics"])
-    with pytest.raises(UserError, match=r"^plugin sys has no METHODS; it was read from Python itself$"):
+    with pytest.raises(UserError, match=r"^plugin sys has neither METHODS nor TASKS; it was read from Python itself$"):
         baselines.table(["sys"])

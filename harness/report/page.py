@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from harness.base import files
-from harness.report import figures, render, summary
+from harness.report import figures, render, sentences
 from harness.report.figures import Figure
 from harness.report.leaderboard import Row
 from harness.report.story import ANSWERS, QUESTIONS, Story, Told
@@ -108,7 +108,7 @@ def render_page(story: Story) -> str:
     return environment.get_template(PAGE).render(
         story=story,
         styles=figures.styles_of(story),
-        summary=summary.sentences(story),
+        summary=sentences.summary(story),
         tables=[(board.title, *table(board.rows)) for board in story.boards],
         notes=render.notes(story.rows),
         sections=sections,

@@ -18,7 +18,7 @@ from filelock import FileLock
 
 import tasks
 from harness.base import identities
-from harness.base.errors import UserError, nearest
+from harness.base.errors import UserError, nearest, shown
 from harness.base.files import default_cache
 from harness.base.schema import typed
 from harness.base.shape import Shape, of_config
@@ -189,8 +189,8 @@ def resolve(name: str) -> Model:
         path, revision = located(name)
         return Model(name=Path(path).name, path=path, revision=revision, stated=shipped_shapes().get(path))
     raise UserError(
-        f"unknown model {name!r}; {nearest(name, names())}, or the path of a model's YAML file or Hugging Face folder, "
-        "or owner/name on the Hugging Face hub"
+        f"unknown model {shown(name)}; {nearest(name, names())}, or a YAML file or folder of a model, or owner/name on "
+        "the Hugging Face hub"
     )
 
 

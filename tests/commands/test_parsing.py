@@ -35,7 +35,7 @@ SHIPPED = ", ".join(sorted(path.stem for path in (REPOSITORY / "configs").glob("
         (["--zzz"], "entrobench has no option '--zzz'; allowed: --help, --version"),
         (
             ["leaderboard", "demo", "--format", "jsn"],
-            "--format is 'jsn'; allowed: csv, json, md, table; did you mean 'json'?",
+            "--format is 'jsn'; allowed: csv, json, latex, md, parquet, table; did you mean 'json'?",
         ),
         (["run", "demo", "--jobs", "two"], "--jobs is 'two'; it must be a whole number"),
         (["run", "demo", "--jobs"], "run: --jobs: expected one argument"),

@@ -33,7 +33,7 @@ def specs(
     config.eval.k, config.eval.samples = 2, SAMPLES
     found = []
     for number, (seed, task, model, method) in enumerate(itertools.product(seeds, tasks, models, methods)):
-        identity = {"method": [{"component": method, "share": 0.02}], "train": {"lr": 0.1}, "seed": seed}
+        identity = {"method": [{"component": "Invented", "share": 0.02}], "train": {"lr": 0.1}, "seed": seed}
         settings = dataclasses.asdict(config)
         found.append(CellSpec(f"{number:012x}", name, method, task, model, seed, identity, settings))
     return found

@@ -39,7 +39,7 @@ from harness.config import Config
 from harness.matrix import cells
 from harness.record import sync
 from harness.record.made import Made
-from harness.report import figures, page, story, summary
+from harness.report import figures, page, sentences, story
 from harness.report.leaderboard import Row
 from harness.report.story import Board, Story, Told, of_experiment
 
@@ -324,7 +324,7 @@ def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: o
 
 
 def said_of(*rows: Row) -> list[str]:
-    return summary.of_board(Board("countdown, tiny", "countdown", list(rows), [], []), "grpo")
+    return sentences.of_board(Board("countdown, tiny", "countdown", list(rows), [], []), "grpo")
 
 
 UP, DOWN, TIE = Estimate(0.1, 0.05, 0.15), Estimate(-0.1, -0.15, -0.05), Estimate(0.01, -0.2, 0.22)
@@ -355,7 +355,7 @@ def test_the_summary_sorts_methods_by_what_their_intervals_say() -> None:
 def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri, seeds=[0])
     told = of_experiment(mlflow_uri, "matrix")
-    said = [sentence for _, each in summary.sentences(told) for sentence in each]
+    said = [sentence for _, each in sentences.summary(told) for sentence in each]
     assert any("nothing here is settled" in sentence for sentence in said)
     assert "Avg@K: no interval, and so not settled: clip_b." in said
     assert not any("excludes 0" in sentence for sentence in said)
@@ -363,13 +363,13 @@ def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str
 
 def test_the_summary_tells_what_is_missing(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri, failed=[("clip_b", 1)])
-    [(_, said), _] = summary.sentences(of_experiment(mlflow_uri, "matrix"))
+    [(_, said), _] = sentences.summary(of_experiment(mlflow_uri, "matrix"))
     assert said[0] == "3 of 4 cells are done, 1 failed."
     assert said[1].startswith("Not every expected seed is done for clip_b;")
 
 
 def test_costs_are_ratios_within_a_seed(told: Story) -> None:
-    [time, entropy] = summary.costs(told.boards[0], "grpo")
+    [time, entropy] = sentences.costs(told.boards[0], "grpo")
     assert f"clip_b {(0.5 + 4 * 4) / (0.5 + 4 * 3):.2f}" in time
     assert entropy.startswith("Entropy at the last training step")
     assert "grpo 25%" in entropy

@@ -13,7 +13,7 @@ from harness.report.render import BETTER, WORSE, mark, shown
 from harness.report.story import Board, Story, entropy_kept
 
 
-def sentences(story: Story) -> list[tuple[str, list[str]]]:
+def summary(story: Story) -> list[tuple[str, list[str]]]:
     """Returns the summary: titles (empty for what concerns everything), each with its sentences."""
     parts = [("", general(story))]
     parts += [(board.title, of_board(board, story.baseline)) for board in story.boards]
