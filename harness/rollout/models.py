@@ -189,8 +189,7 @@ def resolve(name: str) -> Model:
         path, revision = located(name)
         return Model(name=Path(path).name, path=path, revision=revision, stated=shipped_shapes().get(path))
     raise UserError(
-        f"unknown model {shown(name)}; {nearest(name, names())}, or a YAML file or folder of a model, or owner/name on "
-        "the Hugging Face hub"
+        f"unknown model {shown(name)}; {nearest(name, names())}; or a YAML file, a folder, or owner/name on the hub"
     )
 
 
