@@ -292,7 +292,7 @@ def test_a_local_folder_goes_before_a_name_on_the_hub(tmp_path: Path, monkeypatc
 )
 def test_what_is_neither_a_file_nor_a_name_on_the_hub_gets_one_sentence(name: str) -> None:
     with pytest.raises(
-        UserError, match=r"^unknown model .*; allowed: .* or owner/name on the Hugging Face hub$"
+        UserError, match=r"^unknown model .*; allowed: .* or owner/name on the hub$"
     ) as said:
         models.resolve(name)
     assert "\n" not in str(said.value)
