@@ -291,9 +291,7 @@ def test_a_local_folder_goes_before_a_name_on_the_hub(tmp_path: Path, monkeypatc
     "name", ["gpt2", "a/b/c", "/a/b", "./a", "me/.hidden", "me/ti ny", "me/", "me/mine.yaml", "gpt2@main"]
 )
 def test_what_is_neither_a_file_nor_a_name_on_the_hub_gets_one_sentence(name: str) -> None:
-    with pytest.raises(
-        UserError, match=r"^unknown model .*; allowed: .* or owner/name on the hub$"
-    ) as said:
+    with pytest.raises(UserError, match=r"^unknown model .*; allowed: .* or owner/name on the hub$") as said:
         models.resolve(name)
     assert "\n" not in str(said.value)
 
