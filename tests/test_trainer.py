@@ -17,6 +17,8 @@ from harness.batch import Rollout, TokenBatch
 from harness.tokens.metrics import Stopwatch
 from harness.train.policy import Policy, check_vocabulary
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo+clip_b", "ppo", "adaptive_entropy(target=9,delta=0.01,highest=1)"])

@@ -24,6 +24,8 @@ from harness.base.errors import UserError
 from harness.method import Method
 from harness.tokens.metrics import Stopwatch
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parent / "plugin_example"
 ADD_A_METHOD = REPOSITORY / "docs" / "add-a-method.md"
 

@@ -43,6 +43,8 @@ from harness.verify.pool import Verifier
 from tasks.countdown import Countdown
 from tasks.countdown.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 TINY = Shape("llama", vocabulary=10, hidden=8, layers=2, heads=4, kv_heads=2, head_dim=3, mlp=20)
 NOTHING: frozenset[str] = frozenset()
 BIG = Machine(ram=10**15, cores=4, free=10**15, devices=(Device("big", 10**15),))

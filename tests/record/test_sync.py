@@ -21,6 +21,8 @@ from harness.record.made import Made
 from harness.record.spec import CellSpec
 from harness.record.state import State
 
+pytestmark = pytest.mark.slow
+
 CELL = "0123456789ab"
 MADE = Made(
     attempt="a" * 32,

@@ -23,6 +23,8 @@ from harness.record.state import State
 from harness.report import leaderboard, read, render
 from harness.report.leaderboard import Expected, Row, rows
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = dataclasses.asdict(Config())
 PROBLEMS = [f"p{i}" for i in range(6)]
 

@@ -43,6 +43,8 @@ from harness.report import figures, page, sentences, story
 from harness.report.leaderboard import Row
 from harness.report.story import Board, Story, Told, of_experiment
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (0, 1)
 
 

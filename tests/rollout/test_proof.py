@@ -21,6 +21,8 @@ from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.proof import check_log_ratios, check_weights
 from harness.tokens.metrics import Stopwatch, of_mismatch
 
+pytestmark = pytest.mark.slow
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LR = 1e-6
 

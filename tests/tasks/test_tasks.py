@@ -38,6 +38,8 @@ from tasks.countdown import Countdown, base_model
 from tasks.math import INSTRUCTION, Math, held_out
 from tasks.scoring import majority, metric_list, vote
 
+pytestmark = pytest.mark.slow
+
 REPEATS = {"aime24": 32, "aime25": 32, "amc23": 32, "countdown": 32}
 REPEATS |= {"dapo500": 8, "dapo_math": 8, "gsm8k": 8, "math500": 8}
 ENCODER = base_model.tokenizer(Countdown())

@@ -22,6 +22,8 @@ from harness.tokens import correction, metrics
 from harness.tokens.correction import correct, factors
 from harness.tokens.metrics import Stopwatch
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = [
     Correction(kind, level, low, high)
     for kind, low in (("truncated", 0.0), ("masked", 0.0), ("masked", 0.6))

@@ -23,6 +23,8 @@ from harness.tokens import dynamics
 from harness.tokens.dynamics import Push
 from harness.tokens.metrics import Stopwatch
 
+pytestmark = pytest.mark.slow
+
 TABLE = baselines.table()
 TEMPERATURE = 0.7
 

@@ -24,6 +24,8 @@ from harness.verify.pool import Verifier
 from tasks.countdown import Countdown, base_model, parse_key
 from tasks.scoring import metric_list
 
+pytestmark = pytest.mark.slow
+
 TASK, UNASKED = Countdown(), Verifier()
 ENCODER = base_model.tokenizer(TASK)
 SETTINGS: dict[str, Any] = {"split": "test", "problems": 7, "samples": 8, "temperature": 0.7, "max_new_tokens": 12}

@@ -30,6 +30,8 @@ from harness.train.filter import Asker, Pool
 from harness.verify.failures import TooManyFailures
 from harness.verify.pool import Verifier as Pooled
 
+pytestmark = pytest.mark.slow
+
 UNASKED = Pooled()
 
 
