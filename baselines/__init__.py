@@ -14,9 +14,9 @@ from baselines.grpo import Grpo
 from baselines.ppo import Ppo
 from harness.base.errors import UserError
 from harness.base.plugins import extended
-from harness.method import Component, Control, Objective
+from harness.method import Component, Composition, Control, Objective
 
-METHODS: dict[str, type[Component]] = {
+METHODS: dict[str, type[Component] | Composition] = {
     "grpo": Grpo,
     "ppo": Ppo,
     "ce_gppo": CeGppo,
@@ -27,11 +27,14 @@ METHODS: dict[str, type[Component]] = {
 }
 
 
-def table(plugins: Iterable[str] = ()) -> dict[str, type[Component]]:
+def table(plugins: Iterable[str] = ()) -> dict[str, type[Component] | Composition]:
     """All methods by name: METHODS, those of installed packages (entry points), and those of plugin modules."""
     return extended("method", METHODS, "METHODS", plugins, check)
 
 
 def check(name: str, cls: Any, plugin: str) -> None:
-    if not (isinstance(cls, type) and issubclass(cls, Objective | Control)):
-        raise UserError(f"method {name!r} of plugin {plugin} is {cls!r}; it must be a subclass of Objective or Control")
+    if not (isinstance(cls, Composition) or (isinstance(cls, type) and issubclass(cls, Objective | Control))):
+        raise UserError(
+            f"method {name!r} of plugin {plugin} is {cls!r}; it must be a subclass of Objective or Control, or a "
+            "Composition of them"
+        )

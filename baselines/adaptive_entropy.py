@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from harness.base.errors import UserError
 from harness.base.schema import number
-from harness.method import Control
+from harness.method import Control, View
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from harness.batch import TokenStats
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,9 @@ class AdaptiveEntropy(Control):
     def memory(self) -> dict[str, float]:
         return {"coefficient": self.start, "active": 0.0}
 
-    def term(self, current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
-        assert current.entropy is not None
-        return -self.memory["coefficient"] * self.memory["active"] * current.entropy
+    def term(self, view: View) -> Tensor:
+        assert view.current.entropy is not None
+        return -self.memory["coefficient"] * self.memory["active"] * view.current.entropy
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         entropy, coefficient = metrics["entropy/mean"], self.memory["coefficient"]

@@ -28,6 +28,6 @@ class CeGppo(Grpo):
     beta1: float = number(0.75, least=0)
     beta2: float = number(1.0, least=0)
 
-    def clipped(self, ratio_T: Tensor, bound_T: Tensor) -> Tensor:
+    def beyond(self, ratio_T: Tensor, bound_T: Tensor) -> Tensor:
         weight_T = (self.beta2 * bound_T).where(ratio_T > 1, self.beta1 * bound_T)
         return weight_T * (ratio_T / ratio_T.detach())

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.base.schema import number
-from harness.method import Control
+from harness.method import Control, View
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from harness.batch import TokenStats
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,6 @@ class EntropyBonus(Control):
 
     coefficient: float = number(0.01, least=0)
 
-    def term(self, current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
-        assert current.entropy is not None
-        return -self.coefficient * current.entropy
+    def term(self, view: View) -> Tensor:
+        assert view.current.entropy is not None
+        return -self.coefficient * view.current.entropy

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.method import Objective
+from harness.method import ClippedObjective, Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -12,7 +12,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Grpo(Objective):
+class GroupObjective(Objective):
+    """Compares each response with the others to the same prompt.
+
+    A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6), the same for all tokens of response i, with the sample deviation
+    (n - 1) over the group; without the division where divide_by_std=false.
+    """
+
+    min_group = 2
+
+    divide_by_std: bool = True
+
+    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        rewards_PG = batch.grouped(batch.rewards_B)
+        advantages_PG = rewards_PG - rewards_PG.mean(1, keepdim=True)
+        if self.divide_by_std:
+            advantages_PG = advantages_PG / (rewards_PG.std(1, keepdim=True) + 1e-6)
+        return advantages_PG.flatten()[batch.sequence_T]
+
+
+@dataclass(frozen=True)
+class Grpo(ClippedObjective, GroupObjective):
     """Clipped policy gradient whose baseline is the mean reward of the responses to the same prompt.
 
     A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6), the same for all tokens of response i, with the sample deviation
@@ -23,14 +43,3 @@ class Grpo(Objective):
     """
 
     source = "arXiv:2402.03300"
-    min_group = 2
-    silent_without_signal = True
-
-    divide_by_std: bool = True
-
-    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
-        rewards_PG = batch.grouped(batch.rewards_B)
-        advantages_PG = rewards_PG - rewards_PG.mean(1, keepdim=True)
-        if self.divide_by_std:
-            advantages_PG = advantages_PG / (rewards_PG.std(1, keepdim=True) + 1e-6)
-        return advantages_PG.flatten()[batch.sequence_T]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.base.schema import number
-from harness.method import Objective
+from harness.method import ClippedObjective
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Ppo(Objective):
+class Ppo(ClippedObjective):
     """Clipped policy gradient with a learned critic and generalised advantage estimation.
 
     delta_t = R_t + gamma V_{t+1} - V_t with the reward on the last token and V = 0 after it (also where a response was
@@ -25,7 +25,6 @@ class Ppo(Objective):
 
     source = "arXiv:1707.06347"
     needs = frozenset({"values"})
-    silent_without_signal = True
 
     gamma: float = number(1.0, least=0, most=1)
     lam: float = number(1.0, least=0, most=1)

@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from harness.base import ranks
+from harness.base import ranks, seeds
 from harness.base.errors import UserError
 
 
@@ -49,6 +50,10 @@ class TokenStats:
     def columns(self) -> dict[str, Tensor]:
         """Returns those that are there."""
         return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+
+    def detach(self) -> TokenStats:
+        """Returns them without gradient."""
+        return type(self)(**{**vars(self), **{name: x.detach() for name, x in self.columns.items()}})
 
     def at(self, index_T: Tensor) -> TokenStats:
         """Returns the statistics of some tokens."""
@@ -103,24 +108,46 @@ class TokenBatch:
     lengths_B: Tensor  # of the responses
     groups_B: Tensor  # number of the prompt that each response answers, 0 ...
     rewards_B: Tensor
+    right_B: Tensor  # verified as right, however the reward is shaped
+    finished_B: Tensor  # ended by end-of-sequence, and not by the length limit
+    places_B: Tensor  # of the responses among those of all ranks, in the order of the prompts
     behaviour_logp_T: Tensor
     budget: int  # the most tokens a response may have
+    seed: int  # of this cell at this step, for what is chosen at random
+    progress: float  # the share of the run's steps that are over
     index_T: Tensor  # where the tokens of this part stand in the whole batch
 
     @classmethod
-    def of(cls, groups: Sequence[Sequence[Rollout]], rewards: Sequence[float], budget: int, device: str) -> TokenBatch:
+    def of(
+        cls,
+        groups: Sequence[Sequence[Rollout]],
+        rewards: Sequence[float],
+        budget: int,
+        device: str,
+        *,
+        places: Sequence[int] | None = None,  # of the prompts among those of all ranks; None: 0, 1 ...
+        seed: int = 0,
+        progress: float = 0.0,
+    ) -> TokenBatch:
+        """Makes a batch of whole groups, all of one size, with a reward above 0 for what is right."""
         rollouts = [rollout for group in groups for rollout in group]
         lengths_B = torch.tensor([len(r.response) for r in rollouts], device=device)
         sizes = [len(r.prompt) + len(r.response) for r in rollouts]
         tokens = [token for r in rollouts for part in (r.prompt, r.response) for token in part]
+        first_G = torch.tensor(places or range(len(groups)), device=device) * len(groups[0])
         return cls(
             sequences=list(torch.tensor(tokens).split(sizes)),  # quicker than one by one
             prompt_lengths_B=torch.tensor([len(r.prompt) for r in rollouts], device=device),
             lengths_B=lengths_B,
             groups_B=torch.tensor([i for i, group in enumerate(groups) for _ in group], device=device),
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=device),
+            right_B=torch.tensor(rewards, device=device) > 0,
+            finished_B=torch.tensor([r.finished for r in rollouts], device=device),
+            places_B=(first_G[:, None] + torch.arange(len(groups[0]), device=device)).flatten(),
             behaviour_logp_T=torch.tensor([x for r in rollouts for x in r.logp], device=device),
             budget=budget,
+            seed=seed,
+            progress=progress,
             index_T=torch.arange(int(lengths_B.sum()), device=device),
         )
 
@@ -153,16 +180,9 @@ class TokenBatch:
         within_T = torch.arange(int(lengths_B.sum()), device=rows_B.device)
         within_T = within_T - (lengths_B.cumsum(0) - lengths_B).repeat_interleave(lengths_B)
         tokens_T = self.starts_B[rows_B].repeat_interleave(lengths_B) + within_T
-        return TokenBatch(
-            sequences=[self.sequences[row] for row in rows],
-            prompt_lengths_B=self.prompt_lengths_B[rows_B],
-            lengths_B=lengths_B,
-            groups_B=self.groups_B[rows_B],
-            rewards_B=self.rewards_B[rows_B],
-            behaviour_logp_T=self.behaviour_logp_T[tokens_T],
-            budget=self.budget,
-            index_T=self.index_T[tokens_T],
-        )
+        of_responses = {name: x[rows_B] for name, x in vars(self).items() if name.endswith("_B")}
+        of_tokens = {name: x[tokens_T] for name, x in vars(self).items() if name.endswith("_T")}
+        return dataclasses.replace(self, sequences=[self.sequences[row] for row in rows], **of_responses, **of_tokens)
 
     def split(self, parts: int) -> Iterator[TokenBatch]:
         """Yields mini-batches of whole groups: each gets the same number of them, in order."""
@@ -208,11 +228,28 @@ class TokenBatch:
         """Adds up each response's tokens."""
         return x_T.new_zeros(len(self)).index_add(0, self.sequence_T, x_T)
 
+    # Seeded chance: the same for a response on any number of ranks, however the batch is split.
+
+    def uniform_B(self, purpose: str) -> Tensor:
+        """Draws a number from 0 to 1 for each response; each purpose has draws of its own."""
+        return torch.stack([draw[0] for draw in self._draws(purpose, "response", [1] * len(self))])
+
+    def uniform_T(self, purpose: str) -> Tensor:
+        """Draws a number from 0 to 1 for each token; each purpose has draws of its own."""
+        return torch.cat(self._draws(purpose, "token", self.lengths_B.tolist()))
+
+    def _draws(self, purpose: str, of: str, counts: Sequence[int]) -> list[Tensor]:
+        drawn = (
+            np.random.default_rng(seeds.derive(self.seed, purpose, of, place)).random(count)
+            for place, count in zip(self.places_B.tolist(), counts, strict=True)
+        )
+        return [torch.from_numpy(draw).to(self.lengths_B.device) for draw in drawn]
+
     # Collectives: over the batches of all ranks. A rank that comes to one alone waits for the others for ever.
 
     def global_mean(self, x_T: Tensor) -> Tensor:
         """Returns the mean over the tokens of all ranks, in double; every rank must come to it."""
-        return ranks.total(x_T.double().sum()) / self.global_tokens()
+        return self.global_sum(x_T) / self.global_tokens()
 
     def global_std(self, x_T: Tensor) -> Tensor:
         """Returns the population's deviation over the tokens of all ranks (divided by n, not n - 1); every rank must
@@ -224,6 +261,22 @@ class TokenBatch:
         every rank must come to it."""
         values_T = ranks.gather(x_T)
         return values_T.topk(k).values[-1] if 0 < k <= len(values_T) else x_T.new_tensor(float("-inf"))
+
+    def global_order(self, x_T: Tensor) -> Tensor:
+        """Returns the place of each token among those of all ranks, 0 for the largest; of equal values the one of the
+        earlier response, and in it of the earlier token, comes first. Every rank must come to it."""
+        token_T = self.places_B[self.sequence_T] * self.budget + self.within_T
+        values_T, tokens_T = ranks.gather(x_T), ranks.gather(token_T)
+        by_token = tokens_T.argsort()
+        order = by_token[values_T[by_token].argsort(descending=True, stable=True)]
+        place_T = torch.empty_like(order)
+        place_T[order] = torch.arange(len(order), device=order.device)
+        start = sum(ranks.each(len(x_T))[: ranks.number()])
+        return place_T[start : start + len(x_T)]
+
+    def global_sum(self, x_T: Tensor) -> Tensor:
+        """Returns the sum over the tokens of all ranks, in double; every rank must come to it."""
+        return ranks.total(x_T.double().sum())
 
     def global_count(self, mask_T: Tensor) -> float:
         """Counts the tokens of a mask on all ranks; every rank must come to it."""

@@ -23,8 +23,8 @@ import tasks
 from harness.base import files, ranks
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python
+from harness.composition import Method, components
 from harness.config import Config
-from harness.method import Method
 from harness.record import made, state
 from harness.record.log import MetricsLog
 from harness.record.made import Made
@@ -41,7 +41,7 @@ from harness.trainer import Parts, Trainer
 from harness.verify.pool import Verifier
 
 # As the source was when it was imported, once for all cells: what is edited after that does not run in them.
-IMPORTED = {cls: made.digest(cls) for cls in (*baselines.METHODS.values(), *tasks.TASKS.values())}
+IMPORTED = {cls: made.digest(cls) for cls in (*components(baselines.METHODS).values(), *tasks.TASKS.values())}
 
 
 def device_of(config: Config) -> tuple[str, torch.dtype]:

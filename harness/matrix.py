@@ -14,8 +14,8 @@ import baselines
 import tasks
 from harness.base import devices, files, identities
 from harness.base.errors import UserError, nearest
+from harness.composition import Method
 from harness.config import Config
-from harness.method import Method
 from harness.record import made
 from harness.record.spec import CellSpec
 from harness.record.state import Progress

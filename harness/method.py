@@ -1,9 +1,8 @@
-"""Makes a method of one objective and any number of entropy controls, joined by `+`.
+"""The verbs that methods are made of: an objective has some, a control of the entropy others.
 
-The trainer calls a `Method` and knows no method by name. A component sees the statistics that it declares and no
-others, so that what runs in one configuration runs in all. Objectives and controls are frozen dataclasses of their
-hyper-parameters (the only place of their defaults) with pure functions on flat tokens (see harness/batch.py). They
-use tensor methods alone, so that planning and listing need no torch.
+Objectives and controls are frozen dataclasses of their hyper-parameters (the only place of their defaults) with pure
+functions on flat tokens (see harness/batch.py). They use tensor methods alone, so that planning and listing need no
+torch. harness/composition.py joins them, and says when each verb is called.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from math import inf
+from typing import TYPE_CHECKING, ClassVar
 
-from harness.base import identities, registry
-from harness.base.errors import UserError, one_of
 from harness.base.schema import check, choice, number
 
 if TYPE_CHECKING:
@@ -23,19 +21,30 @@ if TYPE_CHECKING:
     from harness.batch import TokenBatch, TokenStats
 
 
-# What the trainer computes for those that need it: a critic's values, log p of the model before training, the sums over
-# squared probabilities, and H in the loss, with gradient.
-NEEDS = ("values", "ref_logp", "sum_p2", "entropy_grad")
-# The columns of TokenStats that a component may use, with the need that gives it each; None: it may always.
-BEFORE = {
-    "logp": None,
-    "entropy": None,
-    "sum_p2": "sum_p2",
-    "sum_p2_logp": "sum_p2",
-    "values": "values",
-    "ref_logp": "ref_logp",
+# What the trainer computes for those that need it, beyond log p and the entropy before the update.
+NEEDS = {
+    "values": "a critic's values: old.values",
+    "ref_logp": "log p of the model before training: old.ref_logp, current.ref_logp",
+    "sum_p2": "the sums over squared probabilities: old.sum_p2, old.sum_p2_logp",
+    "entropy_now": "the present entropy without gradient: current.entropy",
+    "entropy_grad": "the present entropy with gradient: current.entropy",
 }
-DURING = {"logp": None, "entropy": "entropy_grad", "ref_logp": "ref_logp"}
+
+
+@dataclass(frozen=True)
+class View:
+    """Shows a verb of an optimiser step its tokens: whole responses of a mini-batch, and what was fixed about them."""
+
+    current: TokenStats  # the present policy, with gradient
+    old: TokenStats  # the policy before the first update on the rollout batch
+    advantages_T: Tensor
+    marks: Mapping[str, Tensor]  # what the component has marked before the update, of these tokens
+    batch: TokenBatch
+
+    @property
+    def ratio_T(self) -> Tensor:
+        """Returns the importance ratio of each token, with gradient."""
+        return (self.current.logp - self.old.logp).exp()
 
 
 @dataclass(frozen=True)
@@ -56,15 +65,28 @@ class Component:
     def __post_init__(self) -> None:
         check(type(self), vars(self), f"{type(self).__name__}.")
 
+    def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
+        """Returns what is selected or measured over the whole rollout batch, before the update, for the verbs of each
+        optimiser step: tensors of the batch's tokens, or of one number."""
+        return {}
+
+    def step_marks(self, view: View) -> Mapping[str, Tensor]:
+        """Returns further marks, from the present policy on the whole mini-batch of an optimiser step. A component that
+        overrides it costs a forward pass of each mini-batch."""
+        return {}
+
+    def metrics(self, view: View) -> Mapping[str, float]:
+        """Returns numbers to log, from the whole rollout batch before the update."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Objective(Component):
     """Gives a method its advantages and its surrogate. Its options are shared by every objective."""
 
-    clip_low: float = number(0.2, least=0)
-    clip_high: float = number(0.2, least=0)
-    # Bounds the loss of a negative token, as a multiple of |A|; null: nothing does.
-    dual_clip: float | None = number(3.0, least=1)
+    # Whether single tokens of a response may be weighed; not where the loss of a response is one product of them all.
+    weighs_tokens: ClassVar[bool] = True
+
     normalise: str = choice("token", ("token", "sequence", "constant"))  # what a response's loss is divided by
     kl_coef: float = number(0.0, least=0)  # weight of the KL divergence to the model before training
     kl_estimator: str = choice("k2", ("k2", "k3"))  # k2 has the gradient of the reverse KL, k3 its value without bias
@@ -77,19 +99,19 @@ class Objective(Component):
         """Returns the advantages as the surrogate takes them; a critic learns from them as they were before."""
         return advantages_T
 
-    def surrogate(self, current: TokenStats, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        """Returns what is maximised, token by token: by default PPO's clipped ratio times the advantage."""
-        ratio_T = (current.logp - old.logp).exp()
-        bound_T = ratio_T.detach().clamp(1 - self.clip_low, 1 + self.clip_high)
-        clipped_T = (ratio_T > bound_T) & (advantages_T > 0) | (ratio_T < bound_T) & (advantages_T < 0)
-        factor_T = self.clipped(ratio_T, bound_T).where(clipped_T, ratio_T)
-        if self.dual_clip is not None:
-            factor_T = factor_T.clamp(max=self.dual_clip).where(advantages_T < 0, factor_T)
-        return factor_T * advantages_T
+    def surrogate(self, view: View) -> Tensor:
+        """Returns what is maximised, token by token."""
+        raise NotImplementedError
 
-    def clipped(self, ratio_T: Tensor, bound_T: Tensor) -> Tensor:
-        """Returns what stands for the ratio of a token beyond the clip: by default the bound, which has no gradient."""
-        return bound_T
+    def clips(self, view: View) -> tuple[Tensor, Tensor]:
+        """Says which tokens it clips, at the low side and at the high side: those whose gradient is taken away or
+        bounded for the sake of their ratio."""
+        nothing_T = view.advantages_T != view.advantages_T
+        return nothing_T, nothing_T
+
+    def term(self, view: View) -> Tensor | float:
+        """Returns a loss added to each token's: the KL divergence to the model before training, if asked for."""
+        return self.kl_coef * self.divergence(view.current) if self.kl_coef else 0.0
 
     def value_loss(self, values_T: Tensor, old_values_T: Tensor, returns_T: Tensor) -> Tensor:
         """Returns the critic's loss, token by token; only objectives that need values have one."""
@@ -114,13 +136,69 @@ class Objective(Component):
 
 
 @dataclass(frozen=True)
+class ClippedObjective(Objective):
+    """Maximises the advantage times a ratio that is kept within bounds, as PPO does."""
+
+    silent_without_signal: ClassVar[bool] = True
+
+    clip_low: float = number(0.2, least=0)
+    clip_high: float = number(0.2, least=0)
+    # The bounds of the sides that PPO leaves open: of tokens with A > 0 whose ratio falls, of those with A < 0 whose
+    # ratio rises; null: none.
+    clip_low_positive: float | None = number(None, least=0)
+    clip_high_negative: float | None = number(None, least=0)
+    # Bounds the loss of a negative token, as a multiple of |A|; null: nothing does.
+    dual_clip: float | None = number(3.0, least=1)
+
+    def surrogate(self, view: View) -> Tensor:
+        """Returns the clipped ratio times the advantage."""
+        ratio_T, advantages_T = self.ratio(view), view.advantages_T
+        low_T, high_T = self.bounds(view)
+        bound_T = ratio_T.detach().clamp(low_T, high_T)
+        factor_T = self.beyond(ratio_T, bound_T).where((ratio_T < low_T) | (ratio_T > high_T), ratio_T)
+        if self.dual_clip is not None:
+            factor_T = factor_T.clamp(max=self.dual_clip).where(advantages_T < 0, factor_T)
+        return factor_T * advantages_T
+
+    def ratio(self, view: View) -> Tensor:
+        """Returns the ratio that is clipped, with gradient: by default that of each token."""
+        return view.ratio_T
+
+    def bounds(self, view: View) -> tuple[Tensor, Tensor]:
+        """Returns the least and the most that each token's ratio may be before it is clipped."""
+        advantages_T = view.advantages_T
+        nothing_T = view.old.logp.new_zeros(advantages_T.shape)
+        low_T, high_T = nothing_T - inf, nothing_T + inf
+        for side_T, low, high in (
+            (advantages_T > 0, self.clip_low_positive, self.clip_high),
+            (advantages_T < 0, self.clip_low, self.clip_high_negative),
+        ):
+            low_T = low_T if low is None else low_T.masked_fill(side_T, 1 - low)
+            high_T = high_T if high is None else high_T.masked_fill(side_T, 1 + high)
+        return low_T, high_T
+
+    def beyond(self, ratio_T: Tensor, bound_T: Tensor) -> Tensor:
+        """Returns what stands for the ratio of a token beyond the clip: by default the bound, which has no gradient."""
+        return bound_T
+
+    def clips(self, view: View) -> tuple[Tensor, Tensor]:
+        ratio_T, (low_T, high_T) = self.ratio(view), self.bounds(view)
+        return ratio_T < low_T, ratio_T > high_T
+
+
+@dataclass(frozen=True)
 class Control(Component):
     """Controls the entropy. A verb that it does not override leaves things as they are."""
 
     silent_without_signal: ClassVar[bool] = True  # but not of one that overrides `term` and does not say so
+    by_response: ClassVar[bool] = False  # whether its weights and its gate are the same for all tokens of a response
 
     # Forget dropped tokens in the denominator of the loss too, as in the authors' code of some methods.
     reference_denominator: bool = dataclasses.field(default=False, kw_only=True)
+
+    def reward(self, rewards_B: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
+        """Returns other rewards, before advantages are taken."""
+        return rewards_B
 
     def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
         """Returns other advantages, before the update."""
@@ -130,11 +208,11 @@ class Control(Component):
         """Says whose gradient counts, and how much (0 drops a token); before the update, on the whole rollout batch."""
         return 1.0
 
-    def gate(self, current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor | float:
+    def gate(self, view: View) -> Tensor | float:
         """Returns a factor of each token's surrogate that may depend on the present policy."""
         return 1.0
 
-    def term(self, current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor | float:
+    def term(self, view: View) -> Tensor | float:
         """Returns a loss of its own, which is added to each token's."""
         return 0.0
 
@@ -151,172 +229,9 @@ class Control(Component):
 
 
 @dataclass(frozen=True)
-class Signal:
-    """Holds what is fixed before the first update on a rollout batch, token by token."""
+class Composition:
+    """A method that is made of others and has a name of its own; `about` begins with one line for people."""
 
-    old: TokenStats
-    advantages_T: Tensor
-    weights_T: Tensor
-    scale_T: Tensor  # of the surrogate
-    term_scale_T: Tensor  # of what is added to it: dropped tokens count here
-    returns_T: Tensor | None  # for a critic
-
-    def at(self, index_T: Tensor) -> Signal:
-        """Returns the signal of some tokens."""
-        taken: dict[str, Any] = {k: None if x is None else x[index_T] for k, x in vars(self).items() if k != "old"}
-        return Signal(self.old.at(index_T), **taken)
-
-
-class Method:
-    """Joins an objective with its controls."""
-
-    def __init__(self, name: str, objective: Objective, controls: list[Control]) -> None:
-        self.name, self.objective, self.controls = name, objective, controls
-
-    @classmethod
-    def of(
-        cls, spec: str, table: Mapping[str, type[Component]], shared: Mapping[str, Mapping[str, Any]] | None = None
-    ) -> Method:
-        """Puts `ppo+clip_b(share=0.02)` together; a control named alone stands on grpo."""
-        parts = registry.split(spec, "+")
-        named = [(registry.parse(part)[0], registry.build("method", table, part, shared)) for part in parts]
-        if not any(isinstance(component, Objective) for _, component in named):
-            named.append(("grpo", registry.build("method", table, "grpo", shared)))
-        objectives = [(name, component) for name, component in named if isinstance(component, Objective)]
-        controls = [(name, component) for name, component in named if isinstance(component, Control)]
-        if len(objectives) > 1:
-            raise UserError(
-                f"method {spec!r} has {len(objectives)} objectives; allowed: one, and any number of controls"
-            )
-        types = [type(control) for _, control in controls]
-        if len(set(types)) < len(types):
-            raise UserError(f"method {spec!r} names a control twice")
-        check_needs(*objectives[0], controls)
-        return cls(spec.replace(" ", ""), objectives[0][1], [control for _, control in controls])
-
-    @property
-    def components(self) -> list[Component]:
-        return [self.objective, *self.controls]
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Returns what the trainer must compute beyond log p, and the entropy before the update."""
-        return frozenset[str]().union(*map(self.needs_of, self.components))
-
-    def needs_of(self, component: Component) -> frozenset[str]:
-        kl = component is self.objective and self.objective.kl_coef
-        return component.needs | {"ref_logp"} if kl else component.needs
-
-    @property
-    def min_group(self) -> int:
-        return max(component.min_group for component in self.components)
-
-    def identity(self) -> list[dict[str, Any]]:
-        """Returns all that defines the method, for the hash of a cell."""
-        return [identities.of(component) for component in self.components]
-
-    def signal(self, old: TokenStats, batch: TokenBatch, minibatches: list[TokenBatch]) -> Signal:
-        """Fixes, before the update, advantages over whole groups, weights over the whole batch, and the scale of each
-        step. Each component sees of `old` what it needs."""
-        advantages_T = self.objective.advantages(self.before(self.objective, old), batch)
-        returns_T = None if old.values is None else advantages_T + old.values
-        advantages_T = self.objective.whiten(advantages_T, batch)
-        for control in self.controls:
-            advantages_T = control.reshape(advantages_T, self.before(control, old), batch)
-        every_T = old.logp.new_ones(old.logp.shape)
-        weights_T, counted_T = every_T, every_T
-        for control in self.controls:
-            weight_T = control.weights(self.before(control, old), advantages_T, batch) * every_T
-            weights_T = weights_T * weight_T
-            if control.reference_denominator:
-                counted_T = counted_T * (weight_T != 0)
-        scale_T, term_scale_T = every_T.clone(), every_T.clone()
-        for part in minibatches:
-            scale_T[part.index_T] = self.objective.scale(part, counted_T[part.index_T])
-            term_scale_T[part.index_T] = self.objective.scale(part, every_T[part.index_T])
-        return Signal(old, advantages_T, weights_T, scale_T, term_scale_T, returns_T)
-
-    def contributing(self, batch: TokenBatch, signal: Signal) -> TokenBatch:
-        """Returns the responses of a mini-batch that may have a gradient: all, unless every component declares that
-        those without signal have none. At least one is left, so that the optimiser steps whatever the rewards were."""
-        if self.objective.kl_coef or not all(component.silent_without_signal for component in self.components):
-            return batch
-        live_T = (signal.advantages_T * signal.weights_T)[batch.index_T].abs()
-        return batch.take(batch.per_sequence(live_T).nonzero().flatten().tolist() or [0])
-
-    def loss(self, current: TokenStats, signal: Signal, batch: TokenBatch) -> Tensor:
-        """Returns the loss of a part of a mini-batch; the losses of its parts add up to that of the mini-batch. Each
-        component sees of `current` and of `signal.old` what it needs."""
-        advantages_T = signal.advantages_T
-        now, before = self.during(self.objective, current), self.before(self.objective, signal.old)
-        surrogate_T = self.objective.surrogate(now, before, advantages_T, batch) * signal.weights_T
-        term_T = surrogate_T.new_zeros(surrogate_T.shape)
-        for control in self.controls:
-            now, before = self.during(control, current), self.before(control, signal.old)
-            surrogate_T = surrogate_T * control.gate(now, before, advantages_T)
-            term_T = term_T + control.term(now, before, advantages_T)
-        if self.objective.kl_coef:
-            now = self.during(self.objective, current)
-            term_T = term_T + self.objective.kl_coef * self.objective.divergence(now)
-        return (signal.term_scale_T * term_T - signal.scale_T * surrogate_T).sum()
-
-    def before(self, component: Component, old: TokenStats) -> TokenStats:
-        """Returns what a component may use of the policy before the update."""
-        return granted(component, self.needs_of(component), old, BEFORE)
-
-    def during(self, component: Component, current: TokenStats) -> TokenStats:
-        """Returns what a component may use of the present policy."""
-        return granted(component, self.needs_of(component), current, DURING)
-
-    def value_loss(self, values_T: Tensor, signal: Signal) -> Tensor:
-        """Returns the critic's loss of a part of a mini-batch."""
-        assert signal.old.values is not None
-        assert signal.returns_T is not None
-        loss_T = self.objective.value_loss(values_T, signal.old.values, signal.returns_T)
-        return (signal.term_scale_T * loss_T).sum()
-
-    def observe(self, metrics: Mapping[str, float]) -> None:
-        for control in self.controls:
-            control.observe(metrics)
-
-    def state(self) -> dict[str, dict[str, float]]:
-        return {type(control).__name__: control.state() for control in self.controls}
-
-    def load_state(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        for control in self.controls:
-            control.load_state(state[type(control).__name__])
-
-
-def check_needs(base: str, objective: Objective, controls: list[tuple[str, Control]]) -> None:
-    for name, component in [(base, objective), *controls]:
-        if not isinstance(component.needs, frozenset):
-            raise UserError(
-                f"needs of method {name} is {component.needs!r}; needs must be a frozenset of names, for example "
-                "frozenset({'sum_p2'})"
-            )
-        for need in component.needs:
-            one_of(f"a name in needs of method {name}", need, NEEDS)
-    if "values" not in objective.needs:
-        for name, control in controls:
-            if "values" in control.needs:
-                raise UserError(
-                    f"control {name} needs values, and objective {base} has no critic that gives them; allowed: an "
-                    "objective that needs values itself, for example ppo"
-                )
-    elif "critic_lr" not in vars(objective) or type(objective).value_loss is Objective.value_loss:
-        raise UserError(f"objective {base} needs values; so it must have an option critic_lr and the verb value_loss")
-
-
-def granted(
-    component: Component, needs: frozenset[str], stats: TokenStats, columns: Mapping[str, str | None]
-) -> TokenStats:
-    """Returns the statistics that a component may use; the use of another one says what to declare."""
-
-    def refusal(column: str) -> str:
-        user = type(component).__name__
-        if column not in columns:
-            return f"{user} uses current.{column}, which nobody computes; allowed: old.{column}, from before the update"
-        declared = ", ".join(sorted(repr(need) for need in {*component.needs, columns[column]}))
-        return f"{user} uses {column}, which it does not need; declare needs = frozenset({{{declared}}})"
-
-    return stats.only([name for name, need in columns.items() if need is None or need in needs], refusal)
+    spec: str
+    source: str
+    about: str

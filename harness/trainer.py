@@ -16,8 +16,8 @@ from torch import Tensor
 from harness.base import files, ranks, seeds
 from harness.base.errors import CellFailure
 from harness.batch import Rollout, TokenBatch, TokenStats
+from harness.composition import Method, Signal
 from harness.config import Config
-from harness.method import Method, Signal
 from harness.record.log import MetricsLog
 from harness.rollout import proof
 from harness.rollout.protocol import Engine, OnGroup, Sampling
@@ -101,7 +101,15 @@ class Trainer:
         self.check_verdicts(step, problems, groups, verdicts)
         with watch.phase("stats"):
             rewards = [float(v == Verdict.RIGHT) for v in verdicts]
-            batch = TokenBatch.of(groups, rewards, self.config.rollout.max_new_tokens, policy.device)
+            batch = TokenBatch.of(
+                groups,
+                rewards,
+                self.config.rollout.max_new_tokens,
+                policy.device,
+                places=self.places,
+                seed=seeds.derive("method", self.parts.seed, step),
+                progress=(step - 1) / train.steps,
+            )
             old = self.stats_before(batch, sum_p2=self.config.dynamics.every > 0)
             mismatch = metrics.of_mismatch(batch, old.logp, self.config.correction)
             self.check_mismatch(mismatch)
@@ -112,19 +120,21 @@ class Trainer:
             raise CellFailure(f"method {method.name} gives weights or advantages that are not finite")
 
         log_ratios: list[Tensor] = []
-        advantages: list[Tensor] = []
+        touched: list[dict[str, Tensor]] = []
         losses: list[float] = []
         norms: list[float] = []
         with watch.phase("update"):
             for minibatch in minibatches * train.epochs:
                 loss = 0.0
+                if method.marks_steps:
+                    signal = method.for_step(self.stats_now(minibatch, old), signal, minibatch)
                 for part in policy.micro_batches(method.contributing(minibatch, signal)):
                     current, fixed = self.stats_during(part, old), signal.at(part.index_T)
                     part_loss = method.loss(current, fixed, part)
                     policy.backward(part_loss)
                     loss += part_loss.item()
                     log_ratios.append(current.logp.detach() - fixed.old.logp)
-                    advantages.append(fixed.advantages_T)
+                    touched.append(method.touched(current.detach(), fixed, part))
                 if not norms:
                     self.check_first_ratio(log_ratios)
                 losses.append(loss)
@@ -138,7 +148,8 @@ class Trainer:
             **metrics.of_rollouts(groups, batch, [str(v) for v in verdicts]),
             **mismatch,
             **metrics.of_signal(uncorrected, batch),
-            **metrics.of_ratios(log_ratios, advantages, method.objective),
+            **metrics.of_ratios(log_ratios, touched),
+            **method.metrics(uncorrected, batch),
             **value_record,
             "loss/policy": mean_of_sums(losses),
             "gradient/norm": float(np.mean(norms)),
@@ -206,7 +217,15 @@ class Trainer:
         values_T = self.critic.values(batch) if self.critic else None
         return TokenStats(old.logp, old.entropy, old.sum_p2, old.sum_p2_logp, values_T, ref_logp_T)
 
+    def stats_now(self, minibatch: TokenBatch, old: TokenStats) -> TokenStats:
+        """The present policy on a whole mini-batch, without gradient."""
+        now = self.policy.stats(minibatch)
+        return TokenStats(
+            now.logp, now.entropy, ref_logp=None if old.ref_logp is None else old.ref_logp[minibatch.index_T]
+        )
+
     def stats_during(self, part: TokenBatch, old: TokenStats) -> TokenStats:
+        """The present policy on a part of a mini-batch, with gradient."""
         current = self.policy.current(part, self.method.needs)
         ref_logp_T = None if old.ref_logp is None else old.ref_logp[part.index_T]
         return TokenStats(current.logp, current.entropy, ref_logp=ref_logp_T)

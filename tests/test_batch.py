@@ -17,7 +17,7 @@ from torch.multiprocessing import spawn
 
 import baselines
 from harness.batch import Rollout, TokenBatch, TokenStats
-from harness.method import Method
+from harness.composition import Method
 from harness.tokens import dynamics
 
 

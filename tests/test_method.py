@@ -19,7 +19,8 @@ import baselines
 from baselines.grpo import Grpo
 from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
-from harness.method import Component, Control, Method, Objective
+from harness.composition import Method
+from harness.method import Component, Control, Objective, View
 
 
 def table(**more: type[Component]) -> Mapping[str, type[Component]]:
@@ -43,8 +44,8 @@ def loss(method: Method, c: Case) -> Tensor:
     [
         (
             frozenset({"sum_p"}),
-            "a name in needs of method mine is 'sum_p'; allowed: entropy_grad, ref_logp, sum_p2, values; did you mean "
-            "'sum_p2'?",
+            "a name in needs of method mine is 'sum_p'; allowed: entropy_grad, entropy_now, ref_logp, sum_p2, values; "
+            "did you mean 'sum_p2'?",
         ),
         (
             "sum_p2",
@@ -88,8 +89,8 @@ def test_an_objective_with_a_critic_says_how_it_learns() -> None:
 VERBS = {
     "reshape": lambda read: lambda self, advantages_T, old, batch: advantages_T + 0 * read(old),
     "weights": lambda read: lambda self, old, advantages_T, batch: 1 + 0 * read(old),
-    "gate": lambda read: lambda self, current, old, advantages_T: 1 + 0 * read(old),
-    "term": lambda read: lambda self, current, old, advantages_T: 0 * read(old),
+    "gate": lambda read: lambda self, view: 1 + 0 * read(view.old),
+    "term": lambda read: lambda self, view: 0 * read(view.old),
 }
 COLUMNS = {
     "sum_p2": (lambda stats: stats.sum_p2, "sum_p2"),
@@ -143,7 +144,7 @@ def test_a_statistic_before_the_update_is_only_there_for_those_that_declare_it(
     ],
 )
 def test_the_present_policy_shows_only_what_is_declared(verb: str, read: object, sentence: str) -> None:
-    verbs = {verb: lambda self, current, old, advantages_T: 0 * read(current)}  # type: ignore[operator]
+    verbs = {verb: lambda self, view: 0 * read(view.current)}  # type: ignore[operator]
     method = Method.of("mine+entropy_bonus", table(mine=control(frozenset({"sum_p2"}), **verbs)))
     with pytest.raises(UserError) as error:
         loss(method, case(0))
@@ -174,8 +175,8 @@ def test_what_a_component_sees_can_be_shown() -> None:
 class Anchored(Grpo):
     """Pulls every token's log p to -1, whatever its advantage."""
 
-    def surrogate(self, current: TokenStats, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        return super().surrogate(current, old, advantages_T, batch) - (current.logp + 1) ** 2
+    def surrogate(self, view: View) -> Tensor:
+        return super().surrogate(view) - (view.current.logp + 1) ** 2
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,8 @@ class Scaled(Grpo):
 
     silent_without_signal = True
 
-    def surrogate(self, current: TokenStats, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        return 2 * super().surrogate(current, old, advantages_T, batch)
+    def surrogate(self, view: View) -> Tensor:
+        return 2 * super().surrogate(view)
 
 
 @dataclass(frozen=True)
@@ -194,13 +195,16 @@ class Quiet(Control):
 
     silent_without_signal = True
 
-    def term(self, current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
-        return advantages_T * current.logp
+    def term(self, view: View) -> Tensor:
+        return view.advantages_T * view.current.logp
 
 
 @dataclass(frozen=True)
 class Unlikely(Objective):
     """Declares nothing."""
+
+    def surrogate(self, view: View) -> Tensor:
+        return view.ratio_T * view.advantages_T
 
     def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
         return Grpo().advantages(old, batch)
@@ -268,8 +272,8 @@ class Gated(Control):
     source: ClassVar[str] = "none"
     power: float = 0.5
 
-    def gate(self, current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
-        return (self.power * (current.logp - old.logp) + current.logp).exp()
+    def gate(self, view: View) -> Tensor:
+        return (self.power * (view.current.logp - view.old.logp) + view.current.logp).exp()
 
 
 @pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])

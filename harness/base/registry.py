@@ -50,7 +50,11 @@ def build(
 ) -> T:
     """The entry of `table` that `spec` names, with the options of the spec over the shared ones over its defaults."""
     name, options = parse(spec)
+    known(kind, table, name)
+    return typed(table[name](), {**(shared or {}).get(name, {}), **options}, f"{name}.")
+
+
+def known(kind: str, table: Mapping[str, object], name: str) -> None:
+    """Refuses a name that is not in the table."""
     if name not in table:
         raise UserError(f"unknown {kind} {shown(name)}; {nearest(name, table)}")
-    cls = table[name]
-    return typed(cls(), {**(shared or {}).get(name, {}), **options}, f"{name}.")

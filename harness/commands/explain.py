@@ -7,8 +7,8 @@ import json
 
 import baselines
 from harness.commands.common import Commands, command, console, load, with_config
+from harness.composition import Method
 from harness.matrix import cells
-from harness.method import Method
 
 
 def add(commands: Commands) -> None:

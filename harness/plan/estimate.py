@@ -8,9 +8,9 @@ from statistics import mean
 
 import baselines
 from harness.base.shape import Shape
+from harness.composition import Method
 from harness.config import Config
 from harness.matrix import Cell, Progress
-from harness.method import Method
 from harness.plan import cost
 from harness.plan.cost import SPEEDS, Engine, Footprint, Needs
 from harness.plan.lacks import no_device, no_memory, no_room, no_vllm, not_prepared, not_usable, too_large, too_small

@@ -23,9 +23,9 @@ from harness.base import fit
 from harness.base.errors import UserError
 from harness.base.fit import Column
 from harness.batch import TokenBatch, TokenStats
+from harness.composition import Method
 from harness.config import Config
 from harness.matrix import Cell
-from harness.method import Method
 from harness.tokens import dynamics
 from harness.tokens.dynamics import Row
 from harness.tokens.metrics import Stopwatch

@@ -26,7 +26,7 @@ from harness.base import ranks
 from harness.batch import TokenBatch, TokenStats
 
 if TYPE_CHECKING:
-    from harness.method import Method, Signal
+    from harness.composition import Method, Signal
 
 # One token, all of its vocabulary: for small vocabularies and for checking the rest.
 
@@ -108,8 +108,9 @@ def push(method: Method, signal: Signal, current: TokenStats, minibatches: Seque
         assert here.entropy is not None
         logp_T, entropy_T = here.logp.detach().requires_grad_(), here.entropy.detach().requires_grad_()
         leaves = TokenStats(logp_T, entropy_T, ref_logp=here.ref_logp)
+        fixed = method.for_step(here, signal, part).at(part.index_T)
         with torch.enable_grad():
-            loss = method.loss(leaves, signal.at(part.index_T), part)
+            loss = method.loss(leaves, fixed, part)
         by_logp_T, by_entropy_T = torch.autograd.grad(
             loss, (logp_T, entropy_T), allow_unused=True, materialize_grads=True
         )

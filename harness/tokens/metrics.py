@@ -12,8 +12,8 @@ from torch import Tensor
 
 from harness.base import ranks
 from harness.batch import Rollout, TokenBatch
+from harness.composition import Signal
 from harness.config import Correction
-from harness.method import Objective, Signal
 from harness.tokens.correction import beyond, log_ratios
 
 LARGEST_LOG_RATIO = 80.0  # whose exponential and its square are still numbers
@@ -95,16 +95,20 @@ def of_signal(signal: Signal, batch: TokenBatch) -> dict[str, float]:
         "weights/dropped": batch.global_mean(dropped_T).item(),
         "weights/dropped_positive": batch.global_mean(dropped_T & positive_T).item(),
         "weights/dropped_negative": batch.global_mean(dropped_T & negative_T).item(),
+        **{f"weights/{name}/dropped": batch.global_mean(x_T == 0).item() for name, x_T in signal.weights_by.items()},
     }
 
 
-def of_ratios(log_ratios: list[Tensor], advantages: list[Tensor], objective: Objective) -> dict[str, float]:
-    """Describes the importance ratio, over the tokens that were trained on in all updates of a step."""
-    ratio_T, advantages_T = ranks.gather(torch.cat(log_ratios)).exp(), ranks.gather(torch.cat(advantages))
+def of_ratios(log_ratios: list[Tensor], touched: list[dict[str, Tensor]]) -> dict[str, float]:
+    """Describes the importance ratio, and which tokens the objective clips and gates close (`Method.touched`), over the
+    tokens that were trained on in all updates of a step."""
+    ratio_T = ranks.gather(torch.cat(log_ratios)).exp()
+    shares = {name: share(ranks.gather(torch.cat([part[name] for part in touched]))) for name in touched[0]}
     return {
         "ratio/mean": ratio_T.double().mean().item(),
         "ratio/max": ratio_T.max().item(),
         "ratio/min": ratio_T.min().item(),
-        "ratio/clipped_low": share((ratio_T < 1 - objective.clip_low) & (advantages_T < 0)),
-        "ratio/clipped_high": share((ratio_T > 1 + objective.clip_high) & (advantages_T > 0)),
+        "ratio/clipped_low": shares.pop("clipped_low"),
+        "ratio/clipped_high": shares.pop("clipped_high"),
+        **{f"gates/{name}": found for name, found in shares.items()},
     }

@@ -235,7 +235,7 @@ class Policy(Learner):
     def current(self, batch: TokenBatch, needs: frozenset[str]) -> TokenStats:
         """Returns the statistics of the present policy, with gradient."""
         grad = "entropy_grad" in needs
-        return self._forward(batch, entropy=grad, entropy_grad=grad)
+        return self._forward(batch, entropy=grad or "entropy_now" in needs, entropy_grad=grad)
 
     def save(self, folder: Path) -> None:
         """Saves the model as a folder in the format of transformers."""

@@ -6,8 +6,9 @@ from typing import Protocol
 
 import baselines
 import tasks
+from harness import composition
+from harness.composition import Method
 from harness.config import Config
-from harness.method import Method
 from harness.record import made
 
 
@@ -28,4 +29,4 @@ def components(cell: Whole) -> dict[str, type]:
     methods = baselines.table(config.plugins)
     method = Method.of(cell.method, methods, config.method_options)
     built = [tasks.build(spec, config.plugins) for spec in (cell.task, *config.eval.tasks)]
-    return made.named([*method.components, *built], methods, tasks.table(config.plugins))
+    return made.named([*method.components, *built], composition.components(methods), tasks.table(config.plugins))

@@ -12,7 +12,7 @@ from ragged import Case, batch_of, case, rollouts
 
 import baselines
 from harness.batch import TokenBatch, TokenStats
-from harness.method import Method
+from harness.composition import Method
 
 
 def weights(spec: str, c: Case) -> list[bool]:

@@ -14,7 +14,7 @@ from ragged import Case, case, stats_of
 
 import baselines
 from harness.base.errors import UserError
-from harness.method import Method, Signal
+from harness.composition import Method, Signal
 
 TABLE = baselines.table()
 RTOL, ATOL = 1e-9, 1e-12
@@ -221,7 +221,7 @@ def test_the_adaptive_coefficient_follows_the_released_rule() -> None:
     trajectory = []
     for entropy in (0.9, 0.4, 0.5, 0.3, 0.2, 0.1, 0.6, 0.5, 0.7, 0.8, 0.9):
         m.observe({"entropy/mean": entropy, "reward/mean": 0.0})
-        state = m.state()["AdaptiveEntropy"]
+        state = m.state()["adaptive_entropy"]
         trajectory.append((round(state["coefficient"], 9), state["active"]))
     up = [(0, 0), (0.1, 1), (0.1, 1), (0.2, 1), (0.25, 1), (0.25, 1)]
     down = [(0.15, 0), (0.15, 1), (0.05, 0), (0, 0), (0, 0)]
@@ -249,17 +249,17 @@ def test_the_state_of_a_method_survives_a_round_trip() -> None:
     for entropy in (0.3, 0.1, 0.15):
         first.observe({"entropy/mean": entropy})
     second.load_state(first.state())
-    assert second.state() == first.state() == {"AdaptiveEntropy": {"coefficient": 2e-4, "active": 1.0}}
+    assert second.state() == first.state() == {"adaptive_entropy": {"coefficient": 2e-4, "active": 1.0}}
     for m in (first, second):
         m.observe({"entropy/mean": 0.1})
     assert second.state() == first.state()
-    assert first.state()["AdaptiveEntropy"]["coefficient"] == pytest.approx(3e-4)
-    assert method("adaptive_entropy").state()["AdaptiveEntropy"] == {"coefficient": 0.0, "active": 0.0}
+    assert first.state()["adaptive_entropy"]["coefficient"] == pytest.approx(3e-4)
+    assert method("adaptive_entropy").state()["adaptive_entropy"] == {"coefficient": 0.0, "active": 0.0}
 
 
 def test_a_method_without_memory_has_nothing_to_load() -> None:
     m = method("grpo+clip_b")
-    assert m.state() == {"ClipB": {}}
+    assert m.state() == {"clip_b": {}}
     m.load_state(m.state())
 
 
@@ -351,7 +351,7 @@ def test_a_minibatch_of_dropped_tokens_has_no_loss() -> None:
 
 @pytest.mark.processes
 def test_listing_methods_needs_no_torch() -> None:
-    code = "import sys, baselines; from harness.method import Method; Method.of('ppo+clip_v', baselines.table()); "
+    code = "import sys, baselines; from harness.composition import Method; Method.of('ppo+clip_v', baselines.table()); "
     code += "assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

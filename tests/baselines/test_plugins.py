@@ -21,7 +21,7 @@ from trainers import build
 import baselines
 from harness.base import plugins
 from harness.base.errors import UserError
-from harness.method import Method
+from harness.composition import Method
 from harness.tokens.metrics import Stopwatch
 
 pytestmark = pytest.mark.slow

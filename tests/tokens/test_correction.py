@@ -16,8 +16,8 @@ import baselines
 from harness import config, matrix
 from harness.base.errors import UserError
 from harness.batch import Rollout, TokenBatch
+from harness.composition import Method, Signal
 from harness.config import Correction
-from harness.method import Method, Signal
 from harness.tokens import correction, metrics
 from harness.tokens.correction import correct, factors
 from harness.tokens.metrics import Stopwatch

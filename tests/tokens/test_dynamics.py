@@ -18,7 +18,7 @@ import baselines
 from harness import config, matrix
 from harness.base import errors
 from harness.batch import TokenStats
-from harness.method import Method, Signal
+from harness.composition import Method, Signal
 from harness.tokens import dynamics
 from harness.tokens.dynamics import Push
 from harness.tokens.metrics import Stopwatch
