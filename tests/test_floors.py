@@ -15,7 +15,7 @@ FLOORS = [
     "base config",
     "record",
     "data",
-    "tokens batch method",
+    "tokens batch method composition",
     "verify",
     "tasks baselines",
     "rollout",
