@@ -129,6 +129,9 @@ def rank() -> None:
                 sys.exit(1)
             torch.save(part, place.with_suffix(".partial"))
             place.with_suffix(".partial").rename(place.with_suffix(".pt"))
+            # By files, since after a collective too few or too many the ranks no longer understand each other.
+            while not all((Path(folder) / f"{number}-{other}.pt").exists() for other in range(WORLD)):
+                time.sleep(0.01)
 
 
 def half(subject: Subject, own: int) -> dict[str, Any]:
