@@ -280,7 +280,7 @@ def test_a_control_alone_stands_on_grpo_and_takes_shared_options() -> None:
     alone, written = Method.of("clip_b", TABLE, shared), Method.of(" grpo + clip_b ", TABLE, shared)
     assert alone.identity() == written.identity()
     assert written.name == "grpo+clip_b"
-    assert alone.objective.clip_high == 0.28
+    assert alone.identity()[0]["clip_high"] == 0.28
     assert alone.identity()[1]["share"] == 0.01
     assert Method.of("clip_b(share=0.02)", TABLE, shared).identity()[1]["share"] == 0.02
     assert alone.identity() != method("clip_b").identity()
