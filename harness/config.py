@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import functools
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, floor
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, cast, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.base.errors import UserError, nearest, short
-from harness.base.schema import check_keys, choice, number, numbers, typed
+from harness.base.errors import UserError, nearest, short, shown
+from harness.base.schema import check_keys, choice, number, numbers, section, typed
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -167,6 +170,8 @@ class Config:
     tasks: list[str] = field(default_factory=lambda: ["countdown"])
     models: list[str] = field(default_factory=lambda: ["countdown-tiny"])
     seeds: list[int] = numbers([0], least=0)
+    # Further axes of the matrix: values of any scalar below, by its key, such as {train.lr: [1e-6, 3e-6]}
+    axes: dict[str, Any] = field(default_factory=dict)
     baseline: str = "grpo"  # the method that the others are compared with
     train: Train = field(default_factory=Train)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -180,6 +185,11 @@ class Config:
     tracking: Tracking = field(default_factory=Tracking)
     plugins: list[str] = field(default_factory=list)  # modules that offer further methods and tasks
     results: str = "results"
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """Returns the value at each axis here."""
+        return {key: functools.reduce(getattr, key.split("."), self) for key in self.axes}
 
     @property
     def folder(self) -> Path:
@@ -231,6 +241,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
         raise UserError(f"{path} holds no mapping of keys")
     config: Config = typed(Config(), cast(dict[str, Any], given), "")
     config.name = config.name or path.stem
+    config.axes = dict(flat(config.axes))
     validate(config)
     return config
 
@@ -275,6 +286,56 @@ def validate(config: Config) -> None:
     validate_evaluation(evaluation, "eval.")
     for task in evaluation.by_task:
         validate_evaluation(evaluation.of(task), f"eval.by_task.{task}.")
+
+
+def flat(given: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields values with their keys: train.lr however deep in sections it was written."""
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{where}{name}.")
+        else:
+            yield f"{where}{name}", value
+
+
+def variants(config: Config) -> list[Config]:
+    """Returns the configuration at each combination of its axes' values."""
+    for key, values in config.axes.items():
+        check_axis(config, key, values)
+    found = []
+    for combination in itertools.product(*config.axes.values()):
+        given: dict[str, Any] = dataclasses.asdict(config)
+        for key, value in zip(config.axes, combination, strict=True):
+            *sections, name = key.split(".")
+            functools.reduce(operator.getitem, sections, given)[name] = value
+        found.append(typed(Config(), given, ""))
+        validate(found[-1])
+    return found
+
+
+def check_axis(config: Config, key: str, values: Any) -> None:
+    """Refuses an axis that is no scalar of the configuration, or that does not vary."""
+    if not isinstance(values, list) or not values:
+        raise UserError(f"axes.{short(key)} is {shown(values)}; it must be a list of values, for example [1, 2]")
+    if doubled := next((value for value in values if values.count(value) > 1), None):
+        raise UserError(f"axes.{short(key)} names {shown(doubled)} twice")
+    known = scalars(config)
+    if key not in known:
+        raise UserError(f"axes names {shown(key)}, which is no value that results depend on; {nearest(key, known)}")
+
+
+def scalars(settings: Any, where: str = "") -> list[str]:
+    """Returns the keys of all values that are no sections, lists or mappings, and that say more than where a cell runs
+    and what else there is beside it."""
+    found = []
+    for each in dataclasses.fields(settings):
+        value, key = getattr(settings, each.name), f"{where}{each.name}"
+        if key in ("name", "results", "baseline", "tracking", "hardware", "checkpoint"):
+            continue
+        if dataclasses.is_dataclass(value):
+            found += scalars(value, f"{key}.")
+        elif not isinstance(value, list | dict) and section(get_type_hints(type(settings))[each.name]) is None:
+            found.append(key)
+    return found
 
 
 def validate_filter(given: Filter) -> None:

@@ -10,6 +10,7 @@ from harness import config as configs
 from harness.base import fit
 from harness.base.fit import Column
 from harness.commands.common import Commands, command, console, with_plugins
+from harness.method import Composition
 from harness.rollout import models
 
 
@@ -22,8 +23,9 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     rows: list[list[str]] = []
     if arguments.what == "methods":
-        for name, cls in baselines.table(arguments.plugin).items():
-            rows.append([name, first_line(cls), cls.source])
+        for name, entry in baselines.table(arguments.plugin).items():
+            about = f"{entry.about} {entry.spec}" if isinstance(entry, Composition) else first_line(entry)
+            rows.append([name, about, entry.source])
     elif arguments.what == "tasks":
         for name, task in tasks.table(arguments.plugin).items():
             rows.append([name, first_line(task)])
