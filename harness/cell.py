@@ -36,8 +36,9 @@ from harness.rollout.rendering import instructed, left_out
 from harness.rollout.together import led
 from harness.train import sources
 from harness.train.filter import Asker, pool
+from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy, check_vocabulary
-from harness.trainer import Parts, Trainer
+from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
 # As the source was when it was imported, once for all cells: what is edited after that does not run in them.

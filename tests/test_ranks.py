@@ -15,7 +15,7 @@ import torch.distributed as dist
 from cells import divided, lines, write
 from safetensors.torch import load_file
 from torch.multiprocessing import spawn
-from trainers import build, weights
+from trainers import build, sampled, weights
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from harness import cell
@@ -186,7 +186,7 @@ def test_an_idle_pass_gives_nothing_to_anyone(
 ) -> None:
     monkeypatch.setattr(tokenstats, "SMALL", 10**6 if backend == "dense" else 0)
     trainer = build(tmp_path, "grpo", f"rollout.temperature={temperature}")
-    groups = trainer.sample(trainer.prompts(1), 1)
+    groups = sampled(trainer, 1)
     batch = TokenBatch.of(groups, [0.0, 1.0] * 32, 20, "cpu")
     idle = batch.idle()
     assert len(idle) == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainers import build, records, same, weights
+from trainers import asked, build, records, same, sampled, weights
 
 from harness import cell, config, matrix
 from harness.base.errors import CellFailure, UserError
@@ -55,15 +55,15 @@ def test_another_seed_or_method_changes_the_run_but_not_its_first_rollouts(tmp_p
     for key in ("reward/mean", "entropy/mean", "responses/distinct", "responses/length"):
         assert one[key] == other[key], "methods of a seed block share initial weights, prompts and sampling seeds"
     assert not same(weights(plain), weights(clipped))
-    plain.parts = dataclasses.replace(plain.parts, seed=1)
-    assert [p.id for p in plain.prompts(1)] != [p.id for p in clipped.prompts(1)]
+    plain.collector.parts = dataclasses.replace(plain.parts, seed=1)
+    assert [p.id for p in asked(plain, 1)] != [p.id for p in asked(clipped, 1)]
 
 
 def test_the_prompt_order_depends_on_the_step_alone(tmp_path: Path) -> None:
     trainer = build(tmp_path, "grpo", "train.prompts=64")
     size = len(trainer.parts.pool.problems)
-    late = [p.id for p in trainer.prompts(2 * size // 64 + 1)]
-    seen = [p.id for step in range(1, 2 * size // 64 + 2) for p in trainer.prompts(step)]
+    late = [p.id for p in asked(trainer, 2 * size // 64 + 1)]
+    seen = [p.id for step in range(1, 2 * size // 64 + 2) for p in asked(trainer, step)]
     assert seen[-64:] == late
     first, second = seen[:size], seen[size : 2 * size]
     assert len(set(first)) == size, "a pass shows every problem once"
@@ -79,7 +79,7 @@ def test_micro_batches_give_the_gradient_of_one_big_batch(method: str, tmp_path:
     gradients = []
     for budget in (10**6, 100):
         trainer = build(tmp_path, method, f"hardware.micro_tokens={budget}")
-        groups = trainer.sample(trainer.prompts(1), 1)
+        groups = sampled(trainer, 1)
         rewards = [float(i % 3 == 0) for i in range(64)]
         batch = TokenBatch.of(groups, rewards, 20, "cpu")
         old = trainer.stats_before(batch)
@@ -110,7 +110,7 @@ def test_a_step_does_not_depend_on_the_order_in_which_groups_end(
 
     monkeypatch.setattr(other.engine, "generate", backwards)
     one, two = usual.train_step(1, Stopwatch()), other.train_step(1, Stopwatch())
-    assert {**one, "time/judging_s": 0.0} == {**two, "time/judging_s": 0.0}
+    assert one == two
     assert 0 < one["reward/mean"] < 1
     assert same(weights(usual), weights(other))
 
@@ -131,7 +131,7 @@ def test_prompts_that_are_run_once_a_group_change_nothing(tmp_path: Path, monkey
     for weigh in (True, False):
         monkeypatch.setattr(TokenBatch, "prompts_weigh", weigh)
         trainer = build(tmp_path, "ppo", "hardware.micro_tokens=150")  # some groups are cut in two
-        groups = trainer.sample(trainer.prompts(1), 1)
+        groups = sampled(trainer, 1)
         groups[0][0] = Rollout(groups[0][0].prompt, groups[0][0].response[:1], groups[0][0].logp[:1], False)
         batch = TokenBatch.of(groups, [float(i % 3 == 0) for i in range(64)], 20, "cpu")
         old = trainer.stats_before(batch)
