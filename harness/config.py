@@ -140,6 +140,14 @@ class Eval:
 
 
 @dataclass
+class Stop:
+    """Ends a cell before train.steps."""
+
+    # After the first step whose entropy/mean is lower, which then is the step that counts; null: never
+    entropy_below: float | None = number(None, above=0)
+
+
+@dataclass
 class Verify:
     limit_s: float = number(5.0, above=0)  # for one answer; what takes longer is a timeout, which is no right answer
     workers: int = number(2, least=1)  # processes that judge what is no integer
@@ -192,6 +200,7 @@ class Config:
     correction: Correction = field(default_factory=Correction)
     mismatch: Mismatch = field(default_factory=Mismatch)
     eval: Eval = field(default_factory=Eval)
+    stop: Stop = field(default_factory=Stop)
     verify: Verify = field(default_factory=Verify)
     dynamics: Dynamics = field(default_factory=Dynamics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

@@ -14,7 +14,7 @@ from harness.base import files, ranks, seeds
 from harness.base.errors import CellFailure
 from harness.batch import TokenBatch, TokenStats
 from harness.method import Signal
-from harness.record.log import MetricsLog
+from harness.record.log import MetricsLog, collapse
 from harness.rollout import proof
 from harness.rollout.protocol import Sampling
 from harness.rollout.together import led
@@ -44,22 +44,29 @@ class Trainer:
         self.collector = Collector(parts, folder)
         self.log = MetricsLog(folder)
         self.done_steps = -1  # -1: not even the evaluation before training is done
+        self.collapsed: int | None = None  # the step after which training ends early
 
     def run(self, on_durable: Callable[[int], None]) -> None:
         """Train to the end from wherever the last checkpoint stands; `on_durable` hears of steps that are safe."""
         self.resume()
         self.synchronise(self.done_steps)
-        for step in range(self.done_steps + 1, self.config.train.steps + 1):
+        while (step := self.done_steps + 1) <= self.last_step:
             watch = Stopwatch()
             record = self.train_step(step, watch) if step else dict(self.parts.pool.record)
+            self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
             with watch.phase("evaluate"):
                 record |= self.evaluate(step) if self.evaluation_due(step) else {}
             if ranks.number() == 0:
                 self.log.append(step, time.time(), record | watch.seconds)
             self.done_steps = step
-            if step and (step % self.config.checkpoint.every == 0 or step == self.config.train.steps):
+            if step and (step % self.config.checkpoint.every == 0 or step == self.last_step):
                 self.save()
                 on_durable(step)
+
+    @property
+    def last_step(self) -> int:
+        """Returns the step at which training ends, as far as it is known."""
+        return self.config.train.steps if self.collapsed is None else self.collapsed
 
     def train_step(self, step: int, watch: Stopwatch) -> dict[str, float]:
         train, method, policy = self.config.train, self.method, self.policy
@@ -183,7 +190,7 @@ class Trainer:
 
     def evaluation_due(self, step: int) -> bool:
         every = self.config.eval.every
-        return step in (0, self.config.train.steps) or (every > 0 and step % every == 0)
+        return step in (0, self.last_step) or (every > 0 and step % every == 0)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """By rank 0, with the engines of all."""
@@ -244,6 +251,8 @@ class Trainer:
                 learner.load_state(state[name])
         if ranks.number() == 0:
             self.log.truncate(self.done_steps)
+            self.collapsed = collapse(self.log.read(), self.config.stop.entropy_below)
+        self.collapsed = ranks.of_first(self.collapsed)
 
 
 def mean_of_sums(losses: list[float]) -> float:

@@ -15,17 +15,28 @@ from harness import cell, config, matrix
 from harness.base.errors import CellFailure, UserError
 from harness.batch import Rollout, TokenBatch
 from harness.tokens.metrics import Stopwatch
+from harness.train.collect import Collected
 from harness.train.policy import Policy, check_vocabulary
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["grpo+clip_b", "ppo", "adaptive_entropy(target=9,delta=0.01,highest=1)"])
-def test_same_seed_same_bits_and_a_resumed_run_is_the_uninterrupted_one(method: str, tmp_path: Path) -> None:
-    whole = build(tmp_path / "whole", method)
+@pytest.mark.parametrize(
+    ("method", "overrides"),
+    [
+        ("grpo+clip_b", []),
+        ("ppo", []),
+        ("adaptive_entropy(target=9,delta=0.01,highest=1)", []),
+        ("grpo+clip_b", ["rollout.lag=1", "train.resample.multiplier=1.5", "correction.kind=truncated"]),
+    ],
+)
+def test_same_seed_same_bits_and_a_resumed_run_is_the_uninterrupted_one(
+    method: str, overrides: list[str], tmp_path: Path
+) -> None:
+    whole = build(tmp_path / "whole", method, *overrides)
     whole.run(lambda step: None)
-    again = build(tmp_path / "again", method)
+    again = build(tmp_path / "again", method, *overrides)
 
     class Killed(Exception):
         pass
@@ -38,8 +49,17 @@ def test_same_seed_same_bits_and_a_resumed_run_is_the_uninterrupted_one(method: 
 
     with pytest.raises(Killed):
         again.run(kill)
-    resumed = build(tmp_path / "again", method)
+    resumed = build(tmp_path / "again", method, *overrides)
+    sample, sampled_for = resumed.collector.sample, []
+
+    def heard(step: int, *asked: Any, **given: Any) -> Collected:
+        sampled_for.append(step)
+        return sample(step, *asked, **given)
+
+    resumed.collector.sample = heard  # type: ignore[method-assign]
     resumed.run(lambda step: None)
+    lag = resumed.config.rollout.lag
+    assert sampled_for == [3, 4][lag:], "what was in flight at the checkpoint is not sampled again"
     assert records(tmp_path / "again") == records(tmp_path / "whole")
     assert [line["step"] for line in records(tmp_path / "whole")] == [0, 1, 2, 3, 4]
     assert same(weights(resumed), weights(whole))
@@ -222,6 +242,42 @@ def test_done_means_that_every_step_and_answer_is_there(tmp_path: Path) -> None:
     trainer.log.truncate(0)
     with pytest.raises(CellFailure, match="1 steps where 2"):
         cell.check_complete(trainer)
+
+
+@pytest.mark.slow
+def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> None:
+    whole = build(tmp_path / "whole", "grpo")
+    whole.run(lambda step: None)
+    expected = records(tmp_path / "whole")
+    first = expected[1]["entropy/mean"]
+    end = next(line["step"] for line in expected[1:] if line["entropy/mean"] < first)
+    assert 1 < end < 4, "otherwise no cell is stopped"
+
+    stop = f"stop.entropy_below={first}"
+    stopped = build(tmp_path / "stopped", "grpo", stop)
+    durable: list[int] = []
+    stopped.run(durable.append)
+    assert stopped.collapsed == durable[-1] == end
+    found = records(tmp_path / "stopped")
+    evaluation = {key: value for key, value in found[end].items() if key.startswith("eval/")}
+    assert evaluation.keys() == {key for key in expected[4] if key.startswith("eval/")}
+    assert found == [*expected[:end], expected[end] | evaluation]
+    cell.check_complete(stopped)
+
+    before = list(durable)
+    resumed = build(tmp_path / "stopped", "grpo", stop)
+    resumed.run(durable.append)
+    assert (resumed.collapsed, durable) == (end, before), "it stays stopped"
+    assert same(weights(resumed), weights(stopped))
+    assert records(tmp_path / "stopped") == found
+    cell.check_complete(resumed)
+
+    resumed.log.append(end + 1, 0.0, {"entropy/mean": 2 * first})
+    with pytest.raises(CellFailure, match=f"{end + 2} steps where {end + 1}"):
+        cell.check_complete(resumed)
+    resumed.log.truncate(end - 1)
+    with pytest.raises(CellFailure, match=f"{end} steps where 5"):
+        cell.check_complete(resumed)
 
 
 def test_cells_of_a_matrix_have_their_own_folders(tmp_path: Path) -> None:
