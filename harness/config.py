@@ -39,6 +39,22 @@ class Filter:
 
 
 @dataclass
+class Resample:
+    """Sets aside groups whose responses all earn the same, and draws others, until a step has enough (DAPO)."""
+
+    multiplier: float = number(1.0, least=1)  # candidates drawn at once, as a multiple of train.prompts
+    max_batches: int = number(10, least=1)  # so often at most; then groups without signal fill up
+
+    def candidates(self, prompts: int) -> Fraction:
+        """Returns how many problems are drawn at once; by the decimal that was written, as 1.1 as a float is more."""
+        return prompts * Fraction(str(self.multiplier))
+
+    def superset(self, prompts: int) -> int:
+        """Returns how many problems a step may draw."""
+        return int(self.candidates(prompts)) * self.max_batches
+
+
+@dataclass
 class Train:
     steps: int = number(300, least=1)
     prompts: int = number(64, least=1)  # prompts of one step
@@ -51,6 +67,7 @@ class Train:
     weight_decay: float = number(0.0, least=0)
     grad_clip: float = number(1.0, above=0)
     filter: Filter | None = None  # null: every problem is trained on
+    resample: Resample | None = None  # null: a step trains on its first train.prompts groups, whatever they earn
     # The compute type; master weights are float32. auto: bfloat16 on cuda, float32 on a CPU
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
 
@@ -68,6 +85,8 @@ class RolloutConfig:
     engine: str = choice("auto", ("auto", "embedded", "vllm"))
     temperature: float = number(1.0, above=0)
     max_new_tokens: int = number(7168, least=1)
+    # A step trains on responses that the policy of so many steps before has sampled.
+    lag: int = number(0, least=0)
     # Problems with longer prompts are not trained on; null: there are none.
     max_prompt_tokens: int | None = number(None, least=1)
 
@@ -121,6 +140,14 @@ class Eval:
                 raise UserError(f"unknown key {short(f'{where}{key}')}; {nearest(str(key), BY_TASK)}")
         settings: Eval = typed(dataclasses.replace(self, by_task={}), given, where)
         return settings
+
+
+@dataclass
+class Stop:
+    """Ends a cell before train.steps."""
+
+    # After the first step whose entropy/mean is lower, which then is the step that counts; null: never
+    entropy_below: float | None = number(None, above=0)
 
 
 @dataclass
@@ -178,6 +205,7 @@ class Config:
     correction: Correction = field(default_factory=Correction)
     mismatch: Mismatch = field(default_factory=Mismatch)
     eval: Eval = field(default_factory=Eval)
+    stop: Stop = field(default_factory=Stop)
     verify: Verify = field(default_factory=Verify)
     dynamics: Dynamics = field(default_factory=Dynamics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
@@ -278,6 +306,13 @@ def validate(config: Config) -> None:
         )
     if train.filter is not None:
         validate_filter(train.filter)
+    if train.resample is not None:
+        validate_resample(train.resample, config)
+    if config.rollout.lag >= train.steps:
+        raise UserError(
+            f"rollout.lag is {config.rollout.lag}, and no policy of train.steps={train.steps} would learn from what it "
+            f"samples; allowed: 0 to {train.steps - 1}"
+        )
     if config.correction.low and config.correction.kind != "masked":
         raise UserError(
             f"correction.low is {config.correction.low}, but kind={config.correction.kind} has no lower bound; "
@@ -348,6 +383,20 @@ def validate_filter(given: Filter) -> None:
         raise UserError(
             f"train.filter.n is {given.n}, and no share of {given.n} lies strictly between low ({given.low}) and high "
             f"({given.high}); allowed: more responses, or a wider range"
+        )
+
+
+def validate_resample(given: Resample, config: Config) -> None:
+    train, ranks = config.train, config.hardware.ranks
+    if train.group == 1:
+        raise UserError(
+            "train.group is 1, and one response alone cannot earn more than another; train.resample needs 2 and more"
+        )
+    if given.candidates(train.prompts) % ranks:
+        raise UserError(
+            f"train.resample.multiplier is {given.multiplier:g}; train.prompts x multiplier "
+            f"({float(given.candidates(train.prompts)):g}) must be a whole number"
+            + (f" and a multiple of hardware.ranks ({ranks})" if ranks > 1 else "")
         )
 
 

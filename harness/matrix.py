@@ -44,7 +44,7 @@ class Cell:
         """Returns all that defines the result, which paths, launchers, trackers and file names do not."""
         table, correction = baselines.table(self.config.plugins), self.config.correction
         settled = self.settled
-        parts = {part: dataclasses.asdict(getattr(settled, part)) for part in ("train", "rollout", "eval")}
+        parts = {part: dataclasses.asdict(getattr(settled, part)) for part in ("train", "rollout", "eval", "stop")}
         if settled.train.dtype == "float32":
             parts["train"]["dtype"] = "auto"  # which float32 is called here, however it was asked for
         return {
