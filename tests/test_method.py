@@ -20,10 +20,10 @@ from baselines.grpo import Grpo
 from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method
-from harness.method import Component, Control, Objective, View
+from harness.method import Component, Composition, Control, Objective, View
 
 
-def table(**more: type[Component]) -> Mapping[str, type[Component]]:
+def table(**more: type[Component]) -> Mapping[str, type[Component] | Composition]:
     return {**baselines.METHODS, **more}
 
 
