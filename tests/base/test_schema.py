@@ -160,7 +160,7 @@ def sections(given: Any, where: str) -> Iterator[tuple[Any, str]]:
             yield from sections(inner(), f"{where}{each.name}.")
 
 
-SPECS = {**components(METHODS), "countdown": Countdown}
+SPECS: dict[str, type] = {**components(METHODS), "countdown": Countdown}
 SETTINGS = [
     *sections(Config(), ""),
     *((cls(), f"{name}.") for name, cls in SPECS.items()),
