@@ -6,11 +6,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from baselines.adaptive_entropy import AdaptiveEntropy
+from baselines.archer import Archer
+from baselines.aspo import Aspo
+from baselines.bapo import Bapo
 from baselines.ce_gppo import CeGppo
+from baselines.cispo import Cispo
 from baselines.clip_b import ClipB
 from baselines.clip_v import ClipV
+from baselines.dcpo import Dcpo
+from baselines.dppo import Dppo
 from baselines.entropy_bonus import EntropyBonus
+from baselines.gmpo import Gmpo
 from baselines.grpo import Grpo
+from baselines.gspo import Gspo
 from baselines.lite_ppo import LitePpo
 from baselines.maxrl import MaxRl
 from baselines.otb import Otb
@@ -20,8 +28,9 @@ from baselines.ppo import Ppo
 from baselines.qae import Qae
 from baselines.reinforce_pp import ReinforcePp
 from baselines.rloo import Rloo
-from baselines.w_reinforce import WReinforce
-from baselines.w_reinforce_ppo import WReinforcePpo
+from baselines.sapo import Sapo
+from baselines.vespo import Vespo
+from baselines.w_reinforce import WReinforce, WReinforcePpo
 from harness.base.errors import UserError
 from harness.base.plugins import extended
 from harness.method import Component, Composition, Control, Objective
@@ -59,6 +68,16 @@ METHODS: dict[str, type[Component] | Composition] = {
         "w_reinforce(right=1, wrong=0)", "arXiv:2506.01347", "REINFORCE that learns from right responses alone."
     ),
     "ce_gppo": CeGppo,
+    "gspo": Gspo,
+    "gmpo": Gmpo,
+    "cispo": Cispo,
+    "sapo": Sapo,
+    "vespo": Vespo,
+    "dppo": Dppo,
+    "archer": Archer,
+    "aspo": Aspo,
+    "dcpo": Dcpo,
+    "bapo": Bapo,
     # Controls
     "clip_b": ClipB,
     "clip_v": ClipV,

@@ -58,6 +58,40 @@ ANY_NORM = {
     ),
     "w_reinforce({})": lambda c: Loops(brute.verdicts(c, 0.1, 1), brute.of_tokens(brute.reinforce)),
     "w_reinforce_ppo(right=0.3, wrong=0.7,{})": lambda c: Loops(brute.verdicts(c, 0.3, 0.7), brute.clipped()),
+    "cispo({})": lambda c: Loops(grpo(c), brute.cispo(0, 5)),
+    "cispo(clip_low=0.4, clip_high=0.2,{})": lambda c: Loops(grpo(c), brute.cispo(0.6, 1.2)),
+    "sapo({})": lambda c: Loops(grpo(c), brute.sapo(1, 1.05)),
+    "sapo(tau_positive=0.5, tau_negative=3,{})": lambda c: Loops(grpo(c), brute.sapo(0.5, 3)),
+    "vespo({})": lambda c: Loops(grpo(c), brute.vespo((2, 3), (3, 2))),
+    "vespo(k_positive=0.1, lambda_positive=0.2, k_negative=0.3, lambda_negative=0.1,{})": lambda c: Loops(
+        grpo(c), brute.vespo((0.1, 0.2), (0.3, 0.1))
+    ),
+    "dppo({})": lambda c: Loops(grpo(c), brute.dppo("tv", 0.15, 1e4)),
+    "dppo(measure=kl,{})": lambda c: Loops(grpo(c), brute.dppo("kl", 0.05, 1e4)),
+    "dppo(measure=kl, delta=0.2, cap=1.5,{})": lambda c: Loops(grpo(c), brute.dppo("kl", 0.2, 1.5)),
+    "archer({})": lambda c: Loops(
+        grpo(c),
+        brute.by_entropy(brute.clipped(0.2, 0.2, 10), brute.clipped(0.5, 0.5, 10)),
+        term=brute.kl_by_entropy(0.001, 0),
+    ),
+    "archer(quantile=0.45, kl_coef=0.3, high_entropy_kl=0.5, kl_estimator=k2, dual_clip=null,"
+    "high_entropy_clip_low=0.1, high_entropy_clip_high=0.7, clip_low_positive=0.3,{})": lambda c: Loops(
+        grpo(c),
+        brute.by_entropy(
+            brute.clipped(dual=None, low_positive=0.3), brute.clipped(0.1, 0.7, None, low_positive=0.3), 0.45
+        ),
+        term=brute.kl_by_entropy(0.3, 0.15, "k2", 0.45),
+    ),
+    "aspo(kl_coef=0,{})": lambda c: Loops(grpo(c), brute.by_entropy(brute.aspo(0.2, 0.2), brute.aspo(0.4, 0.4))),
+    "aspo(inverse_cap=1.4, dual_clip=1.3, clip_low=0.1, high_entropy_clip_high=0.9,{})": lambda c: Loops(
+        grpo(c),
+        brute.by_entropy(brute.aspo(0.1, 0.2, 1.4, 1.3), brute.aspo(0.4, 0.9, 1.4, 1.3)),
+        term=brute.kl_by_entropy(0.001, 0),
+    ),
+    "dcpo({})": lambda c: Loops(grpo(c), brute.dcpo(0.16, 0.2)),
+    "dcpo(clip_low=0.02, clip_high=0.5, cap=1.6, dual_clip=null,{})": lambda c: Loops(
+        grpo(c), brute.dcpo(0.02, 0.5, 1.6, None)
+    ),
 }
 # Those that have a normalisation of their own.
 ONE_NORM = {
@@ -66,6 +100,10 @@ ONE_NORM = {
     "abc_grpo": lambda c: Loops(grpo(c), brute.clipped(dual=None, low_positive=0.2, high_negative=0.2)),
     "nsr": lambda c: Loops(brute.verdicts(c, 0, 1), brute.of_tokens(brute.reinforce)),
     "psr": lambda c: Loops(brute.verdicts(c, 1, 0), brute.of_tokens(brute.reinforce)),
+    "gspo": lambda c: Loops(grpo(c), brute.gspo(3e-4, 4e-4), "sequence"),
+    "gspo(clip_low=0.3, clip_high=0.2, dual_clip=1.2)": lambda c: Loops(grpo(c), brute.gspo(0.3, 0.2, 1.2), "sequence"),
+    "gmpo": lambda c: Loops(grpo(c), brute.gmpo(0.4, 0.4), "sequence"),
+    "gmpo(clip_low=0.1, clip_high=1)": lambda c: Loops(grpo(c), brute.gmpo(0.1, 1), "sequence"),
 }
 CASES = [
     *((template.format(f"normalise={n}"), make, n) for template, make in ANY_NORM.items() for n in brute.NORMS),
@@ -237,6 +275,15 @@ def gradient(spec: str, seed: int = 3) -> torch.Tensor:
 SAME = {
     "abc_grpo": "grpo",
     "grpo(clip_low_positive=0, clip_high_negative=0)": "grpo",
+    "gspo": "grpo(normalise=sequence)",
+    "cispo": "grpo",
+    "vespo": "grpo",
+    "dppo": "grpo(normalise=constant)",
+    "dppo(measure=kl)": "grpo(normalise=constant)",
+    "archer(kl_coef=0)": "grpo",
+    "aspo(kl_coef=0)": "grpo",
+    "dcpo": "grpo(normalise=sequence)",
+    "bapo": "grpo",
     "w_reinforce": "w_reinforce_ppo",
 }
 
@@ -244,3 +291,8 @@ SAME = {
 @pytest.mark.parametrize("spec", SAME)
 def test_at_one_update_the_gradient_is_bitwise_the_same(spec: str) -> None:
     assert torch.equal(gradient(spec), gradient(SAME[spec]))
+
+
+@pytest.mark.parametrize("spec", ["gmpo", "sapo"])
+def test_at_one_update_the_gradient_is_the_same_up_to_rounding(spec: str) -> None:
+    torch.testing.assert_close(gradient(spec), gradient("grpo(normalise=sequence)"), rtol=1e-5, atol=1e-8)

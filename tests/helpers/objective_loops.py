@@ -123,6 +123,7 @@ class Response:
     entropies: list[float]  # of the present policy
 
 
+Term = Callable[[Response, float, int], tuple[float, float]]  # log p of the model before training, and which token
 Surrogate = Callable[[Response, list[float]], tuple[list[float], list[float]]]
 Local = Callable[[float, float, float], tuple[float, float]]  # log p, log p before, A -> value, slope by log p
 
@@ -159,6 +160,151 @@ def reinforce(logp: float, old: float, a: float) -> tuple[float, float]:
     return a * logp, a
 
 
+def gspo(low: float, high: float, dual: float | None = None) -> Surrogate:
+    """Clips the geometric mean of the ratios; its slope is that of each token's own log p."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        s = math.exp(min(statistics.fmean(x - y for x, y in zip(response.logp, response.old, strict=True)), 10))
+        values, slopes = [], []
+        for a in response.advantages:
+            value, slope = loops.clipped(s, a, low, high, dual)
+            values.append(value)
+            slopes.append(slope)
+        return values, [factor * slope for factor, slope in zip(factors, slopes, strict=True)]
+
+    return surrogate
+
+
+def gmpo(low: float, high: float) -> Surrogate:
+    """Takes the product of the clipped ratios to the power of 1 / n; every token moves every value."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        product, moves, n = 1.0, [], len(factors)
+        for logp, old, a in zip(response.logp, response.old, response.advantages, strict=True):
+            r = math.exp(logp - old)
+            held = min(r, math.exp(high)) if a > 0 else max(r, math.exp(-low)) if a < 0 else r
+            product *= held
+            moves.append(held == r)
+        mean = product ** (1 / n)
+        values = [a * mean for a in response.advantages]
+        total = math.fsum(factor * value for factor, value in zip(factors, values, strict=True))
+        return values, [total / n if moved else 0.0 for moved in moves]
+
+    return surrogate
+
+
+def cispo(least: float, most: float) -> Surrogate:
+    def local(logp: float, old: float, a: float) -> tuple[float, float]:
+        weight = min(max(math.exp(logp - old), least), most)
+        return weight * a * logp, weight * a
+
+    return of_tokens(local)
+
+
+def sapo(tau_positive: float, tau_negative: float) -> Surrogate:
+    def local(logp: float, old: float, a: float) -> tuple[float, float]:
+        r, tau = math.exp(logp - old), tau_positive if a > 0 else tau_negative
+        s = 1 / (1 + math.exp(-tau * (r - 1)))
+        return 4 / tau * s * a, 4 * s * (1 - s) * r * a
+
+    return of_tokens(local)
+
+
+def dppo(measure: str, delta: float, cap: float) -> Surrogate:
+    def local(logp: float, old: float, a: float) -> tuple[float, float]:
+        p, q = math.exp(logp), math.exp(old)
+        far = abs(p - q)
+        if measure == "kl":
+            far = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+        along = (p - q) * a > 0
+        weight = 0.0 if along and far > delta else min(p / q, cap)
+        return weight * a * logp, weight * a
+
+    return of_tokens(local)
+
+
+def vespo(positive: tuple[float, float], negative: tuple[float, float]) -> Surrogate:
+    """Takes k and lambda for either sign of the advantage."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        w = math.prod(math.exp(x - y) for x, y in zip(response.logp, response.old, strict=True))
+        w = min(max(w, 1e-8), math.exp(20))
+        weights = []
+        for a in response.advantages:
+            k, rate = positive if a >= 0 else negative
+            weights.append(w**k * math.exp(rate * (1 - w)) * a)
+        values = [weight * logp for weight, logp in zip(weights, response.logp, strict=True)]
+        return values, [factor * weight for factor, weight in zip(factors, weights, strict=True)]
+
+    return surrogate
+
+
+def uncertain(entropies: list[float], quantile: float) -> list[bool]:
+    """Says which entropies are above the quantile, which is interpolated between neighbours in their order."""
+    ordered, place = sorted(entropies), quantile * (len(entropies) - 1)
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return [h > below + (above - below) * (place - math.floor(place)) for h in entropies]
+
+
+def by_entropy(sure: Surrogate, unsure: Surrogate, quantile: float = 0.8) -> Surrogate:
+    """Takes one surrogate for tokens of low entropy, and another one for those of high entropy."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        sides = sure(response, factors), unsure(response, factors)
+        which = uncertain(response.entropies, quantile)
+        values, slopes = ([sides[side][i][t] for t, side in enumerate(which)] for i in range(2))
+        return values, slopes
+
+    return surrogate
+
+
+def kl_by_entropy(sure: float, unsure: float, estimator: str = "k3", quantile: float = 0.8) -> Term:
+    def term(response: Response, ref: float, i: int) -> tuple[float, float]:
+        value, slope = loops.divergence(response.logp[i], ref, estimator)
+        weight = unsure if uncertain(response.entropies, quantile)[i] else sure
+        return weight * value, weight * slope
+
+    return term
+
+
+def aspo(low: float, high: float, inverse_cap: float = 3.0, dual: float = 3.0) -> Surrogate:
+    def local(logp: float, old: float, a: float) -> tuple[float, float]:
+        r = math.exp(logp - old)
+        if a > 0:
+            return (a / (1 + high), 0.0) if r > 1 + high else (a * min(1 / r, inverse_cap),) * 2
+        return (a * (1 - low), 0.0) if r < 1 - low else (a * min(r, dual),) * 2
+
+    return of_tokens(local)
+
+
+def dcpo(low: float, high: float, cap: float = 10.0, dual: float | None = 10.0) -> Surrogate:
+    def local(logp: float, old: float, a: float) -> tuple[float, float]:
+        q = math.exp(old)
+        least = 0.5 + 0.5 * math.sqrt(max(1 - 4 * low / q, 0))
+        most = min(0.5 + 0.5 * math.sqrt(1 + 4 * high / q), cap)
+        return loops.clipped(math.exp(logp - old), a, 1 - least, most - 1, dual)
+
+    return of_tokens(local)
+
+
+def bapo_bounds(
+    ratios: list[float], advantages: list[float], low: float, high: float, ends: tuple[float, float], target: float
+) -> tuple[float, float]:
+    """Searches step by step: the lower bound first, then the upper one, until the positive tokens have their share."""
+
+    def share() -> float:
+        held = [min(r, high) if a >= 0 else max(r, low) for r, a in zip(ratios, advantages, strict=True)]
+        parts = [r * a for r, a in zip(held, advantages, strict=True)]
+        negative = -math.fsum(x for x in parts if x < 0)
+        return math.fsum(x for x in parts if x > 0) / negative if negative else math.inf
+
+    while share() < target and low < ends[0]:
+        low = min(low + 0.05, ends[0])
+    while share() < target and high < ends[1]:
+        high = min(high + 0.05, ends[1])
+    return low, high
+
+
 # The loss of a mini-batch
 
 
@@ -169,7 +315,7 @@ class Loops:
     advantages: Sequence[float]
     surrogate: Surrogate
     normalise: str = "token"
-    term: Callable[[Response, float, float, int], tuple[float, float]] | None = None
+    term: Term | None = None
 
     def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
         """Computes the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
@@ -198,7 +344,7 @@ class Loops:
                 by_logp = -slopes[i]
                 if self.term is not None:
                     assert case.old.ref_logp is not None
-                    value, slope = self.term(response, response.logp[i], float(case.old.ref_logp[t]), i)
+                    value, slope = self.term(response, float(case.old.ref_logp[t]), i)
                     total += factor * value
                     by_logp += factor * slope
                 gradient[t] = [by_logp * ((v == y[t]) - p[t][v]) for v in range(len(p[t]))]
