@@ -15,6 +15,7 @@ from ragged import Case, case, stats_of
 import baselines
 from harness.base.errors import UserError
 from harness.composition import Method, Signal
+from harness.method import Composition
 
 TABLE = baselines.table()
 RTOL, ATOL = 1e-9, 1e-12
@@ -358,9 +359,10 @@ def test_listing_methods_needs_no_torch() -> None:
 
 @pytest.mark.parametrize("name", baselines.METHODS)
 def test_every_method_says_in_a_line_what_it_is_and_where_it_comes_from(name: str) -> None:
-    cls = baselines.METHODS[name]
-    assert cls.__doc__
-    first = cls.__doc__.splitlines()[0]
+    found = baselines.METHODS[name]
+    about = found.about if isinstance(found, Composition) else found.__doc__
+    assert about
+    first = about.splitlines()[0]
     assert first.endswith(".")
     assert "(" not in first, "the text that a dataclass without docstring gets"
-    assert cls.source.startswith("arXiv:")
+    assert found.source.startswith("arXiv:")
