@@ -8,10 +8,29 @@ from typing import Any
 from baselines.adaptive_entropy import AdaptiveEntropy
 from baselines.ce_gppo import CeGppo
 from baselines.clip_b import ClipB
+from baselines.clip_predict import ClipPredict
+from baselines.clip_servo import ClipServo
 from baselines.clip_v import ClipV
+from baselines.covariance import ClipCov, KlCov
+from baselines.entrocraft import Entrocraft
+from baselines.entropic import Entropic
+from baselines.entropy_advantage import EntropyAdvantage
 from baselines.entropy_bonus import EntropyBonus
+from baselines.erc import Erc
 from baselines.grpo import Grpo
+from baselines.low_prob import LowProb
+from baselines.opefo import Opefo
 from baselines.ppo import Ppo
+from baselines.quadrant import Quadrant
+from baselines.random_reward import RandomReward
+from baselines.repo_r import RepoR
+from baselines.sequence_mask import SequenceMask
+from baselines.siren import Siren
+from baselines.stare import Stare
+from baselines.steer import Steer
+from baselines.top_entropy import TopEntropy
+from baselines.ucpo import Ucpo
+from baselines.unlikeliness import Unlikeliness
 from harness.base.errors import UserError
 from harness.base.plugins import extended
 from harness.method import Component, Composition, Control, Objective
@@ -24,6 +43,26 @@ METHODS: dict[str, type[Component] | Composition] = {
     "clip_v": ClipV,
     "entropy_bonus": EntropyBonus,
     "adaptive_entropy": AdaptiveEntropy,
+    "clip_cov": ClipCov,
+    "kl_cov": KlCov,
+    "top_entropy": TopEntropy,
+    "low_prob": LowProb,
+    "entropy_advantage": EntropyAdvantage,
+    "unlikeliness": Unlikeliness,
+    "ucpo": Ucpo,
+    "erc": Erc,
+    "steer": Steer,
+    "stare": Stare,
+    "opefo": Opefo,
+    "siren": Siren,
+    "entropic": Entropic,
+    "entrocraft": Entrocraft,
+    "repo_r": RepoR,
+    "sequence_mask": SequenceMask,
+    "quadrant": Quadrant,
+    "random_reward": RandomReward,
+    "clip_servo": ClipServo,
+    "clip_predict": ClipPredict,
 }
 
 

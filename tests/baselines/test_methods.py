@@ -363,4 +363,4 @@ def test_every_method_says_in_a_line_what_it_is_and_where_it_comes_from(name: st
     first = cls.__doc__.splitlines()[0]
     assert first.endswith(".")
     assert "(" not in first, "the text that a dataclass without docstring gets"
-    assert cls.source.startswith("arXiv:")
+    assert "arXiv:" in cls.source
