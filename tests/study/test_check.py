@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,13 +12,9 @@ from torch import Tensor
 
 import baselines
 from baselines.grpo import GroupObjective, Grpo
-from harness import cli
-from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
-from harness.commands import check as command
 from harness.method import Component, Control, View
-from harness.study import check, checks, miniature, shared
-from harness.study.probe import far, outcome, probe
+from harness.study import checks
 
 FIRING = ["clip_b(share=0.2)", "clip_v(share=0.2,reference_denominator=true)", "grpo(kl_coef=0.1,normalise=sequence)"]
 
