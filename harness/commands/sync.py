@@ -14,9 +14,12 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
+    from harness.report import summary
+
     config = load(arguments)
     matrix = cells(config)
     sync(config, matrix)
+    summary.write(config, matrix)
     console.print(f"MLflow at {config.tracking_uri} holds what {len(matrix)} cells have recorded")
     return 0
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 from harness.record.log import MetricsLog
+from harness.record.origin import KIND, NOTE, dataset, origin
+from harness.record.outcome import FILE as OUTCOME
+from harness.record.outcome import outcome
 from harness.record.spec import FILE, CellSpec
 from harness.record.state import State
 from harness.record.store import database, store
@@ -40,6 +43,7 @@ def sync(folder: Path, uri: str) -> None:
             "status": state.state,
             "reason": state.reason or "",
             "device": state.device,
+            "baseline": spec.config.baseline,
             "lines": str(max(sent, len(lines))),
         }
         tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
@@ -47,11 +51,14 @@ def sync(folder: Path, uri: str) -> None:
             return
         send_metrics(client, run.info.run_id, lines[sent:])
         send_params(client, run.info.run_id, spec)
+        send_origin(client, run, spec)
         client.log_artifact(run.info.run_id, str(folder / FILE))
         if state.ended:
             for name in ("evals", "samples"):
                 if (folder / name).exists():
                     client.log_artifacts(run.info.run_id, str(folder / name), name)
+            if state.state == "done":
+                client.log_dict(run.info.run_id, outcome(folder, spec, lines), OUTCOME)
             end = int(lines[-1]["time"] * 1000) if lines else None
             client.set_terminated(run.info.run_id, RUN_STATUS[state.state], end)
         else:
@@ -97,7 +104,7 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
         path = database(uri)
         beside = (path.resolve().parent / "mlartifacts" / matrix).as_uri() if path else None
         try:
-            return client.create_experiment(matrix, beside)
+            return client.create_experiment(matrix, beside, {**KIND, **NOTE})
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another cell was quicker
                 raise
@@ -132,10 +139,26 @@ def send_params(client: MlflowClient, run_id: str, spec: CellSpec) -> None:
     """Sends the factors. MLflow takes the same value again and no other; a cell's never change."""
     from mlflow.entities import Param
 
+    client.log_batch(run_id, params=[Param(key, value) for key, value in params_of(spec).items()])
+
+
+def params_of(spec: CellSpec) -> dict[str, str]:
+    """Returns the factors of a cell as MLflow keeps them; an option of a method is method.clip_b.share."""
     factors = {key: getattr(spec, key) for key in ("method", "task", "model", "seed")}
+    for component in spec.identity.get("method", []):
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", component["component"]).lower()
+        factors |= {f"method.{name}.{key}": value for key, value in component.items() if key != "component"}
     for part in ("train", "rollout", "correction", "eval"):
         factors |= {f"{part}.{key}": value for key, value in spec.settings[part].items()}
-    client.log_batch(run_id, params=[Param(key, str(value)[:LONGEST_VALUE]) for key, value in factors.items()])
+    return {key: str(value)[:LONGEST_VALUE] for key, value in factors.items()}
+
+
+def send_origin(client: MlflowClient, run: Run, spec: CellSpec) -> None:
+    """Fills the columns that MLflow itself has for where a run comes from, once."""
+    if "mlflow.source.name" in run.data.tags:
+        return
+    client.log_inputs(run.info.run_id, [dataset(spec.task, spec.identity.get("task"))])
+    send_tags(client, run.info.run_id, origin())
 
 
 def send_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:

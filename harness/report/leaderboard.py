@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from harness.base.errors import UserError
 from harness.base.statistics import Estimate, crossed_interval, mean_interval
-from harness.report.read import Result, read, result_of
+from harness.report.board import Expected
+from harness.report.read import Result, Results, read, result_of
 
-
-@dataclass(frozen=True)
-class Expected:
-    """A cell of the matrix, done or not."""
-
-    method: str
-    task: str  # that is trained on
-    eval_tasks: Sequence[str]
-    model: str
-    seed: int
-    cell: str
+BEFORE = "before training"  # the row of the model itself
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,14 @@ class Row:
     seeds_done: int
     seeds_expected: int
     flags: list[str] = field(default_factory=list)  # what a reader must know of the task's problems
+    # Means over the seeds, of what `Result` says.
+    length: Estimate | None = None
+    distinct: Estimate | None = None
+    dropped: Estimate | None = None
+    hours: Estimate | None = None
+    tokens: Estimate | None = None
+    version: str | None = None
+    experiment: str | None = None  # where a table holds rows of several
 
 
 @dataclass
@@ -56,11 +57,23 @@ class Entry:
     results: dict[int, Result] = field(default_factory=dict)  # by seed
 
 
-def rows(uri: str, matrix: str, expected: Sequence[Expected], baseline: str, ks: Mapping[str, int]) -> list[Row]:
-    """`ks`: the K of the headline Pass@K, by evaluation task."""
-    results = read(uri, matrix, {each.cell for each in expected})
+def rows(
+    uri: str,
+    matrix: str,
+    expected: Sequence[Expected],
+    baseline: str,
+    ks: Mapping[str, int],
+    *,
+    before: bool = False,
+) -> list[Row]:
+    """`ks`: the K of the headline Pass@K, by evaluation task. `before`: with rows of the model before any training."""
+    entries = entries_of(read(uri, matrix, {each.cell for each in expected}), expected, baseline)
+    return rows_of(entries, baseline, ks, before=before)
+
+
+def entries_of(results: Results, expected: Sequence[Expected], baseline: str) -> list[Entry]:
+    """Returns each method with its results on each evaluation task, all on the same problems as the baseline's."""
     entries: dict[tuple[str, str, str, str], Entry] = {}
-    trainings: dict[str, set[str]] = {}
     for each in expected:
         for task in each.eval_tasks:
             key = (each.method, each.task, task, each.model)
@@ -68,14 +81,55 @@ def rows(uri: str, matrix: str, expected: Sequence[Expected], baseline: str, ks:
             entry.expected += 1
             if each.cell in results:
                 entry.results[each.seed] = result_of(results[each.cell], task, each.cell)
-            trainings.setdefault(task, set()).add(each.task)
-    table = []
     for entry in entries.values():
-        theirs = entries[baseline, entry.trained_on, entry.task, entry.model]
+        theirs = entries.get((baseline, entry.trained_on, entry.task, entry.model), entry)
         check_comparable(entry, theirs)
-        label = entry.task if len(trainings[entry.task]) == 1 else f"{entry.task} (trained on {entry.trained_on})"
-        table.append(row_of(entry, theirs, ks[entry.task], label))
+    return list(entries.values())
+
+
+def rows_of(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int], *, before: bool = False) -> list[Row]:
+    theirs = {(e.trained_on, e.task, e.model): e for e in entries if e.method == baseline}
+    table = []
+    for entry in [*(before_training(entries) if before else []), *entries]:
+        axes = (entry.trained_on, entry.task, entry.model)
+        other = theirs.get(axes, Entry(baseline, *axes))  # a baseline without any cell leaves no differences
+        row = row_of(entry, other, ks[entry.task], label_of(entry.trained_on, entry.task, entries))
+        row = dataclasses.replace(row, **measures(entry))
+        table.append(dataclasses.replace(row, entropy_final=None) if entry.method == BEFORE else row)
     return table
+
+
+def label_of(trained_on: str, task: str, entries: Sequence[Entry]) -> str:
+    """Names a task, and what was trained on where that differs within the matrix."""
+    several = len({entry.trained_on for entry in entries if entry.task == task}) > 1
+    return f"{task} (trained on {trained_on})" if several else task
+
+
+def before_training(entries: Sequence[Entry]) -> list[Entry]:
+    """Returns the evaluations before the first step as a method's. Within a seed all methods begin with the same
+    answers, so that any of them will do."""
+    found: dict[tuple[str, str, str], Entry] = {}
+    for entry in entries:
+        axes = (entry.trained_on, entry.task, entry.model)
+        base = found.setdefault(axes, Entry(BEFORE, *axes))
+        base.expected = max(base.expected, entry.expected)
+        for seed, result in entry.results.items():
+            if result.before_JN is not None and seed not in base.results:
+                # The first step's entropy is that of the model before its first update.
+                ends = (result.entropy[0], result.entropy[0])
+                base.results[seed] = Result(result.problems, result.before_JN, ends, result.flags)
+    return list(found.values())
+
+
+def measures(entry: Entry) -> dict[str, Any]:
+    results = list(entry.results.values())
+    found: dict[str, Any] = {}
+    for name in ("length", "distinct", "dropped", "hours", "tokens"):
+        values = [getattr(result, name) for result in results]
+        told = [value for value in values if value is not None]
+        found[name] = mean_interval(np.array(told, dtype=float)) if told else None
+    versions = sorted({result.version for result in results if result.version})
+    return {**found, "version": ", ".join(versions) or None}
 
 
 def check_comparable(entry: Entry, baseline: Entry) -> None:

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.base.errors import one_of
-from harness.base.statistics import Estimate
+from harness.report.columns import BETTER, DEFAULT, WORSE, cells_of
 from harness.report.leaderboard import Row
 
-BETTER, WORSE = "▲", "▼"
 FLAG = " †"
 
 
-def render(rows: Sequence[Row], how: str) -> str:
+def render(rows: Sequence[Row], how: str, columns: Sequence[str] = DEFAULT) -> str:
     one_of("--format", how, ("table", "md", "csv", "json"))
     if how == "json":
         return json.dumps([dataclasses.asdict(row) for row in rows], indent=2) + "\n"
@@ -28,7 +27,7 @@ def render(rows: Sequence[Row], how: str) -> str:
         sections.setdefault((row.task, row.model), []).append(row)
     as_section = as_table if how == "table" else as_markdown
     parts = [
-        as_section(f"{task}, {model}{FLAG * any(row.flags for row in section)}", section)
+        as_section(f"{task}, {model}{FLAG * any(row.flags for row in section)}", section, columns)
         for (task, model), section in sections.items()
     ]
     bullet = "- " if how == "md" else ""
@@ -62,47 +61,6 @@ def leaves(value: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{key}", child
 
 
-def cells_of(rows: Sequence[Row]) -> list[list[str]]:
-    """The header and the lines of a table for people; task, model and k are columns where they vary."""
-    first = rows[0]
-    varied = [axis for axis in ("task", "model", "k") if len({getattr(row, axis) for row in rows}) > 1]
-    headline = "Pass@k" if "k" in varied else f"Pass@{first.k}"
-    deltas = [f"Avg@K - {first.baseline}", f"{headline} - {first.baseline}"]
-    header = ["method", *varied, "Avg@K", headline, *deltas, "entropy, first step", "last step", "seeds"]
-    return [header, *([row.method, *(str(getattr(row, axis)) for axis in varied), *numbers(row)] for row in rows)]
-
-
-def numbers(row: Row) -> list[str]:
-    delta = row.delta_to_baseline
-    return [
-        shown(row.avg_at_k),
-        shown(row.pass_at_k.get(row.k)),
-        *([compared(delta, row), compared(row.delta_pass_at_k[row.k], row)] if delta else ["", ""]),
-        shown(row.entropy_initial),
-        shown(row.entropy_final),
-        f"{row.seeds_done} of {row.seeds_expected}",
-    ]
-
-
-def shown(estimate: Estimate | None, sign: str = "") -> str:
-    if estimate is None:
-        return ""
-    mean = f"{estimate.mean:{sign}.3f}"
-    return mean if estimate.high is None else f"{mean} ±{estimate.high - estimate.mean:.3f}"
-
-
-def compared(estimate: Estimate, row: Row) -> str:
-    if row.method == row.baseline:
-        return "baseline"
-    return f"{shown(estimate, '+')} {mark(estimate)}".rstrip()
-
-
-def mark(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None or estimate.low <= 0 <= estimate.high:
-        return ""
-    return BETTER if estimate.low > 0 else WORSE
-
-
 def notes(rows: Sequence[Row]) -> list[str]:
     texts = [
         "±: 95 % interval over seeds and problems; of entropy, over seeds. Avg@K: the mean over all samples.",
@@ -116,19 +74,19 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return texts + sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})
 
 
-def as_markdown(title: str, rows: Sequence[Row]) -> str:
-    header, *body = cells_of(rows)
+def as_markdown(title: str, rows: Sequence[Row], columns: Sequence[str]) -> str:
+    header, *body = cells_of(rows, columns)
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
     return f"**{title}**\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def as_table(title: str, rows: Sequence[Row]) -> str:
+def as_table(title: str, rows: Sequence[Row], columns: Sequence[str]) -> str:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    header, *body = cells_of(rows)
+    header, *body = cells_of(rows, columns)
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in header:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)

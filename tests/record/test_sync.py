@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from harness.record.spec import CellSpec
 from harness.record.state import State
 
 CELL = "0123456789ab"
+EVALUATION = {"task": "countdown", "step": 2, "problems": ["p"], "right": [[0, 1]], "flags": []}
 
 
 def make_cell(folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0.02)", seed: int = 1) -> Path:
@@ -91,7 +93,7 @@ def test_log_passes_over_a_line_that_was_cut_off(tmp_path: Path) -> None:
 def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "a cell")
     log_steps(folder, 0, 1, 2)
-    files.write_json(folder / "evals" / "countdown-000002.json", {"step": 2})
+    files.write_json(folder / "evals" / "countdown-000002.json", EVALUATION)
     files.write_lines(folder / "samples" / "train-000001.jsonl", [{"a": 1}])
     set_state(folder, "done", durable=2)
     sync.sync(folder, mlflow_uri)
@@ -128,6 +130,8 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         "status": "done",
         "reason": "",
         "device": "cpu",
+        "baseline": "grpo",
+        "version": version("entrobench"),
         "lines": "3",
     }
     beside = tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts"
@@ -230,7 +234,7 @@ def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
 ) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2)
-    files.write_json(folder / "evals" / "countdown-000002.json", {"step": 2})
+    files.write_json(folder / "evals" / "countdown-000002.json", EVALUATION)
     set_state(folder, "done", durable=2)
     client_of = store.client_of
 
