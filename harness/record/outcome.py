@@ -11,6 +11,7 @@ from harness.record.spec import CellSpec
 from harness.record.state import State
 
 FILE = "outcome.json"  # among the artifacts of its run
+TAG = "outcome"  # of its run: the digest of the outcome
 
 
 def outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from harness.record.store import database, probe, store, unusable
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+FINAL = "final/"
 PAGE = 1000  # runs that MLflow gives at a time, at most
 TOGETHER = 8  # files that are asked of a server at a time
 
@@ -28,6 +29,7 @@ class Run:
     tags: dict[str, str]
     params: dict[str, str]
     artifacts: str  # URI of their folder
+    finals: dict[str, float]  # metrics of the whole run, whose names begin with FINAL
 
 
 class Reader(Protocol):
@@ -70,15 +72,17 @@ class Direct:
         active = "FROM runs WHERE experiment_id = ? AND lifecycle_stage = 'active'"
         given = (int(experiment),)
         runs = {
-            run: Run(run, {}, {}, artifacts)
+            run: Run(run, {}, {}, artifacts, {})
             for run, artifacts in self.connection.execute(
                 f"SELECT run_uuid, artifact_uri {active} ORDER BY start_time IS NULL, start_time, run_uuid", given
             )
         }
-        for table in ("tags", "params"):
+        for table, field in (("tags", "tags"), ("params", "params"), ("latest_metrics", "finals")):
             pairs = f"SELECT run_uuid, key, value FROM {table} WHERE run_uuid IN (SELECT run_uuid {active})"
+            if field == "finals":
+                pairs += f" AND key LIKE '{FINAL}%'"
             for run, key, value in self.connection.execute(pairs, given):
-                getattr(runs[run], table)[key] = value
+                getattr(runs[run], field)[key] = value
         return list(runs.values())
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
@@ -119,7 +123,9 @@ class Client:
             page = self.client.search_runs(
                 [experiment], max_results=PAGE, order_by=["attributes.start_time ASC"], page_token=token
             )
-            found += [Run(each.info.run_id, each.data.tags, each.data.params, each.info.artifact_uri) for each in page]
+            for each in page:
+                finals = {key: value for key, value in each.data.metrics.items() if key.startswith(FINAL)}
+                found.append(Run(each.info.run_id, each.data.tags, each.data.params, each.info.artifact_uri, finals))
             token = page.token
             if not token:
                 return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from harness.base import files
+from harness.base import files, identities
 from harness.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 from harness.record.log import MetricsLog
 from harness.record.origin import KIND, NOTE, dataset, origin
 from harness.record.outcome import FILE as OUTCOME
+from harness.record.outcome import TAG as OUTCOME_TAG
 from harness.record.outcome import outcome
 from harness.record.spec import FILE, CellSpec
 from harness.record.state import State
@@ -58,7 +59,7 @@ def sync(folder: Path, uri: str) -> None:
                 if (folder / name).exists():
                     client.log_artifacts(run.info.run_id, str(folder / name), name)
             if state.state == "done":
-                client.log_dict(run.info.run_id, outcome(folder, spec, lines), OUTCOME)
+                send_outcome(client, run.info.run_id, outcome(folder, spec, lines))
             end = int(lines[-1]["time"] * 1000) if lines else None
             client.set_terminated(run.info.run_id, RUN_STATUS[state.state], end)
         else:
@@ -151,6 +152,12 @@ def params_of(spec: CellSpec) -> dict[str, str]:
     for part in ("train", "rollout", "correction", "eval"):
         factors |= {f"{part}.{key}": value for key, value in spec.settings[part].items()}
     return {key: str(value)[:LONGEST_VALUE] for key, value in factors.items()}
+
+
+def send_outcome(client: MlflowClient, run_id: str, told: dict[str, Any]) -> None:
+    """Sends what tables are made of; by its digest others know a copy of it for the same."""
+    client.log_dict(run_id, told, OUTCOME)
+    send_tags(client, run_id, {OUTCOME_TAG: identities.digest(told)})
 
 
 def send_origin(client: MlflowClient, run: Run, spec: CellSpec) -> None:

@@ -18,6 +18,7 @@ from harness.record.runs import Run
 from harness.record.sync import params_of
 
 FILE = "matrix.json"  # among the artifacts of a summary
+OUTCOMES = "outcomes.json"  # beside it: those of all cells, by digest, since a server gives one file sooner than many
 KIND = "entrobench.kind"  # the tag of a summary, which no cell has
 SUMMARY = "summary"
 KEY = "entrobench.matrix"  # the tag that says which matrix it is a summary of

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from harness.base.errors import UserError, nearest
 from harness.base.statistics import Floats, pass_at_k
-from harness.record.outcome import FILE
+from harness.record.outcome import FILE, TAG
 from harness.record.runs import Reader, Run, reader
 from harness.report import board
 from harness.report.board import Board
@@ -69,6 +70,14 @@ class Experiment:
                 found.setdefault(run.tags["cell"], run)
         return found
 
+    @cached_property
+    def copies(self) -> dict[str, Any]:
+        """Returns the outcomes that the summaries hold, by digest."""
+        found: dict[str, Any] = {}
+        for text in self.source.texts(self.summaries, board.OUTCOMES):
+            found |= json.loads(text) if text is not None else {}
+        return found
+
     def boards(self) -> list[Board]:
         """Returns the matrices that the experiment holds runs of, the newest first."""
         texts = self.source.texts(self.summaries, board.FILE)
@@ -82,7 +91,11 @@ class Experiment:
     def read(self, cells: Collection[str]) -> dict[str, dict[str, Any]]:
         """Returns the outcomes of those cells that are done; runs of other cells are of other configurations."""
         done = self.done
-        missing = [done[cell] for cell in cells if cell in done and cell not in self.outcomes]
+        wanted = [done[cell] for cell in cells if cell in done and cell not in self.outcomes]
+        if wanted:
+            copies = self.copies
+            self.outcomes |= {run.tags["cell"]: copies[run.tags[TAG]] for run in wanted if run.tags.get(TAG) in copies}
+        missing = [run for run in wanted if run.tags["cell"] not in self.outcomes]
         for run, text in zip(missing, self.source.texts(missing, FILE), strict=True):
             if text is None:
                 raise UserError(f"the MLflow run of cell {run.tags['cell']} has no {FILE} among its artifacts")

@@ -8,13 +8,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from harness.base import identities
 from harness.base.statistics import Estimate
 from harness.config import Config
 from harness.matrix import Cell
 from harness.record.origin import origin
-from harness.record.runs import Client
+from harness.record.runs import FINAL, Client
 from harness.record.store import store
-from harness.record.sync import experiment_of
+from harness.record.sync import experiment_of, name_of
 from harness.report import board, leaderboard
 from harness.report.board import Board
 from harness.report.columns import COLUMNS, DEFAULT, cells_of
@@ -59,6 +60,8 @@ def write_summary(client: MlflowClient, number: str, plan: Board, experiment: Ex
     tags = origin() | {board.KIND: board.SUMMARY, board.KEY: plan.key, "mlflow.note.content": NOTE}
     run = found[0] if found else client.create_run(number, tags=tags, run_name="leaderboard").info.run_id
     client.log_text(run, plan.as_json(), board.FILE)
+    outcomes = experiment.read([each.cell for each in plan.expected])
+    client.log_text(run, json.dumps({identities.digest(each): each for each in outcomes.values()}), board.OUTCOMES)
     client.log_text(run, render(rows, "md"), "leaderboard.md")
     client.log_text(run, as_html(plan.experiment, rows), "leaderboard.html")
     client.log_text(run, as_mlflow_table(rows), TABLE)
@@ -111,7 +114,7 @@ def write_finals(client: MlflowClient, experiment: Experiment, plan: Board, entr
         baseline = theirs[entry.trained_on, entry.task, entry.model].results
         for seed, result in entry.results.items():
             cell = cells[entry.method, entry.trained_on, entry.model, seed]
-            prefix = "final/" if len(cell.eval_tasks) == 1 else f"final/{entry.task}/"
+            prefix = FINAL if len(cell.eval_tasks) == 1 else name_of(f"{FINAL}{entry.task}/")
             for name, k in (("avg_at_k", None), (f"pass_at_{plan.ks[entry.task]}", plan.ks[entry.task])):
                 score = float(result.scores(k).mean())
                 found = finals.setdefault(cell.cell, {})
@@ -120,7 +123,6 @@ def write_finals(client: MlflowClient, experiment: Experiment, plan: Board, entr
                     found[f"{prefix}delta_{name}"] = score - float(baseline[seed].scores(k).mean())
     now = int(time.time() * 1000)
     for key, run in experiment.done.items():
-        told = client.get_run(run.id).data.metrics if key in finals else {}
-        new = {name: value for name, value in finals.get(key, {}).items() if told.get(name) != value}
+        new = {name: value for name, value in finals.get(key, {}).items() if run.finals.get(name) != value}
         if new:
             client.log_batch(run.id, [Metric(name, value, now, 0) for name, value in new.items()])

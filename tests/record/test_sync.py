@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from places import REPOSITORY
 
-from harness.base import files
+from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.config import Config, Correction, Eval, RolloutConfig, Train
 from harness.record import store, sync
@@ -119,6 +119,24 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
     assert run.data.params.items() >= expected.items()
     sections = (Train, RolloutConfig, Correction, Eval)
     assert len(run.data.params) == 4 + sum(len(dataclasses.fields(section)) for section in sections)
+    told = files.read_json(tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts" / "outcome.json")
+    assert told == {
+        "entropy": [2.0, 1.8],
+        "dropped": None,
+        "tokens": 0,
+        "hours": 0.0,
+        "tasks": {
+            "countdown": {
+                "k": 4,
+                "problems": ["p"],
+                "right": ["01"],
+                "before": None,
+                "flags": [],
+                "length": None,
+                "distinct": None,
+            }
+        },
+    }
     own = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
     assert own == {
         "cell": CELL,
@@ -132,6 +150,7 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         "device": "cpu",
         "baseline": "grpo",
         "version": version("entrobench"),
+        "outcome": identities.digest(told),
         "lines": "3",
     }
     beside = tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts"
