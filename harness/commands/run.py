@@ -39,7 +39,7 @@ def run(config: Config, jobs: int | None = None) -> int:
     """Runs the missing cells, feeds MLflow, prints the leaderboard; returns the exit code."""
     from harness.launch import local
     from harness.launch.progress import LiveView
-    from harness.report import summary
+    from harness.report import publish
 
     matrix = cells(config)
     if jobs is None:
@@ -63,7 +63,7 @@ def run(config: Config, jobs: int | None = None) -> int:
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
     sync.sync(config, matrix)
-    summary.write(config, matrix)
+    publish.write(config, matrix)
     leaderboard.show(config, matrix, "table")
     return 1 if failed else 0
 

@@ -14,12 +14,12 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    from harness.report import summary
+    from harness.report import publish
 
     config = load(arguments)
     matrix = cells(config)
     sync(config, matrix)
-    summary.write(config, matrix)
+    publish.write(config, matrix)
     console.print(f"MLflow at {config.tracking_uri} holds what {len(matrix)} cells have recorded")
     return 0
 

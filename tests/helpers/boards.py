@@ -15,7 +15,7 @@ from harness.matrix import Cell, cells
 from harness.record import sync
 from harness.record.log import MetricsLog
 from harness.record.state import State
-from harness.report import summary
+from harness.report import publish
 
 PROBLEMS = [f"p{i}" for i in range(6)]
 
@@ -47,7 +47,7 @@ class Made:
     def end_all(self) -> "Made":
         for cell in self.cells:
             self.end(cell)
-        summary.write(self.config, self.cells)
+        publish.write(self.config, self.cells)
         return self
 
 

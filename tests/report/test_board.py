@@ -14,7 +14,7 @@ from boards import Made, listed, told
 from harness.config import Config
 from harness.record import store
 from harness.record.runs import reader
-from harness.report import board, summary
+from harness.report import board, publish
 from harness.report.read import Experiment
 
 
@@ -159,7 +159,7 @@ def test_only_failed_runs_and_a_missing_baseline(
 ) -> None:
     made = Made(tmp_path, mlflow_uri)
     made.end(made.cells[1], "failed")
-    summary.write(made.config, made.cells)
+    publish.write(made.config, made.cells)
     assert "made: no cell is done. Of 1 cells: 1 failed." in told(capsys, "--experiment", "made", *at)
     made.end(made.cells[2])
     with_config = told(capsys, "smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]")

@@ -18,7 +18,7 @@ from boards import Made, listed, told
 
 from harness.base.statistics import Estimate
 from harness.record import store
-from harness.report import render, summary
+from harness.report import publish, render
 from harness.report.leaderboard import Row
 
 
@@ -38,7 +38,7 @@ def test_the_summary_is_the_table_and_is_replaced(
     made = Made(tmp_path, mlflow_uri)
     made.end(made.cells[0])
     for _ in range(2):
-        summary.write(made.config, made.cells)
+        publish.write(made.config, made.cells)
     made.end_all()
     experiment, (one,), runs = held(mlflow_uri)
     assert len(runs) == 6
@@ -67,7 +67,7 @@ def test_the_summary_is_the_table_and_is_replaced(
 
 def test_final_numbers_stand_at_each_run_once(tmp_path: Path, mlflow_uri: str) -> None:
     made = Made(tmp_path, mlflow_uri).end_all()
-    summary.write(made.config, made.cells)
+    publish.write(made.config, made.cells)
     _, _, runs = held(mlflow_uri)
     drawn = {
         cell.key: (np.random.default_rng([cell.seed, *cell.method.encode()]).random((6, 16)) < 0.3).mean()
@@ -85,7 +85,7 @@ def test_final_numbers_stand_at_each_run_once(tmp_path: Path, mlflow_uri: str) -
         of_one = runs[made.cells[1].key].info.run_id
         assert len(client.get_metric_history(of_one, "final/delta_avg_at_k")) == 1
     made.config.baseline = "ppo"
-    summary.write(made.config, made.cells)
+    publish.write(made.config, made.cells)
     assert held(mlflow_uri)[2][made.cells[2].key].data.metrics["final/delta_avg_at_k"] == 0
 
 
@@ -114,11 +114,11 @@ def test_a_page_shows_names_as_they_are() -> None:
     some = Estimate(0.5, 0.25, 0.75)
     first = Row("grpo", "easy", "tiny", 2, "grpo", some, {2: some}, some, some, some, {2: some}, 2, 2)
     new = Row("new<", "easy", "tiny", 2, "grpo", None, {}, None, None, None, {}, 0, 2)
-    page = summary.as_html("a<b", [first, new])
+    page = publish.as_html("a<b", [first, new])
     assert "<h1>a&lt;b</h1>" in page
     assert "<td>new&lt;</td>" in page
     assert all(f"<p>{note}</p>" in page for note in render.notes([first, new]))
-    table = json.loads(summary.as_mlflow_table([first, new]))
+    table = json.loads(publish.as_mlflow_table([first, new]))
     by_name = dict(zip(table["columns"], table["data"][-1], strict=True))
     assert (by_name["method"], by_name["Avg@K"], by_name["seeds"]) == ("new<", None, 0)
 
