@@ -283,12 +283,14 @@ def begin(place: Path, spec: CellSpec) -> None:
     found = sources.components(spec)
     present = {name: IMPORTED.get(cls) or made.digest(cls) for name, cls in found.items()}
     earlier = Made.read(place)
+    if earlier is None and State.read(place).state == "done":
+        earlier = made.unnoted(place)
     if earlier is not None and (why := made.by_another_source(earlier.sources, present)):
         aside = made.set_aside(place, earlier)
         write_log(place)
         print(f"begins anew: the earlier attempt was {why}; it is kept in {aside}", flush=True)
         earlier = None
-    if earlier is None and State.read(place).state != "done":
+    if earlier is None:
         device, _ = device_of(spec.config)
         gpu = torch.cuda.get_device_name() if device == "cuda" else None
         engine = choice.DISTRIBUTIONS if spec.config.rollout.engine == "vllm" else ()

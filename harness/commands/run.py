@@ -45,6 +45,7 @@ def run(config: Config, jobs: int | None = None, *, keep_stale: bool = False) ->
     """Runs the missing cells, feeds MLflow, prints the leaderboard; returns the exit code."""
     from harness.launch import local
     from harness.launch.progress import LiveView
+    from harness.report import publish
 
     matrix = cells(config)
     if jobs is None:
@@ -71,7 +72,8 @@ def run(config: Config, jobs: int | None = None, *, keep_stale: bool = False) ->
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
     sync.sync(config, matrix)
-    leaderboard.show(config, matrix, "table")
+    publish.write(config, matrix)
+    leaderboard.show(config, matrix)
     return 1 if failed else 0
 
 

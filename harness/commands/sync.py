@@ -19,9 +19,12 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
+    from harness.report import publish
+
     config = load(arguments)
     matrix = cells(config)
     sync(config, matrix)
+    publish.write(config, matrix)
     console.print(f"MLflow at {config.tracking_uri} holds what {len(matrix)} cells have recorded")
     if arguments.tensorboard:
         from harness.record import tensorboard

@@ -63,6 +63,7 @@ def client_of(uri: str) -> MlflowClient:
     for name, value in {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # a server that is away must not hold up a run
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     }.items():

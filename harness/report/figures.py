@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from harness.base.statistics import Estimate
+from harness.report.columns import shown
 from harness.report.leaderboard import Row
-from harness.report.render import shown
 from harness.report.story import INSIDE, Board, Story, Told, Training, entropy_kept
 
 Series = dict[str, Any]  # name, style, and lists of numbers

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from harness.base import files
-from harness.report import figures, render, sentences
+from harness.report import columns, figures, render, sentences
 from harness.report.figures import Figure
 from harness.report.leaderboard import Row
 from harness.report.story import ANSWERS, QUESTIONS, Story, Told
@@ -179,12 +179,12 @@ def sections_of(story: Story) -> list[Section]:
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[TableCell]]]:
     """Returns the header and the lines of the table of one board."""
-    header, *lines = render.cells_of(rows)
+    header, *lines = columns.cells_of(rows)
     return header, [[table_cell(text) for text in line] for line in lines]
 
 
 def table_cell(text: str) -> TableCell:
-    mark = text[-1] if text.endswith((render.BETTER, render.WORSE)) else ""
+    mark = text[-1] if text.endswith((columns.BETTER, columns.WORSE)) else ""
     found = LEADING_NUMBER.match(text)
     value = 0.0 if text == "baseline" else float(found.group()) if found else None
     return TableCell(text.removesuffix(mark).strip(), mark, value)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from harness.base.statistics import Estimate
+from harness.report.columns import BETTER, WORSE, mark, shown
 from harness.report.leaderboard import Row
-from harness.report.render import BETTER, WORSE, mark, shown
 from harness.report.story import Board, Story, entropy_kept
 
 

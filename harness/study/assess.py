@@ -26,7 +26,7 @@ from harness.base.statistics import Estimate, mean_interval, pass_at_k
 from harness.batch import Rollout
 from harness.cell import device_of
 from harness.config import Config, Hardware, Verify
-from harness.report.render import shown
+from harness.report.columns import shown
 from harness.rollout import choice, engines
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model

@@ -35,6 +35,7 @@ MADE = Made(
     processor="A processor",
     device="cpu",
 )
+EVALUATION = {"task": "countdown", "step": 2, "problems": ["p"], "right": [[0, 1]], "flags": []}
 
 
 def make_cell(folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0.02)", seed: int = 1) -> Path:
@@ -107,7 +108,7 @@ def test_log_passes_over_a_line_that_was_cut_off(tmp_path: Path) -> None:
 def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "a cell")
     log_steps(folder, 0, 1, 2)
-    files.write_json(folder / "evals" / "countdown-000002.json", {"step": 2})
+    files.write_json(folder / "evals" / "countdown-000002.json", EVALUATION)
     files.write_lines(folder / "samples" / "train-000001.jsonl", [{"a": 1}])
     set_state(folder, "done", durable=2)
     sync.sync(folder, mlflow_uri)
@@ -133,6 +134,24 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
     assert run.data.params.items() >= expected.items()
     sections = (Train, RolloutConfig, Correction, Eval)
     assert len(run.data.params) == 4 + sum(len(dataclasses.fields(section)) for section in sections)
+    told = files.read_json(tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts" / "outcome.json")
+    assert told == {
+        "entropy": [2.0, 1.8],
+        "dropped": None,
+        "tokens": 0,
+        "hours": 0.0,
+        "tasks": {
+            "countdown": {
+                "k": 4,
+                "problems": ["p"],
+                "right": ["01"],
+                "before": None,
+                "flags": [],
+                "length": None,
+                "distinct": None,
+            }
+        },
+    }
     own = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
     assert own == {
         "cell": CELL,
@@ -144,6 +163,8 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         "status": "done",
         "reason": "",
         "device": "cpu",
+        "baseline": "grpo",
+        "outcome": identities.digest(told),
         "lines": "3",
         "attempt": "a" * 32,
         "code.version": "0.1.0",
@@ -257,7 +278,7 @@ def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
 ) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2)
-    files.write_json(folder / "evals" / "countdown-000002.json", {"step": 2})
+    files.write_json(folder / "evals" / "countdown-000002.json", EVALUATION)
     set_state(folder, "done", durable=2)
     client_of = store.client_of
 
@@ -399,7 +420,7 @@ def finished(folder: Path, uri: str) -> Path:
     make_cell(folder)
     log_steps(folder, 0, 1)
     for step in (0, 1):
-        files.write_json(folder / "evals" / f"countdown-{step:06d}.json", {"step": step})
+        files.write_json(folder / "evals" / f"countdown-{step:06d}.json", {**EVALUATION, "step": step})
     set_state(folder, "done", durable=1)
     sync.sync(folder, uri)
     return folder
@@ -465,14 +486,14 @@ def test_a_copy_is_fed_and_the_original_is_not(copied: str, tmp_path: Path, mlfl
     shutil.copytree(tmp_path / "original" / "cell", copy / "cell")
     if copied == "all":
         shutil.copytree(tmp_path / "mlartifacts", copy / "mlartifacts")
-    files.write_json(copy / "cell" / "evals" / "countdown-000002.json", {"step": 2})
+    files.write_json(copy / "cell" / "evals" / "countdown-000002.json", EVALUATION)
     part = Path("mlartifacts") / "demo" / run.info.run_id / "artifacts"
     before = sorted((tmp_path / part).rglob("*")), (tmp_path / "mlflow.db").read_bytes()
     uri = f"sqlite:///{copy / 'mlflow.db'}"
     sync.sync(copy / "cell", uri)
     assert (sorted((tmp_path / part).rglob("*")), (tmp_path / "mlflow.db").read_bytes()) == before
     names = {str(path.relative_to(copy / part)) for path in (copy / part).rglob("*.*")}
-    assert names == {"config.yaml", *(f"evals/countdown-{step:06d}.json" for step in range(3))}
+    assert names == {"config.yaml", "outcome.json", *(f"evals/countdown-{step:06d}.json" for step in range(3))}
     [same] = runs(uri)
     assert (same.info.run_id, same.info.artifact_uri) == (run.info.run_id, (copy / part).as_uri())
     with store.store(uri, write=False) as client:
