@@ -173,6 +173,13 @@ def by_another_source(made: Mapping[str, str] | None, present: Mapping[str, str]
     return f"made by another source: {', '.join(names)}" if (names := others(made, present)) else None
 
 
+def sources_in(tags: Mapping[str, str]) -> dict[str, str] | None:
+    """Returns the hashes of the source that made a run's numbers; None where no record of it was kept."""
+    if "source" not in tags:
+        return None
+    return {key.removeprefix("source."): tag for key, tag in tags.items() if key.startswith("source.")}
+
+
 # Attempts
 
 

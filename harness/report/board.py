@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,7 @@ from harness.base import identities
 from harness.base.errors import UserError, nearest
 from harness.config import Config
 from harness.matrix import Cell
+from harness.record.made import sources_in
 from harness.record.runs import Run
 from harness.record.sync import params_of
 
@@ -27,6 +29,11 @@ OF_CELLS = {*AXES, "cell", "status"}  # the tags of a cell's run
 # Of a configuration, these say which cells there are, or where they run; all else makes it another matrix.
 RANGE = ("methods", "tasks", "models", "seeds", "baseline")
 ELSEWHERE = ("name", "results", "tracking", "hardware", "checkpoint", "plugins")
+NO_CELL = ""  # the key of a cell that nobody has begun, where no configuration tells it
+
+Pairs = tuple[tuple[str, str], ...]
+Given = Mapping[str, Any]  # a configuration as plain values
+Outcomes = Mapping[str, Mapping[str, Any]]  # by cell
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,12 @@ class Board:
     @classmethod
     def of_json(cls, text: bytes) -> Board:
         given = json.loads(text)
-        return cls(**{**given, "expected": [Expected(**each) for each in given["expected"]]})
+        try:
+            return cls(**{**given, "expected": [Expected(**each) for each in given["expected"]]})
+        except (TypeError, KeyError) as error:
+            raise UserError(
+                f"the {FILE} of a summary was written by another version of entrobench; `entrobench sync` replaces it"
+            ) from error
 
     @classmethod
     def of_config(cls, config: Config, matrix: Sequence[Cell]) -> Board:
@@ -93,37 +105,71 @@ class Board:
         return dataclasses.replace(self, baseline=baseline)
 
 
-def of_runs(experiment: str, runs: Sequence[Run], outcomes: Mapping[str, Mapping[str, Any]]) -> list[Board]:
-    """Returns the matrices of an experiment that no summary tells of: one for each set of settings.
+# From runs alone
 
-    `outcomes`: of the cells that are done. Which evaluations the others were meant to have is known from these.
+
+def settings_of(params: Mapping[str, str]) -> Pairs:
+    """Returns the parameters that all cells of a matrix share."""
+    return tuple(sorted((key, value) for key, value in params.items() if key.partition(".")[0] not in AXES))
+
+
+def of_runs(experiment: str, runs: Sequence[Run], outcomes: Outcomes, config_of: Callable[[Run], Given]) -> list[Board]:
+    """Returns the matrices that no summary tells of: one for each set of settings.
+
+    `outcomes`: of the cells that are done. `config_of`: the configuration that a run was made by, of which the newest
+    says which further cells are meant; an empty one says nothing, and those that have a run are all.
     """
-    by_settings: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    parts: dict[Pairs, list[Run]] = {}
     for run in runs:
-        settings = tuple(sorted((key, value) for key, value in run.params.items() if key.partition(".")[0] not in AXES))
-        by_settings.setdefault(settings, []).append(run)
-    boards = []
-    for part in by_settings.values():
-        evaluated: dict[str, dict[str, int]] = {}  # task that is trained on -> evaluation tasks and their K
-        for run in part:
-            for task, told in outcomes.get(run.tags["cell"], {}).get("tasks", {}).items():
-                evaluated.setdefault(run.tags["task"], {})[task] = told["k"]
-        names = names_of(part)
-        expected = [
-            Expected(
-                method=names[run.tags["cell"]],
-                task=run.tags["task"],
-                eval_tasks=list(evaluated.get(run.tags["task"], {})),
-                model=run.tags["model"],
-                seed=int(run.tags["seed"]),
-                cell=run.tags["cell"],
-                params=run.params,
-            )
-            for run in {run.tags["cell"]: run for run in part}.values()
-        ]
-        ks = {task: k for each in evaluated.values() for task, k in each.items()}
-        boards.append(Board(experiment, part[-1].tags.get("baseline", ""), ks, expected))
-    return boards
+        parts.setdefault(settings_of(run.params), []).append(run)
+    return [of_part(experiment, dict(shared), part, outcomes, config_of(part[-1])) for shared, part in parts.items()]
+
+
+def of_part(
+    experiment: str, shared: Mapping[str, str], runs: Sequence[Run], outcomes: Outcomes, config: Given
+) -> Board:
+    evaluated: dict[str, dict[str, int]] = {}  # task that is trained on -> evaluation tasks and their K
+    for run in runs:
+        for task, told in outcomes.get(run.tags["cell"], {}).get("tasks", {}).items():
+            evaluated.setdefault(run.tags["task"], {})[task] = told["k"]
+    names, newest = names_of(runs), newest_sources(runs)
+    found, begun = [], set()
+    for run in counting(runs, names):
+        cell, method, task, model = (run.tags[key] for key in ("cell", "method", "task", "model"))
+        seed, sources = int(run.tags["seed"]), {part: newest[part] for part in sources_in(run.tags) or {}}
+        begun.add((method, task, model, seed))
+        found.append(Expected(names[cell], task, [*evaluated.get(task, {})], model, seed, cell, sources, run.params))
+    latest = {run.tags["method"]: names[run.tags["cell"]] for run in runs}
+    ranges = [[*config.get(f"{axis}s", [])] for axis in AXES]
+    for method, task, model, seed in itertools.product(*ranges):
+        if (method, task, model, seed) not in begun:
+            own = {**shared, "method": method, "task": task, "model": model, "seed": str(seed)}
+            name, evaluations = latest.get(method, method), [*evaluated.get(task, {})]
+            found.append(Expected(name, task, evaluations, model, seed, NO_CELL, params=own))
+
+    def place(each: Expected) -> list[int]:
+        own = (each.seed, each.model, each.task, each.params.get("method", each.method))
+        known = (ranges[3], ranges[2], ranges[1], ranges[0])
+        return [those.index(one) if one in those else len(those) for one, those in zip(own, known, strict=True)]
+
+    ks = {task: k for each in evaluated.values() for task, k in each.items()}
+    return Board(experiment, config.get("baseline") or runs[-1].tags.get("baseline", ""), ks, sorted(found, key=place))
+
+
+def counting(runs: Sequence[Run], names: Mapping[str, str]) -> list[Run]:
+    """Returns one run for each method, task, model and seed: the newest that is done, or else the newest. Others are of
+    cells that differ in what is no parameter, as the version of a task."""
+    chosen: dict[tuple[str, ...], Run] = {}
+    for run in runs:
+        axes = (names[run.tags["cell"]], *(run.tags[axis] for axis in AXES[1:]))
+        if axes not in chosen or run.tags["status"] == "done" or chosen[axes].tags["status"] != "done":
+            chosen[axes] = run
+    return list(chosen.values())
+
+
+def newest_sources(runs: Sequence[Run]) -> dict[str, str]:
+    """Returns the newest hash of each component's source, from which those of older runs may differ."""
+    return {part: digest for run in runs for part, digest in (sources_in(run.tags) or {}).items()}
 
 
 def names_of(runs: Sequence[Run]) -> dict[str, str]:

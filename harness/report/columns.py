@@ -47,7 +47,7 @@ def mark(estimate: Estimate) -> str:
 
 
 def plain(estimate: Estimate | None, form: str) -> str:
-    """Returns the mean alone: of costs nobody asks how far they are off."""
+    """Returns the mean alone, where nobody asks how far it is off."""
     return "" if estimate is None else format(estimate.mean, form)
 
 
@@ -68,9 +68,7 @@ COLUMNS: dict[str, Column] = {
         "entropy, first step", lambda row: shown(row.entropy_initial), lambda row: row.entropy_initial
     ),
     "entropy_last": Column("last step", lambda row: shown(row.entropy_final), lambda row: row.entropy_final),
-    "entropy_kept": Column(
-        "entropy kept", lambda row: "" if kept(row) is None else f"{kept(row):.1%}", lambda row: kept(row)
-    ),
+    "entropy_kept": Column("entropy kept", lambda row: plain(row.entropy_kept, ".1%"), lambda row: row.entropy_kept),
     "distinct": Column("distinct", lambda row: shown(row.distinct), lambda row: row.distinct),
     "dropped": Column("dropped", lambda row: shown(row.dropped), lambda row: row.dropped),
     "length": Column("length", lambda row: plain(row.length, ".1f"), lambda row: row.length),
@@ -81,13 +79,6 @@ COLUMNS: dict[str, Column] = {
     "version": Column("version", lambda row: row.version or "", lambda row: row.version),
 }
 DEFAULT = ("avg", "pass", "delta", "delta_pass", "entropy_first", "entropy_last", "seeds")
-
-
-def kept(row: Row) -> float | None:
-    """Returns the share of the entropy that the training left, by the means over seeds."""
-    if row.entropy_initial is None or row.entropy_final is None or not row.entropy_initial.mean:
-        return None
-    return row.entropy_final.mean / row.entropy_initial.mean
 
 
 def cells_of(rows: Sequence[Row], columns: Sequence[str] = DEFAULT) -> list[list[str]]:

@@ -36,6 +36,7 @@ class Row:
     seeds_done: int
     seeds_expected: int
     flags: list[str] = field(default_factory=list)  # what a reader must know of the task's problems
+    entropy_kept: Estimate | None = None  # that at the last step as a share of that at the first, as a geometric mean
     # Means over the seeds, of what `Result` says.
     length: Estimate | None = None
     distinct: Estimate | None = None
@@ -97,7 +98,7 @@ def rows_of(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int], *, b
         other = theirs.get(axes, Entry(baseline, *axes))  # a baseline without any cell leaves no differences
         row = row_of(entry, other, ks[entry.task], label_of(entry.trained_on, entry.task, entries))
         row = dataclasses.replace(row, **measures(entry))
-        table.append(dataclasses.replace(row, entropy_final=None) if entry.method == BEFORE else row)
+        table.append(dataclasses.replace(row, entropy_final=None, entropy_kept=None) if entry.method == BEFORE else row)
     return table
 
 
@@ -136,9 +137,17 @@ def measures(entry: Entry) -> dict[str, Any]:
         values = [getattr(result, name) for result in results]
         told = [value for value in values if value is not None]
         found[name] = mean_interval(np.array(told, dtype=float)) if told else None
+    found["entropy_kept"] = entropy_kept([result.entropy for result in results])
     for name in ("device", "version"):
         found[name] = ", ".join(sorted({getattr(result, name) for result in results} - {""})) or None
     return found
+
+
+def entropy_kept(ends: Sequence[tuple[float, float]]) -> Estimate | None:
+    """Returns the geometric mean of the shares, with its 95 % interval. A seed without entropy at an end has none."""
+    kept = np.array(ends).reshape(-1, 2)
+    kept = kept[(np.isfinite(kept) & (kept > 0)).all(axis=1)]
+    return geometric_interval(kept[:, 1] / kept[:, 0]) if len(kept) else None
 
 
 def check_comparable(entry: Entry, baseline: Entry) -> None:

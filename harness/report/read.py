@@ -6,14 +6,18 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from harness.base.errors import UserError, nearest
 from harness.base.statistics import Floats, pass_at_k
+from harness.record.made import sources_in
 from harness.record.outcome import FILE, TAG
 from harness.record.runs import Reader, Run, reader
+from harness.record.spec import FILE as SPEC
+from harness.record.spec import CellSpec
 from harness.report import board
 from harness.report.board import Board
 
@@ -70,6 +74,11 @@ class Experiment:
         """Returns the run of each cell that is done: its newest complete attempt."""
         return {run.tags["cell"]: run for run in self.runs if run.tags.get("status") == "done"}
 
+    @property
+    def newest(self) -> dict[str, Run]:
+        """Returns the run of each cell that has begun: its newest complete attempt, or else the newest."""
+        return {run.tags["cell"]: run for run in self.runs} | self.done
+
     @cached_property
     def copies(self) -> dict[str, Any]:
         """Returns the outcomes that the summaries hold, by digest."""
@@ -81,12 +90,38 @@ class Experiment:
     def boards(self) -> list[Board]:
         """Returns the matrices that the experiment holds runs of, the newest first."""
         texts = self.source.texts(self.summaries, board.FILE)
-        found = [Board.of_json(text) for text in reversed(texts) if text is not None]
-        if found:
-            return found
-        if not self.runs:
-            raise UserError(f"the experiment {self.name!r} at {self.uri} holds no run of a cell")
-        return board.of_runs(self.name, self.runs, self.read(self.done))
+        found = [Board.of_json(text) for text in texts if text is not None]
+        told = {each.cell for one in found for each in one.expected}
+        settings = {board.settings_of(each.params) for one in found for each in one.expected[:1]}
+        untold = [run for run in self.runs if run.tags["cell"] not in told]
+        others = [run for run in untold if board.settings_of(run.params) not in settings]
+        if others:
+            outcomes = self.read([run.tags["cell"] for run in others])
+            found += board.of_runs(self.name, others, outcomes, self.config_of)
+        if not found:
+            raise UserError(
+                f"the experiment {self.name!r} at {self.uri} holds no run that entrobench made, or all were deleted"
+            )
+        ages = {run.tags["cell"]: number for number, run in enumerate(self.runs)}
+        return sorted(found, key=lambda one: max(ages.get(each.cell, -1) for each in one.expected), reverse=True)
+
+    def config_of(self, run: Run) -> Mapping[str, Any]:
+        """Returns the configuration that a run was made by, as plain values; an empty one where the run has none."""
+        [spec] = self.specs([run])
+        return {} if spec is None else spec.settings
+
+    def specs(self, runs: Sequence[Run]) -> list[CellSpec | None]:
+        texts = self.source.texts(runs, SPEC)
+        return [
+            None if text is None else CellSpec.parse(text, Path(f"{SPEC} of the run {run.name!r} of {self.name!r}"))
+            for run, text in zip(runs, texts, strict=True)
+        ]
+
+    def others(self, of: Board) -> list[Run]:
+        """Returns the runs of cells that a matrix does not have, though they have its settings."""
+        cells = {each.cell for each in of.expected}
+        settings = {board.settings_of(each.params) for each in of.expected[:1]}
+        return [run for run in self.runs if run.tags["cell"] not in cells and board.settings_of(run.params) in settings]
 
     def read(self, cells: Collection[str]) -> dict[str, dict[str, Any]]:
         """Returns the outcomes of those cells that are done; runs of other cells are of other configurations."""
@@ -120,7 +155,7 @@ def results_of(outcome: Mapping[str, Any], run: Run) -> dict[str, Result]:
             right_JN=answers(told["right"]),
             entropy=(first, last),
             flags=told["flags"],
-            sources=sources_of(run.tags),
+            sources=sources_in(run.tags),
             before_JN=None if told["before"] is None else answers(told["before"]),
             length=told["length"],
             distinct=told["distinct"],
@@ -132,13 +167,6 @@ def results_of(outcome: Mapping[str, Any], run: Run) -> dict[str, Result]:
         )
         for task, told in outcome["tasks"].items()
     }
-
-
-def sources_of(tags: Mapping[str, str]) -> dict[str, str] | None:
-    """Returns the hashes of the source that made a run's numbers; None where no record of it was kept."""
-    if "source" not in tags:
-        return None
-    return {key.removeprefix("source."): tag for key, tag in tags.items() if key.startswith("source.")}
 
 
 def version_of(tags: Mapping[str, str]) -> str:

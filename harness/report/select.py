@@ -182,6 +182,15 @@ def lacking(board: Board, experiment: Experiment) -> list[str]:
         told.append(f"No cell is of the baseline {board.baseline}, so nothing is compared with it.")
     if board.config is None:
         told.append(
-            "Nobody told MLflow which cells were expected, so those that have a run count; `entrobench sync` tells it."
+            "No summary in MLflow says which cells were expected, so what the newest run's configuration means counts; "
+            "`entrobench sync` writes one."
         )
-    return told
+    return told + left_out(board, experiment)
+
+
+def left_out(board: Board, experiment: Experiment) -> list[str]:
+    number = len(experiment.others(board))
+    if not number:
+        return []
+    runs = "1 run of another cell" if number == 1 else f"{number} runs of other cells"
+    return [f"{runs} with the same settings {'is' if number == 1 else 'are'} left out."]

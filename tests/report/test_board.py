@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import sqlite3
 import time
 from contextlib import closing
@@ -94,7 +95,9 @@ def test_experiments_and_configurations_stay_apart(
     lines = list(csv.DictReader(io.StringIO(told(capsys, *both, "--format", "csv"))))
     assert [(line["experiment"], line["seeds_done"]) for line in lines] == [("größer", "2")] * 3 + [("other", "2")] * 3
     assert told(capsys, "--experiment", "größer", "--experiment", "other", *at) == told(capsys, *both)
-    Made(tmp_path, mlflow_uri, "train.lr=3e-3", name="other").end_all()
+    newer = Made(tmp_path, mlflow_uri, "train.lr=3e-3", name="other")
+    newer.clock = itertools.count(2000.0, 10.0)
+    newer.end_all()
     headings = [line for line in told(capsys, "--experiment", "other", *at).splitlines() if line.startswith("other")]
     assert headings == ["other: train.lr=0.003", "other: train.lr=0.002"]
 
@@ -109,16 +112,18 @@ def test_runs_that_nobody_summed_up_are_a_table_that_says_so(
     assert [(r["method"], r["seeds_done"], r["seeds_expected"]) for r in rows] == [
         ("grpo", 2, 2),
         ("clip_b", 2, 2),
-        ("ppo", 1, 1),
+        ("ppo", 1, 2),
     ]
     assert rows[0]["baseline"] == "grpo"
-    assert "Nobody told MLflow which cells were expected" in told(capsys, "--experiment", "made", *at)
+    said = told(capsys, "--experiment", "made", *at)
+    assert "Of 6 cells: 5 done, 1 without a run." in said
+    assert "No summary in MLflow says which cells were expected" in said
     # Another share is another method, and pooled with none.
     other = Made(tmp_path, mlflow_uri, "method_options.clip_b.share=0.5")
     other.clock = made.clock
     other.end(other.cells[1])
     names = [row["method"] for row in listed(capsys, "--experiment", "made", *at)]
-    assert names == ["grpo", "clip_b (share=0.02)", "ppo", "clip_b (share=0.5)"]
+    assert names == ["grpo", "clip_b (share=0.02)", "clip_b (share=0.5)", "ppo"]
 
 
 def test_bad_input_is_one_sentence(
@@ -160,12 +165,15 @@ def test_only_failed_runs_and_a_missing_baseline(
     made = Made(tmp_path, mlflow_uri)
     made.end(made.cells[1], "failed")
     publish.write(made.config, made.cells)
-    assert "made: no cell is done. Of 1 cells: 1 failed." in told(capsys, "--experiment", "made", *at)
+    assert "made: no cell is done. Of 6 cells: 1 failed, 5 without a run." in told(capsys, "--experiment", "made", *at)
     made.end(made.cells[2])
     with_config = told(capsys, "smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]")
     assert "Of 3 cells: 1 done, 1 failed, 1 without a run." in with_config
     (row,) = [row for row in listed(capsys, "--experiment", "made", *at) if row["method"] == "ppo"]
     assert (row["delta_to_baseline"], row["seeds_done"]) == (None, 1)
+    assert "No cell is of the baseline" not in told(capsys, "--experiment", "made", *at)
+    for path in (tmp_path / "mlartifacts").rglob("config.yaml"):
+        path.unlink()  # now nobody says which cells were meant
     assert "No cell is of the baseline grpo" in told(capsys, "--experiment", "made", *at)
 
 
@@ -197,7 +205,7 @@ def test_a_thousand_and_one_runs(
     started = time.process_time()
     rows = listed(capsys, "--experiment", "made", *at)
     assert time.process_time() - started < 10
-    assert [(row["method"], row["seeds_done"]) for row in rows] == [("grpo", 1000), ("clip_b", 1)]
+    assert [(row["method"], row["seeds_done"]) for row in rows] == [("grpo", 1000), ("clip_b", 1), ("ppo", 0)]
 
 
 def test_a_summary_holds_no_password(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import html
 import itertools
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -40,7 +41,7 @@ from harness.matrix import cells
 from harness.record import sync
 from harness.record.made import Made
 from harness.report import figures, page, sentences, story
-from harness.report.leaderboard import Row
+from harness.report.leaderboard import Row, entropy_kept
 from harness.report.story import Board, Story, Told, of_experiment
 
 pytestmark = pytest.mark.slow
@@ -130,7 +131,7 @@ def test_the_newest_run_that_is_done_counts(tmp_path: Path, mlflow_uri: str) -> 
     [cell] = told.cells
     assert cell.state == "done"
     assert cell.curves["entropy/mean"][1] == metrics_of(1, 0, 1)["entropy/mean"]
-    assert told.notes == ["2 other runs of the same method, task, model and seed are left out."]
+    assert told.notes == ["2 runs of other cells with the same settings are left out."]
 
 
 def test_cells_without_a_run_are_planned(tmp_path: Path, mlflow_uri: str) -> None:
@@ -221,12 +222,10 @@ def test_entropy_kept_is_of_each_seed(told: Story) -> None:
     }
 
 
-def test_a_method_without_any_entropy_left_has_no_share(told: Story) -> None:
-    cell = told.cells[0]
-    gone = dataclasses.replace(cell, curves={"entropy/mean": {1: 2.0, 4: 0.0}})
-    broken = dataclasses.replace(cell, curves={"entropy/mean": {1: 2.0, 4: float("nan")}})
-    assert story.entropy_kept([gone, broken, dataclasses.replace(cell, curves={})]) is None
-    assert story.entropy_kept([gone, cell]) == Estimate(pytest.approx(0.25))  # type: ignore[arg-type]
+def test_a_method_without_any_entropy_left_has_no_share() -> None:
+    gone, broken, absent = (2.0, 0.0), (2.0, math.nan), (math.nan, math.nan)
+    assert entropy_kept([gone, broken, absent]) is None
+    assert entropy_kept([gone, (2.0, 0.5)]) == Estimate(0.25)
 
 
 def test_problems_are_counted_as_lost_and_won(told: Story) -> None:
