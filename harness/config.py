@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -156,7 +157,7 @@ class Hardware:
 
 @dataclass
 class Tracking:
-    uri: str | None = None  # null: SQLite beside the results
+    uri: str | None = None  # null: MLFLOW_TRACKING_URI, or else SQLite beside the results
 
 
 @dataclass
@@ -187,7 +188,11 @@ class Config:
 
     @property
     def tracking_uri(self) -> str:
-        return self.tracking.uri or f"sqlite:///{Path(self.results) / 'mlflow.db'}"
+        return (
+            self.tracking.uri
+            or os.environ.get("MLFLOW_TRACKING_URI")
+            or f"sqlite:///{Path(self.results) / 'mlflow.db'}"
+        )
 
 
 BY_TASK = ("problems", "samples", "k", "temperature")  # what an evaluation task may have of its own

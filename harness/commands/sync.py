@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from harness.base.errors import without_password
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
@@ -22,7 +23,7 @@ def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     matrix = cells(config)
     sync(config, matrix)
-    console.print(f"MLflow at {config.tracking_uri} holds what {len(matrix)} cells have recorded")
+    console.print(f"MLflow at {without_password(config.tracking_uri)} holds what {len(matrix)} cells have recorded")
     if arguments.tensorboard:
         from harness.record import tensorboard
 
