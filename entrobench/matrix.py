@@ -121,7 +121,7 @@ class Matrix:
         """Returns metrics of training, one row for each value: `curves("entropy/mean", "reward/mean")`.
 
         Columns: cell (its key), method, task, model, seed, outdated, step, metric, value. `outdated` says of a cell
-        that another source of its method or task made it, as `--keep-stale` keeps them, and is None of all others. It
+        that another source of its method or task made it, as `--keep-stale` keeps them, and is NaN of all others. It
         is read from the cells' own records, so cells that are still running are there as far as they have come, and
         cells without a record are not. Step 0 is before training; `eval/...` stands only at the steps that were
         evaluated. Raises UserError where no cell has such a metric.
@@ -187,7 +187,7 @@ class Matrix:
         return report.report(self.config)
 
 
-def axes(cell: Cell) -> dict[str, str | int | None]:
+def axes(cell: Cell) -> dict[str, str | int | float]:
     now = cell.progress()
     return {
         "cell": cell.key,
@@ -195,7 +195,7 @@ def axes(cell: Cell) -> dict[str, str | int | None]:
         "task": cell.task,
         "model": cell.model,
         "seed": cell.seed,
-        "outdated": now.reason if now.state == OUTDATED else None,
+        "outdated": str(now.reason) if now.state == OUTDATED else float("nan"),
     }
 
 
