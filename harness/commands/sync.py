@@ -17,6 +17,7 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--tensorboard", type=Path, metavar="FOLDER", help="write the metrics of all cells for TensorBoard, too"
     )
+    parser.add_argument("--wandb", type=Path, metavar="FOLDER", help="and as offline runs of Weights & Biases")
 
 
 def call(arguments: argparse.Namespace) -> int:
@@ -31,6 +32,13 @@ def call(arguments: argparse.Namespace) -> int:
             if (cell.folder / "metrics.jsonl").exists():
                 tensorboard.write(cell.folder, arguments.tensorboard / config.name / cell.folder.name)
         console.print(f"for the curves: tensorboard --logdir {arguments.tensorboard}")
+    if arguments.wandb:
+        from harness.record import wandb
+
+        for cell in matrix:
+            if (cell.folder / "metrics.jsonl").exists():
+                wandb.write(cell.folder, arguments.wandb)
+        console.print(f"to upload them: wandb sync {arguments.wandb}/wandb/offline-run-*")
     return 0
 
 
