@@ -145,7 +145,7 @@ class LiveView:
         if self.store_away:
             return
         made = Made.read(cell.folder)
-        here = made and made.attempt, State.read(cell.folder).durable_step
+        here = made.attempt if made else None, State.read(cell.folder).durable_step
         if not last and (here[1] < 0 or here == self.fed.get(cell.key)):
             return
         self.fed[cell.key] = here

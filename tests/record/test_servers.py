@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import requests
@@ -47,17 +48,17 @@ def test_a_server_holds_an_evaluation_once(tmp_path: Path, migrated: Path) -> No
     one = Evaluated("key-1", "tiny sums", folder, made, {"model": "tiny"}, {"task": "sums"}, {"eval/sums/avg": 0.25})
     with mlflow_server(tmp_path / "server") as uri:
 
-        def held() -> list[object]:
+        def held() -> tuple[list[dict[str, Any]], list[list[str]]]:
             with store.store(uri, write=False) as client:
                 runs = client.search_runs([client.get_experiment_by_name("eval").experiment_id])
                 listed = [client.list_artifacts(run.info.run_id, name) for run in runs for name in evaluation.FILES]
-            return [[run.to_dictionary() for run in runs], [[item.path for item in each] for each in listed]]
+            return [run.to_dictionary() for run in runs], [[item.path for item in each] for each in listed]
 
         evaluation.sync(one, uri)
         before = held()
         evaluation.sync(one, uri)
         assert held() == before
-        [run], [jsons, samples] = before  # type: ignore[misc]
+        [run], [jsons, samples] = before
         assert run["data"]["metrics"] == {"eval/sums/avg": 0.25}
         assert run["info"]["status"] == "FINISHED"
         assert jsons == [f"evaluation/{name}.json" for name in ("made", "result", "settings")]

@@ -237,7 +237,7 @@ def test_mlflow_holds_a_run_for_each_task(
         if each["task"] == "countdown"
     ]
     means = {key.replace("@", "_at_"): value for key, value in result["metrics"].items()}
-    intervals = {}
+    intervals: dict[str, float] = {}
     for k in (1, 2, 4, 8):
         each = [fmean(max(subset) for subset in combinations(answers, k)) for answers in result["right"]]
         half = 3.182446305284263 * stdev(each) / 2  # Student's quantile at 3 degrees of freedom
