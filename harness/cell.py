@@ -9,7 +9,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ class Diary:
 def run(folder: Path) -> None:
     """Does all of the cell, or what this rank does of it."""
     diary = Diary(folder)
-    try:
+    with ending(diary.failed):
         spec = CellSpec.read(folder)
         device, _ = device_of(spec.config)
         with ranks.joined(spec.config.hardware.ranks, device), Verifier.of(spec.config.verify) as verifier:
@@ -192,8 +193,15 @@ def run(folder: Path) -> None:
             diary.note(reason=unread(trainer, spec), device=device)
             trainer.run(lambda step: diary.safe(durable_step=step))
             finish(trainer, folder, diary)
+
+
+@contextmanager
+def ending(note: Callable[[str], None]) -> Iterator[None]:
+    """Ends this process where something goes wrong, with a reason that is noted before."""
+    try:
+        yield
     except Exception as error:  # whatever it is, it ends this cell alone
-        diary.failed(reason := reason_of(error))
+        note(reason := reason_of(error))
         sys.exit(f"failed: {reason}")
 
 
@@ -252,19 +260,19 @@ def main(folder: str) -> None:
     place = Path(folder)
     write_log(place)
     transformers.utils.logging.disable_progress_bar()
+
+    def failed(reason: str) -> None:
+        if State.read(place).state != "done":
+            state.change(place, state="failed", reason=reason)
+
     # Another process may hold the cell: an orphan of a killed run ends at its next checkpoint, another run finishes it.
     with state.lock(place):
-        try:
+        with ending(failed):
             spec = CellSpec.read(place)
             begin(place, spec)
             before = State.read(place)
             if before.state == "done":
                 return
-        except Exception as error:  # as in `run`
-            reason = reason_of(error)
-            if State.read(place).state != "done":
-                state.change(place, state="failed", reason=reason)
-            sys.exit(f"failed: {reason}")
         State("running", seconds=before.seconds).write(place)
         count = spec.config.hardware.ranks
         run(place) if count == 1 else divide(place, count)

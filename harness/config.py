@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, floor
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, cast, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
 from harness.base.errors import UserError, nearest, short
-from harness.base.schema import check_keys, choice, number, numbers, typed
+from harness.base.schema import check_keys, choice, number, numbers, section, typed
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -245,9 +245,20 @@ def override(written: str) -> DictConfig:
     if not (key and equals):
         raise UserError(f"{short(written)!r} is not an override; write key=value, for example train.steps=10")
     try:
-        return OmegaConf.from_dotlist([written])
+        given = OmegaConf.from_dotlist([written])
     except Exception as error:
         raise UserError(f"the override {short(written)!r} cannot be read: {first_line(error)}") from error
+    if is_list(key) and isinstance(value := OmegaConf.select(given, key), str | int | float) and value != "":
+        OmegaConf.update(given, key, [value])  # seeds=0 is seeds=[0]
+    return given
+
+
+def is_list(key: str) -> bool:
+    """Returns whether a key such as eval.tasks stands for a list."""
+    hint: Any = Config
+    for name in key.split("."):
+        hint = get_type_hints(schema).get(name) if (schema := section(hint)) else None
+    return get_origin(hint) is list
 
 
 def first_line(error: Exception) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import baselines
 import tasks
 from harness.base import devices, files, identities
-from harness.base.errors import UserError, nearest
+from harness.base.errors import UserError, nearest, without_password
 from harness.config import Config
 from harness.method import Method
 from harness.record import made
@@ -102,6 +102,8 @@ class Cell:
         """All that its process needs to know."""
         axes = {axis: getattr(self, axis) for axis in ("method", "task", "model", "seed")}
         settings = dataclasses.asdict(self.settled)
+        if self.config.tracking.uri is not None:  # many may read what is written down
+            settings["tracking"]["uri"] = without_password(self.config.tracking.uri)
         return CellSpec(self.key, self.config.name, **axes, identity=self.identity, settings=settings)
 
     @cached_property

@@ -6,7 +6,7 @@ import argparse
 import os
 
 import tasks
-from harness.base.errors import UserError
+from harness.base.errors import UserError, without_password
 from harness.commands import leaderboard, sync
 from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
 from harness.config import Config
@@ -35,9 +35,8 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     code = run(config, arguments.jobs, keep_stale=arguments.keep_stale)
-    console.print(
-        f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {config.tracking_uri}"
-    )
+    uri = without_password(config.tracking_uri)
+    console.print(f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {uri}")
     return code
 
 

@@ -21,6 +21,7 @@ from harness.matrix import Cell
 from harness.record.log import MetricsLog
 from harness.record.runs import reader
 from harness.record.spec import CellSpec
+from harness.record.state import OUTDATED, Progress, State
 from harness.report import leaderboard
 from harness.report.board import Expected
 from harness.report.leaderboard import Row
@@ -36,6 +37,7 @@ SHOWN = re.compile(
 )
 INSIDE = "time/judging_s"  # is spent within other phases, and so belongs to no sum
 MADE = "made.json"
+OLD = "†"  # behind a method's name: by another source than the present one
 QUESTIONS = 3  # problems whose answers are shown side by side
 FORMULA = 40  # characters of an answer that fits into a narrow column
 ANSWERS = 16  # to a problem that are shown, of each method
@@ -176,8 +178,17 @@ class Story:
 
 
 def of_folders(config: Config, matrix: Sequence[Cell], rows: list[Row], command: str | None) -> Story:
-    """Returns the story of a matrix whose cells have folders here."""
-    cells = [of_folder(cell) for cell in matrix]
+    """Returns the story of a matrix whose cells have folders here. A method has a mark wherever it is named if another
+    source made some of what counts of it."""
+    found = [(cell, cell.progress()) for cell in matrix]
+    old = [(cell, now) for cell, now in found if now.state == OUTDATED and State.read(cell.folder).state == "done"]
+    names = {cell.method: f"{cell.method} {OLD}" for cell, _ in old}
+
+    def named(method: str) -> str:
+        return names.get(method, method)
+
+    cells = [dataclasses.replace(told := of_folder(*each), method=named(told.method)) for each in found]
+    rows = [dataclasses.replace(row, method=named(row.method), baseline=named(row.baseline)) for row in rows]
     places = {cell.axes: place.folder for cell, place in zip(cells, matrix, strict=True)}
 
     def samples(cell: Told, task: str, step: int) -> list[Record]:
@@ -191,14 +202,16 @@ def of_folders(config: Config, matrix: Sequence[Cell], rows: list[Row], command:
         name=config.name,
         source=f"the cells' folders in {config.folder}, and the MLflow store for the table",
         command=command,
-        baseline=config.baseline,
-        methods=config.methods,
+        baseline=named(config.baseline),
+        methods=[named(method) for method in config.methods],
         settings=dataclasses.asdict(config),
+        notes=[f"{OLD} {cell.label}: {now.reason}; `entrobench run` runs it anew." for cell, now in old],
     )
 
 
-def of_folder(cell: Cell) -> Told:
-    folder, progress = cell.folder, cell.progress()
+def of_folder(cell: Cell, progress: Progress) -> Told:
+    """Returns what a cell has recorded; one that another source has done is done, too, as in the table."""
+    folder = cell.folder
     axes = {"method": cell.method, "task": cell.task, "model": cell.model, "seed": cell.seed}
     if progress.state == "planned":
         return Told(**axes, state="planned", identity=cell.identity)  # type: ignore[arg-type]
@@ -210,7 +223,7 @@ def of_folder(cell: Cell) -> Told:
                 curves[name][line["step"]] = value
     return Told(
         **axes,  # type: ignore[arg-type]
-        state=progress.state,
+        state="done" if progress.state == OUTDATED and State.read(folder).state == "done" else progress.state,
         reason=progress.reason,
         device=files.read_json(folder / "state.json")["device"],
         curves=dict(curves),

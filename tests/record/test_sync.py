@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mortal import Killed, Mortal
 from places import REPOSITORY
 
 from harness.base import files, identities
@@ -237,29 +238,6 @@ def test_a_sync_killed_between_metrics_and_tags_duplicates_nothing(tmp_path: Pat
     sync.sync(folder, mlflow_uri)
     assert repr([history(mlflow_uri, key) for key in ("entropy/mean", "reward/mean")]) == repr(before)
     assert runs(mlflow_uri)[0].data.tags["status"] == "done"
-
-
-class Killed(BaseException):
-    pass
-
-
-class Mortal:
-    """A client that dies at its n-th call, before it or right after."""
-
-    def __init__(self, client: Any, calls: float, after: bool = False) -> None:
-        self.client, self.calls, self.after = client, calls, after
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls -= 1
-            if self.calls == 0 and not self.after:
-                raise Killed
-            result = getattr(self.client, name)(*args, **kwargs)
-            if self.calls == 0:
-                raise Killed
-            return result
-
-        return call
 
 
 def everything(uri: str) -> Any:

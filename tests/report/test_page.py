@@ -105,6 +105,38 @@ def test_folders_and_mlflow_tell_the_same_story(
     ]
 
 
+def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_uri: str) -> None:
+    settings = ["name=matrix", "methods=[grpo,clip_b]", "baseline=clip_b", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
+    config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
+    matrix = cells(config)
+
+    def told(edited: dict[str, str]) -> Story:
+        for cell in matrix:
+            fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
+            sources = {**cell.sources, **(edited if (cell.method, cell.seed) == ("clip_b", 1) else {})}
+            Made("attempt", BEGAN, None, None, None, sources, {}, "a processor", "cpu").write(cell.folder)
+            sync.sync(cell.folder, mlflow_uri)
+        return story.of_folders(config, matrix, leaderboard.rows(config, matrix), None)
+
+    def named(of: Story) -> list[Any]:
+        return [[line[0] for line in each.lines] for each in every_figure(of) if each.header[0] == "method"]
+
+    fresh, kept = told({}), told({"clip_b": "as it was"})
+    assert (fresh.methods, fresh.baseline, fresh.notes) == (["grpo", "clip_b"], "clip_b", [])
+    assert (kept.methods, kept.baseline) == (["grpo", "clip_b †"], "clip_b †")
+    assert kept.notes == ["† clip_b seed 1: made by another source: clip_b; `entrobench run` runs it anew."]
+    assert named(kept) == [[name.replace("clip_b", "clip_b †") for name in names] for names in named(fresh)]
+    assert ["grpo", "clip_b †"] in named(kept)
+    for ours, theirs in zip(every_figure(fresh), every_figure(kept), strict=True):
+        assert [series["x"] for series in ours.series] == [series["x"] for series in theirs.series], (
+            "nothing is left out"
+        )
+        assert {"clip_b"} & {series["name"] for series in theirs.series} == set()
+    page_of = page.render_page(kept)
+    assert kept.notes[0] in html.unescape(page_of)
+    assert "<p>All 4 cells are done.</p>" in page_of
+
+
 def plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray) else vars(value)
 
