@@ -14,7 +14,7 @@ import baselines
 import tasks
 from harness import composition
 from harness.base import devices, files, identities
-from harness.base.errors import UserError, nearest
+from harness.base.errors import UserError, nearest, without_password
 from harness.composition import Method
 from harness.config import Config, variants
 from harness.record import made
@@ -109,6 +109,8 @@ class Cell:
         """All that its process needs to know."""
         axes = {axis: getattr(self, axis) for axis in ("method", "task", "model", "seed")}
         settings = dataclasses.asdict(self.settled)
+        if self.config.tracking.uri is not None:  # many may read what is written down
+            settings["tracking"]["uri"] = without_password(self.config.tracking.uri)
         return CellSpec(self.key, self.config.name, **axes, identity=self.identity, settings=settings)
 
     @cached_property
