@@ -148,6 +148,18 @@ def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
     assert len({each["attempt"] for each in runs_of(folder, mine.key)}) == 2
 
 
+def test_a_cell_that_nobody_noted_is_run_anew(folder: Path) -> None:
+    grpo, _ = cells(settings(folder))
+    (grpo.folder / "made.json").unlink()
+    assert "1 cell was made by a source that nobody noted (grpo seed 0)" in entrobench("status", folder)
+    said = entrobench("run", folder)
+    assert "1 done before, 1 to run" in said
+    [aside] = earlier(grpo.folder)
+    assert (aside / "state.json").exists()
+    assert [cell.progress().state for cell in cells(settings(folder))] == ["done", "done"]
+    assert [row.flags for row in table(folder).values()] == [[], []]
+
+
 def test_results_are_read_wherever_they_lie(folder: Path) -> None:
     original = table(folder)
     (folder / "elsewhere").mkdir()

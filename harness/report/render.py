@@ -107,6 +107,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
     if any(row.seeds_done < row.seeds_expected for row in rows):
         texts.append("Not every expected cell is done; differences use the seeds that both have.")
+    if any(math.isnan(each.mean) for row in rows for each in (row.entropy_initial, row.entropy_final) if each):
+        texts.append("nan: at a seed of the row the entropy was no number, or was not recorded; `report` shows where.")
     return texts + sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})
 
 

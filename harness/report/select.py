@@ -69,9 +69,10 @@ def parts_of(experiment: Experiment, asked: Asked) -> list[Part]:
     """Returns a table for each matrix that an experiment holds. Where there are several, those of them without what was
     asked for are left out, unless all are."""
     boards, parts, refused = experiment.boards(), [], []
-    for board in boards:
+    titles = titles_of(boards)
+    for number, board in enumerate(boards):
         try:
-            parts.append(part(board, experiment, asked, title(board, boards)))
+            parts.append(part(board, experiment, asked, titles[number]))
         except UserError as error:
             if not asked.where and not asked.baseline:
                 raise
@@ -116,8 +117,14 @@ def value_of(cell: Expected, key: str) -> str | None:
     return str(getattr(cell, key)) if key in AXES else cell.params.get(key)
 
 
+def titles_of(boards: Sequence[Board]) -> list[str]:
+    """Names each matrix of an experiment, with the settings in which they differ; where they differ in what is no
+    parameter, by the order of their age."""
+    found = [title(board, boards) for board in boards]
+    return [f"{each} ({found[i:].count(each)})" if found.count(each) > 1 else each for i, each in enumerate(found)]
+
+
 def title(board: Board, boards: Sequence[Board]) -> str:
-    """Names the experiment, with the settings in which the matrices of that experiment differ."""
     shared = [dict(set.intersection(*(set(each.params.items()) for each in b.expected))) for b in boards]
     keys = sorted({key for each in shared for key in each if len({one.get(key) for one in shared}) > 1})
     own = shared[boards.index(board)]

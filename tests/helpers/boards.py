@@ -29,11 +29,13 @@ class Made:
         self.cells: list[Cell] = cells(self.config)
         self.clock = itertools.count(1000.0, 10.0)
 
-    def end(self, cell: Cell, state: str = "done", last: float = 1.0) -> None:
+    def end(self, cell: Cell, state: str = "done", last: float = 1.0, *, noted: bool = True) -> None:
+        """Ends a cell, with the entropy of its last step, and with or without a record of what made it."""
         cell.spec.write(cell.folder)
         log, start = MetricsLog(cell.folder), next(self.clock)
         attempt = made.Made(cell.key, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
-        attempt.write(cell.folder)
+        if noted:
+            attempt.write(cell.folder)
         for step, value in enumerate((2.0, last)):
             metrics = {"entropy/mean": value, "weights/dropped": step / 4, "tokens/generated": 100.0}
             log.append(step, start + step, {**metrics, "eval/countdown/length": 7.0 + step})

@@ -177,6 +177,105 @@ def test_only_failed_runs_and_a_missing_baseline(
     assert "No cell is of the baseline grpo" in told(capsys, "--experiment", "made", *at)
 
 
+def test_a_done_cell_that_nobody_noted_is_told_alike_by_its_folder_and_by_the_table(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri)
+    for number, cell in enumerate(made.cells):
+        made.end(cell, noted=number > 0)
+    publish.write(made.config, made.cells)
+    states = [cell.progress() for cell in made.cells]
+    assert [(each.state, each.reason) for each in states] == [
+        ("outdated", "made by a source that nobody noted"),
+        *[("done", None)] * 5,
+    ]
+    rows = {row["method"]: row["flags"] for row in listed(capsys, "--experiment", "made", *at)}
+    assert rows == {"grpo": ["made by a source that nobody noted"], "clip_b": [], "ppo": []}
+    made.end(made.cells[1], "failed", noted=False)  # of an attempt that failed, MLflow has no numbers
+    (made.cells[1].folder / "made.json").unlink()
+    assert made.cells[1].progress().state == "failed"
+
+
+def test_runs_of_an_older_source_are_flagged_without_a_summary_too(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri)
+    for cell in made.cells:
+        made.end(cell)
+    with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
+        oldest, *_ = Experiment(source, "made", mlflow_uri).runs
+        client.set_tag(oldest.id, "source.grpo", "another")
+    rows = {row["method"]: row["flags"] for row in listed(capsys, "--experiment", "made", *at)}
+    assert rows == {"grpo": ["made by another source: grpo"], "clip_b": [], "ppo": []}
+
+
+def test_the_newest_complete_attempt_counts_and_a_later_failure_does_not(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri).end_all()
+    with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
+        before = Experiment(source, "made", mlflow_uri)
+        number = client.get_experiment_by_name("made").experiment_id
+        old = before.done[made.cells[0].key]
+        client.create_run(number, 1, {**old.tags, "attempt": "older", "outcome": "of the past"})
+        client.create_run(number, 10**7, {**old.tags, "attempt": "failed", "status": "failed"})
+    with reader(mlflow_uri) as source:
+        after = Experiment(source, "made", mlflow_uri)
+        assert (len(after.runs), after.done) == (8, before.done)
+    assert listed(capsys, "--experiment", "made", *at)[0]["seeds_done"] == 2
+
+
+def test_an_entropy_that_is_no_number_is_shown_with_a_sentence(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri, "seeds=[0]")
+    for cell in made.cells:
+        made.end(cell, last=float("nan") if cell.method == "ppo" else 1.0)
+    publish.write(made.config, made.cells)
+    for how in ("table", "md"):
+        said = told(capsys, "--experiment", "made", *at, "--format", how)
+        (line,) = [line for line in said.splitlines() if line.strip(" |").startswith("ppo")]
+        assert " nan " in line
+        assert "nan: at a seed of the row the entropy was no number" in said
+        assert "One seed cannot tell how much seeds differ" in said
+    rows = {row["method"]: row for row in listed(capsys, "--experiment", "made", *at)}
+    assert (rows["ppo"]["entropy_final"]["mean"], rows["ppo"]["entropy_kept"]) == (None, None)
+    assert "nan:" not in told(capsys, "--experiment", "made", *at, "--where", "method=clip_b")
+
+
+def test_experiments_with_unlike_tasks_are_tables_of_their_own(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(tmp_path, mlflow_uri, name="one").end_all()
+    Made(tmp_path, mlflow_uri, "eval.tasks=[countdown,aime24]", name="two").end_all()
+    rows = listed(capsys, "--experiment", "one,two", *at)
+    assert [(row["experiment"], row["task"]) for row in rows[::3]] == [
+        ("one", "countdown"),
+        ("two", "countdown"),
+        ("two", "aime24"),
+    ]
+    assert "no cell has" in told(capsys, "--experiment", "one,two", *at, "--where", "method.clip_v.share=1")
+
+
+def test_what_another_version_wrote_or_somebody_deleted_is_one_sentence(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(tmp_path, mlflow_uri).end_all()
+    (plan,) = (tmp_path / "mlartifacts").rglob("matrix.json")
+    whole = plan.read_text()
+    for wrong in (whole.replace('"ks"', '"new"'), whole.replace('"eval_tasks"', '"new"')):
+        plan.write_text(wrong)
+        said = told(capsys, "--experiment", "made", *at)
+        assert said.endswith("was written by another version of entrobench; `entrobench sync` replaces it\n")
+    plan.unlink()  # as good as no summary
+    assert "No summary in MLflow says which cells were expected" in told(capsys, "--experiment", "made", *at)
+    with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
+        everything = Experiment(source, "made", mlflow_uri)
+        for run in [*everything.runs, *everything.summaries]:
+            client.delete_run(run.id)
+    assert "holds no run that entrobench made, or all were deleted" in told(capsys, "--experiment", "made", *at)
+
+
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_thousand_and_one_runs(
