@@ -166,11 +166,11 @@ def test_what_is_refused_only_together(overrides: list[str], sentence: str) -> N
 
 
 def test_candidates_are_counted_by_the_decimal_that_was_written() -> None:
-    resample = config.load("demo", ["train.prompts=10", "train.updates=1", "train.resample.multiplier=1.1"])
+    resample = config.load("demo", ["train.prompts=100", "train.updates=1", "train.resample.multiplier=1.1"])
     assert resample.train.resample is not None
-    assert 10 * 1.1 != 11
-    assert resample.train.resample.candidates(10) == 11
-    assert resample.train.resample.superset(10) == 110
+    assert 100 * 1.1 != 110
+    assert resample.train.resample.candidates(100) == 110
+    assert resample.train.resample.superset(100) == 1100
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
