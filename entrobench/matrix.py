@@ -72,7 +72,7 @@ class Matrix:
         """Returns how far each cell has come, one row each.
 
         Columns: method, task, model, seed; state (planned, running, done, failed, stale or outdated), step of steps;
-        entropy and reward of that step; reason, why a cell failed; folder, where its records are.
+        entropy and reward of that step; reason, why a cell failed or ended early; folder, where its records are.
         """
         import pandas
 

@@ -326,8 +326,8 @@ def validate(config: Config) -> None:
         validate_resample(train.resample, config)
     if config.rollout.lag >= train.steps:
         raise UserError(
-            f"rollout.lag is {config.rollout.lag}, and no policy of train.steps={train.steps} would learn from what it "
-            f"samples; allowed: 0 to {train.steps - 1}"
+            f"rollout.lag is {config.rollout.lag}, but train.steps is {train.steps}, and no step comes "
+            f"{config.rollout.lag} after the first; allowed: 0 to {train.steps - 1}"
         )
     if config.correction.low and config.correction.kind != "masked":
         raise UserError(

@@ -88,7 +88,7 @@ def test_demo_is_seven_methods_by_three_seeds() -> None:
         ("train.updates=5", ["train.updates is 5", "divide train.prompts (48)"]),
         ("train.steps=0", ["train.steps is 0", "1 and more"]),
         ("rollout.lag=-1", ["rollout.lag is -1", "0 and more"]),
-        ("rollout.lag=100", ["rollout.lag is 100", "train.steps=100", "allowed: 0 to 99"]),
+        ("rollout.lag=100", ["rollout.lag is 100", "train.steps is 100", "allowed: 0 to 99"]),
         ("train.resample.multiplier=0.5", ["train.resample.multiplier is 0.5", "1 and more"]),
         ("train.resample.max_batches=0", ["train.resample.max_batches is 0", "1 and more"]),
         ("train.resample.multiplier=1.1", ["multiplier is 1.1", "x multiplier (52.8) must be a whole number"]),
@@ -142,6 +142,38 @@ def test_mistakes_are_one_sentence(override: str, words: list[str]) -> None:
     assert len(str(error.value)) <= 300
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["train.resample.max_batches=2", "train.group=1"],
+            "train.group is 1, and one response alone cannot earn more than another; train.resample needs 2 and more",
+        ),
+        (
+            ["train.prompts=4", "train.updates=2", "hardware.ranks=2", "train.resample.multiplier=1.25"],
+            "train.resample.multiplier is 1.25; train.prompts x multiplier (5) must be a whole number and a multiple "
+            "of hardware.ranks (2)",
+        ),
+        (
+            ["train.steps=2", "rollout.lag=2"],
+            "rollout.lag is 2, but train.steps is 2, and no step comes 2 after the first; allowed: 0 to 1",
+        ),
+    ],
+)
+def test_what_is_refused_only_together(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        config.load("demo", overrides)
+    assert str(error.value) == sentence
+
+
+def test_candidates_are_counted_by_the_decimal_that_was_written() -> None:
+    resample = config.load("demo", ["train.prompts=100", "train.updates=1", "train.resample.multiplier=1.1"])
+    assert resample.train.resample is not None
+    assert 100 * 1.1 != 110
+    assert resample.train.resample.candidates(100) == 110
+    assert resample.train.resample.superset(100) == 1100
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

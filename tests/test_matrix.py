@@ -14,6 +14,14 @@ def cell(*overrides: str) -> Cell:
     return cells(config.load("smoke", overrides))[0]
 
 
+@pytest.mark.parametrize(
+    "override", ["train.resample={}", "train.resample.max_batches=2", "rollout.lag=1", "stop.entropy_below=0.02"]
+)
+def test_how_rollouts_come_to_be_and_when_a_cell_ends_belong_to_who_it_is(override: str) -> None:
+    keys = {cell().key, cell("train.resample.multiplier=2").key, cell(override).key}
+    assert len(keys) == 3
+
+
 def test_who_a_cell_is_depends_on_what_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "kind", lambda wanted: "cpu" if wanted == "auto" else wanted)
     cpu, float32, bfloat16 = cell(), cell("train.dtype=float32"), cell("train.dtype=bfloat16")
