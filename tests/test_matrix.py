@@ -51,7 +51,7 @@ def test_any_value_of_the_configuration_can_be_an_axis() -> None:
         for method in ("grpo", "clip_b")
     ]
     assert len({c.key for c in found}) == len({c.label for c in found}) == 16
-    assert found[3].label == "clip_b train.lr=0.001 correction.kind=truncated seed 0"
+    assert found[3].label == "clip_b train.lr=0.001, correction.kind=truncated seed 0"
     assert found[3].spec.config == found[3].settled
     alone = cells(config.load("smoke", ["train.lr=2e-3", "correction.kind=truncated", "seeds=[1]"]))
     assert [c.folder for c in alone] == [c.folder for c in found[14:]], "who a cell is does not depend on its company"
