@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness import config
@@ -29,3 +31,11 @@ def test_who_a_cell_is_depends_on_what_computes_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(devices, "kind", lambda wanted: "cuda" if wanted == "auto" else wanted)
     assert (cell().key, cell("hardware.device=cpu").key) == (cuda.key, cpu.key)
     assert cell().folder != cpu.folder
+
+
+def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:
+    one = cell("tracking.uri=http://me:secret@host", f"results={tmp_path}")
+    one.spec.write(one.folder)
+    assert one.config.tracking_uri == "http://me:secret@host"
+    assert one.spec.settings["tracking"] == {"uri": "http://me:***@host"}
+    assert "secret" not in (one.folder / "config.yaml").read_text()
