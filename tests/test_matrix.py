@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness import config
@@ -82,3 +84,11 @@ def test_an_axis_that_makes_no_sense_gets_one_sentence(axes: str, sentence: str)
         cells(config.load("smoke", [f"axes={axes}"]))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) <= 300
+
+
+def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:
+    one = cell("tracking.uri=http://me:secret@host", f"results={tmp_path}")
+    one.spec.write(one.folder)
+    assert one.config.tracking_uri == "http://me:secret@host"
+    assert one.spec.settings["tracking"] == {"uri": "http://me:***@host"}
+    assert "secret" not in (one.folder / "config.yaml").read_text()
