@@ -33,7 +33,6 @@ class ClipServo(Control):
     """
 
     source = "entrobench, after arXiv:2602.03392"
-    needs = frozenset({"sum_p2"})
 
     by: str = choice("clip_b", tuple(CLIPS))
     mode: str = choice("reference", ("reference", "paper"))
@@ -47,6 +46,10 @@ class ClipServo(Control):
         super().__post_init__()
         if not self.lowest <= self.start <= self.highest:
             raise UserError(f"start is {self.start}; allowed: from lowest ({self.lowest}) to highest ({self.highest})")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return CLIPS[self.by]().needs
 
     @cached_property
     def memory(self) -> dict[str, float]:
