@@ -39,10 +39,11 @@ class Matrix:
     def __repr__(self) -> str:
         return f"<matrix {self.config.name}: {len(self.cells)} cells in {self.config.folder}>"
 
-    def plan(self) -> Plan:
+    def plan(self) -> list[Plan]:
         """Prints cells by state, tokens, estimated time and memory, and what this machine lacks; runs nothing.
 
-        Returns the same as an object: `states`, `missing`, `measured` and `assumed` (seconds), `lacks` and others.
+        Returns the same as an object for each setting of `axes`: `states`, `missing`, `measured` and `assumed`
+        (seconds), `lacks` and others.
         """
         from harness.commands import plan
 
@@ -202,7 +203,7 @@ def load(config: str | Path, *overrides: str) -> Matrix:
     return Matrix(harness.config.load(str(config), overrides))
 
 
-def plan(config: str | Path, *overrides: str) -> Plan:
+def plan(config: str | Path, *overrides: str) -> list[Plan]:
     """Prints and returns what a matrix would cost; see Matrix.plan."""
     return load(config, *overrides).plan()
 

@@ -26,7 +26,7 @@ from harness.base.processes import python
 from harness.composition import Method, components
 from harness.config import Config
 from harness.record import made, state
-from harness.record.log import MetricsLog
+from harness.record.log import MetricsLog, collapse
 from harness.record.made import Made
 from harness.record.spec import CellSpec
 from harness.record.state import State
@@ -36,8 +36,9 @@ from harness.rollout.rendering import instructed, left_out
 from harness.rollout.together import led
 from harness.train import sources
 from harness.train.filter import Asker, pool
+from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy, check_vocabulary
-from harness.trainer import Parts, Trainer
+from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
 # As the source was when it was imported, once for all cells: what is edited after that does not run in them.
@@ -132,10 +133,14 @@ def unread(trainer: Trainer, spec: CellSpec) -> str | None:
 
 
 def check_complete(trainer: Trainer) -> None:
-    """Refuses to call a cell done that lacks a step, or an answer of its last evaluation."""
-    config = trainer.parts.config
-    steps = [line["step"] for line in MetricsLog(trainer.folder).read()]
-    expected = list(range(config.train.steps + 1))
+    """Refuses to call a cell done that lacks a step, or an answer of its last evaluation.
+
+    All steps are expected, or those up to the first one whose entropy was below stop.entropy_below, and no other.
+    """
+    config, lines = trainer.parts.config, MetricsLog(trainer.folder).read()
+    collapsed = collapse(lines, config.stop.entropy_below)
+    steps = [line["step"] for line in lines]
+    expected = list(range((config.train.steps if collapsed is None else collapsed) + 1))
     if steps != expected:
         raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {len(expected)} were expected")
     for task in trainer.parts.evaluation_tasks:
@@ -215,7 +220,7 @@ def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
         if save:
             trainer.parts.tokenizer.save_pretrained(folder / "model")
         check_complete(trainer)
-        diary.note(state="done")
+        diary.note(state="done", collapsed=trainer.collapsed)
 
 
 def divide(folder: Path, count: int) -> None:

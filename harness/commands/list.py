@@ -23,12 +23,12 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     rows: list[list[str]] = []
     if arguments.what == "methods":
-        for name, cls in baselines.table(arguments.plugin).items():
-            about = cls.about if isinstance(cls, Composition) else cls.__doc__
-            rows.append([name, first_line(about), cls.source])
+        for name, entry in baselines.table(arguments.plugin).items():
+            about = f"{entry.about} {entry.spec}" if isinstance(entry, Composition) else first_line(entry)
+            rows.append([name, about, entry.source])
     elif arguments.what == "tasks":
         for name, task in tasks.table(arguments.plugin).items():
-            rows.append([name, first_line(task.__doc__)])
+            rows.append([name, first_line(task)])
     elif arguments.what == "models":
         for name in models.names():
             rows.append([name, models.resolve(name).summary()])
@@ -41,5 +41,5 @@ def call(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def first_line(text: str | None) -> str:
-    return (text or "").strip().splitlines()[0]
+def first_line(thing: object) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]

@@ -126,7 +126,8 @@ class LiveView:
         if progress.state == "done":
             head = next((f"{v:.3f}" for k, v in progress.metrics.items() if k.endswith("/avg")), "?")
             entropy = progress.metrics.get("entropy/mean", float("nan"))
-            line = f"{cell.label}: Avg@K {head}, entropy {entropy:.3f}"
+            told = f", {progress.reason}" if progress.reason else ""
+            line = f"{cell.label}: Avg@K {head}, entropy {entropy:.3f}{told}"
             self.console.print(Text.assemble(("done    ", "green"), line))
         else:
             self.console.print(Text.assemble(("failed  ", "red"), f"{cell.label}: {progress.reason}"))

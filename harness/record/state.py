@@ -29,6 +29,7 @@ class State:
     durable_step: int = -1  # the last step that no interruption can undo; -1 before the first
     seconds: float = 0.0  # of work, over all lives of the cell
     device: str = ""
+    collapsed: int | None = None  # the step after which it ended, since the entropy was below stop.entropy_below
 
     @classmethod
     def read(cls, folder: Path) -> State:
@@ -45,6 +46,12 @@ class State:
     def write(self, folder: Path) -> None:
         assert self.state in STATES
         files.write_json(folder / FILE, dataclasses.asdict(self))
+
+    @property
+    def told(self) -> str | None:
+        """Returns all that people must know of the state beside its name."""
+        collapsed = None if self.collapsed is None else f"collapsed at step {self.collapsed}"
+        return "; ".join(filter(None, (collapsed, self.reason))) or None
 
     @property
     def ended(self) -> bool:
@@ -85,7 +92,7 @@ class Progress:
         if record is not None and sources is not None and (why := made.by_another_source(record.sources, sources)):
             return cls(OUTDATED, why)
         last = last_line(folder)
-        return cls(name, now.reason, last.get("step", 0), last.get("metrics", {}), now.seconds)
+        return cls(name, now.told, last.get("step", 0), last.get("metrics", {}), now.seconds)
 
 
 def free(folder: Path) -> bool:

@@ -46,6 +46,7 @@ def sync(folder: Path, uri: str) -> None:
             "status": state.state,
             "reason": state.reason or "",
             "device": state.device,
+            "collapsed": "" if state.collapsed is None else str(state.collapsed),
             "lines": str(max(sent, len(lines))),
         }
         tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
@@ -154,7 +155,7 @@ def send_params(client: MlflowClient, run_id: str, spec: CellSpec) -> None:
     from mlflow.entities import Param
 
     factors = {key: getattr(spec, key) for key in ("method", "task", "model", "seed")}
-    for part in ("train", "rollout", "correction", "eval"):
+    for part in ("train", "rollout", "correction", "eval", "stop"):
         factors |= {f"{part}.{key}": value for key, value in spec.settings[part].items()}
     client.log_batch(run_id, params=[Param(key, str(value)[:LONGEST_VALUE]) for key, value in factors.items()])
 

@@ -13,7 +13,7 @@ from places import REPOSITORY
 
 from harness.base import files, identities
 from harness.base.errors import UserError
-from harness.config import Config, Correction, Eval, RolloutConfig, Train
+from harness.config import Config, Correction, Eval, RolloutConfig, Stop, Train
 from harness.record import store, sync
 from harness.record.artifacts import Artifacts
 from harness.record.log import MetricsLog
@@ -131,7 +131,7 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         "eval.tasks": ("['" + "x" * 2000)[:500],
     }
     assert run.data.params.items() >= expected.items()
-    sections = (Train, RolloutConfig, Correction, Eval)
+    sections = (Train, RolloutConfig, Correction, Eval, Stop)
     assert len(run.data.params) == 4 + sum(len(dataclasses.fields(section)) for section in sections)
     own = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
     assert own == {
@@ -144,6 +144,7 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         "status": "done",
         "reason": "",
         "device": "cpu",
+        "collapsed": "",
         "lines": "3",
         "attempt": "a" * 32,
         "code.version": "0.1.0",
@@ -177,6 +178,15 @@ def test_sync_holds_back_steps_that_may_run_again(tmp_path: Path, mlflow_uri: st
     set_state(folder, "done", durable=4)
     sync.sync(folder, mlflow_uri)
     assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2, 3, 4)
+
+
+def test_a_cell_that_collapsed_says_so(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2)
+    State("done", durable_step=2, device="cpu", collapsed=2).write(folder)
+    sync.sync(folder, mlflow_uri)
+    (run,) = runs(mlflow_uri)
+    assert (run.data.tags["status"], run.data.tags["collapsed"]) == ("done", "2")
 
 
 def test_a_failed_cell_sends_all_and_its_resumption_sends_no_step_twice(tmp_path: Path, mlflow_uri: str) -> None:
