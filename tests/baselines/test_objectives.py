@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import statistics
 
@@ -11,12 +12,12 @@ import objective_loops as brute
 import pytest
 import torch
 from objective_loops import Loops
-from ragged import Case, case, stats_of
+from ragged import Case, batch_of, case, stats_of
 
 import baselines
 from harness import config
 from harness.base.errors import UserError
-from harness.batch import TokenStats
+from harness.batch import Rollout, TokenStats
 from harness.composition import Method
 from harness.matrix import cells
 from harness.method import Objective, View
@@ -230,6 +231,13 @@ def test_groups_without_signal_have_no_advantage() -> None:
         assert (advantages_T[first:] != 0).any(), spec
 
 
+@pytest.mark.parametrize("zero_tail", [True, False])
+def test_the_token_baseline_of_every_group(zero_tail: bool) -> None:
+    c = rewarded("any", seed=3)
+    found_T = method(f"otb(zero_tail={str(zero_tail).lower()})").objective.advantages(c.old, c.batch)
+    assert found_T.tolist() == pytest.approx(brute.optimal_token_baseline(c, zero_tail), rel=1e-9, abs=1e-9)
+
+
 def test_the_token_baseline_takes_the_share_that_is_not_random_away() -> None:
     """Where all rewards are the same the baseline is that reward, wherever two responses reach."""
     c = case(3)
@@ -355,6 +363,14 @@ def test_the_search_for_bapo_s_bounds_ends_where_the_authors_steps_do(what: str)
     assert inside or what != "the upper bound opens"
 
 
+def test_without_any_signal_bapo_s_bounds_stay() -> None:
+    c = crowded()
+    c.batch = dataclasses.replace(c.batch, rewards_B=torch.zeros_like(c.batch.rewards_B))
+    m = method("bapo")
+    signal = m.for_step(c.current().detach(), m.signal(c.old, c.batch, [c.batch]), c.batch)
+    assert {name: x.item() for name, x in signal.marks["bapo"].items()} == {"low": 0.6, "high": 1.2}
+
+
 def test_without_a_step_bapo_has_the_bounds_of_its_start() -> None:
     c = crowded()
     expected = method("grpo(clip_low=0.4, clip_high=0.2)")
@@ -449,6 +465,49 @@ def test_extreme_ratios_give_finite_losses_and_gradients(spec: str) -> None:
     assert logp_T.grad is not None
     assert torch.isfinite(logp_T.grad).all()
     assert (logp_T.grad != 0).any()
+
+
+# spec -> the same as loops, responses by their tokens' log p and log p before, and the signs of their advantages
+FAR: dict[str, tuple[brute.Surrogate, list[tuple[list[float], list[float]]], str]] = {
+    "gspo": (brute.gspo(3e-4, 4e-4), [([-1, -2], [-13, -13]), ([-1, -2], [-10, -10]), ([-9, -9], [-1, -1])], "---"),
+    "vespo": (
+        brute.vespo((2, 3), (3, 2)),
+        [([-1, -31], [-26, -1]), ([-1, -2.5], [-1, -2]), ([-21, -25], [-1, -1]), ([-40, -12], [-1, -31])],
+        "+-+-",
+    ),
+    "vespo(k_positive=0.05, lambda_positive=0, k_negative=0.05, lambda_negative=0)": (
+        brute.vespo((0.05, 0), (0.05, 0)),
+        [([-1, -31], [-26, -1]), ([-31, -32], [-1, -2]), ([-1, -1], [-17, -19])],
+        "+--",
+    ),
+    "dppo(measure=kl, delta=1.3)": (
+        brute.dppo("kl", 1.3, 1e4),
+        [([-1e-9, -1e-7], [math.log(0.9)] * 2), ([-1e-9, -1e-4], [math.log(0.9)] * 2)],
+        "+-",
+    ),
+    "dppo": (brute.dppo("tv", 0.15, 1e4), [([-1, -2], [-30, -30]), ([-1, -0.01], [-1.1, -30])], "--"),
+}
+
+
+@pytest.mark.parametrize("spec", FAR)
+def test_far_from_the_old_policy_the_surrogate_is_that_of_the_formula(spec: str) -> None:
+    surrogate, pairs, signs = FAR[spec]
+    groups = [[Rollout([0], [0] * len(now), [0.0] * len(now), True) for now, _ in pairs]]
+    batch = batch_of(groups, [0.0] * len(pairs))
+    a = [1.0 if sign == "+" else -1.0 for sign in signs]
+    a_T = torch.tensor(a, dtype=torch.float64)[batch.sequence_T]
+    now_T, old_T = (torch.tensor([x for pair in pairs for x in pair[i]], dtype=torch.float64) for i in range(2))
+    now_T.requires_grad_()
+    values_T = method(spec).objective.surrogate(View(TokenStats(now_T), TokenStats(old_T), a_T, {}, batch))
+    slopes_T = torch.autograd.grad(values_T.sum(), now_T)[0]
+    values, slopes = [], []
+    for (now, old), sign in zip(pairs, a, strict=True):
+        response = brute.Response(list(now), list(old), [sign] * len(now), [])
+        found = surrogate(response, [1.0] * len(now))
+        values += found[0]
+        slopes += found[1]
+    assert values_T.tolist() == pytest.approx(values, rel=1e-9)
+    assert slopes_T.tolist() == pytest.approx(slopes, rel=1e-9)
 
 
 @pytest.mark.parametrize("spec", OBJECTIVES)
