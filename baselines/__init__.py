@@ -12,23 +12,42 @@ from baselines.bapo import Bapo
 from baselines.ce_gppo import CeGppo
 from baselines.cispo import Cispo
 from baselines.clip_b import ClipB
+from baselines.clip_predict import ClipPredict
+from baselines.clip_servo import ClipServo
 from baselines.clip_v import ClipV
+from baselines.covariance import ClipCov, KlCov
 from baselines.dcpo import Dcpo
 from baselines.dppo import Dppo
+from baselines.entrocraft import Entrocraft
+from baselines.entropic import Entropic
+from baselines.entropy_advantage import EntropyAdvantage
 from baselines.entropy_bonus import EntropyBonus
+from baselines.erc import Erc
 from baselines.gmpo import Gmpo
 from baselines.grpo import Grpo
 from baselines.gspo import Gspo
 from baselines.lite_ppo import LitePpo
+from baselines.low_prob import LowProb
 from baselines.maxrl import MaxRl
+from baselines.opefo import Opefo
 from baselines.otb import Otb
 from baselines.overlong import Overlong
 from baselines.passk import PassK
 from baselines.ppo import Ppo
 from baselines.qae import Qae
+from baselines.quadrant import Quadrant
+from baselines.random_reward import RandomReward
 from baselines.reinforce_pp import ReinforcePp
+from baselines.repo_r import RepoR
 from baselines.rloo import Rloo
 from baselines.sapo import Sapo
+from baselines.sequence_mask import SequenceMask
+from baselines.siren import Siren
+from baselines.stare import Stare
+from baselines.steer import Steer
+from baselines.top_entropy import TopEntropy
+from baselines.ucpo import Ucpo
+from baselines.unlikeliness import Unlikeliness
 from baselines.vespo import Vespo
 from baselines.w_reinforce import WReinforce, WReinforcePpo
 from harness.base.errors import UserError
@@ -84,6 +103,26 @@ METHODS: dict[str, type[Component] | Composition] = {
     "entropy_bonus": EntropyBonus,
     "adaptive_entropy": AdaptiveEntropy,
     "overlong": Overlong,
+    "clip_cov": ClipCov,
+    "kl_cov": KlCov,
+    "top_entropy": TopEntropy,
+    "low_prob": LowProb,
+    "entropy_advantage": EntropyAdvantage,
+    "unlikeliness": Unlikeliness,
+    "ucpo": Ucpo,
+    "erc": Erc,
+    "steer": Steer,
+    "stare": Stare,
+    "opefo": Opefo,
+    "siren": Siren,
+    "entropic": Entropic,
+    "entrocraft": Entrocraft,
+    "repo_r": RepoR,
+    "sequence_mask": SequenceMask,
+    "quadrant": Quadrant,
+    "random_reward": RandomReward,
+    "clip_servo": ClipServo,
+    "clip_predict": ClipPredict,
 }
 
 

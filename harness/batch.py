@@ -262,6 +262,10 @@ class TokenBatch:
         values_T = ranks.gather(x_T)
         return values_T.topk(k).values[-1] if 0 < k <= len(values_T) else x_T.new_tensor(float("-inf"))
 
+    def global_sorted(self, x_T: Tensor) -> Tensor:
+        """Returns the values of all ranks, the largest first; every rank must come to it."""
+        return ranks.gather(x_T).sort(descending=True).values
+
     def global_order(self, x_T: Tensor) -> Tensor:
         """Returns the place of each token among those of all ranks, 0 for the largest; of equal values the one of the
         earlier response, and in it of the earlier token, comes first. Every rank must come to it."""

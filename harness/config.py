@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import itertools
 import operator
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, floor
 from pathlib import Path
-from typing import Any, ClassVar, cast, get_type_hints
+from typing import Any, ClassVar, cast, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -186,7 +187,7 @@ class Hardware:
 
 @dataclass
 class Tracking:
-    uri: str | None = None  # null: SQLite beside the results
+    uri: str | None = None  # null: MLFLOW_TRACKING_URI, or else SQLite beside the results
 
 
 @dataclass
@@ -225,7 +226,11 @@ class Config:
 
     @property
     def tracking_uri(self) -> str:
-        return self.tracking.uri or f"sqlite:///{Path(self.results) / 'mlflow.db'}"
+        return (
+            self.tracking.uri
+            or os.environ.get("MLFLOW_TRACKING_URI")
+            or f"sqlite:///{Path(self.results) / 'mlflow.db'}"
+        )
 
 
 BY_TASK = ("problems", "samples", "k", "temperature")  # what an evaluation task may have of its own
@@ -270,6 +275,8 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
     config: Config = typed(Config(), cast(dict[str, Any], given), "")
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
+    settings = variants(config)
+    config.axes = {key: list(dict.fromkeys(each.setting[key] for each in settings)) for key in config.axes}
     validate(config)
     return config
 
@@ -279,9 +286,20 @@ def override(written: str) -> DictConfig:
     if not (key and equals):
         raise UserError(f"{short(written)!r} is not an override; write key=value, for example train.steps=10")
     try:
-        return OmegaConf.from_dotlist([written])
+        given = OmegaConf.from_dotlist([written])
     except Exception as error:
         raise UserError(f"the override {short(written)!r} cannot be read: {first_line(error)}") from error
+    if is_list(key) and isinstance(value := OmegaConf.select(given, key), str | int | float) and value != "":
+        OmegaConf.update(given, key, [value])  # seeds=0 is seeds=[0]
+    return given
+
+
+def is_list(key: str) -> bool:
+    """Returns whether a key such as eval.tasks stands for a list."""
+    hint: Any = Config
+    for name in key.split("."):
+        hint = get_type_hints(schema).get(name) if (schema := section(hint)) else None
+    return get_origin(hint) is list
 
 
 def first_line(error: Exception) -> str:
@@ -310,8 +328,8 @@ def validate(config: Config) -> None:
         validate_resample(train.resample, config)
     if config.rollout.lag >= train.steps:
         raise UserError(
-            f"rollout.lag is {config.rollout.lag}, and no policy of train.steps={train.steps} would learn from what it "
-            f"samples; allowed: 0 to {train.steps - 1}"
+            f"rollout.lag is {config.rollout.lag}, but train.steps is {train.steps}, and no step comes "
+            f"{config.rollout.lag} after the first; allowed: 0 to {train.steps - 1}"
         )
     if config.correction.low and config.correction.kind != "masked":
         raise UserError(
@@ -321,6 +339,11 @@ def validate(config: Config) -> None:
     validate_evaluation(evaluation, "eval.")
     for task in evaluation.by_task:
         validate_evaluation(evaluation.of(task), f"eval.by_task.{task}.")
+
+
+def told(setting: Mapping[str, Any]) -> str:
+    """Returns the values of axes as people read them."""
+    return ", ".join(f"{key}={value}" for key, value in setting.items())
 
 
 def flat(given: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:

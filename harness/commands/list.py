@@ -24,11 +24,12 @@ def call(arguments: argparse.Namespace) -> int:
     rows: list[list[str]] = []
     if arguments.what == "methods":
         for name, entry in baselines.table(arguments.plugin).items():
-            about = f"{entry.about} {entry.spec}" if isinstance(entry, Composition) else first_line(entry)
-            rows.append([name, about, entry.source])
+            about = entry.about if isinstance(entry, Composition) else entry.__doc__
+            made_of = f" {entry.spec}" if isinstance(entry, Composition) else ""
+            rows.append([name, first_line(about) + made_of, entry.source])
     elif arguments.what == "tasks":
         for name, task in tasks.table(arguments.plugin).items():
-            rows.append([name, first_line(task)])
+            rows.append([name, first_line(task.__doc__)])
     elif arguments.what == "models":
         for name in models.names():
             rows.append([name, models.resolve(name).summary()])
@@ -41,5 +42,5 @@ def call(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def first_line(thing: object) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0]
+def first_line(text: str | None) -> str:
+    return (text or "").strip().splitlines()[0]

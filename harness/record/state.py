@@ -88,9 +88,12 @@ class Progress:
         if now.state == "planned":
             return cls("planned")
         name = STALE if now.state == "running" and free(folder) else now.state
-        record = None if sources is None or name == "running" else Made.read(folder)
-        if record is not None and sources is not None and (why := made.by_another_source(record.sources, sources)):
-            return cls(OUTDATED, why)
+        if sources is not None and name != "running":
+            record = Made.read(folder)
+            if record is not None or name == "done":  # before its first attempt began, a cell may only have failed
+                why = made.by_another_source(record.sources if record else None, sources)
+                if why is not None:
+                    return cls(OUTDATED, why)
         last = last_line(folder)
         return cls(name, now.told, last.get("step", 0), last.get("metrics", {}), now.seconds)
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from harness.base import files
-from harness.report import figures, render, sentences
+from harness.base.errors import without_password
+from harness.report import columns, figures, render, sentences
 from harness.report.figures import Figure
 from harness.report.leaderboard import Row
 from harness.report.story import ANSWERS, QUESTIONS, Story, Told
@@ -62,13 +63,13 @@ def write_pictures(story: Story, folder: Path) -> None:
     """Writes the two curves that documents show, as SVG: Pass@k and the entropy over steps."""
     from harness.report.plots import plot
 
-    styles, models = figures.styles_of(story), len({cell.model for cell in story.cells}) > 1
+    styles, several = figures.styles_of(story), len({cell.where for cell in story.cells}) > 1
     for board in story.boards:
         passed: dict[str, Series] = {
             method: gathered([{s: e.score(board.k) for s, e in c.evaluations[board.task].items()} for c in cells])
             for method, cells in figures.by_method(board.cells, styles).items()
         }
-        label = f"{board.rows[0].task}{f'-{board.rows[0].model}' * models}"
+        label = f"{board.rows[0].task}{f'-{board.rows[0].where}' * several}"
         title = f"Pass@{board.k} on {label}, {story.settings['eval']['split']} problems"
         files.write_text(folder / f"pass_at_{board.k}-{slug(label)}.svg", plot(passed, title, f"Pass@{board.k}"))
     for training in story.trainings:
@@ -76,7 +77,7 @@ def write_pictures(story: Story, folder: Path) -> None:
             method: gathered([cell.curves["entropy/mean"] for cell in cells])
             for method, cells in figures.by_method(training.cells, styles).items()
         }
-        label = f"{training.cells[0].task}{f'-{training.cells[0].model}' * models}"
+        label = f"{training.cells[0].task}{f'-{training.cells[0].where}' * several}"
         svg = plot(entropy, f"Entropy while training on {label}", "nats a token", "log")
         files.write_text(folder / f"entropy-{slug(label)}.svg", svg)
 
@@ -116,7 +117,7 @@ def render_page(story: Story) -> str:
         unfinished=[cell for cell in story.cells if cell.state != "done"],
         components={method: components(story.cells, method) for method in story.methods},
         differences=differences(story.cells),
-        settings=yaml.safe_dump(story.settings, sort_keys=False, allow_unicode=True),
+        settings=without_password(yaml.safe_dump(story.settings, sort_keys=False, allow_unicode=True)),
         origin=origin(story.cells),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version("entrobench"),
@@ -179,12 +180,12 @@ def sections_of(story: Story) -> list[Section]:
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[TableCell]]]:
     """Returns the header and the lines of the table of one board."""
-    header, *lines = render.cells_of(rows)
+    header, *lines = columns.cells_of(rows)
     return header, [[table_cell(text) for text in line] for line in lines]
 
 
 def table_cell(text: str) -> TableCell:
-    mark = text[-1] if text.endswith((render.BETTER, render.WORSE)) else ""
+    mark = text[-1] if text.endswith((columns.BETTER, columns.WORSE)) else ""
     found = LEADING_NUMBER.match(text)
     value = 0.0 if text == "baseline" else float(found.group()) if found else None
     return TableCell(text.removesuffix(mark).strip(), mark, value)
@@ -208,7 +209,7 @@ def differences(cells: Sequence[Told]) -> list[tuple[str, list[tuple[str, str]]]
     """Returns the settings, apart from the axes of the matrix, in which cells differ: each value, and who has it."""
     axes = ("method", "task", "evaluation_tasks", "model", "seed")
     flat = {
-        f"{cell.method} on {cell.task}, {cell.model}, seed {cell.seed}": dict(
+        f"{cell.method} on {cell.task}, {cell.where}, seed {cell.seed}": dict(
             leaves({key: value for key, value in cell.identity.items() if key not in axes})
         )
         for cell in cells

@@ -13,9 +13,8 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -23,11 +22,11 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
+from baselines.quadrant import QUADRANTS
 from harness.base import files
 from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
 from harness.config import Config
-from harness.method import Control
 from harness.report.plots import Series, plot
 from harness.study.explain import PLAIN, batch_of, build
 from harness.tokens import dynamics
@@ -40,7 +39,6 @@ from harness.verify.pool import Verifier
 
 Rows = list[dict[str, Any]]
 
-QUADRANTS = ("positive_above", "positive_below", "negative_above", "negative_below")
 ALPHAS = (1e-3, 1e-2, 1e-1, 0.3, 1.0)
 RATES = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 OTHER_TEMPERATURE = 1.5  # of a sampler that is not the policy
@@ -49,24 +47,9 @@ VOCABULARIES = (2**10, 2**12, 2**14, 2**16, 152_064)
 DENSE = 2**14  # the largest vocabulary whose probabilities are held for a batch
 
 
-@dataclass(frozen=True)
-class Quadrant(Control):
-    """Learns from the tokens of one quadrant alone, by the signs of A and of S*."""
-
-    source: ClassVar[str] = "arXiv:2602.03392"
-    keep: str = QUADRANTS[0]
-
-    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        return dynamics.quadrants(advantages_T, old.discriminator)[self.keep]
-
-
-METHODS = {"quadrant": Quadrant}
-
-
 def measure(config: Config, steps: int) -> dict[str, Rows]:
     if steps < 1:
         raise UserError(f"--steps is {steps}; allowed: 1 and more")
-    config = dataclasses.replace(config, plugins=[*config.plugins, "harness.study.theory"])
     with tempfile.TemporaryDirectory() as folder, Verifier.of(config.verify) as verifier:
         entropies = masks(config, steps, folder, verifier)
         trainer = build(config, PLAIN, folder, verifier)
@@ -85,7 +68,7 @@ def masks(config: Config, steps: int, folder: str, verifier: Verifier) -> Rows:
     rows: Rows = []
     for seed in config.seeds:
         for keep in ("all", *QUADRANTS):
-            spec = PLAIN if keep == "all" else f"{PLAIN}+quadrant(keep={keep})"
+            spec = PLAIN if keep == "all" else f"{PLAIN}+quadrant(keep=[{keep}], by=s_star)"
             trainer = build(dataclasses.replace(config, seeds=[seed]), spec, folder, verifier)
             for step in range(1, steps + 1):
                 entropy = trainer.train_step(step, Stopwatch())["entropy/mean"]

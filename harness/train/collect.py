@@ -7,8 +7,8 @@
     keep train.prompts groups, and share them out evenly over mini-batches and ranks
     train on them rollout.lag steps later
 
-Nothing of it depends on what ran before or on the number of ranks: every response has a seed of its own, derived from
-the seed of the cell, the step that trains on it, and its place in that step's superset.
+Who is asked depends neither on what ran before nor on the number of ranks, and every response has a seed of its own:
+from the seed of the cell, the step that trains on it, and its place in that step's superset. So methods are paired.
 """
 
 from __future__ import annotations
@@ -98,10 +98,8 @@ class Collector:
         self.generated = 0  # tokens, for all steps that were trained so far
 
     def collect(self, step: int, watch: Stopwatch) -> Collected:
-        """Returns what a step trains on; before that the present policy samples for the step `rollout.lag` ahead.
-
-        Before the first step it samples for all steps up to that one.
-        """
+        """Returns what a step trains on; before that the present policy samples for the step `rollout.lag` ahead, and
+        before the first step for all others up to that one."""
         ahead = min(step + self.config.rollout.lag, self.config.train.steps)
         for due in range(step, max(step, ahead) + 1):
             if due not in self.in_flight:

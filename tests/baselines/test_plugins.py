@@ -97,9 +97,9 @@ def test_the_example_of_the_documentation(write: Callable[[str, str], str]) -> N
     entropies = [loops.entropy(loops.softmax(logits)) for logits in c.old_logits_TV.tolist()]
     kept = sorted(entropies, reverse=True)[: round(0.3 * len(entropies))]
     oracle = Oracle(advantages, keep=[h >= kept[-1] for h in entropies])
-    check(Method.of("ppo+top_entropy(share=0.3)", table), c, oracle)
+    check(Method.of("ppo+least_sure(share=0.3)", table), c, oracle)
     with pytest.raises(UserError, match=r"share is 3\.0; allowed: 0 to 1"):
-        Method.of("top_entropy(share=3)", table)
+        Method.of("least_sure(share=3)", table)
 
 
 CARELESS = """

@@ -27,7 +27,7 @@ from harness.base import files
 from harness.base.errors import UserError
 from harness.base.shape import Shape, of_config
 from harness.base.units import GIB
-from harness.config import Config
+from harness.config import Config, Resample
 from harness.data import cache
 from harness.plan import cost, lacks, show
 from harness.plan import estimate as plan
@@ -462,6 +462,10 @@ def test_time_by_hand() -> None:
     )
     whole = 10 * (decoding(8) + 320 * 8 * P / 1e6) + 4 * decoding(15)
     assert cost.seconds(TINY, small(), NOTHING, 2, speed, EMBEDDED) == pytest.approx(whole)
+    drawn = small(train={"resample": Resample(multiplier=1.5, max_batches=3)})
+    assert cost.drawn(drawn) == (Asked(6, 2), 3)
+    more = 10 * (3 * decoding(12) - decoding(8))
+    assert cost.seconds(TINY, drawn, NOTHING, 2, speed, EMBEDDED) == pytest.approx(whole + more)
 
 
 def test_time_of_ranks_by_hand() -> None:

@@ -101,6 +101,7 @@ def test_others() -> None:
     assert made.others({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) == []
     assert made.others({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "d": "3"}) == ["b", "c", "d"]
     assert made.by_another_source({"a": "1"}, {"a": "1"}) is None
+    assert made.by_another_source(None, {}) == "made by a source that nobody noted"
     assert made.by_another_source({"a": "1", "b": "1"}, {"a": "2", "b": "3"}) == "made by another source: a, b"
 
 

@@ -51,9 +51,9 @@ def test_the_derivative_is_that_of_the_entropy_that_is_measured(trainer: Trainer
 
 
 def test_a_quadrant_is_trained_on_alone() -> None:
-    settings = config.load("demo", [*SMALL, "plugins=[harness.study.theory]"])
+    settings = config.load("demo", SMALL)
     for keep in theory.QUADRANTS:
-        trained = build(settings, f"grpo+quadrant(keep={keep})", "unused", Verifier())
+        trained = build(settings, f"grpo+quadrant(keep=[{keep}], by=s_star)", "unused", Verifier())
         batch = batch_of(trained, 1)
         old = trained.stats_before(batch)
         signal = trained.method.signal(old, batch, [batch])

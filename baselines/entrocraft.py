@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.base.errors import UserError
+from harness.base.schema import numbers
+from harness.method import Control
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class Entrocraft(Control):
+    """Keeps the entropy within a band that moves over the run, by leaving out one sign of advantage outside of it.
+
+    lower and upper go linearly from their first number to their second over the run. Where the mean entropy of the
+    rollout batch is above upper, tokens with A < 0 are dropped; where it is below lower, those with A > 0; else none.
+
+    Whether the authors' denominator counts dropped tokens is not known here: it does, unless reference_denominator.
+    """
+
+    source = "arXiv:2604.26326"
+
+    lower: list[float] = numbers([0.6, 0.4], length=2, least=0)
+    upper: list[float] = numbers([0.7, 0.5], length=2, least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(low > high for low, high in zip(self.lower, self.upper, strict=True)):
+            raise UserError(f"lower is {self.lower}; allowed: at most upper ({self.upper}), first and last")
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
+        assert old.entropy is not None
+        entropy = batch.global_mean(old.entropy)
+        lower, upper = (first + batch.progress * (last - first) for first, last in (self.lower, self.upper))
+        if entropy > upper:
+            return advantages_T >= 0
+        return advantages_T <= 0 if entropy < lower else 1.0

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from harness.base.schema import number
+from harness.method import Control
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class Entropic(Control):
+    """Steers the entropy to a target by weighing positive against negative tokens, with a PI controller.
+
+    e_k = H_k - target, H_k the mean entropy of rollout batch k before its update, and
+    alpha_k = k_p e_k + k_i sum_{j<=k} e_j, within -1 to 1: tokens with A > 0 weigh 1 + alpha, those with A < 0
+    weigh 1 - alpha.
+
+    The sign and the gains are those of a re-implementation; the authors' gains are not known here. Without the bounds
+    a weight could be negative.
+    """
+
+    source = "arXiv:2511.15248"
+
+    target: float = number(0.3, least=0)
+    k_p: float = number(1.0, least=0)
+    k_i: float = number(0.01, least=0)
+
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        return {"integral": 0.0}
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        assert old.entropy is not None
+        error = batch.global_mean(old.entropy) - self.target
+        alpha = (self.k_p * error + self.k_i * (self.memory["integral"] + error)).clamp(-1, 1)
+        return 1 + alpha * advantages_T.sign()
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        self.memory["integral"] += metrics["entropy/mean"] - self.target
+
+    def state(self) -> dict[str, float]:
+        return dict(self.memory)
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        self.memory.update(state)

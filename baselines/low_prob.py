@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.base.schema import number
+from harness.method import Control
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class LowProb(Control):
+    """Weighs the advantage of improbable tokens down: advantage reweighting, AR.
+
+    A'_t = (alpha p_old + 1 - alpha) A_t. The mean step gets smaller with it; it is meant to protect the many probable
+    tokens from the large gradients of the few improbable ones, and lowers the entropy.
+    """
+
+    source = "arXiv:2505.12929"
+
+    alpha: float = number(0.2, least=0, most=1)
+
+    def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
+        return (self.alpha * old.logp.exp() + 1 - self.alpha) * advantages_T

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from harness.base.errors import one_of
+from harness.base.schema import choice
+from harness.method import Control
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+QUADRANTS = ("positive_above", "positive_below", "negative_above", "negative_below")
+
+
+@dataclass(frozen=True)
+class Quadrant(Control):
+    """Learns from the tokens of chosen quadrants alone, by the signs of A and of an entropy discriminator.
+
+    positive and negative are the sign of A, above and below that of S* - N (by=deviation) or of S* (by=s_star); a token
+    where either is 0 is in no quadrant. positive_above and negative_below lower the entropy, the other two raise it.
+    """
+
+    source = "arXiv:2602.03392"
+    needs = frozenset({"sum_p2"})
+
+    keep: list[str] = field(default_factory=lambda: ["positive_below", "negative_above"])
+    by: str = choice("deviation", ("deviation", "s_star"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.keep:
+            one_of("a name in keep", name, QUADRANTS)
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        signal_T = old.discriminator if self.by == "s_star" else old.discriminator - old.expected_discriminator
+        kept_T = advantages_T != advantages_T
+        for name in self.keep:
+            sign, side = name.split("_")
+            of_sign_T = advantages_T > 0 if sign == "positive" else advantages_T < 0
+            kept_T = kept_T | (of_sign_T & (signal_T > 0 if side == "above" else signal_T < 0))
+        return kept_T

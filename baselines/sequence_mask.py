@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.base.schema import number
+from harness.method import Control, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SequenceMask(Control):
+    """Drops a negative response that has become much less likely since before the update.
+
+    Response i has no gradient where its mean A < 0 and mean_t (log p_old - log p) > delta, looked at afresh in each
+    update. Its tokens stay in the denominator. At one update per rollout batch nothing is dropped.
+    """
+
+    source = "arXiv:2512.02556"
+    by_response = True
+
+    delta: float = number(0.5, least=0)
+
+    def gate(self, view: View) -> Tensor:
+        batch = view.batch
+        fall_B = batch.per_sequence((view.old.logp - view.current.logp).detach()) / batch.lengths_B
+        negative_B = batch.per_sequence(view.advantages_T) < 0
+        return ~(negative_B & (fall_B > self.delta))[batch.sequence_T]

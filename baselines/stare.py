@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import TYPE_CHECKING
+
+from harness.base.errors import UserError
+from harness.base.schema import choice, number
+from harness.method import Control
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class Stare(Control):
+    """Weighs surprising tokens up where they were right, and down where they were wrong, while entropy is too low.
+
+    L+ = the share of the tokens with A > 0 that has the largest -log p, L- likewise for A < 0. While the mean entropy
+    of the rollout batch is below the target, w = positive on L+ (variant o1) and also negative on L- (variant c2);
+    otherwise, and on all other tokens, w = 1. With step > 0 both follow the entropy after each step:
+    positive += step sign(target - H), within 1 to most, and negative -= step sign(target - H), within least to 1.
+    """
+
+    source = "arXiv:2606.19236"
+
+    variant: str = choice("o1", ("o1", "c2"))
+    share: float = number(0.1, least=0, most=1)
+    positive: float = number(1.1, least=1)
+    negative: float = number(0.9, least=0, most=1)
+    target: float = number(0.3, least=0)
+    step: float = number(0.0, least=0)
+    most: float = number(1.5, least=1)
+    least: float = number(0.5, least=0, most=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant == "o1" and self.negative != type(self).negative:
+            raise UserError(f"negative is {self.negative}; allowed: only with variant=c2")
+        if self.positive > self.most:
+            raise UserError(f"positive is {self.positive}; allowed: 1 to most ({self.most})")
+        if self.negative < self.least:
+            raise UserError(f"negative is {self.negative}; allowed: least ({self.least}) to 1")
+
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        return {"positive": self.positive, "negative": self.negative}
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
+        assert old.entropy is not None
+        if batch.global_mean(old.entropy) >= self.target:
+            return 1.0
+        weights_T = old.logp.new_ones(old.logp.shape)
+        for side_T, name in ((advantages_T > 0, "positive"), (advantages_T < 0, "negative")):
+            if name == "positive" or self.variant == "c2":
+                chosen = round(self.share * batch.global_count(side_T))
+                surprise_T = (-old.logp).masked_fill(~side_T, -inf)
+                weights_T = weights_T.masked_fill(batch.global_order(surprise_T) < chosen, self.memory[name])
+        return weights_T
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        entropy, memory = metrics["entropy/mean"], self.memory
+        move = self.step * ((entropy < self.target) - (entropy > self.target))
+        memory["positive"] = min(max(memory["positive"] + move, 1.0), self.most)
+        memory["negative"] = min(max(memory["negative"] - move, self.least), 1.0)
+
+    def state(self) -> dict[str, float]:
+        return dict(self.memory)
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        self.memory.update(state)

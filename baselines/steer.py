@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+from typing import TYPE_CHECKING
+
+from harness.base.errors import UserError
+from harness.base.schema import choice, number
+from harness.method import Control, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class Steer(Control):
+    """Weighs tokens down by how much their update is predicted to move the entropy.
+
+    Omega_t = (A / p_old) p (1 - p) (log p + H), of the present policy, without gradient.
+    mode linear: w = highest - (|Omega| - min) / (max - min) (highest - lowest), within lowest to highest.
+    mode exponential: w = lowest^(|Omega| / max(max, 0.02)), within lowest to 1.
+
+    min and max are those of |Omega| over the rollout batch on all ranks before the update; in the authors' code they
+    are the micro-batch's, at each update.
+    """
+
+    source = "arXiv:2510.10150"
+    needs = frozenset({"entropy_now"})
+
+    mode: str = choice("linear", ("linear", "exponential"))
+    lowest: float = number(0.8, above=0, most=1)
+    highest: float = number(1.2, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode == "exponential" and self.highest != type(self).highest:
+            raise UserError(f"highest is {self.highest}; allowed: only with mode=linear")
+
+    def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
+        size_T = omega(old, old, advantages_T).abs()
+        return {"least": -batch.global_kth_largest(-size_T, 1), "most": batch.global_kth_largest(size_T, 1)}
+
+    def gate(self, view: View) -> Tensor:
+        size_T, most = omega(view.current, view.old, view.advantages_T).abs(), view.marks["most"]
+        if self.mode == "exponential":
+            return (log(self.lowest) * size_T / most.clamp(min=0.02)).exp().clamp(min=self.lowest)
+        part_T = (size_T - view.marks["least"]) / (most - view.marks["least"]).clamp(min=1e-12)
+        return self.highest - part_T.clamp(0, 1) * (self.highest - self.lowest)
+
+
+def omega(current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
+    """Returns the change of entropy that is predicted for one step on each token, up to its sign."""
+    assert current.entropy is not None
+    logp_T = current.logp.detach()
+    return advantages_T * (logp_T - old.logp).exp() * (1 - logp_T.exp()) * (logp_T + current.entropy)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from harness.base.schema import number
+from harness.method import Control
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class Ucpo(Control):
+    """Moves advantage among the right responses of a group towards the less likely ones.
+
+    q = softmax over the m right responses to a prompt of the mean of log p over their tokens, at least 1e-6, and
+    A'_i = A_i m ((1 - tau) / m + tau (1/q_i) / sum_j 1/q_j) for the right ones. Their mean factor is 1.
+
+    In the authors' code a response is right where its shaped reward is positive; here where it was verified.
+    """
+
+    source = "arXiv:2605.00365"
+    min_group = 2
+
+    tau: float = number(0.2, least=0, most=1)
+
+    def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
+        right_PG = batch.grouped(batch.right_B)
+        likely_PG = batch.grouped(batch.per_sequence(old.logp) / batch.lengths_B)
+        q_PG = likely_PG.masked_fill(~right_PG, -inf).softmax(1).clamp(min=1e-6)
+        rare_PG = (1 / q_PG).where(right_PG, 0)
+        rare_PG = rare_PG / rare_PG.sum(1, keepdim=True)
+        factor_PG = (1 - self.tau + self.tau * rare_PG * right_PG.sum(1, keepdim=True)).where(right_PG, 1)
+        return advantages_T * factor_PG.flatten()[batch.sequence_T]

@@ -1,0 +1,584 @@
+"""Compares every control's loss and gradient with loops written from the formulas (control_loops.py), in float64; and
+follows those with a memory step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import control_loops as told
+import loops
+import pytest
+import torch
+import torch.distributed as dist
+from loops import Oracle
+from ragged import Case, case
+from torch.multiprocessing import spawn
+
+import baselines
+from harness.base.errors import UserError
+from harness.composition import Method
+
+TABLE = baselines.table()
+RTOL, ATOL = 1e-9, 1e-12
+
+
+def method(spec: str) -> Method:
+    return Method.of(spec, TABLE)
+
+
+def grpo(c: Case, rewards: Sequence[float] | None = None) -> list[float]:
+    if rewards is None:
+        return loops.group_advantages(c)
+    changed = dataclasses.replace(c.batch, rewards_B=torch.tensor(rewards, dtype=torch.float64))
+    return loops.group_advantages(dataclasses.replace(c, batch=changed))
+
+
+def kept(c: Case, keep: Callable[[list[float]], Sequence[float]], counted: bool = False) -> Oracle:
+    """Returns the loops of GRPO with weights that are made of its advantages."""
+    weights = keep(grpo(c))
+    return Oracle(grpo(c), keep=weights, counted=[w != 0 for w in weights] if counted else None)  # type: ignore[arg-type]
+
+
+def clip_b(c: Case, share: float) -> list[bool]:
+    return loops.keep_share(loops.centred(told.before(c).s_star), grpo(c), "reference", share)
+
+
+def clip_v(c: Case, share: float) -> list[bool]:
+    d = [s - n for s, n in zip(told.before(c).s_star, told.before(c).expected, strict=True)]
+    return loops.keep_share(d, grpo(c), "paper", share)
+
+
+# spec -> the same as loops, of the responses of a mini-batch; {} takes further options of the objective
+ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
+    "grpo({})+clip_cov(fraction=0.05, lowest=0.2, highest=2)": lambda c, _: kept(
+        c, lambda a: told.keep_clip_cov(c, a, 0.05, 0.2, 2)
+    ),
+    "grpo({})+clip_cov(lowest=0.2, highest=2)": lambda c, _: kept(c, lambda a: told.keep_clip_cov(c, a, 2e-4, 0.2, 2)),
+    "grpo(clip_low=1, clip_high=1e9, dual_clip=null,{})+kl_cov(fraction=0.2)": lambda c, _: told.WithTerm(
+        a := grpo(c), low=1, high=1e9, dual=None, term=told.kl_cov_term(c, told.held_by_kl_cov(c, a, 0.2), 1)
+    ),
+    "grpo({})+kl_cov(coefficient=0.4)": lambda c, _: told.WithTerm(
+        a := grpo(c), term=told.kl_cov_term(c, told.held_by_kl_cov(c, a, 0.002), 0.4)
+    ),
+    "grpo({})+top_entropy": lambda c, _: kept(c, lambda a: told.keep_top_entropy(c, 0.2)),
+    "grpo({})+top_entropy(share=0.33, reference_denominator=true)": lambda c, _: kept(
+        c, lambda a: told.keep_top_entropy(c, 0.33), counted=True
+    ),
+    "grpo({})+low_prob": lambda c, _: Oracle(told.low_prob(c, grpo(c), 0.2)),
+    "grpo({})+low_prob(alpha=0.7)": lambda c, _: Oracle(told.low_prob(c, grpo(c), 0.7)),
+    "grpo({})+entropy_advantage": lambda c, _: Oracle(told.entropy_advantage(c, grpo(c), 0.4, 2)),
+    "grpo({})+entropy_advantage(scale=3, bound=1)": lambda c, _: Oracle(told.entropy_advantage(c, grpo(c), 3, 1)),
+    "grpo({})+unlikeliness": lambda c, _: Oracle(grpo(c, told.unlikely_rewards(c, 0.25))),
+    "grpo({})+unlikeliness(beta=0.9)": lambda c, _: Oracle(grpo(c, told.unlikely_rewards(c, 0.9))),
+    "grpo({})+ucpo": lambda c, _: Oracle(told.ucpo(c, grpo(c), 0.2)),
+    "grpo({})+ucpo(tau=1)": lambda c, _: Oracle(told.ucpo(c, grpo(c), 1)),
+    "grpo({})+erc(beta_low=0.3, beta_high=0.5)": lambda c, _: kept(c, lambda a: told.within_entropy_ratio(c, 0.3, 0.5)),
+    "grpo({})+steer": lambda c, _: kept(c, lambda a: told.steer(c, a, "linear", 0.8, 1.2)),
+    "grpo({})+steer(lowest=0.3, highest=2)": lambda c, _: kept(c, lambda a: told.steer(c, a, "linear", 0.3, 2)),
+    "grpo({})+steer(mode=exponential, lowest=0.6)": lambda c, _: kept(
+        c, lambda a: told.steer(c, a, "exponential", 0.6, 1)
+    ),
+    "grpo({})+stare(target=9)": lambda c, _: kept(c, lambda a: told.stare(c, a, 9, 0.1, 1.1, None)),
+    "grpo({})+stare(target=9, variant=c2, share=0.4, positive=1.4, negative=0.6)": lambda c, _: kept(
+        c, lambda a: told.stare(c, a, 9, 0.4, 1.4, 0.6)
+    ),
+    "grpo({})+stare(target=0.01)": lambda c, _: Oracle(grpo(c)),
+    "grpo({})+opefo": lambda c, _: kept(c, lambda a: told.opefo(c, a)),
+    "grpo({})+entropic": lambda c, _: kept(c, lambda a: told.entropic(c, a, 0.3, 1, 0.01)),
+    "grpo({})+entropic(target=1.2, k_p=0.4, k_i=0.2)": lambda c, _: kept(
+        c, lambda a: told.entropic(c, a, 1.2, 0.4, 0.2)
+    ),
+    "grpo({})+entropic(target=5)": lambda c, _: kept(c, lambda a: told.entropic(c, a, 5, 1, 0.01)),
+    "grpo({})+entrocraft(lower=[0, 5], upper=[0.1, 9])": lambda c, _: kept(c, lambda a: told.entrocraft(c, a, 0, 0.1)),
+    "grpo({})+entrocraft(lower=[3, 0], upper=[4, 0], reference_denominator=true)": lambda c, _: kept(
+        c, lambda a: told.entrocraft(c, a, 3, 4), counted=True
+    ),
+    "grpo({})+entrocraft(lower=[0, 0], upper=[4, 4])": lambda c, _: Oracle(grpo(c)),
+    "grpo({})+repo_r": lambda c, _: Oracle(told.repo_r(c, grpo(c), 0.01)),
+    "grpo({})+repo_r(zeta=0.5)": lambda c, _: Oracle(told.repo_r(c, grpo(c), 0.5)),
+    "grpo({})+sequence_mask(delta=0.1)": lambda c, _: kept(c, lambda a: told.keep_responses(c, a, 0.1)),
+    "grpo({})+quadrant": lambda c, _: kept(c, lambda a: told.keep_quadrants(c, a, {(1, -1), (-1, 1)}, True)),
+    "grpo({})+quadrant(keep=[positive_above, negative_below], by=s_star, reference_denominator=true)": (
+        lambda c, _: kept(c, lambda a: told.keep_quadrants(c, a, {(1, 1), (-1, -1)}, False), counted=True)
+    ),
+    "grpo({})+random_reward": lambda c, _: Oracle(grpo(c, told.random_rewards(c, 0.5))),
+    "grpo({})+random_reward(chance=0.2)": lambda c, _: Oracle(grpo(c, told.random_rewards(c, 0.2))),
+    "grpo({})+clip_servo(start=0.1)": lambda c, _: kept(c, lambda a: clip_b(c, 0.1)),
+    "grpo({})+clip_servo(by=clip_v, mode=paper)": lambda c, _: kept(c, lambda a: clip_v(c, 0.02)),
+    "grpo({})+clip_predict": lambda c, _: kept(c, lambda a: told.keep_predicted(c, a, 0, 0.2)),
+    "grpo({})+clip_predict(most=0.03)": lambda c, _: kept(c, lambda a: told.keep_predicted(c, a, 0, 0.03)),
+    "grpo({})+clip_predict(target=1.2, start=2, most=1, reference_denominator=true)": lambda c, _: kept(
+        c,
+        lambda a: told.keep_predicted(c, a, 0.2 * (1.2 - statistics.fmean(told.before(c).entropy)) / 2, 1),
+        counted=True,
+    ),
+}
+
+
+def check(m: Method, c: Case, oracles: Callable[[Sequence[int]], Oracle], normalise: str) -> None:
+    """Compares the losses and gradients of two mini-batches, each in several parts."""
+    minibatches = list(c.batch.split(2))
+    whole = m.signal(c.old, c.batch, minibatches)
+    rows_of = len(c.batch) // 2
+    for half, minibatch in enumerate(minibatches):
+        rows = range(rows_of * half, rows_of * (half + 1))
+        oracle = oracles(rows)
+        oracle.normalise = normalise
+        expected, gradient = oracle.loss(c, rows)
+        signal = m.for_step(c.current(minibatch).detach(), whole, minibatch) if m.marks_steps else whole
+        parts = list(minibatch.micro_batches(30))
+        assert len(parts) > 2
+        c.logits_TV.grad = None
+        losses = [m.loss(c.current(part), signal.at(part.index_T), part) for part in parts]
+        torch.stack(losses).sum().backward()
+        assert torch.stack(losses).sum().item() == pytest.approx(expected, rel=RTOL, abs=ATOL)
+        by_token = [gradient.get(t, [0.0] * c.logits_TV.shape[1]) for t in range(len(c.batch.index_T))]
+        torch.testing.assert_close(c.logits_TV.grad, torch.tensor(by_token, dtype=torch.float64), rtol=RTOL, atol=ATOL)
+
+
+@pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("template", ORACLES)
+def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str, normalise: str) -> None:
+    c = case(2, groups=6, size=4)
+    check(method(template.format(f"normalise={normalise}")), c, lambda rows: ORACLES[template](c, rows), normalise)
+
+
+ACTS = ("keep", "counted", "advantages", "term")
+
+
+@pytest.mark.parametrize("template", [each for each in ORACLES if "target=0.01)" not in each and "4, 4]" not in each])
+def test_the_random_batch_lets_every_control_act(template: str) -> None:
+    """Makes sure that no comparison above is one of plain GRPO with itself, nor of nothing with nothing."""
+    c = case(2, groups=6, size=4)
+    oracle, plain = ORACLES[template](c, range(24)), Oracle(grpo(c))
+    assert any(getattr(oracle, name, None) != getattr(plain, name, None) for name in ACTS)
+    if oracle.keep is not None:
+        weights = [weight for weight, a in zip(oracle.keep, oracle.advantages, strict=True) if a]
+        assert any(weights)
+        assert any(weight != 1 for weight in weights)
+
+
+# Edge cases
+
+
+def test_of_equal_entropies_the_earlier_tokens_are_kept() -> None:
+    c = case(2)
+    tokens = len(c.batch.index_T)
+    level = dataclasses.replace(c.old, entropy=torch.ones(tokens, dtype=torch.float64))
+    weights_T = method("top_entropy").signal(level, c.batch, [c.batch]).weights_T
+    count = math.ceil(0.2 * tokens)
+    assert weights_T.tolist() == [1] * count + [0] * (tokens - count)
+
+
+def test_the_draw_of_clip_cov_is_another_one_in_another_step_and_the_same_when_repeated() -> None:
+    c = case(2, groups=6, size=4)
+    m = method("clip_cov(fraction=0.05, lowest=0, highest=9)")
+    other = dataclasses.replace(c.batch, seed=1)
+    first, again, moved = (m.signal(c.old, b, [b]).weights_T for b in (c.batch, c.batch, other))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, moved)
+    assert (first == 0).sum() == (moved == 0).sum() == int(0.05 * len(first))
+
+
+def test_without_a_candidate_clip_cov_drops_nothing() -> None:
+    c = case(2)
+    assert method("clip_cov(lowest=900, highest=901)").signal(c.old, c.batch, [c.batch]).weights_T.all()
+
+
+def test_an_entropy_advantage_turns_no_sign_and_gives_none_where_there_is_none() -> None:
+    c = case(3, groups=6)
+    plain = torch.tensor(grpo(c), dtype=torch.float64)
+    found_T = method("entropy_advantage(scale=1e12)").signal(c.old, c.batch, [c.batch]).advantages_T
+    assert torch.equal(found_T.sign(), plain.sign())
+    torch.testing.assert_close(found_T, plain + plain.abs() / 2)
+
+
+@pytest.mark.parametrize("spec", ["ucpo(tau=1)", "unlikeliness(beta=1)"])
+@pytest.mark.parametrize("right", [[0.0] * 12, [1.0] * 12, [0.0, 0.0, 1.0] * 4])
+def test_groups_all_right_all_wrong_and_with_one_right(spec: str, right: list[float]) -> None:
+    c = case(4)
+    batch = dataclasses.replace(c.batch, rewards_B=torch.tensor(right).double(), right_B=torch.tensor(right) > 0)
+    c = dataclasses.replace(c, batch=batch)
+    found = method(spec).signal(c.old, batch, [batch]).advantages_T.tolist()
+    expected = told.ucpo(c, grpo(c), 1) if "ucpo" in spec else grpo(c, told.unlikely_rewards(c, 1))
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    if "ucpo" in spec:
+        assert found == pytest.approx(grpo(c), abs=1e-9)  # the factors of one right response, or of no advantage
+    if right == [1.0] * 12 and "unlikeliness" in spec:
+        assert any(found)  # rarer right answers are better ones
+
+
+def test_the_least_likely_right_response_gets_the_largest_part() -> None:
+    c = case(5, groups=6, size=4)
+    plain, found = (method(spec).signal(c.old, c.batch, [c.batch]).advantages_T for spec in ("grpo", "ucpo"))
+    mean, right = told.mean_logps(c), c.batch.right_B.tolist()
+    factor = (found / plain)[c.batch.starts_B].tolist()
+    several = 0
+    for group in told.groups(c):
+        winners = sorted((row for row in group if right[row]), key=lambda row: mean[row])
+        several += len(winners) > 1
+        assert [factor[row] for row in winners] == sorted((factor[row] for row in winners), reverse=True)
+        assert not winners or statistics.fmean(factor[row] for row in winners) == pytest.approx(1)
+    assert several
+
+
+def test_equal_responses_rank_in_their_order() -> None:
+    c = case(2)
+    level = dataclasses.replace(c.old, logp=torch.full_like(c.old.logp, -0.5))
+    batch = dataclasses.replace(c.batch, right_B=torch.ones(12, dtype=torch.bool))
+    control = method("unlikeliness(beta=0.6)").controls["unlikeliness"]
+    rewards_B = control.reward(torch.ones(12, dtype=torch.float64), level, batch)
+    assert rewards_B.tolist() == pytest.approx([1, 0.8, 0.6] * 4)
+
+
+def test_entropy_flow_is_balanced_at_twice_the_harmonic_mean() -> None:
+    c = case(2, groups=6, size=4)
+    signal = method("opefo").signal(c.old, c.batch, [c.batch])
+    change_T = -signal.advantages_T * (c.old.discriminator - c.old.expected_discriminator)
+    weighed_T = change_T * signal.weights_T
+    up, down = change_T.clamp(min=0).sum(), (-change_T).clamp(min=0).sum()
+    assert weighed_T.sum().item() == pytest.approx(0, abs=1e-12)
+    assert weighed_T.clamp(min=0).sum().item() == pytest.approx((2 * up * down / (up + down)).item())
+
+
+@pytest.mark.parametrize("spec", ["opefo", "steer", "steer(mode=exponential)", "stare", "clip_predict", "clip_servo"])
+def test_without_any_advantage_there_is_no_gradient_and_nothing_is_lost_of_a_number(spec: str) -> None:
+    c = case(2)
+    batch = dataclasses.replace(c.batch, rewards_B=torch.zeros(12, dtype=torch.float64))
+    m = method(spec)
+    signal = m.signal(c.old, batch, [batch])
+    loss = m.loss(c.current(), signal, batch)
+    loss.backward()
+    assert loss.item() == 0
+    assert c.logits_TV.grad is not None
+    assert not c.logits_TV.grad.any()
+    assert torch.isfinite(signal.weights_T).all()
+
+
+@pytest.mark.parametrize(
+    "spec", ["erc", "steer", "steer(mode=exponential)", "sequence_mask", "kl_cov", "siren", "clip_cov", "opefo"]
+)
+def test_extreme_ratios_and_certain_tokens_stay_finite(spec: str) -> None:
+    c = case(2, drift=30)
+    m = method(spec)
+    m.observe({"entropy/mean": 1.0, "siren/entropy_top": 1.0})
+    old = dataclasses.replace(c.old, entropy=torch.zeros_like(c.old.logp))
+    signal = m.signal(old, c.batch, [c.batch])
+    signal = m.for_step(c.current().detach(), signal, c.batch)
+    loss = m.loss(c.current(), signal, c.batch)
+    loss.backward()
+    assert c.logits_TV.grad is not None
+    assert torch.isfinite(loss)
+    assert torch.isfinite(c.logits_TV.grad).all()
+
+
+@pytest.mark.parametrize("spec", ["erc", "sequence_mask"])
+def test_a_gate_is_open_before_the_first_update(spec: str) -> None:
+    c = case(2, drift=0)
+    m = method(spec)
+    assert not m.touched(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)[f"closed_{spec}"].any()
+
+
+def test_a_response_is_masked_as_a_whole_whatever_the_objective() -> None:
+    c = case(2, groups=6, size=4)
+    m = method("ppo+sequence_mask(delta=0)")
+    closed_T = m.touched(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)["closed_sequence_mask"]
+    closed = [closed_T[span.start : span.stop].tolist() for span in loops.responses(c)]
+    assert all(len(set(of_response)) == 1 for of_response in closed)
+    assert {of_response[0] for of_response in closed} == {True, False}
+
+
+def test_a_coin_asks_nobody_and_leaves_the_batch_as_it_is() -> None:
+    c = case(2, groups=6, size=4)
+    signal = method("random_reward").signal(c.old, c.batch, [c.batch])
+    wrong = dataclasses.replace(c.batch, rewards_B=1 - c.batch.rewards_B, right_B=~c.batch.right_B)
+    assert torch.equal(signal.advantages_T, method("random_reward").signal(c.old, wrong, [wrong]).advantages_T)
+    assert set(method("random_reward").rewarded(c.old, c.batch).rewards_B.tolist()) == {0, 1}
+    assert not method("random_reward(chance=0)").rewarded(c.old, c.batch).rewards_B.any()
+    assert method("random_reward(chance=1)").rewarded(c.old, c.batch).rewards_B.all()
+
+
+def test_the_band_of_entrocraft_moves_with_the_run() -> None:
+    c = case(2)
+    h = statistics.fmean(told.before(c).entropy)
+    m = method(f"entrocraft(lower=[{h + 0.2}, {h - 0.4}], upper=[{h + 0.4}, {h - 0.2}])")
+    found = []
+    for progress in (0.0, 0.3, 0.35, 0.65, 0.7, 1.0):
+        batch = dataclasses.replace(c.batch, progress=progress)
+        signal = m.signal(c.old, batch, [batch])
+        dropped = signal.advantages_T[signal.weights_T == 0]
+        found.append("" if not len(dropped) else "positive" if (dropped > 0).all() else "negative")
+        assert not len(dropped) or (dropped > 0).all() or (dropped < 0).all()
+    assert found == ["positive", "positive", "", "", "negative", "negative"]
+
+
+def test_all_quadrants_together_are_all_tokens_with_a_signal() -> None:
+    c = case(2, groups=6, size=4)
+    names = ("positive_above", "positive_below", "negative_above", "negative_below")
+    weights = [method(f"quadrant(keep=[{name}])").signal(c.old, c.batch, [c.batch]).weights_T for name in names]
+    signal = method("grpo").signal(c.old, c.batch, [c.batch])
+    assert torch.equal(torch.stack(weights).sum(0) == 1, signal.advantages_T != 0)
+
+
+# Memories
+
+
+def round_trip(spec: str, steps: Sequence[Mapping[str, float]], further: Mapping[str, float]) -> dict[str, float]:
+    """Returns a control's state after these steps, once another one has taken it over and goes on the same way."""
+    first, second = method(spec), method(spec)
+    name = next(iter(first.controls))
+    for metrics in steps:
+        first.observe(metrics)
+    state = first.state()
+    second.load_state(state)
+    assert second.state() == state
+    assert method(spec).state() != state
+    for m in (first, second):
+        m.observe(further)
+    assert first.state() == second.state()
+    return state[name]
+
+
+def entropies(*values: float) -> list[dict[str, float]]:
+    return [{"entropy/mean": value} for value in values]
+
+
+def test_the_weights_of_stare_follow_the_entropy_within_their_bounds() -> None:
+    spec = "stare(variant=c2, target=0.5, step=0.25, positive=1.1, negative=0.9, most=1.5, least=0.5)"
+    m, found = method(spec), []
+    for metrics in entropies(0.4, 0.3, 0.5, 0.6, 0.9, 0.9):
+        m.observe(metrics)
+        found.append(tuple(round(x, 9) for x in m.state()["stare"].values()))
+    assert found == [(1.35, 0.65), (1.5, 0.5), (1.5, 0.5), (1.25, 0.75), (1.0, 1.0), (1.0, 1.0)]
+    c = case(2, groups=6, size=4)
+    m = method(spec.replace("target=0.5", "target=9"))
+    m.observe({"entropy/mean": 0.4})
+    check(m, c, lambda rows: kept(c, lambda a: told.stare(c, a, 9, 0.1, 1.35, 0.65)), "token")
+    state = round_trip(spec, entropies(0.4, 0.3), {"entropy/mean": 0.7})
+    assert state == pytest.approx({"positive": 1.5, "negative": 0.5})
+
+
+def test_without_a_step_the_weights_of_stare_stay() -> None:
+    m = method("stare")
+    m.observe({"entropy/mean": 0.01})
+    assert m.state() == {"stare": {"positive": 1.1, "negative": 0.9}}
+
+
+def test_entropic_adds_up_its_errors() -> None:
+    spec = "entropic(target=0.5, k_p=0.4, k_i=0.2)"
+    state = round_trip(spec, entropies(0.9, 0.4, 0.6), {"entropy/mean": 0.1})
+    assert state == {"integral": pytest.approx(0.4)}
+    c, m = case(2, groups=6, size=4), method(spec)
+    for metrics in entropies(0.9, 0.4, 0.6):
+        m.observe(metrics)
+    check(m, c, lambda rows: kept(c, lambda a: told.entropic(c, a, 0.5, 0.4, 0.2, 0.4)), "token")
+
+
+def test_repo_doubles_and_halves_towards_its_target() -> None:
+    spec = "repo_r(target=0.5, zeta=0.02, lowest=0.01, highest=0.1)"
+    m, found = method(spec), []
+    for metrics in entropies(0.4, 0.4, 0.4, 0.5, 0.6, 0.6, 0.6, 0.6):
+        m.observe(metrics)
+        found.append(m.state()["repo_r"]["zeta"])
+    assert found == pytest.approx([0.04, 0.08, 0.1, 0.1, 0.05, 0.025, 0.0125, 0.01])
+    assert round_trip(spec, entropies(0.4, 0.4), {"entropy/mean": 0.7}) == {"zeta": 0.08}
+    c, m = case(2), method("repo_r")
+    m.observe({"entropy/mean": 0.1})
+    assert m.state() == {"repo_r": {"zeta": 0.01}}
+    m.load_state({"repo_r": {"zeta": 0.5}})
+    advantages_T = m.signal(c.old, c.batch, [c.batch]).advantages_T
+    assert advantages_T.tolist() == pytest.approx(told.repo_r(c, grpo(c), 0.5))
+
+
+@pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
+def test_siren_pulls_the_top_entropy_to_that_of_the_first_step(normalise: str) -> None:
+    c = case(2, groups=6, size=4)
+    m = method(f"grpo(normalise={normalise})+siren(coefficient=0.7, quantile=0.6)")
+    signal = m.signal(c.old, c.batch, list(c.batch.split(2)))
+    h = told.before(c).entropy
+    top = told.top_positions(c, h, range(24), 0.6)
+    assert 24 < len(top) < 0.6 * len(h)
+    logged = m.metrics(signal, c.batch)
+    assert logged == {"siren/entropy_top": pytest.approx(statistics.fmean(h[t] for t in top))}
+
+    plain = Oracle(grpo(c))
+    check(m, c, lambda rows: plain, normalise)  # in the first step
+    m.observe({"entropy/mean": 0.5, "siren/entropy_top": 0.25})
+    m.observe({"entropy/mean": 0.4, "siren/entropy_top": 0.1})
+    assert m.state() == {"siren": {"anchor": 0.25}}
+    check(m, c, lambda rows: told.WithTerm(grpo(c), term=told.siren_term(c, rows, 0.7, 0.6, 0.25)), normalise)
+
+
+def test_the_anchor_of_siren_survives_a_checkpoint() -> None:
+    steps = [{"entropy/mean": 0.5, "siren/entropy_top": 0.25}]
+    assert round_trip("siren", steps, {"entropy/mean": 0.5, "siren/entropy_top": 0.2}) == {"anchor": 0.25}
+    assert method("siren").state() == {"siren": {}}
+
+
+def servo(entropy: float, dropped: float = 1.0, asked: float = 1.0) -> dict[str, float]:
+    return {"entropy/mean": entropy, "clip_servo/dropped": dropped, "clip_servo/asked": asked}
+
+
+def test_the_servo_integrates_the_logarithm_of_its_share() -> None:
+    spec = "clip_servo(target=0.5, gain=2, start=0.05, lowest=0.02, highest=0.1)"
+    m, found = method(spec), []
+    for entropy in (0.4, 0.3, 0.3, 0.1, 0.6, 1.5):
+        m.observe(servo(entropy))
+        found.append(m.state()["clip_servo"]["share"])
+    up = [0.05 * math.exp(0.2), 0.05 * math.exp(0.6), 0.1, 0.1]
+    assert found == pytest.approx([*up, 0.1 * math.exp(-0.2), 0.02])
+    state = round_trip(spec, [servo(0.4)], servo(0.3))
+    assert state == {"share": pytest.approx(0.05 * math.exp(0.2))}
+
+
+def test_the_servo_does_not_wind_up_where_there_is_nothing_more_to_drop() -> None:
+    m = method("clip_servo(target=0.5, start=0.05)")
+    m.observe(servo(0.1, dropped=0.02, asked=0.05))
+    assert m.state() == {"clip_servo": {"share": 0.05}}
+    m.observe(servo(0.1, dropped=0.025, asked=0.05))
+    assert m.state()["clip_servo"]["share"] == pytest.approx(0.05 * math.exp(0.4))
+    m.observe(servo(0.9, dropped=0.0, asked=0.05))
+    assert m.state()["clip_servo"]["share"] == pytest.approx(0.05)
+
+
+def test_the_servo_says_what_it_asked_for_and_what_it_got() -> None:
+    c = case(2, groups=6, size=4)
+    tokens = len(c.batch.index_T)
+    for share in (0.1, 0.9):
+        m = method(f"clip_servo(start={share}, highest=1)")
+        signal = m.signal(c.old, c.batch, [c.batch])
+        dropped = clip_b(c, share).count(False)
+        assert m.metrics(signal, c.batch) == {
+            "clip_servo/asked": pytest.approx(round(share * tokens) / tokens),
+            "clip_servo/dropped": pytest.approx(dropped / tokens),
+        }
+        assert (dropped < round(share * tokens)) == (share == 0.9)
+
+
+def prediction(entropy: float, predicted: float = 0.0) -> dict[str, float]:
+    return {"entropy/mean": entropy, "clip_predict/predicted": predicted}
+
+
+def test_the_prediction_reaches_what_is_wanted_with_as_few_tokens_as_can_be() -> None:
+    c = case(2, groups=6, size=4)
+    for spec in ("clip_predict(most=1)", "clip_predict(target=0.8, most=1)", "clip_predict(target=1.5, most=1)"):
+        m = method(spec)
+        signal = m.signal(c.old, c.batch, [c.batch])
+        logged = {key.removeprefix("clip_predict/"): x for key, x in m.metrics(signal, c.batch).items()}
+        changes = told.entropy_changes(c, grpo(c))
+        assert logged["predicted_all"] == pytest.approx(statistics.fmean(changes))
+        left = [x * w for x, w in zip(changes, signal.weights_T.tolist(), strict=True)]
+        assert logged["predicted"] == pytest.approx(statistics.fmean(left))
+        direction = 1 if logged["predicted_all"] < logged["wanted"] else -1
+        assert direction * (logged["predicted"] - logged["wanted"]) >= 0
+        dropped = sorted(direction * x for x, w in zip(changes, signal.weights_T.tolist(), strict=True) if not w)
+        assert dropped
+        assert dropped[-1] < 0
+        assert direction * (logged["predicted"] + direction * dropped[-1] / len(changes) - logged["wanted"]) < 0
+        assert dropped == sorted(direction * x for x in changes)[: len(dropped)]
+
+
+def test_the_slope_is_measured_from_what_predictions_came_to() -> None:
+    spec = "clip_predict(target=0.5, gain=0.5, start=2, lowest=1.2, highest=3.9, memory=0.75)"
+    m, slopes = method(spec), []
+    steps = [(1.0, 0.1), (1.3, -0.2), (0.5, 0.05), (0.8, 0.0), (0.8, 0.1), (0.7, 0.1), (0.5, 0.1)]
+    for entropy, predicted in steps:
+        m.observe(prediction(entropy, predicted))
+        slopes.append(m.state()["clip_predict"]["slope"])
+    xy, xx, expected = 0.0, 0.0, [2.0]
+    for (h, x), (after, _) in pairwise(steps):
+        xy, xx = 0.75 * xy + 0.25 * x * (after - h), 0.75 * xx + 0.25 * x * x
+        expected.append(min(max(xy / xx, 1.2), 3.9))
+    assert slopes == pytest.approx(expected)
+    assert {1.2, 3.9} < set(slopes)
+    assert any(1.2 < slope < 3.9 and slope != 2 for slope in slopes)
+    state = round_trip(spec, [prediction(*step) for step in steps[:3]], prediction(0.8, 0.1))
+    assert state.keys() == {"slope", "entropy", "predicted", "xy", "xx"}
+
+    c = case(2, groups=6, size=4)
+    wanted = 0.5 * (0.5 - statistics.fmean(told.before(c).entropy)) / slopes[-1]
+    check(m, c, lambda rows: kept(c, lambda a: told.keep_predicted(c, a, wanted, 0.2)), "token")
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("clip_cov(lowest=5)", r"lowest is 5.0; allowed: less than highest \(5.0\)"),
+        ("clip_cov(fraction=2)", "fraction is 2.0; allowed: 0 to 1"),
+        ("top_entropy(share=0)", "share is 0.0; allowed: more than 0 and at most 1"),
+        ("steer(mode=exponential, highest=2)", "highest is 2.0; allowed: only with mode=linear"),
+        ("steer(mode=square)", "mode is 'square'; allowed: exponential, linear"),
+        ("stare(negative=0.8)", "negative is 0.8; allowed: only with variant=c2"),
+        ("stare(positive=1.6)", r"positive is 1.6; allowed: 1 to most \(1.5\)"),
+        ("stare(variant=c2, negative=0.4)", r"negative is 0.4; allowed: least \(0.5\) to 1"),
+        ("entrocraft(lower=[0.8, 0.4])", r"lower is \[0.8, 0.4\]; allowed: at most upper"),
+        ("entrocraft(lower=[0.8])", "exactly 2 numbers"),
+        ("repo_r(highest=2)", "lowest and highest are 0.0001 and 2.0; allowed: only with a target"),
+        ("repo_r(target=1, zeta=2)", "zeta is 2.0; allowed: from lowest"),
+        ("quadrant(keep=[positive_abov])", "a name in keep is 'positive_abov'; allowed: .*mean 'positive_above'"),
+        ("quadrant(keep=positive_above)", "keep is 'positive_above'; it must be a list"),
+        ("clip_servo(start=0.5)", r"start is 0.5; allowed: from lowest \(0.001\) to highest \(0.2\)"),
+        ("clip_predict(gain=0.5)", "gain is 0.5; allowed: only with a target"),
+        ("clip_predict(target=1, start=0.5)", r"start is 0.5; allowed: from lowest \(1.0\) to highest \(10.0\)"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(spec: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        method(spec)
+    assert "\n" not in str(error.value)
+
+
+# Ranks
+
+SHARED = (
+    "clip_cov(fraction=0.05, lowest=0, highest=9)",
+    "top_entropy",
+    "stare(target=9)",
+    "clip_predict(target=2)",
+    "clip_servo",
+)
+
+
+def chosen(rows: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Returns each control's weights on some of the responses; the entropies have ties."""
+    c = case(2, groups=6, size=4)
+    part = c.batch.take(rows)
+    old = dataclasses.replace(c.old, entropy=c.old.discriminator.new_tensor(told.before(c).entropy).round(decimals=1))
+    advantages_T = torch.tensor(grpo(c), dtype=torch.float64)[part.index_T]
+    controls = [next(iter(method(spec).controls.values())) for spec in SHARED]
+    every_T = torch.ones_like(advantages_T)
+    return {
+        spec: control.weights(old.at(part.index_T), advantages_T, part) * every_T
+        for spec, control in zip(SHARED, controls, strict=True)
+    }
+
+
+UNEQUAL = ([*range(4, 8), *range(16, 20)], [*range(4), *range(8, 16), *range(20, 24)])
+
+
+def rank_main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    torch.save(chosen(UNEQUAL[rank]), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+def test_two_ranks_choose_the_tokens_that_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    spawn(rank_main, args=(tmp_path,), nprocs=2)
+    alone = chosen(range(24))
+    batch = case(2, groups=6, size=4).batch
+    for rank, rows in enumerate(UNEQUAL):
+        together = torch.load(tmp_path / f"{rank}.pt")
+        for spec, weights_T in alone.items():
+            assert weights_T.min() < weights_T.max(), spec
+            assert torch.equal(together[spec], weights_T[batch.take(rows).index_T]), spec

@@ -1,0 +1,287 @@
+"""Computes what the controls weigh, select and add by plain loops over tokens, written from their formulas."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from loops import Oracle, discriminators, entropy, responses, softmax, xlogx
+from ragged import Case
+from torch import Tensor
+
+from harness.base import seeds
+
+
+@dataclass
+class Told:
+    """Holds what a policy says of each token."""
+
+    logp: list[float]
+    entropy: list[float]
+    s_star: list[float]
+    expected: list[float]
+
+    @classmethod
+    def of(cls, logits_TV: Tensor, targets_T: Tensor) -> Told:
+        told = cls([], [], [], [])
+        for logits, y in zip(logits_TV.tolist(), targets_T.tolist(), strict=True):
+            p = softmax(logits)
+            s = discriminators(p)
+            told.logp.append(math.log(p[y]))
+            told.entropy.append(entropy(p))
+            told.s_star.append(p[y] * entropy(p) + xlogx(p[y]))
+            told.expected.append(math.fsum(x * y for x, y in zip(p, s, strict=True)))
+        return told
+
+
+def before(c: Case) -> Told:
+    return Told.of(c.old_logits_TV, c.targets_T)
+
+
+def now(c: Case) -> Told:
+    return Told.of(c.logits_TV, c.targets_T)
+
+
+@dataclass
+class WithTerm(Oracle):
+    """Adds to each token's loss a term of its own, given with its gradient by the token's logits."""
+
+    term: Callable[[int], tuple[float, list[float]]] | None = None
+
+    def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
+        assert self.term is not None
+        total, gradient = super().loss(case, rows)
+        spans = [responses(case)[row] for row in rows]
+        for span in spans:
+            for t in span:
+                factor = 1 / self.denominator(case, spans, span, [True] * len(self.advantages))
+                value, slopes = self.term(t)
+                total += factor * value
+                gradient[t] = [x + factor * y for x, y in zip(gradient[t], slopes, strict=True)]
+        return total, gradient
+
+
+def sign(x: float) -> int:
+    return (x > 0) - (x < 0)
+
+
+def strongest(size: Sequence[float], count: int) -> set[int]:
+    """Returns the tokens of the largest sizes; of equal ones the earlier."""
+    return set(sorted(range(len(size)), key=lambda t: (-size[t], t))[:count])
+
+
+# Weights
+
+
+def covariances(c: Case, a: Sequence[float]) -> list[float]:
+    logp = before(c).logp
+    mean_a, mean_logp = statistics.fmean(a), statistics.fmean(logp)
+    return [(x - mean_a) * (y - mean_logp) for x, y in zip(a, logp, strict=True)]
+
+
+def keep_clip_cov(c: Case, a: Sequence[float], fraction: float, lowest: float, highest: float) -> list[bool]:
+    lots: list[float] = []
+    for row, length in enumerate(c.batch.lengths_B.tolist()):
+        lots += list(np.random.default_rng(seeds.derive(c.batch.seed, "clip_cov", "token", row)).random(length))
+    band = [t for t, x in enumerate(covariances(c, a)) if lowest < x < highest]
+    drawn = sorted(band, key=lambda t: -lots[t])[: max(math.floor(fraction * len(a)), 1)]
+    return [t not in drawn for t in range(len(a))]
+
+
+def held_by_kl_cov(c: Case, a: Sequence[float], fraction: float) -> set[int]:
+    return strongest(covariances(c, a), max(math.floor(fraction * len(a)), 1))
+
+
+def keep_top_entropy(c: Case, share: float) -> list[bool]:
+    chosen = strongest(h := before(c).entropy, math.ceil(share * len(h)))
+    return [t in chosen for t in range(len(h))]
+
+
+def within_entropy_ratio(c: Case, low: float, high: float) -> list[bool]:
+    ratios = [(x + 1e-8) / (y + 1e-8) for x, y in zip(now(c).entropy, before(c).entropy, strict=True)]
+    return [1 - low < x < 1 + high for x in ratios]
+
+
+def steer(c: Case, a: Sequence[float], mode: str, lowest: float, highest: float) -> list[float]:
+    def sizes(told: Told) -> list[float]:
+        found = []
+        for t, x in enumerate(a):
+            p = math.exp(told.logp[t])
+            omega = x / math.exp(before_logp[t]) * p * (1 - p) * (told.logp[t] + told.entropy[t])
+            found.append(abs(omega))
+        return found
+
+    before_logp = before(c).logp
+    fixed, weights = sizes(before(c)), []
+    for size in sizes(now(c)):
+        if mode == "exponential":
+            k = -math.log(lowest) / max(*fixed, 0.02)
+            weights.append(min(max(math.exp(-k * size), lowest), 1))
+        else:
+            part = (size - min(fixed)) / (max(fixed) - min(fixed))
+            weights.append(min(max(highest - part * (highest - lowest), lowest), highest))
+    return weights
+
+
+def stare(
+    c: Case, a: Sequence[float], target: float, share: float, positive: float, negative: float | None
+) -> list[float]:
+    told, weights = before(c), [1.0] * len(a)
+    if statistics.fmean(told.entropy) >= target:
+        return weights
+    for side, weight in ((1, positive), (-1, negative)):
+        members = [t for t, x in enumerate(a) if sign(x) == side]
+        for t in sorted(members, key=lambda t: told.logp[t])[: round(share * len(members))]:
+            weights[t] = 1.0 if weight is None else weight
+    return weights
+
+
+def entropy_changes(c: Case, a: Sequence[float]) -> list[float]:
+    """Predicts the change of each token's entropy for a common step, -A (S* - N)."""
+    told = before(c)
+    return [-x * (s - n) for x, s, n in zip(a, told.s_star, told.expected, strict=True)]
+
+
+def opefo(c: Case, a: Sequence[float]) -> list[float]:
+    changes = entropy_changes(c, a)
+    up, down = math.fsum(x for x in changes if x > 0), -math.fsum(x for x in changes if x < 0)
+    tilt = (down - up) / (down + up)
+    return [1 + tilt if x > 0 else 1 - tilt if x < 0 else 1.0 for x in changes]
+
+
+def entropic(c: Case, a: Sequence[float], target: float, k_p: float, k_i: float, integral: float = 0.0) -> list[float]:
+    error = statistics.fmean(before(c).entropy) - target
+    alpha = min(max(k_p * error + k_i * (integral + error), -1), 1)
+    return [1 + alpha if x > 0 else 1 - alpha if x < 0 else 1.0 for x in a]
+
+
+def entrocraft(c: Case, a: Sequence[float], lower: float, upper: float) -> list[bool]:
+    h = statistics.fmean(before(c).entropy)
+    return [not (h > upper and x < 0) and not (h < lower and x > 0) for x in a]
+
+
+def keep_quadrants(c: Case, a: Sequence[float], keep: set[tuple[int, int]], with_baseline: bool) -> list[bool]:
+    told = before(c)
+    deviations = [s - n * with_baseline for s, n in zip(told.s_star, told.expected, strict=True)]
+    return [(sign(x), sign(d)) in keep for x, d in zip(a, deviations, strict=True)]
+
+
+def keep_responses(c: Case, a: Sequence[float], delta: float) -> list[bool]:
+    old, new, keep = before(c).logp, now(c).logp, []
+    for span in responses(c):
+        fall = statistics.fmean(old[t] - new[t] for t in span)
+        keep += [not (sum(a[t] for t in span) < 0 and fall > delta)] * len(span)
+    return keep
+
+
+def keep_predicted(c: Case, a: Sequence[float], wanted: float, most: float) -> list[bool]:
+    """Drops token after token until the mean change is on the other side of what is wanted."""
+    changes, keep = entropy_changes(c, a), [True] * len(a)
+    direction = sign(wanted - statistics.fmean(changes))
+    for t in sorted(range(len(a)), key=lambda t: direction * changes[t]):
+        mean = math.fsum(x for x, kept in zip(changes, keep, strict=True) if kept) / len(a)
+        no_help = direction * changes[t] >= 0
+        if direction * (wanted - mean) <= 0 or no_help or keep.count(False) >= int(most * len(a)):
+            break
+        keep[t] = False
+    return keep
+
+
+# Advantages and rewards
+
+
+def low_prob(c: Case, a: Sequence[float], alpha: float) -> list[float]:
+    return [(alpha * math.exp(logp) + (1 - alpha)) * x for x, logp in zip(a, before(c).logp, strict=True)]
+
+
+def entropy_advantage(c: Case, a: Sequence[float], scale: float, bound: float) -> list[float]:
+    return [x + min(scale * h, abs(x) / bound) for x, h in zip(a, before(c).entropy, strict=True)]
+
+
+def repo_r(c: Case, a: Sequence[float], zeta: float) -> list[float]:
+    return [
+        max(x * (1 - zeta * logp), 0) if x > 0 else min(x * (1 + zeta * logp), 0)
+        for x, logp in zip(a, before(c).logp, strict=True)
+    ]
+
+
+def groups(c: Case) -> list[list[int]]:
+    """Returns the responses to each prompt."""
+    of = c.batch.groups_B.tolist()
+    return [[row for row, g in enumerate(of) if g == group] for group in dict.fromkeys(of)]
+
+
+def mean_logps(c: Case) -> list[float]:
+    logp = before(c).logp
+    return [statistics.fmean(logp[t] for t in span) for span in responses(c)]
+
+
+def unlikely_rewards(c: Case, beta: float) -> list[float]:
+    rewards, right, mean = c.batch.rewards_B.tolist(), c.batch.right_B.tolist(), mean_logps(c)
+    for group in groups(c):
+        for rank, row in enumerate(sorted(group, key=lambda row: (mean[row], row))):
+            if right[row]:
+                rewards[row] *= 1 - beta * rank / len(group)
+    return rewards
+
+
+def ucpo(c: Case, a: Sequence[float], tau: float) -> list[float]:
+    right, mean, factors = c.batch.right_B.tolist(), mean_logps(c), [1.0] * len(c.batch)
+    for group in groups(c):
+        winners = [row for row in group if right[row]]
+        if winners:
+            q = [max(x, 1e-6) for x in softmax([mean[row] for row in winners])]
+            for row, x in zip(winners, q, strict=True):
+                m = len(winners)
+                factors[row] = m * ((1 - tau) / m + tau * (1 / x) / math.fsum(1 / y for y in q))
+    return [x * factors[row] for row, span in enumerate(responses(c)) for x in a[span.start : span.stop]]
+
+
+def random_rewards(c: Case, chance: float) -> list[float]:
+    draws = [
+        np.random.default_rng(seeds.derive(c.batch.seed, "random_reward", "response", row)).random()
+        for row in range(len(c.batch))
+    ]
+    return [float(x < chance) for x in draws]
+
+
+# Terms
+
+
+def kl_cov_term(c: Case, held: set[int], coefficient: float) -> Callable[[int], tuple[float, list[float]]]:
+    old, new = before(c).logp, now(c).logp
+
+    def term(t: int) -> tuple[float, list[float]]:
+        p, y = softmax(c.logits_TV[t].tolist()), int(c.targets_T[t])
+        weight = coefficient * (t in held)
+        slope = weight * sign(new[t] - old[t])
+        return weight * abs(new[t] - old[t]), [slope * ((i == y) - x) for i, x in enumerate(p)]
+
+    return term
+
+
+def top_positions(c: Case, h: Sequence[float], rows: Sequence[int], quantile: float) -> list[int]:
+    """Returns the positions whose entropy is not below the quantile of their response, by linear interpolation."""
+    found = []
+    for span in (responses(c)[row] for row in rows):
+        edge = float(np.quantile([h[t] for t in span], quantile))
+        found += [t for t in span if h[t] >= edge - 1e-12]
+    return found
+
+
+def siren_term(
+    c: Case, rows: Sequence[int], coefficient: float, quantile: float, anchor: float
+) -> Callable[[int], tuple[float, list[float]]]:
+    h = now(c).entropy
+    top = top_positions(c, h, rows, quantile)
+    away = statistics.fmean(h[t] for t in top) - anchor
+    tokens = sum(len(responses(c)[row]) for row in rows)
+
+    def term(t: int) -> tuple[float, list[float]]:
+        slope = 2 * coefficient * away * tokens / len(top) * (t in top)
+        return coefficient * away**2, [-slope * s for s in discriminators(softmax(c.logits_TV[t].tolist()))]
+
+    return term
