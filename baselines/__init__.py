@@ -6,24 +6,41 @@ from collections.abc import Iterable
 from typing import Any
 
 from baselines.adaptive_entropy import AdaptiveEntropy
+from baselines.archer import Archer
+from baselines.aspo import Aspo
+from baselines.bapo import Bapo
 from baselines.ce_gppo import CeGppo
+from baselines.cispo import Cispo
 from baselines.clip_b import ClipB
 from baselines.clip_predict import ClipPredict
 from baselines.clip_servo import ClipServo
 from baselines.clip_v import ClipV
 from baselines.covariance import ClipCov, KlCov
+from baselines.dcpo import Dcpo
+from baselines.dppo import Dppo
 from baselines.entrocraft import Entrocraft
 from baselines.entropic import Entropic
 from baselines.entropy_advantage import EntropyAdvantage
 from baselines.entropy_bonus import EntropyBonus
 from baselines.erc import Erc
+from baselines.gmpo import Gmpo
 from baselines.grpo import Grpo
+from baselines.gspo import Gspo
+from baselines.lite_ppo import LitePpo
 from baselines.low_prob import LowProb
+from baselines.maxrl import MaxRl
 from baselines.opefo import Opefo
+from baselines.otb import Otb
+from baselines.overlong import Overlong
+from baselines.passk import PassK
 from baselines.ppo import Ppo
+from baselines.qae import Qae
 from baselines.quadrant import Quadrant
 from baselines.random_reward import RandomReward
+from baselines.reinforce_pp import ReinforcePp
 from baselines.repo_r import RepoR
+from baselines.rloo import Rloo
+from baselines.sapo import Sapo
 from baselines.sequence_mask import SequenceMask
 from baselines.siren import Siren
 from baselines.stare import Stare
@@ -31,18 +48,61 @@ from baselines.steer import Steer
 from baselines.top_entropy import TopEntropy
 from baselines.ucpo import Ucpo
 from baselines.unlikeliness import Unlikeliness
+from baselines.vespo import Vespo
+from baselines.w_reinforce import WReinforce, WReinforcePpo
 from harness.base.errors import UserError
 from harness.base.plugins import extended
 from harness.method import Component, Composition, Control, Objective
 
 METHODS: dict[str, type[Component] | Composition] = {
+    # Objectives
     "grpo": Grpo,
     "ppo": Ppo,
+    "dr_grpo": Composition(
+        "grpo(divide_by_std=false, normalise=constant, dual_clip=null)",
+        "arXiv:2503.20783",
+        "GRPO without the two normalisers that favour long wrong answers and very easy or very hard prompts.",
+    ),
+    "rloo": Rloo,
+    "reinforce_pp": ReinforcePp,
+    "lite_ppo": LitePpo,
+    "dapo": Composition(
+        "grpo(clip_high=0.28, dual_clip=10)+overlong",
+        "arXiv:2503.14476",
+        "GRPO with a higher upper clip and a soft penalty for overlong responses.",
+    ),
+    "abc_grpo": Composition(
+        "grpo(clip_low_positive=0.2, clip_high_negative=0.2, dual_clip=null)",
+        "arXiv:2601.03895",
+        "GRPO whose ratio is clipped on both sides, whatever the sign of the advantage.",
+    ),
+    "maxrl": MaxRl,
+    "passk": PassK,
+    "qae": Qae,
+    "otb": Otb,
+    "w_reinforce": WReinforce,
+    "w_reinforce_ppo": WReinforcePpo,
+    "nsr": Composition("w_reinforce(right=0)", "arXiv:2506.01347", "REINFORCE that learns from wrong responses alone."),
+    "psr": Composition(
+        "w_reinforce(right=1, wrong=0)", "arXiv:2506.01347", "REINFORCE that learns from right responses alone."
+    ),
     "ce_gppo": CeGppo,
+    "gspo": Gspo,
+    "gmpo": Gmpo,
+    "cispo": Cispo,
+    "sapo": Sapo,
+    "vespo": Vespo,
+    "dppo": Dppo,
+    "archer": Archer,
+    "aspo": Aspo,
+    "dcpo": Dcpo,
+    "bapo": Bapo,
+    # Controls
     "clip_b": ClipB,
     "clip_v": ClipV,
     "entropy_bonus": EntropyBonus,
     "adaptive_entropy": AdaptiveEntropy,
+    "overlong": Overlong,
     "clip_cov": ClipCov,
     "kl_cov": KlCov,
     "top_entropy": TopEntropy,

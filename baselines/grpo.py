@@ -12,23 +12,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GroupObjective(Objective):
+class Grouped(Objective):
+    """Compares the rewards of all responses to one prompt, and gives each token the advantage of its response."""
+
+    @property
+    def min_group(self) -> int:
+        return 2
+
+    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        return self.compared(batch.grouped(batch.rewards_B), batch).flatten()[batch.sequence_T]
+
+    def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
+        """Returns the advantages of responses; each row of the rewards is the responses to one prompt."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class GroupObjective(Grouped):
     """Compares each response with the others to the same prompt.
 
     A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6), the same for all tokens of response i, with the sample deviation
     (n - 1) over the group; without the division where divide_by_std=false.
     """
 
-    min_group = 2
-
     divide_by_std: bool = True
 
-    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
-        rewards_PG = batch.grouped(batch.rewards_B)
+    def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
         advantages_PG = rewards_PG - rewards_PG.mean(1, keepdim=True)
         if self.divide_by_std:
             advantages_PG = advantages_PG / (rewards_PG.std(1, keepdim=True) + 1e-6)
-        return advantages_PG.flatten()[batch.sequence_T]
+        return advantages_PG
 
 
 @dataclass(frozen=True)

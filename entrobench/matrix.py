@@ -12,6 +12,7 @@ from harness.base.errors import UserError, nearest
 from harness.config import Config
 from harness.matrix import Cell
 from harness.record.log import MetricsLog
+from harness.record.state import OUTDATED
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -39,10 +40,11 @@ class Matrix:
     def __repr__(self) -> str:
         return f"<matrix {self.config.name}: {len(self.cells)} cells in {self.config.folder}>"
 
-    def plan(self) -> Plan:
+    def plan(self) -> list[Plan]:
         """Prints cells by state, tokens, estimated time and memory, and what this machine lacks; runs nothing.
 
-        Returns the same as an object: `states`, `missing`, `measured` and `assumed` (seconds), `lacks` and others.
+        Returns the same as an object for each setting of `axes`: `states`, `missing`, `measured` and `assumed`
+        (seconds), `lacks` and others.
         """
         from harness.commands import plan
 
@@ -70,7 +72,7 @@ class Matrix:
         """Returns how far each cell has come, one row each.
 
         Columns: method, task, model, seed; state (planned, running, done, failed, stale or outdated), step of steps;
-        entropy and reward of that step; reason, why a cell failed; folder, where its records are.
+        entropy and reward of that step; reason, why a cell failed or ended early; folder, where its records are.
         """
         import pandas
 
@@ -101,7 +103,8 @@ class Matrix:
         - pass_at_k.K.mean, .low and .high: Pass@K for powers of two and for the headline's k
         - entropy_initial.*, entropy_final.*: the entropy at the first and at the last training step, in nats a token
         - delta_to_baseline.*, delta_pass_at_k.K.*: differences to the baseline, paired by seed and problem
-        - seeds_done, seeds_expected; flags, what a reader must know of the task's problems
+        - seeds_done, seeds_expected; flags, what a reader must know: of the task's problems, and that another source
+          than the present one made a cell, as `--keep-stale` keeps them
 
         What does not exist is NaN: an interval from one seed, a number of a method of which no cell is done.
         """
@@ -118,16 +121,17 @@ class Matrix:
     def curves(self, *metrics: str) -> DataFrame:
         """Returns metrics of training, one row for each value: `curves("entropy/mean", "reward/mean")`.
 
-        Columns: cell (its key), method, task, model, seed, step, metric, value. It is read from the cells' own records,
-        so cells that are still running are there as far as they have come, and cells without a record are not. Step 0
-        is before training; `eval/...` stands only at the steps that were evaluated. Raises UserError where no cell has
-        such a metric.
+        Columns: cell (its key), method, task, model, seed, outdated, step, metric, value. `outdated` says of a cell
+        that another source of its method or task made it, as `--keep-stale` keeps them, and is NaN of all others. It
+        is read from the cells' own records, so cells that are still running are there as far as they have come, and
+        cells without a record are not. Step 0 is before training; `eval/...` stands only at the steps that were
+        evaluated. Raises UserError where no cell has such a metric.
         """
         import pandas
 
         if not metrics:
             raise UserError("curves() names no metric; write for example curves('entropy/mean')")
-        logs = [(cell, MetricsLog(cell.folder).read()) for cell in self.cells]
+        logs = [(axes(cell), MetricsLog(cell.folder).read()) for cell in self.cells]
         known = {name for _, lines in logs for line in lines for name in line["metrics"]}
         if not known:
             raise UserError(f"no cell of the matrix {self.config.name} in {self.config.folder} has run yet")
@@ -135,9 +139,9 @@ class Matrix:
             if metric not in known:
                 raise UserError(f"no cell has the metric {metric!r}; {nearest(metric, known)}")
         rows = [
-            {**axes(cell), "step": line["step"], "metric": metric, "value": line["metrics"][metric]}
+            {**of_cell, "step": line["step"], "metric": metric, "value": line["metrics"][metric]}
             for metric in metrics
-            for cell, lines in logs
+            for of_cell, lines in logs
             for line in lines
             if metric in line["metrics"]
         ]
@@ -152,8 +156,9 @@ class Matrix:
     def samples(self, problem: str | None = None) -> list[str] | DataFrame:
         """Returns all responses to one problem in all evaluations; without a problem, the ids of those evaluated.
 
-        Columns: cell (its key), method, task, model, seed; evaluated, the task of the problem; step, after which the
-        cell was evaluated, 0 before training; response, verdict. Raises UserError where nothing was evaluated.
+        Columns: cell (its key), method, task, model, seed, and outdated as in `curves`; evaluated, the task of the
+        problem; step, after which the cell was evaluated, 0 before training; response, verdict. Raises UserError where
+        nothing was evaluated.
         """
         import pandas
 
@@ -183,13 +188,15 @@ class Matrix:
         return report.report(self.config)
 
 
-def axes(cell: Cell) -> dict[str, str | int]:
+def axes(cell: Cell) -> dict[str, str | int | float]:
+    now = cell.progress()
     return {
         "cell": cell.key,
         "method": cell.method,
         "task": cell.task,
         "model": cell.model,
         "seed": cell.seed,
+        "outdated": str(now.reason) if now.state == OUTDATED else float("nan"),
     }
 
 
@@ -202,7 +209,7 @@ def load(config: str | Path, *overrides: str) -> Matrix:
     return Matrix(harness.config.load(str(config), overrides))
 
 
-def plan(config: str | Path, *overrides: str) -> Plan:
+def plan(config: str | Path, *overrides: str) -> list[Plan]:
     """Prints and returns what a matrix would cost; see Matrix.plan."""
     return load(config, *overrides).plan()
 

@@ -9,7 +9,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from harness.base.processes import python
 from harness.composition import Method, components
 from harness.config import Config
 from harness.record import made, state
-from harness.record.log import MetricsLog
+from harness.record.log import MetricsLog, collapse
 from harness.record.made import Made
 from harness.record.spec import CellSpec
 from harness.record.state import State
@@ -36,8 +37,9 @@ from harness.rollout.rendering import instructed, left_out
 from harness.rollout.together import led
 from harness.train import sources
 from harness.train.filter import Asker, pool
+from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy, check_vocabulary
-from harness.trainer import Parts, Trainer
+from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
 # As the source was when it was imported, once for all cells: what is edited after that does not run in them.
@@ -132,10 +134,14 @@ def unread(trainer: Trainer, spec: CellSpec) -> str | None:
 
 
 def check_complete(trainer: Trainer) -> None:
-    """Refuses to call a cell done that lacks a step, or an answer of its last evaluation."""
-    config = trainer.parts.config
-    steps = [line["step"] for line in MetricsLog(trainer.folder).read()]
-    expected = list(range(config.train.steps + 1))
+    """Refuses to call a cell done that lacks a step, or an answer of its last evaluation.
+
+    All steps are expected, or those up to the first one whose entropy was below stop.entropy_below, and no other.
+    """
+    config, lines = trainer.parts.config, MetricsLog(trainer.folder).read()
+    collapsed = collapse(lines, config.stop.entropy_below)
+    steps = [line["step"] for line in lines]
+    expected = list(range((config.train.steps if collapsed is None else collapsed) + 1))
     if steps != expected:
         raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {len(expected)} were expected")
     for task in trainer.parts.evaluation_tasks:
@@ -184,7 +190,7 @@ class Diary:
 def run(folder: Path) -> None:
     """Does all of the cell, or what this rank does of it."""
     diary = Diary(folder)
-    try:
+    with ending(diary.failed):
         spec = CellSpec.read(folder)
         device, _ = device_of(spec.config)
         with ranks.joined(spec.config.hardware.ranks, device), Verifier.of(spec.config.verify) as verifier:
@@ -192,8 +198,15 @@ def run(folder: Path) -> None:
             diary.note(reason=unread(trainer, spec), device=device)
             trainer.run(lambda step: diary.safe(durable_step=step))
             finish(trainer, folder, diary)
+
+
+@contextmanager
+def ending(note: Callable[[str], None]) -> Iterator[None]:
+    """Ends this process where something goes wrong, with a reason that is noted before."""
+    try:
+        yield
     except Exception as error:  # whatever it is, it ends this cell alone
-        diary.failed(reason := reason_of(error))
+        note(reason := reason_of(error))
         sys.exit(f"failed: {reason}")
 
 
@@ -215,7 +228,7 @@ def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
         if save:
             trainer.parts.tokenizer.save_pretrained(folder / "model")
         check_complete(trainer)
-        diary.note(state="done")
+        diary.note(state="done", collapsed=trainer.collapsed)
 
 
 def divide(folder: Path, count: int) -> None:
@@ -252,19 +265,19 @@ def main(folder: str) -> None:
     place = Path(folder)
     write_log(place)
     transformers.utils.logging.disable_progress_bar()
+
+    def failed(reason: str) -> None:
+        if State.read(place).state != "done":
+            state.change(place, state="failed", reason=reason)
+
     # Another process may hold the cell: an orphan of a killed run ends at its next checkpoint, another run finishes it.
     with state.lock(place):
-        try:
+        with ending(failed):
             spec = CellSpec.read(place)
             begin(place, spec)
             before = State.read(place)
             if before.state == "done":
                 return
-        except Exception as error:  # as in `run`
-            reason = reason_of(error)
-            if State.read(place).state != "done":
-                state.change(place, state="failed", reason=reason)
-            sys.exit(f"failed: {reason}")
         State("running", seconds=before.seconds).write(place)
         count = spec.config.hardware.ranks
         run(place) if count == 1 else divide(place, count)
@@ -283,12 +296,14 @@ def begin(place: Path, spec: CellSpec) -> None:
     found = sources.components(spec)
     present = {name: IMPORTED.get(cls) or made.digest(cls) for name, cls in found.items()}
     earlier = Made.read(place)
+    if earlier is None and State.read(place).state == "done":
+        earlier = made.unnoted(place)
     if earlier is not None and (why := made.by_another_source(earlier.sources, present)):
         aside = made.set_aside(place, earlier)
         write_log(place)
         print(f"begins anew: the earlier attempt was {why}; it is kept in {aside}", flush=True)
         earlier = None
-    if earlier is None and State.read(place).state != "done":
+    if earlier is None:
         device, _ = device_of(spec.config)
         gpu = torch.cuda.get_device_name() if device == "cuda" else None
         engine = choice.DISTRIBUTIONS if spec.config.rollout.engine == "vllm" else ()

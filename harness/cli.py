@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.base.errors import UserError
+from harness.base.errors import CellFailure, UserError
 
 if TYPE_CHECKING:
     from harness.commands.parsing import Parser
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Modules of harness/commands/: `add` declares the arguments of a command, `call` runs it and returns the exit code.
 COMMANDS = (
     *("run", "plan", "status", "leaderboard", "report", "sync", "dynamics", "explain"),
-    *("eval", "data", "doctor", "list", "clean"),
+    *("check", "eval", "data", "doctor", "list", "clean"),
 )
 
 
@@ -88,6 +88,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except UserError as error:
         print(visible(f"entrobench: {error}"), file=sys.stderr)
         code = 2
+    except CellFailure as error:  # of those that measure here, in this process
+        print(visible(f"entrobench: failed: {error}"), file=sys.stderr)
+        code = 1
     except OSError as error:  # a disk that is full, a folder that cannot be written
         print(visible(f"entrobench: {error.strerror or error}: {error.filename}"), file=sys.stderr)
         code = 2

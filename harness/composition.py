@@ -90,6 +90,7 @@ class Method:
             raise UserError(f"method {spec!r} names a control twice")
         check_needs(*objectives[0], controls)
         check_weights(*objectives[0], controls)
+        check_rewards(*objectives[0], controls)
         return cls(spec.replace(" ", ""), objectives[0], dict(controls))
 
     @property
@@ -315,6 +316,16 @@ def check_weights(base: str, objective: Objective, controls: list[tuple[str, Con
             raise UserError(
                 f"control {name} weighs single tokens, and objective {base} takes a response as one product of them "
                 f"all; allowed with {base}: controls that weigh whole responses, or none"
+            )
+
+
+def check_rewards(base: str, objective: Objective, controls: list[tuple[str, Control]]) -> None:
+    """Refuses to shape rewards that nobody looks at."""
+    for name, control in controls:
+        if overrides(control, "reward") and not objective.takes_rewards:
+            raise UserError(
+                f"control {name} shapes rewards, and objective {base} asks which responses are right, whatever their "
+                f"reward; allowed with {base}: controls that leave rewards as they are, or none"
             )
 
 

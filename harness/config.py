@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import functools
+import itertools
+import operator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil, floor
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, cast, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.base.errors import UserError, nearest, short
-from harness.base.schema import check_keys, choice, number, numbers, typed
+from harness.base.errors import UserError, nearest, short, shown
+from harness.base.schema import check_keys, choice, number, numbers, section, typed
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -36,6 +40,22 @@ class Filter:
 
 
 @dataclass
+class Resample:
+    """Sets aside groups whose responses all earn the same, and draws others, until a step has enough (DAPO)."""
+
+    multiplier: float = number(1.0, least=1)  # candidates drawn at once, as a multiple of train.prompts
+    max_batches: int = number(10, least=1)  # so often at most; then groups without signal fill up
+
+    def candidates(self, prompts: int) -> Fraction:
+        """Returns how many problems are drawn at once; by the decimal that was written, as 1.1 as a float is more."""
+        return prompts * Fraction(str(self.multiplier))
+
+    def superset(self, prompts: int) -> int:
+        """Returns how many problems a step may draw."""
+        return int(self.candidates(prompts)) * self.max_batches
+
+
+@dataclass
 class Train:
     steps: int = number(300, least=1)
     prompts: int = number(64, least=1)  # prompts of one step
@@ -48,6 +68,7 @@ class Train:
     weight_decay: float = number(0.0, least=0)
     grad_clip: float = number(1.0, above=0)
     filter: Filter | None = None  # null: every problem is trained on
+    resample: Resample | None = None  # null: a step trains on its first train.prompts groups, whatever they earn
     # The compute type; master weights are float32. auto: bfloat16 on cuda, float32 on a CPU
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
 
@@ -65,6 +86,8 @@ class RolloutConfig:
     engine: str = choice("auto", ("auto", "embedded", "vllm"))
     temperature: float = number(1.0, above=0)
     max_new_tokens: int = number(7168, least=1)
+    # A step trains on responses that the policy of so many steps before has sampled.
+    lag: int = number(0, least=0)
     # Problems with longer prompts are not trained on; null: there are none.
     max_prompt_tokens: int | None = number(None, least=1)
 
@@ -121,6 +144,14 @@ class Eval:
 
 
 @dataclass
+class Stop:
+    """Ends a cell before train.steps."""
+
+    # After the first step whose entropy/mean is lower, which then is the step that counts; null: never
+    entropy_below: float | None = number(None, above=0)
+
+
+@dataclass
 class Verify:
     limit_s: float = number(5.0, above=0)  # for one answer; what takes longer is a timeout, which is no right answer
     workers: int = number(2, least=1)  # processes that judge what is no integer
@@ -156,7 +187,7 @@ class Hardware:
 
 @dataclass
 class Tracking:
-    uri: str | None = None  # null: SQLite beside the results
+    uri: str | None = None  # null: MLFLOW_TRACKING_URI, or else SQLite beside the results
 
 
 @dataclass
@@ -167,12 +198,15 @@ class Config:
     tasks: list[str] = field(default_factory=lambda: ["countdown"])
     models: list[str] = field(default_factory=lambda: ["countdown-tiny"])
     seeds: list[int] = numbers([0], least=0)
+    # Further axes of the matrix: values of any scalar below, by its key, such as {train.lr: [1e-6, 3e-6]}
+    axes: dict[str, Any] = field(default_factory=dict)
     baseline: str = "grpo"  # the method that the others are compared with
     train: Train = field(default_factory=Train)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     correction: Correction = field(default_factory=Correction)
     mismatch: Mismatch = field(default_factory=Mismatch)
     eval: Eval = field(default_factory=Eval)
+    stop: Stop = field(default_factory=Stop)
     verify: Verify = field(default_factory=Verify)
     dynamics: Dynamics = field(default_factory=Dynamics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
@@ -182,12 +216,21 @@ class Config:
     results: str = "results"
 
     @property
+    def setting(self) -> dict[str, Any]:
+        """Returns the value at each axis here."""
+        return {key: functools.reduce(getattr, key.split("."), self) for key in self.axes}
+
+    @property
     def folder(self) -> Path:
         return Path(self.results) / self.name
 
     @property
     def tracking_uri(self) -> str:
-        return self.tracking.uri or f"sqlite:///{Path(self.results) / 'mlflow.db'}"
+        return (
+            self.tracking.uri
+            or os.environ.get("MLFLOW_TRACKING_URI")
+            or f"sqlite:///{Path(self.results) / 'mlflow.db'}"
+        )
 
 
 BY_TASK = ("problems", "samples", "k", "temperature")  # what an evaluation task may have of its own
@@ -231,6 +274,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
         raise UserError(f"{path} holds no mapping of keys")
     config: Config = typed(Config(), cast(dict[str, Any], given), "")
     config.name = config.name or path.stem
+    config.axes = dict(flat(config.axes))
     validate(config)
     return config
 
@@ -240,9 +284,20 @@ def override(written: str) -> DictConfig:
     if not (key and equals):
         raise UserError(f"{short(written)!r} is not an override; write key=value, for example train.steps=10")
     try:
-        return OmegaConf.from_dotlist([written])
+        given = OmegaConf.from_dotlist([written])
     except Exception as error:
         raise UserError(f"the override {short(written)!r} cannot be read: {first_line(error)}") from error
+    if is_list(key) and isinstance(value := OmegaConf.select(given, key), str | int | float) and value != "":
+        OmegaConf.update(given, key, [value])  # seeds=0 is seeds=[0]
+    return given
+
+
+def is_list(key: str) -> bool:
+    """Returns whether a key such as eval.tasks stands for a list."""
+    hint: Any = Config
+    for name in key.split("."):
+        hint = get_type_hints(schema).get(name) if (schema := section(hint)) else None
+    return get_origin(hint) is list
 
 
 def first_line(error: Exception) -> str:
@@ -267,6 +322,13 @@ def validate(config: Config) -> None:
         )
     if train.filter is not None:
         validate_filter(train.filter)
+    if train.resample is not None:
+        validate_resample(train.resample, config)
+    if config.rollout.lag >= train.steps:
+        raise UserError(
+            f"rollout.lag is {config.rollout.lag}, but train.steps is {train.steps}, and no step comes "
+            f"{config.rollout.lag} after the first; allowed: 0 to {train.steps - 1}"
+        )
     if config.correction.low and config.correction.kind != "masked":
         raise UserError(
             f"correction.low is {config.correction.low}, but kind={config.correction.kind} has no lower bound; "
@@ -275,6 +337,56 @@ def validate(config: Config) -> None:
     validate_evaluation(evaluation, "eval.")
     for task in evaluation.by_task:
         validate_evaluation(evaluation.of(task), f"eval.by_task.{task}.")
+
+
+def flat(given: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields values with their keys: train.lr however deep in sections it was written."""
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{where}{name}.")
+        else:
+            yield f"{where}{name}", value
+
+
+def variants(config: Config) -> list[Config]:
+    """Returns the configuration at each combination of its axes' values."""
+    for key, values in config.axes.items():
+        check_axis(config, key, values)
+    found = []
+    for combination in itertools.product(*config.axes.values()):
+        given: dict[str, Any] = dataclasses.asdict(config)
+        for key, value in zip(config.axes, combination, strict=True):
+            *sections, name = key.split(".")
+            functools.reduce(operator.getitem, sections, given)[name] = value
+        found.append(typed(Config(), given, ""))
+        validate(found[-1])
+    return found
+
+
+def check_axis(config: Config, key: str, values: Any) -> None:
+    """Refuses an axis that is no scalar of the configuration, or that does not vary."""
+    if not isinstance(values, list) or not values:
+        raise UserError(f"axes.{short(key)} is {shown(values)}; it must be a list of values, for example [1, 2]")
+    if doubled := next((value for value in values if values.count(value) > 1), None):
+        raise UserError(f"axes.{short(key)} names {shown(doubled)} twice")
+    known = scalars(config)
+    if key not in known:
+        raise UserError(f"axes names {shown(key)}, which is no value that results depend on; {nearest(key, known)}")
+
+
+def scalars(settings: Any, where: str = "") -> list[str]:
+    """Returns the keys of all values that are no sections, lists or mappings, and that say more than where a cell runs
+    and what else there is beside it."""
+    found = []
+    for each in dataclasses.fields(settings):
+        value, key = getattr(settings, each.name), f"{where}{each.name}"
+        if key in ("name", "results", "baseline", "tracking", "hardware", "checkpoint"):
+            continue
+        if dataclasses.is_dataclass(value):
+            found += scalars(value, f"{key}.")
+        elif not isinstance(value, list | dict) and section(get_type_hints(type(settings))[each.name]) is None:
+            found.append(key)
+    return found
 
 
 def validate_filter(given: Filter) -> None:
@@ -287,6 +399,20 @@ def validate_filter(given: Filter) -> None:
         raise UserError(
             f"train.filter.n is {given.n}, and no share of {given.n} lies strictly between low ({given.low}) and high "
             f"({given.high}); allowed: more responses, or a wider range"
+        )
+
+
+def validate_resample(given: Resample, config: Config) -> None:
+    train, ranks = config.train, config.hardware.ranks
+    if train.group == 1:
+        raise UserError(
+            "train.group is 1, and one response alone cannot earn more than another; train.resample needs 2 and more"
+        )
+    if given.candidates(train.prompts) % ranks:
+        raise UserError(
+            f"train.resample.multiplier is {given.multiplier:g}; train.prompts x multiplier "
+            f"({float(given.candidates(train.prompts)):g}) must be a whole number"
+            + (f" and a multiple of hardware.ranks ({ranks})" if ranks > 1 else "")
         )
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import baselines
 import tasks
+from harness import composition
 from harness.base import devices, files, identities
-from harness.base.errors import UserError, nearest
+from harness.base.errors import UserError, nearest, without_password
 from harness.composition import Method
-from harness.config import Config
+from harness.config import Config, variants
 from harness.record import made
 from harness.record.spec import CellSpec
 from harness.record.state import Progress
@@ -24,6 +25,7 @@ from harness.train import sources
 from tasks import check_split
 
 MARKER = "matrix.json"
+AXES = ("method", "task", "model")
 LONGEST_NAME = 180  # characters of a cell's folder before its key; options may hold whole sentences
 
 
@@ -42,7 +44,7 @@ class Cell:
         """Returns all that defines the result, which paths, launchers, trackers and file names do not."""
         table, correction = baselines.table(self.config.plugins), self.config.correction
         settled = self.settled
-        parts = {part: dataclasses.asdict(getattr(settled, part)) for part in ("train", "rollout", "eval")}
+        parts = {part: dataclasses.asdict(getattr(settled, part)) for part in ("train", "rollout", "eval", "stop")}
         if settled.train.dtype == "float32":
             parts["train"]["dtype"] = "auto"  # which float32 is called here, however it was asked for
         return {
@@ -90,7 +92,12 @@ class Cell:
         varied = [self.method]
         varied += [self.task] if len(self.config.tasks) > 1 else []
         varied += [self.model] if len(self.config.models) > 1 else []
-        return " ".join([*varied, f"seed {self.seed}"])
+        return " ".join([*varied, *self.setting_told, f"seed {self.seed}"])
+
+    @property
+    def setting_told(self) -> list[str]:
+        """Returns the values of the configuration's axes here, as people are told."""
+        return [f"{key}={value}" for key, value in self.config.setting.items()]
 
     @property
     def folder(self) -> Path:
@@ -102,6 +109,8 @@ class Cell:
         """All that its process needs to know."""
         axes = {axis: getattr(self, axis) for axis in ("method", "task", "model", "seed")}
         settings = dataclasses.asdict(self.settled)
+        if self.config.tracking.uri is not None:  # many may read what is written down
+            settings["tracking"]["uri"] = without_password(self.config.tracking.uri)
         return CellSpec(self.key, self.config.name, **axes, identity=self.identity, settings=settings)
 
     @cached_property
@@ -120,17 +129,18 @@ class Cell:
 
 def cells(config: Config) -> list[Cell]:
     """Every cell of the matrix, checked; seeds outermost, so that an unfinished matrix compares methods fairly."""
-    table = baselines.table(config.plugins)
+    table, settings = baselines.table(config.plugins), variants(config)
     for spec in [*config.methods, config.baseline]:
         method = Method.of(spec, table, config.method_options)
-        if config.train.group < method.min_group:
-            raise UserError(
-                f"train.group is {config.train.group}, but method {spec!r} compares the responses to one prompt "
-                f"(allowed: {method.min_group} and more)"
-            )
+        for setting in settings:
+            if setting.train.group < method.min_group:
+                raise UserError(
+                    f"train.group is {setting.train.group}, but method {spec!r} compares the responses to one prompt "
+                    f"(allowed: {method.min_group} and more)"
+                )
     for name in config.method_options:
-        if name not in table:
-            raise UserError(f"method_options names an unknown method {name!r}")
+        if name not in composition.components(table):
+            raise UserError(f"method_options names {name!r}, which is no objective and no control")
     for spec in config.tasks:
         check_split(tasks.build(spec, config.plugins), "train", "the split to train on")
     for spec in config.eval.tasks or config.tasks:
@@ -141,14 +151,15 @@ def cells(config: Config) -> list[Cell]:
             raise UserError(f"eval.by_task names {name!r}, which is not evaluated; {nearest(name, evaluated)}")
     if config.baseline not in config.methods:
         raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")
-    axes = itertools.product(config.seeds, config.tasks, config.models, config.methods)
-    matrix = [Cell(config, method, task, model, seed) for seed, task, model, method in axes]
+    axes = itertools.product(config.seeds, settings, config.tasks, config.models, config.methods)
+    matrix = [Cell(setting, method, task, model, seed) for seed, setting, task, model, method in axes]
     seen: dict[str, Cell] = {}
     for cell in matrix:
         if cell.key in seen:
-            pairs = ((axis, getattr(seen[cell.key], axis), getattr(cell, axis)) for axis in ("method", "task", "model"))
-            axis, one, other = next(pair for pair in pairs if pair[1] != pair[2])
-            raise UserError(f"{axis}s {one!r} and {other!r} are the same; name one of them")
+            pairs = ((f"{axis}s", getattr(seen[cell.key], axis), getattr(cell, axis)) for axis in AXES)
+            settings_told = ("axes", ", ".join(seen[cell.key].setting_told), ", ".join(cell.setting_told))
+            axis, one, other = next(pair for pair in (*pairs, settings_told) if pair[1] != pair[2])
+            raise UserError(f"{axis} {one!r} and {other!r} are the same; name one of them")
         seen[cell.key] = cell
     return matrix
 

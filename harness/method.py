@@ -51,7 +51,6 @@ class View:
 class Component:
     source: ClassVar[str] = ""  # the paper
     needs: ClassVar[frozenset[str]] = frozenset()  # some of NEEDS
-    min_group: ClassVar[int] = 1  # responses to a prompt without which it has nothing to learn from
     # Whether a token of zero advantage or zero weight adds nothing to the loss, so that responses of such tokens alone
     # need not be computed. A class that overrides `surrogate` or `term` has to declare it anew.
     silent_without_signal: ClassVar[bool] = False
@@ -64,6 +63,12 @@ class Component:
 
     def __post_init__(self) -> None:
         check(type(self), vars(self), f"{type(self).__name__}.")
+
+    @property
+    def min_group(self) -> int:
+        """Returns how many responses to a prompt there must be for it to learn from them. A class for which it is one
+        number may say `min_group = 2`."""
+        return 1
 
     def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
         """Returns what is selected or measured over the whole rollout batch, before the update, for the verbs of each
@@ -86,6 +91,8 @@ class Objective(Component):
 
     # Whether single tokens of a response may be weighed; not where the loss of a response is one product of them all.
     weighs_tokens: ClassVar[bool] = True
+    # Whether its advantages come from the rewards, which controls may shape; not where they come from what is right.
+    takes_rewards: ClassVar[bool] = True
 
     normalise: str = choice("token", ("token", "sequence", "constant"))  # what a response's loss is divided by
     kl_coef: float = number(0.0, least=0)  # weight of the KL divergence to the model before training

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,24 +12,21 @@ from torch import Tensor
 
 from harness.base import files, ranks, seeds
 from harness.base.errors import CellFailure
-from harness.batch import Rollout, TokenBatch, TokenStats
-from harness.composition import Method, Signal
-from harness.config import Config
-from harness.record.log import MetricsLog
+from harness.batch import TokenBatch, TokenStats
+from harness.composition import Signal
+from harness.record.log import MetricsLog, collapse
 from harness.rollout import proof
-from harness.rollout.protocol import Engine, OnGroup, Sampling
-from harness.rollout.rendering import Chat, render
+from harness.rollout.protocol import Sampling
 from harness.rollout.together import led
 from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
 from harness.tokens.metrics import Stopwatch
 from harness.train import checkpoint
+from harness.train.collect import Collector
 from harness.train.evaluate import Sampler, evaluate
-from harness.train.filter import Pool
+from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy, context_of
-from harness.verify.alongside import Alongside
-from harness.verify.failures import TooManyFailures, check_failures
-from tasks import Problem, Task, Verdict, Verifier
+from tasks import Verdict
 
 # Before the first update of a step the policy is the one that `old` came from, so the ratio is 1 up to rounding: for
 # all tokens, or for 99 % of them where a few rare ones may be off by any amount.
@@ -42,63 +36,42 @@ RATIO_TOLERANCE: dict[torch.dtype, tuple[Callable[[Tensor], Tensor | float], flo
 }
 
 
-@dataclass(frozen=True)
-class Parts:
-    """All that a cell trains with."""
-
-    config: Config
-    seed: int
-    method: Method
-    task: Task
-    evaluation_tasks: list[Task]
-    pool: Pool  # the problems that are trained on
-    policy: Policy
-    critic: Critic | None
-    reference: Policy | None  # the model before training
-    engine: Engine
-    tokenizer: Any
-    verifier: Verifier
-    chat: Chat
-
-
 class Trainer:
     def __init__(self, parts: Parts, folder: Path) -> None:
         self.parts, self.folder = parts, folder
         self.config, self.method, self.engine = parts.config, parts.method, parts.engine
         self.policy, self.critic = parts.policy, parts.critic
-        self.places = places(parts.config.train.prompts, parts.config.train.updates)
+        self.collector = Collector(parts, folder)
         self.log = MetricsLog(folder)
         self.done_steps = -1  # -1: not even the evaluation before training is done
+        self.collapsed: int | None = None  # the step after which training ends early
 
     def run(self, on_durable: Callable[[int], None]) -> None:
         """Train to the end from wherever the last checkpoint stands; `on_durable` hears of steps that are safe."""
         self.resume()
         self.synchronise(self.done_steps)
-        for step in range(self.done_steps + 1, self.config.train.steps + 1):
+        while (step := self.done_steps + 1) <= self.last_step:
             watch = Stopwatch()
             record = self.train_step(step, watch) if step else dict(self.parts.pool.record)
+            self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
             with watch.phase("evaluate"):
                 record |= self.evaluate(step) if self.evaluation_due(step) else {}
             if ranks.number() == 0:
                 self.log.append(step, time.time(), record | watch.seconds)
             self.done_steps = step
-            if step and (step % self.config.checkpoint.every == 0 or step == self.config.train.steps):
+            if step and (step % self.config.checkpoint.every == 0 or step == self.last_step):
                 self.save()
                 on_durable(step)
 
+    @property
+    def last_step(self) -> int:
+        """Returns the step at which training ends, as far as it is known."""
+        return self.config.train.steps if self.collapsed is None else self.collapsed
+
     def train_step(self, step: int, watch: Stopwatch) -> dict[str, float]:
         train, method, policy = self.config.train, self.method, self.policy
-        problems = self.prompts(step)
-        with Alongside(partial(self.judge, problems)) as judging:
-            with watch.phase("rollout"):
-                groups = self.sample(problems, step, judging.add)
-                self.engine.rest()  # its memory is the update's until the next load
-            with watch.phase("verify"):  # what sampling has not hidden
-                verdicts = judging.verdicts()
-        assert len(verdicts) == sum(map(len, groups))
-        if ranks.number() == 0 and (step == 1 or step % self.config.checkpoint.every == 0):
-            self.keep_samples(step, problems, groups, verdicts)
-        self.check_verdicts(step, problems, groups, verdicts)
+        collected = self.collector.collect(step, watch)
+        groups, verdicts = collected.groups, collected.verdicts
         with watch.phase("stats"):
             rewards = [float(v == Verdict.RIGHT) for v in verdicts]
             batch = TokenBatch.of(
@@ -106,13 +79,14 @@ class Trainer:
                 rewards,
                 self.config.rollout.max_new_tokens,
                 policy.device,
-                places=self.places,
+                places=collected.places,
                 seed=seeds.derive("method", self.parts.seed, step),
                 progress=(step - 1) / train.steps,
             )
             old = self.stats_before(batch, sum_p2=self.config.dynamics.every > 0)
             mismatch = metrics.of_mismatch(batch, old.logp, self.config.correction)
-            self.check_mismatch(mismatch)
+            if not collected.lag:  # otherwise the two are other policies
+                self.check_mismatch(mismatch)
             minibatches = list(batch.split(train.updates))
             uncorrected = method.signal(old, batch, minibatches)
             signal = correct(uncorrected, batch, self.config.correction)
@@ -153,8 +127,8 @@ class Trainer:
             **value_record,
             "loss/policy": mean_of_sums(losses),
             "gradient/norm": float(np.mean(norms)),
-            "tokens/generated": batch.global_tokens(),
-            "time/judging_s": judging.seconds,  # beside the sampling and after it
+            "tokens/trained": batch.global_tokens(),
+            **self.collector.record_of(collected),
         }
         method.observe(record)
         for name, state in method.state().items():
@@ -162,52 +136,6 @@ class Trainer:
         return record | dynamics_record  # which no method has observed: an instrument changes nothing
 
     # The parts of a step
-
-    def prompts(self, step: int) -> list[Problem]:
-        """The problems of a step, at this rank's places in an endless row of shuffled passes, which the seed and the
-        step fix."""
-        problems = self.parts.pool.problems
-        size, start = len(problems), (step - 1) * self.config.train.prompts
-        row = [start + place for place in self.places]
-        orders = {
-            number: np.random.default_rng(seeds.derive("order", self.parts.seed, number)).permutation(size)
-            for number in {place // size for place in row}
-        }
-        return [problems[orders[place // size][place % size]] for place in row]
-
-    def sample(
-        self,
-        problems: list[Problem],
-        step: int,
-        on_group: OnGroup | None = None,
-        temperature: float | None = None,  # other than that of the configuration
-    ) -> list[list[Rollout]]:
-        return self.engine.generate(
-            [render(self.parts.tokenizer, problem.prompt, self.parts.chat) for problem in problems],
-            self.config.train.group,
-            seeds=[seeds.derive("rollout", self.parts.seed, step, place) for place in self.places],
-            temperature=self.config.rollout.temperature if temperature is None else temperature,
-            max_new_tokens=self.config.rollout.max_new_tokens,
-            on_group=on_group,
-        )
-
-    def judge(self, problems: list[Problem], groups: dict[int, list[Rollout]]) -> list[Verdict]:
-        """On the responses to some of the problems, by their places."""
-        texts = self.parts.tokenizer.batch_decode(
-            [r.response for g in groups.values() for r in g], skip_special_tokens=True
-        )
-        asked = [problems[place] for place, group in groups.items() for _ in group]
-        return self.parts.task.verdicts(list(zip(asked, texts, strict=True)), self.parts.verifier)
-
-    def check_verdicts(
-        self, step: int, problems: list[Problem], groups: list[list[Rollout]], verdicts: list[Verdict]
-    ) -> None:
-        try:
-            check_failures([v for found in ranks.each(verdicts) for v in found], self.config.verify.max_failures)
-        except TooManyFailures:
-            if ranks.number() == 0:
-                self.keep_samples(step, problems, groups, verdicts)  # which show why
-            raise
 
     def stats_before(self, batch: TokenBatch, *, sum_p2: bool = False) -> TokenStats:
         """All that methods may ask of the policy before the update."""
@@ -281,7 +209,7 @@ class Trainer:
 
     def evaluation_due(self, step: int) -> bool:
         every = self.config.eval.every
-        return step in (0, self.config.train.steps) or (every > 0 and step % every == 0)
+        return step in (0, self.last_step) or (every > 0 and step % every == 0)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """By rank 0, with the engines of all."""
@@ -323,41 +251,27 @@ class Trainer:
             record |= {f"eval/{task.name}/{key}": value for key, value in result.metrics.items()}
         return record
 
-    def keep_samples(
-        self, step: int, problems: list[Problem], groups: list[list[Rollout]], verdicts: list[Verdict]
-    ) -> None:
-        size = self.config.train.group
-        lines = []
-        for place, (problem, group) in enumerate(zip(problems[:8], groups, strict=False)):
-            texts = self.parts.tokenizer.batch_decode([rollout.response for rollout in group])
-            judged = verdicts[place * size : (place + 1) * size]
-            lines.append({"problem": problem.id, "prompt": problem.prompt, "responses": texts, "verdicts": judged})
-        files.write_lines(self.folder / "samples" / f"train-{step:06d}.jsonl", lines)
-
     def learners(self) -> dict[str, Policy | Critic]:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
 
     def save(self) -> None:
         state = {name: learner.state() for name, learner in self.learners().items()}
+        state |= {"method": self.method.state(), "rollouts": self.collector.state()}
         if ranks.number() == 0:
-            checkpoint.save(self.folder / "checkpoints", self.done_steps, {**state, "method": self.method.state()})
+            checkpoint.save(self.folder / "checkpoints", self.done_steps, state)
 
     def resume(self) -> None:
         state = checkpoint.latest(self.folder / "checkpoints")
         if state is not None:
             self.done_steps = state["step"]
             self.method.load_state(state["method"])
+            self.collector.load_state(state["rollouts"])
             for name, learner in self.learners().items():
                 learner.load_state(state[name])
         if ranks.number() == 0:
             self.log.truncate(self.done_steps)
-
-
-def places(prompts: int, updates: int) -> list[int]:
-    """Returns this rank's places among the prompts of a step: an equal part of each mini-batch."""
-    share = prompts // (updates * ranks.count())
-    starts = (share * (update * ranks.count() + ranks.number()) for update in range(updates))
-    return [place for start in starts for place in range(start, start + share)]
+            self.collapsed = collapse(self.log.read(), self.config.stop.entropy_below)
+        self.collapsed = ranks.of_first(self.collapsed)
 
 
 def mean_of_sums(losses: list[float]) -> float:

@@ -148,6 +148,18 @@ def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
     assert len({each["attempt"] for each in runs_of(folder, mine.key)}) == 2
 
 
+def test_a_cell_that_nobody_noted_is_run_anew(folder: Path) -> None:
+    grpo, _ = cells(settings(folder))
+    (grpo.folder / "made.json").unlink()
+    assert "1 cell was made by a source that nobody noted (grpo seed 0)" in entrobench("status", folder)
+    said = entrobench("run", folder)
+    assert "1 done before, 1 to run" in said
+    [aside] = earlier(grpo.folder)
+    assert (aside / "state.json").exists()
+    assert [cell.progress().state for cell in cells(settings(folder))] == ["done", "done"]
+    assert [row.flags for row in table(folder).values()] == [[], []]
+
+
 def test_results_are_read_wherever_they_lie(folder: Path) -> None:
     original = table(folder)
     (folder / "elsewhere").mkdir()
@@ -166,9 +178,12 @@ def test_results_are_read_wherever_they_lie(folder: Path) -> None:
         assert f"{place}/smoke/report/report.html" in entrobench("report", folder, results=place)
         with store(settings(folder, place).tracking_uri, write=False) as client:
             experiment = client.get_experiment_by_name("smoke")
-            [one, two] = client.search_runs([experiment.experiment_id])
+            found = client.search_runs([experiment.experiment_id])
         here = folder / place / "mlartifacts" / "smoke"
         assert experiment.artifact_location == here.as_uri()
-        for run in (one, two):
+        [one, two] = (run for run in found if "cell" in run.data.tags)
+        for run in found:
             assert run.info.artifact_uri == f"{here.as_uri()}/{run.info.run_id}/artifacts"
-            assert len(list((here / run.info.run_id / "artifacts" / "evals").iterdir())) == 2
+            files_of = here / run.info.run_id / "artifacts"
+            assert (files_of / "leaderboard.json").exists() == (run not in (one, two))
+            assert len(list(files_of.glob("evals/*"))) == 2 * (run in (one, two))

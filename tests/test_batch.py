@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -122,6 +123,39 @@ def test_statistics_over_tokens() -> None:
         assert batch.global_kth_largest(x_T, k).item() == -math.inf
 
 
+def test_the_order_of_tokens_is_that_of_a_sort_with_the_earlier_first() -> None:
+    c = case(4, longest=16)
+    values = c.old.logp.round().tolist()
+    order = sorted(range(len(values)), key=lambda t: (-values[t], t))
+    assert len(set(values)) < len(values) / 2
+    found = c.batch.global_order(c.old.logp.round()).tolist()
+    assert [found[t] for t in order] == list(range(len(values)))
+
+
+def test_chance_is_seeded_by_purpose_and_response_and_not_by_who_asks() -> None:
+    groups = rollouts(0)
+    batch = batch_of(groups, [0.0] * 12, seed=7)
+    x_T, x_B = batch.uniform_T("a"), batch.uniform_B("a")
+    part = batch.take([11, 2, 7])
+    assert torch.equal(part.uniform_T("a"), x_T[part.index_T])
+    assert torch.equal(part.uniform_B("a"), x_B[[11, 2, 7]])
+    for other in (batch.uniform_T("b"), batch_of(groups, [0.0] * 12, seed=8).uniform_T("a")):
+        assert not (other == x_T).any()
+    assert not torch.isin(x_B, x_T).any()
+    many = TokenBatch.of([[Rollout([0], [0] * 50_000, [0.0] * 50_000, True)]], [0.0], 50_000, "cpu").uniform_T("a")
+    assert 0 <= many.min() < 1e-3 < 0.999 < many.max() < 1
+    assert many.mean().item() == pytest.approx(0.5, abs=0.005)
+
+
+def test_a_batch_says_who_was_right_and_who_finished() -> None:
+    groups = [[dataclasses.replace(r, finished=i % 2 == 0) for i, r in enumerate(group)] for group in rollouts(0)]
+    batch = batch_of(groups, [float(i % 3 == 0) for i in range(12)], places=[4, 0, 1, 2])
+    part = dataclasses.replace(batch, rewards_B=batch.rewards_B - 5).take([9, 0, 1])
+    assert part.right_B.tolist() == [True, True, False]
+    assert part.finished_B.tolist() == [True, True, False]
+    assert part.places_B.tolist() == [6, 12, 13]
+
+
 def test_the_mean_of_many_float32_values_is_not_that_of_a_float32_sum() -> None:
     batch = batch_of([[Rollout([0], [0] * 100_000, [0.0] * 100_000, True)]], [0.0])
     x_T = torch.full((100_000,), 1 / 3) + torch.linspace(0, 1e-3, 100_000)
@@ -175,12 +209,16 @@ def measured(c: Case, groups: Sequence[int]) -> dict[str, Tensor]:
     rewards = [
         x for x, group in zip(c.batch.rewards_B.tolist(), c.batch.groups_B.tolist(), strict=True) if group in groups
     ]
-    batch = batch_of([c.groups[i] for i in groups], rewards)
+    batch = batch_of([c.groups[i] for i in groups], rewards, places=groups, seed=3)
     old = c.old.at(tokens_of(c, groups))
     result = {
         "mean": batch.global_mean(old.logp),
         "std": batch.global_std(old.logp),
         "kth": torch.stack([batch.global_kth_largest(old.logp, k) for k in (1, 7, 40, 10**6)]),
+        "sum": batch.global_sum(old.logp),
+        "order_T": batch.global_order(old.logp.round()),  # with ties
+        "uniform_T": batch.uniform_T("test"),
+        "uniform of responses_T": batch.uniform_B("test")[batch.sequence_T],
         "count": torch.tensor([batch.global_count(old.logp < -1), batch.global_responses(), batch.global_tokens()]),
     }
     for spec in SPECS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 import baselines
 from harness import cell, config, matrix
+from harness.commands import status
+from harness.commands.common import console
 from harness.record import made, state
 from harness.record.made import Made
 from harness.record.state import State
@@ -83,6 +86,28 @@ def test_what_was_imported_is_what_counts(planned: matrix.Cell, monkeypatch: pyt
     cell.main(str(planned.folder))
     assert begun(planned).sources == imported
     assert planned.progress().state == "outdated"
+
+
+@pytest.mark.slow
+def test_a_cell_that_collapses_is_done_and_says_at_which_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cell, "write_log", lambda place: None)
+    short = ["train.prompts=4", "train.group=4", "eval.problems=2", "methods=[grpo]", f"results={tmp_path}"]
+    settings = config.load("smoke", [*short, "stop.entropy_below=100"])
+    (planned,) = matrix.cells(settings)
+    planned.spec.write(planned.folder)
+    cell.main(str(planned.folder))
+    found = State.read(planned.folder)
+    assert (found.state, found.collapsed, found.durable_step) == ("done", 1, 1)
+    assert sorted(path.name for path in planned.folder.glob("evals/*")) == [f"countdown-00000{n}.json" for n in (0, 1)]
+    capsys.readouterr()
+    monkeypatch.setattr(console, "_width", 200)
+    monkeypatch.setattr(status, "load", lambda given: settings)
+    status.call(argparse.Namespace())
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "grpo" in line)
+    assert row.split()[:5] == ["grpo", "seed", "0", "done", "1/20"]
+    assert row.rstrip().endswith("collapsed at step 1")
 
 
 def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,12 @@ def test_demo_is_seven_methods_by_three_seeds() -> None:
         ("verify.max_failures=5", ["verify.max_failures is 5", "0 to 1"]),
         ("train.updates=5", ["train.updates is 5", "divide train.prompts (48)"]),
         ("train.steps=0", ["train.steps is 0", "1 and more"]),
+        ("rollout.lag=-1", ["rollout.lag is -1", "0 and more"]),
+        ("rollout.lag=100", ["rollout.lag is 100", "train.steps is 100", "allowed: 0 to 99"]),
+        ("train.resample.multiplier=0.5", ["train.resample.multiplier is 0.5", "1 and more"]),
+        ("train.resample.max_batches=0", ["train.resample.max_batches is 0", "1 and more"]),
+        ("train.resample.multiplier=1.1", ["multiplier is 1.1", "x multiplier (52.8) must be a whole number"]),
+        ("stop.entropy_below=0", ["stop.entropy_below is 0", "more than 0"]),
         ("hardware.device=tpu", ["hardware.device is 'tpu'", "auto, cpu, cuda"]),
         ("rollout.engine=sglang", ["rollout.engine is 'sglang'"]),
         ("method_options.clipb.mu=1", ["method_options", "'clipb'"]),
@@ -100,7 +106,7 @@ def test_demo_is_seven_methods_by_three_seeds() -> None:
         ("train.betas=[0.9]", ["train.betas is [0.9]; allowed: exactly 2 numbers"]),
         ("train.betas=[]", ["train.betas is []; allowed: exactly 2 numbers"]),
         ("train.betas=[0.9,1]", ["train.betas[1] is 1.0; allowed: at least 0 and less than 1"]),
-        ("train.betas=0.9", ["train.betas is 0.9; it must be a list, for example train.betas=[0.9, 0.999]"]),
+        ("train.betas=0.9", ["train.betas is [0.9]; allowed: exactly 2 numbers"]),
         ("train.grad_clip=-1", ["train.grad_clip is -1.0; allowed: more than 0"]),
         ("train.grad_clip=0", ["train.grad_clip is 0.0; allowed: more than 0"]),
         ("train.filter={n: 8, low: .nan}", ["train.filter.low is nan; allowed: 0 to 1"]),
@@ -114,12 +120,15 @@ def test_demo_is_seven_methods_by_three_seeds() -> None:
         ("methods=[grpo,adaptive_entropy(target=.nan)]", ["adaptive_entropy.target is nan; allowed: 0 and more"]),
         ("method_options.adaptive_entropy.target=.nan", ["adaptive_entropy.target is nan; allowed: 0 and more"]),
         ("method_options=3", ["method_options is 3; it must be a mapping of keys"]),
-        ("seeds=0", ["seeds is 0; it must be a list, for example seeds=[0]"]),
+        ("seeds=-1", ["seeds[0] is -1; allowed: 0 and more"]),
+        ("seeds=first", ["seeds[0] is 'first'; it must be a whole number"]),
+        ("seeds=", ["seeds is null; it must be a list, for example seeds=[0]"]),
         ("seeds={a: 1}", ["seeds is {'a': 1}; it must be a list, for example seeds=[0]"]),
         ("seeds=[-1]", ["seeds[0] is -1; allowed: 0 and more"]),
-        ("methods=grpo", ["methods is 'grpo'; it must be a list, for example methods=[grpo]"]),
+        ("methods=gspo", ["unknown method 'gspo'"]),
+        ("methods=null", ["methods is null; it must be a list, for example methods=[grpo]"]),
         ("methods=[[grpo]]", ["methods[0] is ['grpo']; it must be text"]),
-        ("plugins=mine", ["plugins is 'mine'; it must be a list, for example plugins=[mine]"]),
+        ("train.steps=[1]", ["train.steps is [1]; it must be a whole number"]),
         ("train=[1]", ["train is [1]; it must be a mapping of keys"]),
         (f"train.steps={'x' * 999}", ["train.steps is 'xxx", "xxx'; it must be a whole number"]),
         (f"train.{'x' * 999}=1", ["unknown key train.xxx", "allowed: betas"]),
@@ -133,6 +142,38 @@ def test_mistakes_are_one_sentence(override: str, words: list[str]) -> None:
     assert len(str(error.value)) <= 300
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["train.resample.max_batches=2", "train.group=1"],
+            "train.group is 1, and one response alone cannot earn more than another; train.resample needs 2 and more",
+        ),
+        (
+            ["train.prompts=4", "train.updates=2", "hardware.ranks=2", "train.resample.multiplier=1.25"],
+            "train.resample.multiplier is 1.25; train.prompts x multiplier (5) must be a whole number and a multiple "
+            "of hardware.ranks (2)",
+        ),
+        (
+            ["train.steps=2", "rollout.lag=2"],
+            "rollout.lag is 2, but train.steps is 2, and no step comes 2 after the first; allowed: 0 to 1",
+        ),
+    ],
+)
+def test_what_is_refused_only_together(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        config.load("demo", overrides)
+    assert str(error.value) == sentence
+
+
+def test_candidates_are_counted_by_the_decimal_that_was_written() -> None:
+    resample = config.load("demo", ["train.prompts=100", "train.updates=1", "train.resample.multiplier=1.1"])
+    assert resample.train.resample is not None
+    assert 100 * 1.1 != 110
+    assert resample.train.resample.candidates(100) == 110
+    assert resample.train.resample.superset(100) == 1100
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
@@ -220,3 +261,14 @@ def test_planning_and_reporting_start_without_torch() -> None:
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_override_of_a_list_may_be_a_single_value() -> None:
+    """On the command line alone: a file that says `seeds: 0` is asked for what it would be read as."""
+    given = ["seeds=3", "methods=clip_b(share=0.1,mode=paper)", "eval.tasks=gsm8k", "plugins=mine", "name=grpo"]
+    found = config.load("smoke", given)
+    assert found.seeds == [3]
+    assert found.methods == ["clip_b(share=0.1,mode=paper)"]
+    assert found.eval.tasks == ["gsm8k"]
+    assert found.plugins == ["mine"]
+    assert found.name == "grpo"

@@ -12,9 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from matrices import fill
 from places import REPOSITORY
 
 import entrobench
+from harness.record import sync
+from harness.record.made import Made
 
 pytestmark = pytest.mark.processes
 
@@ -142,7 +145,7 @@ def test_what_is_done_is_not_run_again(matrix: entrobench.Matrix, capsys: pytest
     assert len(before) == 2
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert "2 done before, 0 to run" in capsys.readouterr().out
-    assert matrix.plan().states == {"done": 2}
+    assert [plan.states for plan in matrix.plan()] == [{"done": 2}]
     status = matrix.status()
     assert list(status["state"]) == ["done", "done"]
     assert list(status["step"]) == list(status["steps"]) == [4, 4]
@@ -153,7 +156,7 @@ def test_what_is_done_is_not_run_again(matrix: entrobench.Matrix, capsys: pytest
 @pytest.mark.processes
 def test_curves_are_the_records_of_the_cells(matrix: entrobench.Matrix) -> None:
     curves = matrix.curves("entropy/mean", "eval/countdown/avg")
-    assert list(curves.columns) == ["cell", "method", "task", "model", "seed", "step", "metric", "value"]
+    assert list(curves.columns) == ["cell", "method", "task", "model", "seed", "outdated", "step", "metric", "value"]
     told = {(row.cell, row.metric, row.step): row.value for row in curves.itertuples()}
     assert len(told) == len(curves)
     expected = {}
@@ -184,7 +187,7 @@ def test_samples_are_all_responses_to_a_problem(matrix: entrobench.Matrix) -> No
     ids = matrix.samples()
     assert len(ids) == len(set(ids)) == 16
     samples = matrix.samples(ids[3])
-    columns = ["cell", "method", "task", "model", "seed", "evaluated", "step", "response", "verdict"]
+    columns = ["cell", "method", "task", "model", "seed", "outdated", "evaluated", "step", "response", "verdict"]
     assert list(samples.columns) == columns
     assert samples.groupby(["method", "step"]).size().to_dict() == {
         (method, step): 16 for method in ("grpo", "clip_b") for step in (0, 4)
@@ -204,6 +207,25 @@ def test_a_matrix_of_which_some_cells_have_run_is_shown_in_part(matrix: entroben
     larger = entrobench.load("smoke", *SETTINGS, "methods=[grpo,clip_b,ppo]", "seeds=[0,1]")
     assert larger.curves("entropy/mean").equals(matrix.curves("entropy/mean"))
     assert larger.samples() == matrix.samples()
+
+
+def test_numbers_of_another_source_say_so(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
+    matrix = entrobench.load("smoke", *settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}")
+    for cell in matrix.cells:
+        fill(cell.folder, cell.spec, ["countdown"], ["grpo", "clip_b"].index(cell.method))
+        edited = {"clip_b": "as it was"} if (cell.method, cell.seed) == ("clip_b", 1) else {}
+        made = Made("attempt", 0.0, None, None, None, {**cell.sources, **edited}, {}, "a processor", "cpu")
+        made.write(cell.folder)
+        sync.sync(cell.folder, mlflow_uri)
+    why = "made by another source: clip_b"
+    for frame in (matrix.curves("entropy/mean"), matrix.samples("easy")):
+        told = {(row.method, row.seed, row.outdated) for row in frame.dropna().itertuples()}
+        assert told == {("clip_b", 1, why)}
+        assert len(frame.drop_duplicates("cell")) == 4
+    table = matrix.leaderboard().set_index("method")
+    assert why in table.loc["clip_b", "flags"]
+    assert why not in table.loc["grpo", "flags"]
 
 
 def test_a_matrix_that_has_not_run_has_neither(tmp_path: Path) -> None:

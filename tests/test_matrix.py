@@ -6,11 +6,20 @@ import pytest
 
 from harness import config
 from harness.base import devices
+from harness.base.errors import UserError
 from harness.matrix import Cell, cells
 
 
 def cell(*overrides: str) -> Cell:
     return cells(config.load("smoke", overrides))[0]
+
+
+@pytest.mark.parametrize(
+    "override", ["train.resample={}", "train.resample.max_batches=2", "rollout.lag=1", "stop.entropy_below=0.02"]
+)
+def test_how_rollouts_come_to_be_and_when_a_cell_ends_belong_to_who_it_is(override: str) -> None:
+    keys = {cell().key, cell("train.resample.multiplier=2").key, cell(override).key}
+    assert len(keys) == 3
 
 
 def test_who_a_cell_is_depends_on_what_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +38,47 @@ def test_who_a_cell_is_depends_on_what_computes_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(devices, "kind", lambda wanted: "cuda" if wanted == "auto" else wanted)
     assert (cell().key, cell("hardware.device=cpu").key) == (cuda.key, cpu.key)
     assert cell().folder != cpu.folder
+
+
+def test_any_value_of_the_configuration_can_be_an_axis() -> None:
+    axes = ("axes.train.lr=[1e-3, 2e-3]", "axes.correction.kind=[off, truncated]", "seeds=[0, 1]")
+    found = cells(config.load("smoke", axes))
+    assert [(c.seed, c.config.setting["train.lr"], c.config.setting["correction.kind"], c.method) for c in found] == [
+        (seed, lr, kind, method)
+        for seed in (0, 1)
+        for lr in (1e-3, 2e-3)
+        for kind in ("off", "truncated")
+        for method in ("grpo", "clip_b")
+    ]
+    assert len({c.key for c in found}) == len({c.label for c in found}) == 16
+    assert found[3].label == "clip_b train.lr=0.001 correction.kind=truncated seed 0"
+    assert found[3].spec.config == found[3].settled
+    alone = cells(config.load("smoke", ["train.lr=2e-3", "correction.kind=truncated", "seeds=[1]"]))
+    assert [c.folder for c in alone] == [c.folder for c in found[14:]], "who a cell is does not depend on its company"
+
+
+@pytest.mark.parametrize(
+    ("axes", "sentence"),
+    [
+        ("{train.lrr: [1]}", "axes names 'train.lrr', which is no value that results depend on; .*mean 'train.lr'"),
+        ("{train.betas: [1]}", "axes names 'train.betas', which is no value that results depend on"),
+        ("{train: [1]}", "axes names 'train', which is no value that results depend on"),
+        ("{train.filter: [null]}", "axes names 'train.filter', which is no value that results depend on"),
+        ("{hardware.threads: [1, 2]}", "axes names 'hardware.threads', which is no value that results depend on"),
+        ("{seeds: [1]}", "axes names 'seeds', which is no value that results depend on"),
+        ("{train.lr: 3}", r"axes.train.lr is 3; it must be a list of values, for example \[1, 2\]"),
+        ("{train.lr: []}", r"axes.train.lr is \[\]; it must be a list of values"),
+        ("{train.lr: [0.1, 0.1]}", "axes.train.lr names 0.1 twice"),
+        ("{train.lr: [a]}", "train.lr is 'a'; it must be a number"),
+        ("{train.lr: [-1]}", "train.lr is -1.0; allowed: more than 0"),
+        ("{train.updates: [1, 5]}", r"train.updates is 5; it must divide train.prompts \(32\)"),
+        ("{train.group: [4, 1]}", "train.group is 1, but method 'grpo' compares the responses to one prompt"),
+        ("{verify.workers: [1, 2]}", "axes 'verify.workers=1' and 'verify.workers=2' are the same; name one of them"),
+        ("3", "axes is 3; it must be a mapping of keys"),
+    ],
+)
+def test_an_axis_that_makes_no_sense_gets_one_sentence(axes: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"^{sentence}") as error:
+        cells(config.load("smoke", [f"axes={axes}"]))
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) <= 300

@@ -20,10 +20,11 @@ from baselines.grpo import Grpo
 from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method
-from harness.method import Component, Control, Objective, View
+from harness.method import Component, Composition, Control, Objective, View
+from harness.tokens import metrics
 
 
-def table(**more: type[Component]) -> Mapping[str, type[Component]]:
+def table(**more: type[Component] | Composition) -> Mapping[str, type[Component] | Composition]:
     return {**baselines.METHODS, **more}
 
 
@@ -302,3 +303,183 @@ def test_a_gate_multiplies_the_surrogate_and_not_the_terms(spec: str, normalise:
     assert found.item() == pytest.approx(expected, rel=1e-9)
     expected_TV = torch.tensor([gradient[t] for t in sorted(gradient)], dtype=torch.float64)
     torch.testing.assert_close(c.logits_TV.grad, expected_TV, rtol=1e-9, atol=1e-12)
+
+
+# What is marked before the update
+
+
+@dataclass(frozen=True)
+class Marking(Control):
+    """Keeps, in each optimiser step, the tokens that were among the most probable ones of the rollout batch."""
+
+    needs = frozenset({"entropy_now"})
+
+    def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
+        return {"picked_T": batch.global_order(old.logp) < 5, "threshold": batch.global_mean(old.logp)}
+
+    def gate(self, view: View) -> Tensor:
+        return view.marks["picked_T"]
+
+    def term(self, view: View) -> Tensor:
+        assert view.current.entropy is not None
+        assert not view.current.entropy.requires_grad
+        return view.marks["threshold"] * view.current.entropy
+
+    def metrics(self, view: View) -> Mapping[str, float]:
+        return {"picked": float(view.batch.global_count(view.marks["picked_T"])), "ratio": view.ratio_T.max().item()}
+
+
+@dataclass(frozen=True)
+class Stepping(Control):
+    """Scales the surrogate by the mean ratio of the mini-batch."""
+
+    def step_marks(self, view: View) -> Mapping[str, Tensor]:
+        return {"mean": view.batch.global_mean(view.ratio_T), "copy_T": view.ratio_T}
+
+    def gate(self, view: View) -> Tensor:
+        assert torch.equal(view.marks["copy_T"], view.ratio_T.detach())
+        return view.marks["mean"]
+
+
+@dataclass(frozen=True)
+class Penalty(Control):
+    """Takes half of the reward of a response that was cut off or is longer than four tokens."""
+
+    def reward(self, rewards_B: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
+        return rewards_B - 0.5 * (batch.lengths_B > 4)
+
+
+def test_marks_reach_each_part_of_a_minibatch_and_nobody_else() -> None:
+    c = case(4)
+    method = Method.of("marking+entropy_bonus(coefficient=0.5)", table(marking=Marking))
+    signal = method.signal(c.old, c.batch, [c.batch])
+    order = sorted(range(len(c.targets_T)), key=lambda t: (-c.old.logp[t].item(), t))
+    assert signal.marks["marking"]["picked_T"].nonzero().flatten().tolist() == sorted(order[:5])
+    assert signal.marks["grpo"] == signal.marks["entropy_bonus"] == {}
+    parts = list(c.batch.micro_batches(30))
+    losses = [method.loss(c.current(part), signal.at(part.index_T), part) for part in parts]
+    plain = Method.of("entropy_bonus(coefficient=0.5)", table())
+    alone = plain.signal(c.old, c.batch, [c.batch])
+    alone = dataclasses.replace(alone, weights_T=alone.weights_T * signal.marks["marking"]["picked_T"])
+    entropy = c.current().entropy
+    assert entropy is not None
+    expected = plain.loss(c.current(), alone, c.batch) + c.old.logp.mean() * entropy.detach().mean()
+    assert sum(losses).item() == pytest.approx(expected.item(), rel=1e-12)  # type: ignore[union-attr]
+    found = torch.autograd.grad(sum(losses), c.logits_TV)[0]  # type: ignore[arg-type]
+    torch.testing.assert_close(found, torch.autograd.grad(expected, c.logits_TV)[0], rtol=1e-9, atol=1e-12)
+    assert method.metrics(signal, c.batch) == {"marking/picked": 5, "marking/ratio": 1}
+
+
+def test_marks_of_a_step_are_those_of_its_whole_minibatch() -> None:
+    c = case(4)
+    method = Method.of("stepping", table(stepping=Stepping))
+    assert method.marks_steps
+    assert not Method.of("marking", table(marking=Marking)).marks_steps
+    minibatches = list(c.batch.split(2))
+    signal = method.signal(c.old, c.batch, minibatches)
+    plain = Method.of("grpo", table())
+    for minibatch in minibatches:
+        now = c.current(minibatch).detach()
+        fixed = method.for_step(now, signal, minibatch)
+        mean = (now.logp - c.old.logp[minibatch.index_T]).exp().mean()
+        for part in minibatch.micro_batches(20):
+            one, other = (m.loss(c.current(part), fixed.at(part.index_T), part) for m in (method, plain))
+            assert one.item() == pytest.approx(mean.item() * other.item(), rel=1e-12)
+
+
+def test_rewards_are_shaped_before_advantages_and_verdicts_stay() -> None:
+    c = case(4)
+    method = Method.of("penalty", table(penalty=Penalty))
+    expected = c.batch.rewards_B - 0.5 * (c.batch.lengths_B > 4)
+    assert (expected != c.batch.rewards_B).any()
+    shaped = method.rewarded(c.old, c.batch)
+    assert torch.equal(shaped.rewards_B, expected)
+    assert torch.equal(shaped.right_B, c.batch.right_B)
+    found = method.signal(c.old, c.batch, [c.batch]).advantages_T
+    assert torch.equal(found, Grpo().advantages(c.old, shaped))
+    assert not torch.equal(found, Grpo().advantages(c.old, c.batch))
+
+
+def test_the_metrics_say_what_each_part_has_done() -> None:
+    c = case(4)
+    method = Method.of("clip_b(share=0.1)+marking+clip_v(share=0.2)", table(marking=Marking))
+    signal = method.signal(c.old, c.batch, [c.batch])
+    found = metrics.of_signal(signal, c.batch)
+    for name in ("clip_b", "clip_v"):
+        alone = Method.of(f"{name}(share={0.1 if name == 'clip_b' else 0.2})", table())
+        dropped = (alone.signal(c.old, c.batch, [c.batch]).weights_T == 0).double().mean().item()
+        assert found[f"weights/{name}/dropped"] == pytest.approx(dropped)
+    assert "weights/marking/dropped" not in found
+    current = c.current().detach()
+    touched = method.touched(current, signal, c.batch)
+    seen = metrics.of_ratios([current.logp - c.old.logp], [touched])
+    ratios = (current.logp - c.old.logp).exp().tolist()
+    pairs = list(zip(ratios, signal.advantages_T.tolist(), strict=True))
+    assert seen["ratio/clipped_low"] == pytest.approx(sum(r < 0.8 and a < 0 for r, a in pairs) / len(pairs))
+    assert seen["ratio/clipped_high"] == pytest.approx(sum(r > 1.2 and a > 0 for r, a in pairs) / len(pairs))
+    assert seen["gates/closed_marking"] == pytest.approx(1 - 5 / len(pairs))
+
+
+# Names for what is made of others
+
+
+def test_a_composition_is_what_it_stands_for() -> None:
+    entries = table(
+        wide=Composition("grpo(clip_high=0.28)+clip_b(share=0.1)", "arXiv:2503.14476", "Opens the clip."),
+        wider=Composition("wide+entropy_bonus", "arXiv:2503.14476", "Adds a bonus."),
+    )
+    named = Method.of("wider+clip_v", entries, {"clip_v": {"share": 0.2}})
+    written = Method.of("grpo(clip_high=0.28)+clip_b(share=0.1)+entropy_bonus+clip_v(share=0.2)", table())
+    assert named.identity() == written.identity()
+    assert named.name == "wider+clip_v"
+    with pytest.raises(UserError, match=r"^method wide stands for grpo.* and has no options"):
+        Method.of("wide(clip_high=0.3)", entries)
+    with pytest.raises(UserError, match="method 'ppo\\+wide' has 2 objectives"):
+        Method.of("ppo+wide", entries)
+    with pytest.raises(UserError, match="did you mean 'wider'"):
+        Method.of("widerr", entries)
+
+
+@dataclass(frozen=True)
+class Product(Grpo):
+    """Takes a response as one product of its tokens."""
+
+    weighs_tokens: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Responses(Control):
+    """Drops the first response."""
+
+    by_response: ClassVar[bool] = True
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return batch.sequence_T > 0
+
+
+def test_single_tokens_of_a_product_are_not_weighed() -> None:
+    entries = table(product=Product, responses=Responses, gated=Gated)
+    for name in ("clip_b", "gated"):
+        with pytest.raises(UserError) as error:
+            Method.of(f"product+{name}", entries)
+        assert str(error.value) == (
+            f"control {name} weighs single tokens, and objective product takes a response as one product of them all; "
+            "allowed with product: controls that weigh whole responses, or none"
+        )
+    assert Method.of("product+responses+entropy_bonus", entries).components
+
+
+def test_four_bounds_clip_all_four_sides() -> None:
+    c = case(3)
+    method = Method.of("grpo(clip_low_positive=0.3, clip_high_negative=0.4, dual_clip=null)", table())
+    signal = method.signal(c.old, c.batch, [c.batch])
+    low_T, high_T = method.objective.clips(method.view("grpo", c.current(), signal, c.batch))
+    total, clipped = 0.0, []
+    ratios = (c.current().logp - c.old.logp).exp().tolist()
+    for r, a in zip(ratios, signal.advantages_T.tolist(), strict=True):
+        low, high = (0.7, 1.2) if a > 0 else (0.8, 1.4) if a < 0 else (0, math.inf)
+        total -= min(max(r, low), high) * a / len(ratios)
+        clipped.append((r < low, r > high))
+    assert method.loss(c.current(), signal, c.batch).item() == pytest.approx(total, rel=1e-12)
+    assert list(zip(low_T.tolist(), high_T.tolist(), strict=True)) == clipped
+    assert len({(a > 0, *pair) for pair, a in zip(clipped, signal.advantages_T.tolist(), strict=True)}) == 6

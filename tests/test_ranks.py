@@ -15,7 +15,7 @@ import torch.distributed as dist
 from cells import divided, lines, write
 from safetensors.torch import load_file
 from torch.multiprocessing import spawn
-from trainers import build, weights
+from trainers import build, sampled, weights
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from harness import cell
@@ -23,8 +23,10 @@ from harness.base import files, ranks
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Hardware, Train
 from harness.record.log import MetricsLog
+from harness.record.state import State
 from harness.tokens import statistics as tokenstats
 from harness.tokens.metrics import Stopwatch
+from harness.train.collect import Answered
 from harness.train.policy import Policy
 
 
@@ -59,6 +61,83 @@ def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> 
     assert one.keys() == other.keys() == of_two.keys()
     for name, weight in one.items():
         torch.testing.assert_close(other[name], weight, rtol=1e-4, atol=1e-5)
+
+
+AHEAD = ["rollout.lag=2", "train.resample.multiplier=1.5", "train.resample.max_batches=2"]
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_what_two_processes_had_in_flight_when_they_were_killed_is_trained_on_by_one(tmp_path: Path) -> None:
+    write(tmp_path / "whole", *AHEAD)
+    cell.run(tmp_path / "whole")
+
+    write(tmp_path / "relay", *AHEAD, "hardware.ranks=2")
+    script = "import sys; from pathlib import Path; from harness import cell; cell.divide(Path(sys.argv[1]), 2)"
+    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "relay")], stdin=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: State.read(tmp_path / "relay").durable_step >= 2)
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not at_work(tmp_path / "relay"))
+    assert State.read(tmp_path / "relay").durable_step < 6, "otherwise nothing is left for one process"
+    write(tmp_path / "relay", *AHEAD)
+    cell.run(tmp_path / "relay")
+
+    whole, relay = lines(tmp_path / "whole"), lines(tmp_path / "relay")
+    assert list(relay) == list(whole) == list(range(7))
+    for step, record in whole.items():
+        assert relay[step].keys() == record.keys()
+        for name, value in record.items():
+            assert relay[step][name] == pytest.approx(value, rel=1e-3, abs=1e-5), (step, name)
+    one, other = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("whole", "relay"))
+    for name, weight in one.items():
+        # Adam makes steps of the learning rate, 1e-3, out of gradients that are almost nothing but rounding.
+        torch.testing.assert_close(other[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def collecting_rank(rank: int, folder: Path) -> None:
+    """Saves what a rank trains on, what all have in flight, and that of one process as this rank has it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    collector = build(folder / str(rank), "grpo", "hardware.ranks=2", *AHEAD).collector
+    found, state = collector.collect(1, Stopwatch()), collector.state()
+    collector.load_state(torch.load(folder / "alone.pt"))
+    torch.save((found, state, collector.in_flight), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_two_ranks_collect_what_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = build(tmp_path / "alone", "grpo", *AHEAD).collector
+    whole, state = alone.collect(1, Stopwatch()), alone.state()
+    torch.save(state, tmp_path / "alone.pt")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    spawn(collecting_rank, args=(tmp_path,), nprocs=2)
+    shares = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    for rank, (found, theirs, taken_over) in enumerate(shares):
+        mine = [0, 1, 4, 5] if rank == 0 else [2, 3, 6, 7]  # half of each of two mini-batches
+        expected = [whole.answered[slot] for slot in mine]
+        assert [plain(each) for each in found.answered] == [plain(each) for each in expected]
+        assert (found.generated, found.record) == (whole.generated, whole.record)
+        assert {step: each.answered for step, each in taken_over.items()} == {
+            step: [each.answered[slot] for slot in mine] for step, each in alone.in_flight.items()
+        }
+        assert theirs["generated"] == state["generated"]
+        assert theirs["in_flight"].keys() == state["in_flight"].keys() == {2, 3}
+        for step, packed in state["in_flight"].items():
+            other = theirs["in_flight"][step]
+            assert torch.equal(other.pop("tokens"), packed["tokens"])
+            # The same tokens in other company are computed by other products of matrices.
+            torch.testing.assert_close(other.pop("logp"), packed["logp"], rtol=1e-5, atol=1e-5)
+            assert other == {name: value for name, value in packed.items() if name not in ("tokens", "logp")}
+
+
+def plain(found: Answered) -> tuple[object, ...]:
+    """Returns all but the log-probabilities, which rounding may change."""
+    return found.place, found.problem, found.verdicts, [(r.prompt, r.response, r.finished) for r in found.rollouts]
 
 
 @pytest.mark.processes
@@ -186,7 +265,7 @@ def test_an_idle_pass_gives_nothing_to_anyone(
 ) -> None:
     monkeypatch.setattr(tokenstats, "SMALL", 10**6 if backend == "dense" else 0)
     trainer = build(tmp_path, "grpo", f"rollout.temperature={temperature}")
-    groups = trainer.sample(trainer.prompts(1), 1)
+    groups = sampled(trainer, 1)
     batch = TokenBatch.of(groups, [0.0, 1.0] * 32, 20, "cpu")
     idle = batch.idle()
     assert len(idle) == 1

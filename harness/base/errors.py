@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from math import inf
 from pathlib import Path
@@ -13,7 +14,15 @@ LISTED = 150  # characters of the names that are allowed
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend: one clear sentence, exit code 2, no traceback."""
+    """A mistake that the user can mend: one clear sentence, exit code 2, no traceback, and no password in it."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(without_password(said))
+
+
+def without_password(text: str) -> str:
+    """Returns a text that may quote an address as http://user:password@host, with that password made unreadable."""
+    return re.sub(r"//([^/:@\s]*):[^/\s]*@", r"//\1:***@", text)
 
 
 def short(text: str) -> str:

@@ -49,15 +49,24 @@ def read_json(path: Path) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
+    return parse_yaml(path.read_bytes(), path)
+
+
+def parse_yaml(content: bytes, path: Path) -> Any:
+    """Returns the content of a file; `path` says where it was."""
     try:
-        return yaml.load(path.read_bytes(), YAML_LOADER)
+        return yaml.load(content, YAML_LOADER)
     except yaml.YAMLError as error:
         raise Damaged(path, f"it is no YAML ({str(error).splitlines()[0]})") from error
 
 
 def read_lines(path: Path) -> list[Any]:
+    return parse_lines(path.read_bytes())
+
+
+def parse_lines(content: bytes) -> list[Any]:
     """One JSON value a line, whatever else counts as the end of a line in Unicode."""
-    return [json.loads(line) for line in path.read_text().split("\n") if line]
+    return [json.loads(line) for line in content.split(b"\n") if line]
 
 
 def write_lines(path: Path, records: Iterable[Any]) -> None:

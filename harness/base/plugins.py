@@ -18,8 +18,8 @@ OURS = ("baselines", "configs", "entrobench", "harness", "tasks")  # packages, w
 
 
 def extended(
-    kind: str, ours: Mapping[str, type[T]], offer: str, plugins: Iterable[str], check: Callable[[str, Any, str], None]
-) -> dict[str, type[T]]:
+    kind: str, ours: Mapping[str, T], offer: str, plugins: Iterable[str], check: Callable[[str, Any, str], None]
+) -> dict[str, T]:
     """Returns our table with all that is offered for it; `check` raises UserError where an offer cannot be taken."""
     table = dict(ours)
     for name, cls, plugin in offered(offer, plugins):

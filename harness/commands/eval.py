@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tasks
 from harness.base import registry
-from harness.base.errors import CellFailure
+from harness.base.errors import CellFailure, UserError, without_password
 from harness.commands.common import Commands, command, console, with_plugins
+from harness.config import Config
 from harness.rollout import models
 from harness.verify.pool import Verifier
+
+if TYPE_CHECKING:
+    from harness.rollout.models import Model
+    from harness.study.assess import Assessment
 
 TEXT = "Avg@K, Pass@K and maj@K of any model, without training; what was sampled is kept and never sampled again"
 
@@ -28,6 +35,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
     parser.add_argument("--beyond-context", action="store_true", help="also beyond the model's max_position_embeddings")
     parser.add_argument("--out", type=Path, help="folder for samples and results (default: results/eval/MODEL-KEY)")
+    parser.add_argument("--uri", help="of the MLflow store (default: MLFLOW_TRACKING_URI, or results/mlflow.db)")
     with_plugins(parser)
 
 
@@ -46,5 +54,20 @@ def call(arguments: argparse.Namespace) -> int:
         console.print(f"failed  {failure}; what was sampled is kept in {out}", style="red")
         return 1
     assess.show(console, found)
+    feed(model, found, arguments.uri or Config().tracking_uri)
     console.print(f"samples and results: {out}")
     return 0
+
+
+def feed(model: Model, found: Sequence[Assessment], uri: str) -> None:
+    """Has MLflow hold what was found; that it is away costs one sentence, since all of it is kept here."""
+    from harness.record import evaluation
+
+    try:
+        for each in found:
+            evaluation.sync(each.told(model), uri)
+    except UserError as error:
+        console.print(f"MLflow is not fed: {error}. The same command again feeds it, without sampling.", style="yellow")
+    else:
+        runs = "1 run" if len(found) == 1 else f"{len(found)} runs"
+        console.print(f"MLflow: {runs} in the experiment {evaluation.EXPERIMENT} at {without_password(uri)}")

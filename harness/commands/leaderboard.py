@@ -6,93 +6,115 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tasks
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.fit import visible, width_of
-from harness.commands.common import Commands, command, console, load, with_config
+from harness.commands.common import Commands, command, console, load, with_plugins
 from harness.config import Config
 from harness.matrix import Cell, cells
 
 if TYPE_CHECKING:
-    from harness.report.leaderboard import Entry, Expected, Row
+    from harness.report.leaderboard import Row
+    from harness.report.select import Part
+
+TEXT = "the table, read from MLflow: of a configuration, or of whatever an experiment there holds"
 
 
 def add(commands: Commands) -> None:
-    parser = with_config(command(commands, "leaderboard", "the table, read from MLflow"))
+    parser = command(commands, "leaderboard", TEXT)
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a YAML file, or the name of one in configs/")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for example train.steps=10")
+    with_plugins(parser)
+    parser.add_argument(
+        "--experiment", action="append", default=[], metavar="NAME,...", help="instead of CONFIG; several may be given"
+    )
+    parser.add_argument("--uri", help="of the MLflow store (default: MLFLOW_TRACKING_URI, else results/mlflow.db)")
+    parser.add_argument("--columns", metavar="NAME,...", help="which, in which order; `--columns help` lists them")
+    parser.add_argument("--sort", metavar="COLUMN", help="the largest value first")
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="key=value",
+        help="only cells with this method, task, model, seed or parameter; the baseline is read in any case",
+    )
+    parser.add_argument("--baseline", metavar="METHOD", help="compare with this one (default: as was configured)")
+    parser.add_argument("--before", action="store_true", help="with a row of the model before training")
     parser.add_argument("--format", choices=["table", "md", "csv", "json", "latex", "parquet"], default="table")
     parser.add_argument("--compare", action="store_true", help="tests, ranks, and what the experiment could have seen")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it; parquet needs one")
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config, how, out = load(arguments), arguments.format, arguments.out
-    if arguments.compare and how in ("latex", "parquet"):
-        raise UserError(f"--compare has no --format {how}; allowed: table, md, csv, json")
-    if how == "parquet" and out is None:
-        raise UserError("--format parquet goes to a file, and --out names none")
-    matrix = cells(config)
-    if how == "parquet":
-        write_answers(config, matrix, out)
-    elif out is None:
-        show(config, matrix, how, compare=arguments.compare)
+    from harness.report import answer, columns, export
+
+    if arguments.columns == "help":
+        print("\n".join(f"{name:<14} {column.header}" for name, column in columns.COLUMNS.items()))
+        return 0
+    check(arguments)
+    chosen = columns.known("--columns", arguments.columns.split(",")) if arguments.columns else columns.DEFAULT
+    if arguments.sort:
+        columns.known("--sort", [arguments.sort])
+    parts = parts_of(arguments)
+    if arguments.format == "parquet":
+        export.write({part.title: part.shown for part in parts}, arguments.out)
+        return 0
+    width = None if arguments.out else width_of(console)
+    form = answer.Form(arguments.format, chosen, arguments.sort, arguments.before, arguments.compare, width)
+    text = answer.text(parts, form)
+    if arguments.out:
+        files.write_text(arguments.out, text)
     else:
-        files.write_text(out, rendered(config, matrix, how, compare=arguments.compare))
+        print(visible(text), end="")
     return 0
 
 
-def show(config: Config, matrix: list[Cell], how: str, *, compare: bool = False) -> None:
-    print(visible(rendered(config, matrix, how, width_of(console), compare=compare)), end="")
+def check(arguments: argparse.Namespace) -> None:
+    """Refuses what does not go together."""
+    how = arguments.format
+    if bool(arguments.config) == bool(arguments.experiment):
+        raise UserError("leaderboard needs one of two: a CONFIG, or --experiment NAME of an MLflow store")
+    if arguments.compare and how in ("latex", "parquet"):
+        raise UserError(f"--compare has no --format {how}; allowed: table, md, csv, json")
+    if how == "parquet" and arguments.out is None:
+        raise UserError("--format parquet goes to a file, and --out names none")
+    other = "--compare" if arguments.compare else f"--format {how}"
+    given = {"--columns": arguments.columns, "--sort": arguments.sort, "--before": arguments.before}
+    for name in (name for name, value in given.items() if value):
+        if arguments.compare or how in ("latex", "parquet"):
+            raise UserError(f"{name} chooses in the table of scores, and {other} asks for another")
+        if name == "--columns" and how in ("csv", "json"):
+            raise UserError(f"--columns chooses what people see (--format table or md); {other} holds every number")
 
 
-def rendered(config: Config, matrix: list[Cell], how: str, width: int | None = None, *, compare: bool = False) -> str:
-    from harness.report import compare as comparing
-    from harness.report import latex, render
+def parts_of(arguments: argparse.Namespace) -> list[Part]:
+    from harness.record.runs import reader
+    from harness.report import select
+    from harness.report.board import Board
+    from harness.report.read import Experiment
 
-    if not compare and how != "latex":
-        return render.render(rows(config, matrix), how, width)
-    found = comparing.comparisons(entries(config, matrix), config.baseline, asked(config, matrix)[1])
-    return comparing.render(found, how, width) if compare else latex.render(found)
+    asked = select.Asked(select.conditions(arguments.where), arguments.baseline)
+    config = load(arguments) if arguments.config else Config()
+    uri = arguments.uri or config.tracking_uri
+    with reader(uri) as source:
+        if arguments.config:
+            board = Board.of_config(config, cells(config))
+            return select.parts_of_config(board, Experiment(source, config.name, uri), asked)
+        names = dict.fromkeys(name for given in arguments.experiment for name in given.split(","))
+        return [part for name in names for part in select.parts_of(Experiment(source, name, uri), asked)]
 
 
-def write_answers(config: Config, matrix: list[Cell], out: Path) -> None:
-    from harness.report import export
+def show(config: Config, matrix: list[Cell]) -> None:
+    """Prints the table of a matrix, whether or not any cell is done."""
+    from harness.report.render import render
 
-    export.write(entries(config, matrix), out)
-
-
-def entries(config: Config, matrix: list[Cell]) -> list[Entry]:
-    """Returns the answers themselves, by method, task and model."""
-    from harness.report import leaderboard
-    from harness.report.read import read
-
-    expected, _ = asked(config, matrix)
-    results = read(config.tracking_uri, config.name, {each.cell for each in expected})
-    return leaderboard.entries_of(results, expected, config.baseline)
+    print(visible(render(rows(config, matrix), "table", width_of(console))), end="")
 
 
 def rows(config: Config, matrix: list[Cell]) -> list[Row]:
     """Returns the rows of the matrix, with the cells that are not done counted as expected."""
     from harness.report import leaderboard
+    from harness.report.board import Board
 
-    expected, ks = asked(config, matrix)
-    return leaderboard.rows(config.tracking_uri, config.name, expected, config.baseline, ks)
-
-
-def asked(config: Config, matrix: list[Cell]) -> tuple[list[Expected], dict[str, int]]:
-    """Returns the cells that the leaderboard is of, and the K of the headline Pass@K by evaluation task."""
-    from harness.report import leaderboard
-
-    expected = [
-        leaderboard.Expected(
-            cell.method,
-            cell.task,
-            [tasks.build(spec, config.plugins).name for spec in cell.evaluation_tasks],
-            cell.model,
-            cell.seed,
-            cell.key,
-            cell.sources,
-        )
-        for cell in matrix
-    ]
-    return expected, {task: config.eval.of(task).k for each in expected for task in each.eval_tasks}
+    board = Board.of_config(config, matrix)
+    return leaderboard.rows(config.tracking_uri, board.experiment, board.expected, board.baseline, board.ks)

@@ -10,6 +10,7 @@ from harness import config as configs
 from harness.base import fit
 from harness.base.fit import Column
 from harness.commands.common import Commands, command, console, with_plugins
+from harness.method import Composition
 from harness.rollout import models
 
 
@@ -22,11 +23,13 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     rows: list[list[str]] = []
     if arguments.what == "methods":
-        for name, cls in baselines.table(arguments.plugin).items():
-            rows.append([name, first_line(cls), cls.source])
+        for name, entry in baselines.table(arguments.plugin).items():
+            about = entry.about if isinstance(entry, Composition) else entry.__doc__
+            made_of = f" {entry.spec}" if isinstance(entry, Composition) else ""
+            rows.append([name, first_line(about) + made_of, entry.source])
     elif arguments.what == "tasks":
         for name, task in tasks.table(arguments.plugin).items():
-            rows.append([name, first_line(task)])
+            rows.append([name, first_line(task.__doc__)])
     elif arguments.what == "models":
         for name in models.names():
             rows.append([name, models.resolve(name).summary()])
@@ -39,5 +42,5 @@ def call(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def first_line(thing: object) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0]
+def first_line(text: str | None) -> str:
+    return (text or "").strip().splitlines()[0]

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
-from harness.config import Config
+from harness.config import Config, variants
 from harness.matrix import cells
 
 if TYPE_CHECKING:
@@ -22,13 +22,17 @@ def call(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def plan(config: Config) -> Plan:
-    """Prints the plan, and returns it."""
+def plan(config: Config) -> list[Plan]:
+    """Prints the plan of each setting of the configuration's axes, and returns them."""
     from harness.plan import estimate, show
     from harness.plan.machine import this_machine
 
-    matrix = cells(config)
-    found = estimate.of(config, matrix, this_machine(config))
-    show.show(console, found)
+    matrix, found = cells(config), []
+    for setting in variants(config):
+        if setting.setting:
+            console.rule(", ".join(f"{key}={value}" for key, value in setting.setting.items()), align="left")
+        here = [cell for cell in matrix if cell.config.setting == setting.setting]
+        found.append(estimate.of(setting, here, this_machine(setting)))
+        show.show(console, found[-1])
     tell_outdated(matrix, "`entrobench run` runs them anew")
     return found

@@ -6,7 +6,7 @@ import argparse
 import os
 
 import tasks
-from harness.base.errors import UserError
+from harness.base.errors import UserError, without_password
 from harness.commands import leaderboard, sync
 from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
 from harness.config import Config
@@ -35,9 +35,8 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     code = run(config, arguments.jobs, keep_stale=arguments.keep_stale)
-    console.print(
-        f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {config.tracking_uri}"
-    )
+    uri = without_password(config.tracking_uri)
+    console.print(f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {uri}")
     return code
 
 
@@ -45,6 +44,7 @@ def run(config: Config, jobs: int | None = None, *, keep_stale: bool = False) ->
     """Runs the missing cells, feeds MLflow, prints the leaderboard; returns the exit code."""
     from harness.launch import local
     from harness.launch.progress import LiveView
+    from harness.report import publish
 
     matrix = cells(config)
     if jobs is None:
@@ -71,7 +71,8 @@ def run(config: Config, jobs: int | None = None, *, keep_stale: bool = False) ->
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
     sync.sync(config, matrix)
-    leaderboard.show(config, matrix, "table")
+    publish.write(config, matrix)
+    leaderboard.show(config, matrix)
     return 1 if failed else 0
 
 

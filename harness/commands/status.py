@@ -25,7 +25,7 @@ def call(arguments: argparse.Namespace) -> int:
         numbers = [
             f"{progress.metrics[k]:.3f}" if k in progress.metrics else "" for k in ("entropy/mean", "reward/mean")
         ]
-        step = f"{progress.step}/{config.train.steps}"
+        step = f"{progress.step}/{cell.config.train.steps}"
         rows.append([cell.label, progress.state, step, *numbers, progress.reason or ""])
     fit.show(console, COLUMNS, rows, goes=[("entropy", "reward")])
     tell_outdated(matrix, "`entrobench run` runs them anew, with --keep-stale it keeps those that are done")

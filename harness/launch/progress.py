@@ -18,12 +18,14 @@ from harness.base.units import duration
 from harness.matrix import Cell
 from harness.record import sync
 from harness.record.log import last_lines
-from harness.record.state import Progress, State
+from harness.record.made import Made
+from harness.record.state import OUTDATED, Progress, State
 
 QUIET_SECONDS = 30  # between two lines where there is no terminal to redraw
 BARS = "▁▂▃▄▅▆▇█"
 RECENT = 10  # steps of a sparkline
 NUMBERS = {"entropy": "entropy/mean", "reward": "reward/mean"}  # that are shown, by their columns
+STARTING = ("planned", "stale", "failed", OUTDATED)  # as a cell was before its process writes that it runs
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -42,11 +44,18 @@ def sparkline(values: Sequence[float]) -> str:
 
 def phase(cell: Cell, now: Progress) -> str:
     """Returns what a cell is busy with where its numbers do not say it."""
-    if now.state in ("planned", "stale", "failed"):  # as it was before; its process will write another
+    if now.state in STARTING:
         return "starting its process"
     if now.reason is not None or now.step > 0:
         return now.reason or ""
     return "evaluating before training" if State.read(cell.folder).device else "loading the model"
+
+
+def reached(cell: Cell, now: Progress) -> int:
+    """Returns the step that a cell has reached: before its process runs, that with which it will go on."""
+    if now.state == OUTDATED:
+        return 0
+    return max(State.read(cell.folder).durable_step, 0) if now.state in STARTING else now.step
 
 
 @contextmanager
@@ -71,11 +80,11 @@ class LiveView:
     def __init__(self, console: Console, cells: list[Cell], todo: list[Cell], uri: str) -> None:
         self.console, self.todo, self.uri = console, todo, uri
         self.total, self.done, self.failed = len(cells), len(cells) - len(todo), 0
-        self.steps_before = {cell.key: cell.progress().step for cell in todo}
+        self.steps_before = {cell.key: reached(cell, cell.progress()) for cell in todo}
         self.steps_todo = sum(cell.config.train.steps - self.steps_before[cell.key] for cell in todo)
         self.steps_ended = 0
         self.last_line = time.monotonic()
-        self.fed: dict[str, int] = {}
+        self.fed: dict[str, tuple[str | None, int]] = {}  # the attempt and its step, by cell
         self.store_away = self.started = False
         self.first: tuple[int, float] | None = None  # the clock of the time left begins with the first steps
         self.began, self.said = time.monotonic(), ""
@@ -126,7 +135,8 @@ class LiveView:
         if progress.state == "done":
             head = next((f"{v:.3f}" for k, v in progress.metrics.items() if k.endswith("/avg")), "?")
             entropy = progress.metrics.get("entropy/mean", float("nan"))
-            line = f"{cell.label}: Avg@K {head}, entropy {entropy:.3f}"
+            told = f", {progress.reason}" if progress.reason else ""
+            line = f"{cell.label}: Avg@K {head}, entropy {entropy:.3f}{told}"
             self.console.print(Text.assemble(("done    ", "green"), line))
         else:
             self.console.print(Text.assemble(("failed  ", "red"), f"{cell.label}: {progress.reason}"))
@@ -135,10 +145,11 @@ class LiveView:
         """Bring MLflow up to the last checkpoint; that it is away costs one warning and nothing else."""
         if self.store_away:
             return
-        step = State.read(cell.folder).durable_step
-        if not last and step <= self.fed.get(cell.key, -1):
+        made = Made.read(cell.folder)
+        here = made.attempt if made else None, State.read(cell.folder).durable_step
+        if not last and (here[1] < 0 or here == self.fed.get(cell.key)):
             return
-        self.fed[cell.key] = step
+        self.fed[cell.key] = here
         try:
             sync.sync(cell.folder, self.uri)
         except UserError as error:
@@ -148,7 +159,7 @@ class LiveView:
             )
 
     def headline(self, running: list[Cell], waiting: int) -> str:
-        steps = self.steps_ended + sum(cell.progress().step - self.steps_before[cell.key] for cell in running)
+        steps = self.steps_ended + sum(reached(cell, cell.progress()) - self.steps_before[cell.key] for cell in running)
         now = time.monotonic()
         if steps and self.first is None:
             self.first = steps, now
@@ -180,10 +191,11 @@ class LiveView:
     def line(self, cell: Cell) -> list[str]:
         """Returns a cell's row of the picture."""
         now = cell.progress()
-        recent = [each["metrics"] for each in last_lines(cell.folder, RECENT)]
+        anew = now.state == OUTDATED  # its numbers are those of an earlier attempt
+        recent = [] if anew else [each["metrics"] for each in last_lines(cell.folder, RECENT)]
         texts = []
         for key in NUMBERS.values():
             values = [metrics[key] for metrics in recent if key in metrics]
-            texts += [f"{now.metrics[key]:.3f}" if key in now.metrics else "", sparkline(values)]
-        row = [cell.label, f"{now.step}/{cell.config.train.steps}", *texts, phase(cell, now)]
+            texts += [f"{now.metrics[key]:.3f}" if key in now.metrics and not anew else "", sparkline(values)]
+        row = [cell.label, f"{reached(cell, now)}/{cell.config.train.steps}", *texts, phase(cell, now)]
         return [fit.visible(text) for text in row]

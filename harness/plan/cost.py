@@ -55,6 +55,14 @@ def trained(config: Config) -> Asked:
     return Asked(config.train.prompts, config.train.group)
 
 
+def drawn(config: Config) -> tuple[Asked, int]:
+    """Returns what is sampled at once for one step, and how often it is drawn at most."""
+    resample, step = config.train.resample, trained(config)
+    if resample is None:
+        return step, 1
+    return Asked(int(resample.candidates(step.problems)), step.samples), resample.max_batches
+
+
 def scored(config: Config) -> dict[str, Asked]:
     """In one evaluation, by task."""
     found = {}
@@ -207,7 +215,7 @@ def memory(shape: Shape, config: Config, needs: frozenset[str], size: int, engin
         edges = shape.parameters - shape.layers * shape.layer  # embedding, head and last norm, gathered together
         training["gathered"] = FLOAT * (2 * shape.layer + edges)  # a layer, and the next one on its way
         training["whole gradients"] = FLOAT * (shape.layer + edges)  # before they are reduced
-    asked = [trained(config), *scored(config).values(), *filtered(config).values()]
+    asked = [drawn(config)[0], *scored(config).values(), *filtered(config).values()]
     decoded = min(engine.at_once, max(share(each.responses, config) for each in asked))
     model = {"engine": size * shape.parameters}
     fixed = {} if engine.cache is None else {"KV cache": engine.cache}
@@ -284,10 +292,11 @@ def updating(shape: Shape, config: Config, needs: frozenset[str], speed: Speed) 
 
 
 def seconds(shape: Shape, config: Config, needs: frozenset[str], size: int, speed: Speed, engine: Engine) -> float:
-    """Returns the seconds of a cell whose responses are as long as they may be, without the filter that cells share."""
+    """Returns the seconds of a cell that generates as much as it may, without the filter that cells share."""
 
     def generation(asked: Asked) -> float:
         return generating(shape, asked.responses, config, size, speed, engine)
 
-    step = generation(trained(config)) + updating(shape, config, needs, speed)
+    at_once, batches = drawn(config)
+    step = batches * generation(at_once) + updating(shape, config, needs, speed)
     return config.train.steps * step + evaluations(config) * sum(map(generation, scored(config).values()))

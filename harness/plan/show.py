@@ -38,6 +38,13 @@ def work(config: Config) -> Iterator[str]:
         f"training, a cell: {train.steps:,} steps x {step.problems} prompts x {step.samples} responses of at most "
         f"{new:,} tokens, {short(train.steps * step.responses * new)} tokens at most; {updates:,} updates"
     )
+    if train.resample is not None:
+        at_once, batches = cost.drawn(config)
+        most = train.steps * batches * at_once.responses * new
+        yield (
+            f"resampling: a step draws {at_once.problems} prompts at a time, up to {batches} times, until "
+            f"{step.problems} groups have signal; {short(most)} tokens a cell at most"
+        )
     times, responses = cost.evaluations(config), sum(asked.responses for asked in scored.values())
     sets = ", ".join(f"{name} {size(asked)}" for name, asked in scored.items())
     yield f"evaluation, a cell: {times} x ({sets}), {short(times * responses * new)} tokens at most"
@@ -60,9 +67,10 @@ def costs(plan: Plan) -> Iterator[str]:
     elif plan.missing and plan.assumed is not None:
         speed = SPEEDS[plan.kind]
         of = speed.of if ranks == 1 else f"{ranks} processes, each on {speed.of},"
+        also = " and every step draws as often as allowed" if plan.config.train.resample else ""
         yield (
-            f"time: {plan.missing} cells to run, {long(plan.assumed)} of {of} if every response is as long as "
-            f"allowed; assumed, not measured ({speed.flops:.2g} operations and {speed.bandwidth:.2g} bytes a second)"
+            f"time: {plan.missing} cells to run, {long(plan.assumed)} of {of} if every response is as long as allowed"
+            f"{also}; assumed, not measured ({speed.flops:.2g} operations and {speed.bandwidth:.2g} bytes a second)"
         )
     of_each = "memory" if ranks == 1 else f"memory of each of {ranks} processes"
     for each in plan.footprints:

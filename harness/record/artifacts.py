@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from contextlib import closing
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
@@ -31,8 +31,7 @@ class Artifacts:
         self.client, self.run, self.uri = client, run, uri
         self.recorded = local(run.info.artifact_uri) if database(uri) else None
         self.home = None if self.recorded is None else home(self.recorded, uri)
-        gone = self.recorded is not None and not self.recorded.is_dir()
-        self.place = self.home if self.home and (gone or self.home.is_dir()) else self.recorded
+        self.place = place(run.info.artifact_uri, uri)
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Returns the size of each file of a folder, by its path."""
@@ -40,7 +39,7 @@ class Artifacts:
             listed = self.client.list_artifacts(self.run.info.run_id, folder)
             return {each.path: each.file_size for each in listed if not each.is_dir}
         found = (self.place / folder).glob("[!.]*")  # without what a killed process has half written
-        return {f"{folder}/{path.name}": path.stat().st_size for path in found}
+        return {str(PurePosixPath(folder, path.name)): path.stat().st_size for path in found if path.is_file()}
 
     def fetch(self, path: str, temporary: str) -> Path:
         """Returns a file of the run; one that a server has is put into the temporary folder."""
@@ -55,6 +54,13 @@ class Artifacts:
         else:
             with files.atomic(self.place / folder / source.name) as file, open(source, "rb") as given:
                 shutil.copyfileobj(given, file)
+
+    def write(self, name: str, text: str) -> None:
+        """Sends a text as a file, which replaces an earlier one."""
+        if self.place is None:
+            self.client.log_text(self.run.info.run_id, text, name)
+        else:
+            files.write_text(self.place / name, text)
 
     def bring_home(self) -> None:
         """Has the files beside the database from now on, whatever was moved or copied, and says so to MLflow's own
@@ -83,6 +89,16 @@ def local(uri: str) -> Path | None:
     """Returns the folder that a URI names; None where it is not one of this machine."""
     parsed = urlparse(uri)
     return Path(unquote(parsed.path)) if parsed.scheme in ("", "file") else None
+
+
+def place(artifacts: str, uri: str) -> Path | None:
+    """Returns the folder with the files of a run, of which MLflow says that they are in `artifacts`; None where a
+    server has them."""
+    recorded = local(artifacts) if database(uri) else None
+    ours = None if recorded is None else home(recorded, uri)
+    if recorded is None or ours is None:
+        return recorded
+    return ours if ours.is_dir() or not recorded.is_dir() else recorded
 
 
 def beside(uri: str, matrix: str) -> Path | None:

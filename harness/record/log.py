@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ class MetricsLog:
         """Forgets what came after a step."""
         kept = [json.dumps(line) + "\n" for line in self.read() if line["step"] <= step]
         files.write_text(self.path, "".join(kept))
+
+
+def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | None:
+    """Returns the first step whose entropy, which is that before its update, lies below the bound; None where there is
+    no such step."""
+    if below is None:
+        return None
+    return next((line["step"] for line in lines if line["metrics"].get("entropy/mean", below) < below), None)
 
 
 def parsed(line: bytes, path: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from filelock import FileLock
 
 from harness.base import files, identities
 from harness.base.errors import Damaged
+from harness.record.log import MetricsLog
 
 FILE = "made.json"
 # Between the name of a cell's folder and the id of an earlier attempt, whose records are kept there.
@@ -164,12 +165,31 @@ def others(made: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
     return sorted(name for name in made.keys() | present.keys() if made.get(name) != present.get(name))
 
 
-def by_another_source(made: Mapping[str, str], present: Mapping[str, str]) -> str | None:
-    """Returns, as people are told, what was made by another source than the present one; None if nothing was."""
+def by_another_source(made: Mapping[str, str] | None, present: Mapping[str, str]) -> str | None:
+    """Returns, as people are told, what was made by another source than the present one; None if nothing was. A record
+    of what made it may be missing."""
+    if made is None:
+        return "made by a source that nobody noted"
     return f"made by another source: {', '.join(names)}" if (names := others(made, present)) else None
 
 
+def sources_in(tags: Mapping[str, str]) -> dict[str, str] | None:
+    """Returns the hashes of the source that made a run's numbers; None where no record of it was kept."""
+    if "source" not in tags:
+        return None
+    return {key.removeprefix("source."): tag for key, tag in tags.items() if key.startswith("source.")}
+
+
 # Attempts
+
+
+def unnoted(folder: Path) -> Made:
+    """Writes the record of an attempt of which there is none, so that it can be set aside as any other."""
+    lines = MetricsLog(folder).read()
+    started = lines[0]["time"] if lines else folder.stat().st_mtime
+    made = Made("", started, None, None, None, sources={}, versions={}, processor="", device="")
+    made.write(folder)
+    return made
 
 
 def set_aside(folder: Path, made: Made) -> Path:

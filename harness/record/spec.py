@@ -32,7 +32,12 @@ class CellSpec:
     @classmethod
     def read(cls, folder: Path) -> CellSpec:
         path = folder / FILE
-        given = files.read_yaml(path)
+        return cls.parse(path.read_bytes(), path)
+
+    @classmethod
+    def parse(cls, content: bytes, path: Path) -> CellSpec:
+        """Returns the record that a file holds; `path` says where it was."""
+        given = files.parse_yaml(content, path)
         keys = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(given, dict) or given.keys() != set(keys):
             raise Damaged(path, f"it must hold {', '.join(keys)}")

@@ -29,6 +29,7 @@ class State:
     durable_step: int = -1  # the last step that no interruption can undo; -1 before the first
     seconds: float = 0.0  # of work, over all lives of the cell
     device: str = ""
+    collapsed: int | None = None  # the step after which it ended, since the entropy was below stop.entropy_below
 
     @classmethod
     def read(cls, folder: Path) -> State:
@@ -45,6 +46,12 @@ class State:
     def write(self, folder: Path) -> None:
         assert self.state in STATES
         files.write_json(folder / FILE, dataclasses.asdict(self))
+
+    @property
+    def told(self) -> str | None:
+        """Returns all that people must know of the state beside its name."""
+        collapsed = None if self.collapsed is None else f"collapsed at step {self.collapsed}"
+        return "; ".join(filter(None, (collapsed, self.reason))) or None
 
     @property
     def ended(self) -> bool:
@@ -81,11 +88,14 @@ class Progress:
         if now.state == "planned":
             return cls("planned")
         name = STALE if now.state == "running" and free(folder) else now.state
-        record = None if sources is None or name == "running" else Made.read(folder)
-        if record is not None and sources is not None and (why := made.by_another_source(record.sources, sources)):
-            return cls(OUTDATED, why)
+        if sources is not None and name != "running":
+            record = Made.read(folder)
+            if record is not None or name == "done":  # before its first attempt began, a cell may only have failed
+                why = made.by_another_source(record.sources if record else None, sources)
+                if why is not None:
+                    return cls(OUTDATED, why)
         last = last_line(folder)
-        return cls(name, now.reason, last.get("step", 0), last.get("metrics", {}), now.seconds)
+        return cls(name, now.told, last.get("step", 0), last.get("metrics", {}), now.seconds)
 
 
 def free(folder: Path) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -41,9 +40,24 @@ def database(uri: str) -> Path | None:
 
 
 def unusable(uri: str, error: Exception) -> UserError:
+    if refused := refusal(error):
+        return UserError(f"the MLflow store at {uri} {refused}")
     reason = (str(error) or type(error).__name__).splitlines()[0]
-    shown = re.sub(r"//([^/:@]*):[^/@]*@", r"//\1:***@", uri)
-    return UserError(f"the MLflow store at {shown} cannot be used: {reason}")
+    return UserError(f"the MLflow store at {uri} cannot be used: {reason}")
+
+
+def refusal(error: Exception) -> str | None:
+    """Returns what a server said that asks who one is, and does not take the answer; None for all other errors."""
+    ask = getattr(error, "get_http_status_code", None)  # of MLflow's errors; those of its files are of requests
+    status = ask() if ask else getattr(getattr(error, "response", None), "status_code", None)
+    user, password = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD"))
+    if status == 403:
+        return f"does not permit this to the user {user!r}; its administrator can"
+    if status != 401:
+        return None
+    if user and password:
+        return f"knows no user {user!r} (MLFLOW_TRACKING_USERNAME) with the password in MLFLOW_TRACKING_PASSWORD"
+    return "asks for a user and a password; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 
 
 def probe(path: Path, uri: str, write: bool) -> None:
@@ -63,6 +77,7 @@ def client_of(uri: str) -> MlflowClient:
     for name, value in {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # a server that is away must not hold up a run
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     }.items():

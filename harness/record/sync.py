@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from harness.base import files
+from harness.base import files, identities
 from harness.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 from harness.record.artifacts import Artifacts, beside
 from harness.record.log import MetricsLog
 from harness.record.made import Made
+from harness.record.origin import KIND, NOTE, dataset, origin
+from harness.record.outcome import FILE as OUTCOME
+from harness.record.outcome import TAG as OUTCOME_TAG
+from harness.record.outcome import outcome
 from harness.record.spec import FILE, CellSpec
 from harness.record.state import State
 from harness.record.store import store
@@ -46,17 +51,26 @@ def sync(folder: Path, uri: str) -> None:
             "status": state.state,
             "reason": state.reason or "",
             "device": state.device,
+            "collapsed": "" if state.collapsed is None else str(state.collapsed),
+            "baseline": spec.config.baseline,
             "lines": str(max(sent, len(lines))),
         }
         tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
+        told = outcome(folder, spec, lines) if state.state == "done" else None
+        if told is not None:
+            tags[OUTCOME_TAG] = identities.digest(told)
         unsent = list(missing(folder, artifacts)) if state.ended else []
-        if tags.items() <= run.data.tags.items() and not unsent:
+        lacking = unsent or (told is not None and OUTCOME not in artifacts.sizes(""))
+        if tags.items() <= run.data.tags.items() and not lacking:
             return
         send_metrics(client, run.info.run_id, lines[sent:])
         send_params(client, run.info.run_id, spec)
+        send_origin(client, run, spec, made)
         artifacts.send(folder / FILE)
         for path in unsent:
             artifacts.send(path, path.parent.name)
+        if told is not None:
+            artifacts.write(OUTCOME, json.dumps(told))
         if state.ended:
             end = int(lines[-1]["time"] * 1000) if lines else None
             client.set_terminated(run.info.run_id, RUN_STATUS[state.state], end)
@@ -118,7 +132,7 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
         # Beside the database: by itself MLflow would use ./mlruns, wherever the command happens to run.
         place = beside(uri, matrix)
         try:
-            return client.create_experiment(matrix, place and place.as_uri())
+            return client.create_experiment(matrix, place and place.as_uri(), {**KIND, **NOTE})
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another cell was quicker
                 raise
@@ -153,10 +167,26 @@ def send_params(client: MlflowClient, run_id: str, spec: CellSpec) -> None:
     """Sends the factors. MLflow takes the same value again and no other; a cell's never change."""
     from mlflow.entities import Param
 
+    client.log_batch(run_id, params=[Param(key, value) for key, value in params_of(spec).items()])
+
+
+def params_of(spec: CellSpec) -> dict[str, str]:
+    """Returns the factors of a cell as MLflow keeps them; an option of a method is method.clip_b.share."""
     factors = {key: getattr(spec, key) for key in ("method", "task", "model", "seed")}
-    for part in ("train", "rollout", "correction", "eval"):
+    for component in spec.identity.get("method", []):
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", component["component"]).lower()
+        factors |= {f"method.{name}.{key}": value for key, value in component.items() if key != "component"}
+    for part in ("train", "rollout", "correction", "eval", "stop"):
         factors |= {f"{part}.{key}": value for key, value in spec.settings[part].items()}
-    client.log_batch(run_id, params=[Param(key, str(value)[:LONGEST_VALUE]) for key, value in factors.items()])
+    return {key: str(value)[:LONGEST_VALUE] for key, value in factors.items()}
+
+
+def send_origin(client: MlflowClient, run: Run, spec: CellSpec, made: Made | None) -> None:
+    """Fills the columns that MLflow itself has for where a run comes from, once."""
+    if "mlflow.source.name" in run.data.tags:
+        return
+    client.log_inputs(run.info.run_id, [dataset(spec.task, spec.identity.get("task"))])
+    send_tags(client, run.info.run_id, origin(made))
 
 
 def send_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:

@@ -19,8 +19,9 @@ from harness.base.statistics import (
     ranks,
     wins,
 )
+from harness.report.columns import shown
 from harness.report.leaderboard import Entry, check_comparable, label_of
-from harness.report.render import Table, document, shown
+from harness.report.render import Table, document
 
 ALL_TASKS = "all tasks"
 
@@ -45,6 +46,7 @@ class Comparison:
     rank_best: int | None  # the ranks that the paired intervals leave possible
     rank_worst: int | None
     best: bool  # the highest mean, or tied with it
+    experiment: str | None = None  # where a table holds rows of several
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.base import files
 from harness.report.leaderboard import Entry
 
 
-def write(entries: Sequence[Entry], path: Path) -> None:
-    """Writes a row for each method, task, model, seed and problem that is done."""
+def write(tables: Mapping[str, Sequence[Entry]], path: Path) -> None:
+    """Writes a row for each experiment, method, task, model, seed and problem that is done."""
     import pyarrow as pa
     from pyarrow import parquet
 
     schema = pa.schema(
         [
+            ("experiment", pa.string()),
             ("method", pa.string()),
             ("trained_on", pa.string()),
             ("task", pa.string()),
@@ -27,7 +28,11 @@ def write(entries: Sequence[Entry], path: Path) -> None:
         ]
     )
     rows = [
-        (entry.method, entry.trained_on, entry.task, entry.model, seed, problem, int(right), result.right_JN.shape[1])
+        (
+            *(experiment, entry.method, entry.trained_on, entry.task, entry.model),
+            *(seed, problem, int(right), result.right_JN.shape[1]),
+        )
+        for experiment, entries in tables.items()
         for entry in entries
         for seed, result in sorted(entry.results.items())
         for problem, right in zip(result.problems, result.right_JN.sum(axis=1), strict=True)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from harness.base.statistics import Estimate
+from harness.report.columns import shown
 from harness.report.leaderboard import Row
-from harness.report.render import shown
-from harness.report.story import INSIDE, Board, Story, Told, Training, entropy_kept
+from harness.report.story import INSIDE, Board, Story, Told, Training
 
 Series = dict[str, Any]  # name, style, and lists of numbers
 Styles = Mapping[str, int]
@@ -100,10 +100,9 @@ def against_pass(board: Board, rows: Sequence[Row], styles: Styles) -> Figure:
 def against_entropy(board: Board, rows: Sequence[Row], styles: Styles) -> Figure:
     series, lines = [], []
     for row in rows:
-        kept = entropy_kept([cell for cell in board.cells if cell.method == row.method])
-        if kept and row.avg_at_k:
-            series.append(point(row, styles, kept, row.avg_at_k))
-            lines.append([row.method, shown(kept), shown(row.avg_at_k)])
+        if row.entropy_kept and row.avg_at_k:
+            series.append(point(row, styles, row.entropy_kept, row.avg_at_k))
+            lines.append([row.method, shown(row.entropy_kept), shown(row.avg_at_k)])
     return Figure(
         "Avg@K against entropy kept",
         "Entropy kept: the entropy at the last training step divided by that at the first, the geometric mean over "

@@ -5,26 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from harness.base.errors import UserError
-from harness.base.statistics import Estimate, crossed_interval, geometric_interval
+from harness.base.statistics import Estimate, crossed_interval, geometric_interval, mean_interval
 from harness.record.made import by_another_source
-from harness.report.read import Result, read, result_of
+from harness.report.board import Expected
+from harness.report.read import Result, Results, read, result_of
 
-
-@dataclass(frozen=True)
-class Expected:
-    """A cell of the matrix, done or not."""
-
-    method: str
-    task: str  # that is trained on
-    eval_tasks: Sequence[str]
-    model: str
-    seed: int
-    cell: str
-    sources: Mapping[str, str] | None = None  # present hashes of its components' source; None: nobody asks for it
+BEFORE = "before training"  # the row of the model itself
 
 
 @dataclass(frozen=True)
@@ -45,6 +36,16 @@ class Row:
     seeds_done: int
     seeds_expected: int
     flags: list[str] = field(default_factory=list)  # what a reader must know of the task's problems
+    entropy_kept: Estimate | None = None  # that at the last step as a share of that at the first, as a geometric mean
+    # Means over the seeds, of what `Result` says.
+    length: Estimate | None = None
+    distinct: Estimate | None = None
+    dropped: Estimate | None = None
+    hours: Estimate | None = None  # of `device`
+    tokens: Estimate | None = None
+    device: str | None = None
+    version: str | None = None
+    experiment: str | None = None  # where a table holds rows of several
 
 
 @dataclass
@@ -59,12 +60,21 @@ class Entry:
     results: dict[int, Result] = field(default_factory=dict)  # by seed
 
 
-def rows(uri: str, matrix: str, expected: Sequence[Expected], baseline: str, ks: Mapping[str, int]) -> list[Row]:
-    """`ks`: the K of the headline Pass@K, by evaluation task."""
-    return rows_of(entries_of(read(uri, matrix, {each.cell for each in expected}), expected, baseline), baseline, ks)
+def rows(
+    uri: str,
+    matrix: str,
+    expected: Sequence[Expected],
+    baseline: str,
+    ks: Mapping[str, int],
+    *,
+    before: bool = False,
+) -> list[Row]:
+    """`ks`: the K of the headline Pass@K, by evaluation task. `before`: with rows of the model before any training."""
+    entries = entries_of(read(uri, matrix, {each.cell for each in expected}), expected, baseline)
+    return rows_of(entries, baseline, ks, before=before)
 
 
-def entries_of(results: Mapping[str, dict[str, Result]], expected: Sequence[Expected], baseline: str) -> list[Entry]:
+def entries_of(results: Results, expected: Sequence[Expected], baseline: str) -> list[Entry]:
     """Returns each method with its results on each evaluation task, all on the same problems as the baseline's."""
     entries: dict[tuple[str, str, str, str], Entry] = {}
     for each in expected:
@@ -75,16 +85,21 @@ def entries_of(results: Mapping[str, dict[str, Result]], expected: Sequence[Expe
             if each.cell in results:
                 entry.results[each.seed] = marked(result_of(results[each.cell], task, each.cell), each)
     for entry in entries.values():
-        check_comparable(entry, entries[baseline, entry.trained_on, entry.task, entry.model])
+        theirs = entries.get((baseline, entry.trained_on, entry.task, entry.model), entry)
+        check_comparable(entry, theirs)
     return list(entries.values())
 
 
-def rows_of(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) -> list[Row]:
+def rows_of(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int], *, before: bool = False) -> list[Row]:
     theirs = {(e.trained_on, e.task, e.model): e for e in entries if e.method == baseline}
-    return [
-        row_of(e, theirs[e.trained_on, e.task, e.model], ks[e.task], label_of(e.trained_on, e.task, entries))
-        for e in entries
-    ]
+    table = []
+    for entry in [*(before_training(entries) if before else []), *entries]:
+        axes = (entry.trained_on, entry.task, entry.model)
+        other = theirs.get(axes, Entry(baseline, *axes))  # a baseline without any cell leaves no differences
+        row = row_of(entry, other, ks[entry.task], label_of(entry.trained_on, entry.task, entries))
+        row = dataclasses.replace(row, **measures(entry))
+        table.append(dataclasses.replace(row, entropy_final=None, entropy_kept=None) if entry.method == BEFORE else row)
+    return table
 
 
 def label_of(trained_on: str, task: str, entries: Sequence[Entry]) -> str:
@@ -97,6 +112,42 @@ def marked(result: Result, expected: Expected) -> Result:
     """Returns a result with a flag if another source than the present one made it."""
     why = None if expected.sources is None else by_another_source(result.sources, expected.sources)
     return dataclasses.replace(result, flags=[*result.flags, why]) if why else result
+
+
+def before_training(entries: Sequence[Entry]) -> list[Entry]:
+    """Returns the evaluations before the first step as a method's. Within a seed all methods begin with the same
+    answers, so that any of them will do."""
+    found: dict[tuple[str, str, str], Entry] = {}
+    for entry in entries:
+        axes = (entry.trained_on, entry.task, entry.model)
+        base = found.setdefault(axes, Entry(BEFORE, *axes))
+        base.expected = max(base.expected, entry.expected)
+        for seed, result in entry.results.items():
+            if result.before_JN is not None and seed not in base.results:
+                # The first step's entropy is that of the model before its first update.
+                ends = (result.entropy[0], result.entropy[0])
+                base.results[seed] = Result(result.problems, result.before_JN, ends, result.flags, result.sources)
+    return list(found.values())
+
+
+def measures(entry: Entry) -> dict[str, Any]:
+    results = list(entry.results.values())
+    found: dict[str, Any] = {}
+    for name in ("length", "distinct", "dropped", "hours", "tokens"):
+        values = [getattr(result, name) for result in results]
+        told = [value for value in values if value is not None]
+        found[name] = mean_interval(np.array(told, dtype=float)) if told else None
+    found["entropy_kept"] = entropy_kept([result.entropy for result in results])
+    for name in ("device", "version"):
+        found[name] = ", ".join(sorted({getattr(result, name) for result in results} - {""})) or None
+    return found
+
+
+def entropy_kept(ends: Sequence[tuple[float, float]]) -> Estimate | None:
+    """Returns the geometric mean of the shares, with its 95 % interval. A seed without entropy at an end has none."""
+    kept = np.array(ends).reshape(-1, 2)
+    kept = kept[(np.isfinite(kept) & (kept > 0)).all(axis=1)]
+    return geometric_interval(kept[:, 1] / kept[:, 0]) if len(kept) else None
 
 
 def check_comparable(entry: Entry, baseline: Entry) -> None:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from harness.base import files
-from harness.report import figures, render, sentences
+from harness.base.errors import without_password
+from harness.report import columns, figures, render, sentences
 from harness.report.figures import Figure
 from harness.report.leaderboard import Row
 from harness.report.story import ANSWERS, QUESTIONS, Story, Told
@@ -116,7 +117,7 @@ def render_page(story: Story) -> str:
         unfinished=[cell for cell in story.cells if cell.state != "done"],
         components={method: components(story.cells, method) for method in story.methods},
         differences=differences(story.cells),
-        settings=yaml.safe_dump(story.settings, sort_keys=False, allow_unicode=True),
+        settings=without_password(yaml.safe_dump(story.settings, sort_keys=False, allow_unicode=True)),
         origin=origin(story.cells),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version("entrobench"),
@@ -179,12 +180,12 @@ def sections_of(story: Story) -> list[Section]:
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[TableCell]]]:
     """Returns the header and the lines of the table of one board."""
-    header, *lines = render.cells_of(rows)
+    header, *lines = columns.cells_of(rows)
     return header, [[table_cell(text) for text in line] for line in lines]
 
 
 def table_cell(text: str) -> TableCell:
-    mark = text[-1] if text.endswith((render.BETTER, render.WORSE)) else ""
+    mark = text[-1] if text.endswith((columns.BETTER, columns.WORSE)) else ""
     found = LEADING_NUMBER.match(text)
     value = 0.0 if text == "baseline" else float(found.group()) if found else None
     return TableCell(text.removesuffix(mark).strip(), mark, value)

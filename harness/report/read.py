@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import tempfile
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from harness.base import files
-from harness.base.errors import UserError
+from harness.base.errors import UserError, nearest
 from harness.base.statistics import Floats, pass_at_k
-from harness.record.artifacts import Artifacts
-from harness.record.store import store
+from harness.record.made import sources_in
+from harness.record.outcome import FILE, TAG
+from harness.record.runs import Reader, Run, reader
+from harness.record.spec import FILE as SPEC
+from harness.record.spec import CellSpec
+from harness.report import board
+from harness.report.board import Board
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import Run
-
-PAGE = 1000  # runs that MLflow gives at a time, at most
+COMMIT = 8  # characters of a commit that are shown
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,15 @@ class Result:
     right_JN: np.ndarray
     entropy: tuple[float, float]  # at the first and at the last training step
     flags: list[str]
-    sources: dict[str, str]  # hashes of the source that made them, by component
+    sources: Mapping[str, str] | None  # hashes of the source that made them, by component; None: nobody noted them
+    before_JN: np.ndarray | None = None  # of the model before any training
+    length: float | None = None  # tokens of a response
+    distinct: float | None = None  # share of a problem's responses
+    dropped: float | None = None  # share of tokens whose gradient did not count, mean over the steps
+    hours: float | None = None  # of work of all its devices: GPUs, or cores where there are none
+    tokens: float | None = None  # sampled while training
+    device: str = ""
+    version: str = ""  # of the code that made them
 
     def scores(self, k: int | None) -> Floats:
         """Returns the Avg@K of each problem over all samples (k is None), or its Pass@k."""
@@ -38,53 +49,135 @@ class Result:
         return pass_at_k(self.right_JN.shape[1], self.right_JN.sum(axis=1), k)
 
 
-def done_runs(client: MlflowClient, matrix: str, uri: str) -> dict[str, Run]:
-    """Returns the run of each cell: the newest complete attempt."""
-    experiment = client.get_experiment_by_name(matrix)
-    if experiment is None or experiment.lifecycle_stage != "active":
-        raise UserError(
-            f"the MLflow store at {uri} has no experiment {matrix!r}; `entrobench run` or `entrobench sync` makes it"
+Results = Mapping[str, dict[str, Result]]  # by cell and evaluation task
+
+
+class Experiment:
+    """The runs of an experiment, each asked for once."""
+
+    def __init__(self, source: Reader, name: str, uri: str) -> None:
+        known = source.experiments()
+        if name not in known:
+            hint = f"; {nearest(name, known)}" if known else ""
+            raise UserError(
+                f"the MLflow store at {uri} has no experiment {name!r}; `entrobench run` or `entrobench sync` makes it"
+                + hint
+            )
+        self.source, self.name, self.uri = source, name, uri
+        runs = source.runs(known[name])
+        self.summaries = [run for run in runs if run.tags.get(board.KIND) == board.SUMMARY]
+        self.runs = [run for run in runs if run.tags.keys() >= board.OF_CELLS]
+        self.outcomes: dict[str, dict[str, Any]] = {}
+
+    @property
+    def done(self) -> dict[str, Run]:
+        """Returns the run of each cell that is done: its newest complete attempt."""
+        return {run.tags["cell"]: run for run in self.runs if run.tags.get("status") == "done"}
+
+    @property
+    def newest(self) -> dict[str, Run]:
+        """Returns the run of each cell that has begun: its newest complete attempt, or else the newest."""
+        return {run.tags["cell"]: run for run in self.runs} | self.done
+
+    @cached_property
+    def copies(self) -> dict[str, Any]:
+        """Returns the outcomes that the summaries hold, by digest."""
+        found: dict[str, Any] = {}
+        for text in self.source.texts(self.summaries, board.OUTCOMES):
+            found |= json.loads(text) if text is not None else {}
+        return found
+
+    def boards(self) -> list[Board]:
+        """Returns the matrices that the experiment holds runs of, the newest first."""
+        texts = self.source.texts(self.summaries, board.FILE)
+        found = [Board.of_json(text) for text in texts if text is not None]
+        told = {each.cell for one in found for each in one.expected}
+        settings = {board.settings_of(each.params) for one in found for each in one.expected[:1]}
+        untold = [run for run in self.runs if run.tags["cell"] not in told]
+        others = [run for run in untold if board.settings_of(run.params) not in settings]
+        if others:
+            outcomes = self.read([run.tags["cell"] for run in others])
+            found += board.of_runs(self.name, others, outcomes, self.config_of)
+        if not found:
+            raise UserError(
+                f"the experiment {self.name!r} at {self.uri} holds no run that entrobench made, or all were deleted"
+            )
+        ages = {run.tags["cell"]: number for number, run in enumerate(self.runs)}
+        return sorted(found, key=lambda one: max(ages.get(each.cell, -1) for each in one.expected), reverse=True)
+
+    def config_of(self, run: Run) -> Mapping[str, Any]:
+        """Returns the configuration that a run was made by, as plain values; an empty one where the run has none."""
+        [spec] = self.specs([run])
+        return {} if spec is None else spec.settings
+
+    def specs(self, runs: Sequence[Run]) -> list[CellSpec | None]:
+        texts = self.source.texts(runs, SPEC)
+        return [
+            None if text is None else CellSpec.parse(text, Path(f"{SPEC} of the run {run.name!r} of {self.name!r}"))
+            for run, text in zip(runs, texts, strict=True)
+        ]
+
+    def others(self, of: Board) -> list[Run]:
+        """Returns the runs of cells that a matrix does not have, though they have its settings."""
+        cells = {each.cell for each in of.expected}
+        settings = {board.settings_of(each.params) for each in of.expected[:1]}
+        return [run for run in self.runs if run.tags["cell"] not in cells and board.settings_of(run.params) in settings]
+
+    def read(self, cells: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Returns the outcomes of those cells that are done; runs of other cells are of other configurations."""
+        done = self.done
+        wanted = [done[cell] for cell in cells if cell in done and cell not in self.outcomes]
+        if wanted:
+            copies = self.copies
+            self.outcomes |= {run.tags["cell"]: copies[run.tags[TAG]] for run in wanted if run.tags.get(TAG) in copies}
+        missing = [run for run in wanted if run.tags["cell"] not in self.outcomes]
+        for run, text in zip(missing, self.source.texts(missing, FILE), strict=True):
+            if text is None:
+                raise UserError(f"the MLflow run of cell {run.tags['cell']} has no {FILE} among its artifacts")
+            self.outcomes[run.tags["cell"]] = json.loads(text)
+        return {cell: self.outcomes[cell] for cell in cells if cell in done}
+
+    def results(self, cells: Collection[str]) -> Results:
+        done = self.done
+        return {cell: results_of(outcome, done[cell]) for cell, outcome in self.read(cells).items()}
+
+
+def read(uri: str, matrix: str, cells: Collection[str]) -> Results:
+    with reader(uri) as source:
+        return Experiment(source, matrix, uri).results(cells)
+
+
+def results_of(outcome: Mapping[str, Any], run: Run) -> dict[str, Result]:
+    first, last = outcome["entropy"] or (float("nan"), float("nan"))
+    return {
+        task: Result(
+            problems=told["problems"],
+            right_JN=answers(told["right"]),
+            entropy=(first, last),
+            flags=told["flags"],
+            sources=sources_in(run.tags),
+            before_JN=None if told["before"] is None else answers(told["before"]),
+            length=told["length"],
+            distinct=told["distinct"],
+            dropped=outcome["dropped"],
+            hours=outcome["hours"],
+            tokens=outcome["tokens"],
+            device=run.tags.get("device", ""),
+            version=version_of(run.tags),
         )
-    runs: dict[str, Run] = {}
-    token = None
-    while True:
-        page = client.search_runs(
-            [experiment.experiment_id],
-            "tags.status = 'done'",
-            max_results=PAGE,
-            order_by=["attributes.start_time DESC"],
-            page_token=token,
-        )
-        for run in page:
-            runs.setdefault(run.data.tags["cell"], run)
-        token = page.token
-        if not token:
-            return runs
+        for task, told in outcome["tasks"].items()
+    }
 
 
-def read(uri: str, matrix: str, cells: set[str]) -> dict[str, dict[str, Result]]:
-    """Returns the results of these cells, by cell and task; runs of other cells are of other configurations."""
-    with store(uri, write=False) as client, tempfile.TemporaryDirectory() as folder:
-        runs = done_runs(client, matrix, uri)
-        return {cell: results_of(client, runs[cell], uri, folder) for cell in cells & runs.keys()}
+def version_of(tags: Mapping[str, str]) -> str:
+    """Returns the version and the commit of the code that made a run's numbers, as far as they are known."""
+    commit = tags.get("code.commit", "")[:COMMIT] + "+" * (tags.get("code.dirty") == "true")
+    return " ".join(part for part in (tags.get("code.version"), commit) if part)
 
 
-def results_of(client: MlflowClient, run: Run, uri: str, folder: str) -> dict[str, Result]:
-    """Returns the results of the last step that was evaluated, by task."""
-    points = sorted(client.get_metric_history(run.info.run_id, "entropy/mean"), key=lambda point: point.step)
-    sources = {key.removeprefix("source."): tag for key, tag in run.data.tags.items() if key.startswith("source.")}
-    artifacts = Artifacts(client, run, uri)
-    paths: dict[str, str] = {}
-    for path in sorted(artifacts.sizes("evals")):
-        paths[path.rpartition("-")[0]] = path  # the step is the end of the name, with leading zeros
-    results = {}
-    for path in paths.values():
-        record = files.read_json(artifacts.fetch(path, folder))
-        entropy = (points[0].value, points[-1].value)
-        results[record["task"]] = Result(
-            record["problems"], np.array(record["right"]), entropy, record["flags"], sources
-        )
-    return results
+def answers(lines: Sequence[str]) -> np.ndarray:
+    """Returns the right answers, problem by sample, of lines of 0 and 1."""
+    return np.array([np.frombuffer(line.encode(), np.uint8) - ord("0") for line in lines], dtype=int)
 
 
 def result_of(results: dict[str, Result], task: str, cell: str) -> Result:

@@ -13,23 +13,22 @@ from typing import Any
 
 from harness.base import fit
 from harness.base.errors import one_of
-from harness.base.statistics import Estimate
+from harness.report.columns import BETTER, DEFAULT, WORSE, cells_of
 from harness.report.leaderboard import Row
 
-BETTER, WORSE = "▲", "▼"
 FLAG = " †"
 FORMATS = ("table", "md", "csv", "json")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is computed by a spreadsheet, not shown
 
 
-def render(rows: Sequence[Row], how: str, width: int | None = None) -> str:
+def render(rows: Sequence[Row], how: str, width: int | None = None, columns: Sequence[str] = DEFAULT) -> str:
     """Returns the rows as text; a table with what of it fits into the columns of a terminal, if a width is given."""
     sections: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         sections.setdefault((row.task, row.model), []).append(row)
     tables = []
     for (task, model), section in sections.items():
-        lines = cells_of(section)
+        lines = cells_of(section, columns)
         tables.append(Table(f"{task}, {model}{FLAG * any(row.flags for row in section)}", lines, goes(lines[0])))
     return document(rows, tables, notes(rows), how, width)
 
@@ -97,52 +96,6 @@ def leaves(value: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{key}", child
 
 
-def cells_of(rows: Sequence[Row]) -> list[list[str]]:
-    """The header and the lines of a table for people; task, model and k are columns where they vary."""
-    first = rows[0]
-    varied = [axis for axis in ("task", "model", "k") if len({getattr(row, axis) for row in rows}) > 1]
-    headline = "Pass@k" if "k" in varied else f"Pass@{first.k}"
-    deltas = [f"Avg@K - {first.baseline}", f"{headline} - {first.baseline}"]
-    header = ["method", *varied, "Avg@K", headline, *deltas, "entropy, first step", "last step", "seeds"]
-    return [header, *([row.method, *(str(getattr(row, axis)) for axis in varied), *numbers(row)] for row in rows)]
-
-
-def numbers(row: Row) -> list[str]:
-    delta = row.delta_to_baseline
-    return [
-        shown(row.avg_at_k),
-        shown(row.pass_at_k.get(row.k)),
-        *([compared(delta, row), compared(row.delta_pass_at_k[row.k], row)] if delta else ["", ""]),
-        shown(row.entropy_initial),
-        shown(row.entropy_final),
-        f"{row.seeds_done} of {row.seeds_expected}",
-    ]
-
-
-def shown(estimate: Estimate | None, sign: str = "") -> str:
-    if estimate is None:
-        return ""
-    mean = f"{estimate.mean:{sign}.3f}"
-    if estimate.low is None or estimate.high is None:
-        return mean
-    above, below = estimate.high - estimate.mean, estimate.mean - estimate.low
-    if math.isclose(above, below, rel_tol=1e-6):
-        return f"{mean} ±{above:.3f}"
-    return f"{mean} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
-
-
-def compared(estimate: Estimate, row: Row) -> str:
-    if row.method == row.baseline:
-        return "baseline"
-    return f"{shown(estimate, '+')} {mark(estimate)}".rstrip()
-
-
-def mark(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None or estimate.low <= 0 <= estimate.high:
-        return ""
-    return BETTER if estimate.low > 0 else WORSE
-
-
 def notes(rows: Sequence[Row]) -> list[str]:
     texts = [
         "±: 95 % interval over seeds and problems. Avg@K: the mean over all samples. Entropy: the geometric mean over "
@@ -154,6 +107,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
     if any(row.seeds_done < row.seeds_expected for row in rows):
         texts.append("Not every expected cell is done; differences use the seeds that both have.")
+    if any(math.isnan(each.mean) for row in rows for each in (row.entropy_initial, row.entropy_final) if each):
+        texts.append("nan: at a seed of the row the entropy was no number, or was not recorded; `report` shows where.")
     return texts + sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})
 
 

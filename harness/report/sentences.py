@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from harness.base.statistics import Estimate
+from harness.report.columns import BETTER, WORSE, mark, shown
 from harness.report.leaderboard import Row
-from harness.report.render import BETTER, WORSE, mark, shown
-from harness.report.story import Board, Story, entropy_kept
+from harness.report.story import Board, Story
 
 
 def summary(story: Story) -> list[tuple[str, list[str]]]:
@@ -103,8 +103,7 @@ def costs(board: Board, baseline: str) -> list[str]:
             f"Time of a cell, as a multiple of {baseline}'s with the same seed: {listed(each)}. Cells may have shared "
             "a machine with others, so small differences mean nothing."
         )
-    found = {row.method: entropy_kept([c for c in board.cells if c.method == row.method]) for row in board.rows}
-    kept = {method: each.mean for method, each in found.items() if each}
+    kept = {row.method: row.entropy_kept.mean for row in board.rows if row.entropy_kept}
     if kept:
         ordered = sorted(kept.items(), key=lambda pair: -pair[1])
         said.append(

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.base.statistics import Estimate, mean_interval, pass_at_k
+from harness.base.statistics import pass_at_k
 from harness.config import Config
 from harness.matrix import Cell
 from harness.record.log import MetricsLog
-from harness.record.spec import FILE, CellSpec
-from harness.record.store import store
+from harness.record.runs import reader
+from harness.record.spec import CellSpec
+from harness.record.state import OUTDATED, Progress, State
 from harness.report import leaderboard
-from harness.report.leaderboard import Expected, Row
+from harness.report.board import Expected
+from harness.report.leaderboard import Row
+from harness.report.read import Experiment
+from harness.report.select import left_out
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import Run
-
-Record = dict[str, Any]  # a line of samples/evaluate-*.jsonl
+Record = dict[str, Any]  # an evaluation, or a line of samples/evaluate-*.jsonl
 Axes = tuple[str, str, str, int]  # method, task, model, seed
 
 SHOWN = re.compile(
@@ -37,9 +37,9 @@ SHOWN = re.compile(
 )
 INSIDE = "time/judging_s"  # is spent within other phases, and so belongs to no sum
 MADE = "made.json"
+OLD = "†"  # behind a method's name: by another source than the present one
 QUESTIONS = 3  # problems whose answers are shown side by side
 FORMULA = 40  # characters of an answer that fits into a narrow column
-PAGE = 1000  # runs that MLflow gives at a time, at most
 ANSWERS = 16  # to a problem that are shown, of each method
 LONGEST_ANSWER = 300  # characters; of a longer one the middle is left out
 
@@ -178,8 +178,17 @@ class Story:
 
 
 def of_folders(config: Config, matrix: Sequence[Cell], rows: list[Row], command: str | None) -> Story:
-    """Returns the story of a matrix whose cells have folders here."""
-    cells = [of_folder(cell) for cell in matrix]
+    """Returns the story of a matrix whose cells have folders here. A method has a mark wherever it is named if another
+    source made some of what counts of it."""
+    found = [(cell, cell.progress()) for cell in matrix]
+    old = [(cell, now) for cell, now in found if now.state == OUTDATED and State.read(cell.folder).state == "done"]
+    names = {cell.method: f"{cell.method} {OLD}" for cell, _ in old}
+
+    def named(method: str) -> str:
+        return names.get(method, method)
+
+    cells = [dataclasses.replace(told := of_folder(*each), method=named(told.method)) for each in found]
+    rows = [dataclasses.replace(row, method=named(row.method), baseline=named(row.baseline)) for row in rows]
     places = {cell.axes: place.folder for cell, place in zip(cells, matrix, strict=True)}
 
     def samples(cell: Told, task: str, step: int) -> list[Record]:
@@ -193,14 +202,16 @@ def of_folders(config: Config, matrix: Sequence[Cell], rows: list[Row], command:
         name=config.name,
         source=f"the cells' folders in {config.folder}, and the MLflow store for the table",
         command=command,
-        baseline=config.baseline,
-        methods=config.methods,
+        baseline=named(config.baseline),
+        methods=[named(method) for method in config.methods],
         settings=dataclasses.asdict(config),
+        notes=[f"{OLD} {cell.label}: {now.reason}; `entrobench run` runs it anew." for cell, now in old],
     )
 
 
-def of_folder(cell: Cell) -> Told:
-    folder, progress = cell.folder, cell.progress()
+def of_folder(cell: Cell, progress: Progress) -> Told:
+    """Returns what a cell has recorded; one that another source has done is done, too, as in the table."""
+    folder = cell.folder
     axes = {"method": cell.method, "task": cell.task, "model": cell.model, "seed": cell.seed}
     if progress.state == "planned":
         return Told(**axes, state="planned", identity=cell.identity)  # type: ignore[arg-type]
@@ -212,11 +223,11 @@ def of_folder(cell: Cell) -> Told:
                 curves[name][line["step"]] = value
     return Told(
         **axes,  # type: ignore[arg-type]
-        state=progress.state,
+        state="done" if progress.state == OUTDATED and State.read(folder).state == "done" else progress.state,
         reason=progress.reason,
         device=files.read_json(folder / "state.json")["device"],
         curves=dict(curves),
-        evaluations=evaluations(sorted((folder / "evals").glob("*.json"))),
+        evaluations=evaluations(map(files.read_json, sorted((folder / "evals").glob("*.json")))),
         identity=CellSpec.read(folder).identity,
         made=made_of(folder / MADE),
         times=(lines[0]["time"], lines[-1]["time"]) if lines else None,
@@ -229,163 +240,92 @@ def made_of(path: Path) -> dict[str, Any]:
     return {key: found[key] for key in ("version", "commit", "processor", "versions") if key in found}
 
 
-def evaluations(paths: Sequence[Path]) -> dict[str, dict[int, Evaluation]]:
+def evaluations(records: Iterable[Record]) -> dict[str, dict[int, Evaluation]]:
     found: dict[str, dict[int, Evaluation]] = defaultdict(dict)
-    for path in paths:
-        record = files.read_json(path)
+    for record in records:
         found[record["task"]][record["step"]] = Evaluation(record["problems"], np.array(record["right"]))
     return dict(found)
-
-
-def entropy_kept(cells: Sequence[Told]) -> Estimate | None:
-    """Returns the entropy at the last training step as a share of that at the first: the geometric mean of the cells'
-    shares, with its 95 % interval. A cell without entropy at an end has no such share."""
-    ends = np.array([cell.entropy for cell in cells if cell.entropy]).reshape(-1, 2)
-    ends = ends[(np.isfinite(ends) & (ends > 0)).all(axis=1)]
-    if not len(ends):
-        return None
-    found = mean_interval(np.log(ends[:, 1] / ends[:, 0]))
-    mean, *limits = (None if each is None else float(np.exp(each)) for each in (found.mean, found.low, found.high))
-    assert mean is not None
-    return Estimate(mean, *limits)
 
 
 # From MLflow alone
 
 
 def of_experiment(uri: str, name: str) -> Story:
-    """Returns the story of an MLflow experiment, whose cells may have run anywhere."""
-    with store(uri, write=False) as client, tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        chosen, older = newest(list(runs_of(client, name, uri)))
-        specs = {axes: spec_of(client, run, folder, name) for axes, run in chosen.items()}
-        found = {axes: of_run(client, run, specs[axes], folder) for axes, run in chosen.items()}
-        latest = max(chosen, key=lambda axes: chosen[axes].info.start_time)
-        config = specs[latest].config
-        meant = [(m, t, model, s) for s in config.seeds for t in config.tasks for model in config.models
-                 for m in config.methods]  # fmt: skip
-        cells = [found.get(axes) or Told(*axes, state="planned") for axes in meant]
-        notes = [f"{older} other runs of the same method, task, model and seed are left out."] if older else []
-        others = [axes for axes in found if axes not in meant]
-        if others:
-            notes.append(f"{len(others)} runs of cells that the newest run's configuration does not have are left out.")
-        expected, ks = expected_of(cells, specs, config)
-        if not expected:
+    """Returns the story of an MLflow experiment, whose cells may have run anywhere: of the newest of its matrices."""
+    with reader(uri) as source:
+        experiment = Experiment(source, name, uri)
+        board, *others = experiment.boards()
+        if not any(each.eval_tasks for each in board.expected):
             raise UserError(f"no run of {name!r} at {uri} has an evaluation yet")
+        expected = {each.cell: each for each in board.expected}
+        runs = {cell: run for cell, run in experiment.newest.items() if cell in expected}
+        specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))
+        found = dict(zip(runs, of_runs(experiment, [expected[cell] for cell in runs], specs), strict=True))
+        cells = [
+            found.get(each.cell) or Told(each.method, each.task, each.model, each.seed, state="planned")
+            for each in board.expected
+        ]
+        places = {each.axes: runs[cell] for cell, each in found.items()}
+        results = experiment.results([each.cell for each in board.expected])
+        entries = leaderboard.entries_of(results, board.expected, board.baseline)
+        notes = left_out(board, experiment)
+        if others:
+            notes.append(f"The experiment holds {len(others) + 1} matrices, of which this is the newest.")
 
         def samples(cell: Told, task: str, step: int) -> list[Record]:
-            run, path = chosen[cell.axes].info.run_id, f"samples/evaluate-{task}-{step:06d}.jsonl"
-            held = {artifact.path for artifact in client.list_artifacts(run, "samples")}
-            return files.read_lines(Path(client.download_artifacts(run, path, scratch))) if path in held else []
+            [text] = source.texts([places[cell.axes]], f"samples/evaluate-{task}-{step:06d}.jsonl")
+            return [] if text is None else files.parse_lines(text)
 
         return assembled(
             cells,
-            leaderboard.rows(uri, name, expected, config.baseline, ks),
+            leaderboard.rows_of(entries, board.baseline, board.ks),
             samples,
             name=name,
             source="MLflow alone",
             command=None,
-            baseline=config.baseline,
-            methods=config.methods,
-            settings=specs[latest].settings,
+            baseline=board.baseline,
+            methods=list(dict.fromkeys(each.method for each in board.expected)),
+            settings=next((spec.settings for spec in reversed(specs.values()) if spec is not None), {}),
             notes=notes,
         )
 
 
-def runs_of(client: MlflowClient, name: str, uri: str) -> Iterator[Run]:
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None or experiment.lifecycle_stage != "active":
-        raise UserError(f"the MLflow store at {uri} has no experiment {name!r}")
-    token = None
-    while True:
-        page = client.search_runs(
-            [experiment.experiment_id], max_results=PAGE, order_by=["attributes.start_time ASC"], page_token=token
+def of_runs(experiment: Experiment, expected: Sequence[Expected], specs: Mapping[str, CellSpec | None]) -> list[Told]:
+    """Returns the cells that have a run, with all that the page shows of them."""
+    source, runs = experiment.source, [experiment.newest[each.cell] for each in expected]
+    paths = [source.listed(run, "evals") for run in runs]
+    records: list[list[Record]] = [[] for _ in runs]
+    for path in sorted({path for listed in paths for path in listed}):
+        having = [number for number, listed in enumerate(paths) if path in listed]
+        for number, text in zip(having, source.texts([runs[number] for number in having], path), strict=True):
+            records[number] += [] if text is None else [json.loads(text)]
+    found = []
+    every = source.curves(runs, SHOWN.fullmatch)
+    for each, run, told, curves in zip(expected, runs, records, every, strict=True):
+        spec, tags = specs[each.cell], run.tags
+        stamps = [point.time for points in curves.values() for point in points]
+        found.append(
+            Told(
+                each.method,
+                each.task,
+                each.model,
+                each.seed,
+                state=tags["status"],
+                reason=tags.get("reason") or None,
+                device=tags.get("device", ""),
+                curves={name: {point.step: point.value for point in points} for name, points in curves.items()},
+                evaluations=evaluations(told),
+                identity={} if spec is None else spec.identity,
+                made={
+                    "version": tags.get("code.version"),
+                    "commit": tags.get("code.commit"),
+                    "processor": tags.get("processor"),
+                    "versions": {key[8:]: value for key, value in tags.items() if key.startswith("version.")},
+                },
+                times=(min(stamps), max(stamps)) if stamps else None,
+            )
         )
-        yield from page
-        token = page.token
-        if not token:
-            return
-
-
-def newest(runs: Sequence[Run]) -> tuple[dict[Axes, Run], int]:
-    """Returns the run that counts of each method, task, model and seed, the newest that is done or else the newest; and
-    how many others there are."""
-    chosen: dict[Axes, Run] = {}
-    others = 0
-    for run in runs:
-        tags = run.data.tags
-        if not {"cell", "method", "task", "model", "seed", "status"} <= tags.keys():
-            continue
-        axes = (tags["method"], tags["task"], tags["model"], int(tags["seed"]))
-        others += axes in chosen
-        if axes not in chosen or tags["status"] == "done" or chosen[axes].data.tags["status"] != "done":
-            chosen[axes] = run
-    if not chosen:
-        raise UserError("the experiment has no run that entrobench made, or all of them were deleted")
-    return chosen, others
-
-
-def spec_of(client: MlflowClient, run: Run, folder: Path, name: str) -> CellSpec:
-    own = folder / run.info.run_id
-    own.mkdir()
-    if FILE not in {artifact.path for artifact in client.list_artifacts(run.info.run_id)}:
-        raise UserError(f"the run {run.info.run_name!r} of experiment {name!r} has no artifact {FILE}")
-    client.download_artifacts(run.info.run_id, FILE, str(own))
-    return CellSpec.read(own)
-
-
-def of_run(client: MlflowClient, run: Run, spec: CellSpec, folder: Path) -> Told:
-    own, run_id, tags = folder / run.info.run_id, run.info.run_id, run.data.tags
-    held = {artifact.path for artifact in client.list_artifacts(run_id)}
-    if "evals" in held:
-        client.download_artifacts(run_id, "evals", str(own))
-    histories = {name: client.get_metric_history(run_id, name) for name in run.data.metrics if SHOWN.fullmatch(name)}
-    stamps = [point.timestamp / 1000 for points in histories.values() for point in points]
-    return Told(
-        spec.method,
-        spec.task,
-        spec.model,
-        spec.seed,
-        state=tags["status"],
-        reason=tags.get("reason") or None,
-        device=tags.get("device", ""),
-        curves={name: {p.step: p.value for p in sorted(points, key=step_of)} for name, points in histories.items()},
-        evaluations=evaluations(sorted((own / "evals").glob("*.json"))),
-        identity=spec.identity,
-        made={
-            "version": tags.get("code.version"),
-            "commit": tags.get("code.commit"),
-            "processor": tags.get("processor"),
-            "versions": {key[8:]: value for key, value in tags.items() if key.startswith("version.")},
-        },
-        times=(min(stamps), max(stamps)) if stamps else None,
-    )
-
-
-def step_of(point: Any) -> int:
-    return int(point.step)
-
-
-def expected_of(
-    cells: Sequence[Told], specs: Mapping[Axes, CellSpec], config: Config
-) -> tuple[list[Expected], dict[str, int]]:
-    """Returns the cells as the table wants them, and the headline's k of each evaluation task."""
-    evaluated: dict[str, dict[str, None]] = defaultdict(dict)  # by training task, in order
-    for cell in cells:
-        evaluated[cell.task] |= dict.fromkeys(cell.evaluations)
-    expected = [
-        Expected(
-            cell.method,
-            cell.task,
-            list(evaluated[cell.task]),
-            cell.model,
-            cell.seed,
-            specs[cell.axes].cell if cell.axes in specs else "",
-        )
-        for cell in cells
-        if evaluated[cell.task]
-    ]
-    return expected, {task: config.eval.of(task).k for each in expected for task in each.eval_tasks}
+    return found
 
 
 # Of both

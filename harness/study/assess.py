@@ -26,7 +26,12 @@ from harness.base.statistics import Estimate, mean_interval, pass_at_k
 from harness.batch import Rollout
 from harness.cell import device_of
 from harness.config import Config, Hardware, Verify
-from harness.report.render import shown
+from harness.data.cache import find_card
+from harness.data.sets import SETS
+from harness.record import made
+from harness.record.evaluation import Evaluated
+from harness.record.made import Made
+from harness.report.columns import shown
 from harness.rollout import choice, engines
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model
@@ -76,6 +81,9 @@ class Wanted:
 class Assessment:
     evaluation: Evaluation
     settings: dict[str, Any]
+    identity: dict[str, Any]  # of all that decides what is sampled
+    made: Made
+    dataset: dict[str, str]  # fingerprints, as tags
     folder: Path
     flags: list[str]  # what a reader must know of the problems
     notes: list[str]  # and of how the model reads them
@@ -93,6 +101,41 @@ class Assessment:
         kept = {key: value for key, value in vars(self.evaluation).items() if key != "samples"}
         kept |= {"flags": self.flags, "settings": self.settings, "notes": self.notes}
         return kept | {"folder": self.folder.name}
+
+    def metrics(self) -> dict[str, float]:
+        """Returns its numbers by the names that cells give them, with the bounds of their intervals where they have
+        some."""
+        where = f"eval/{self.evaluation.task}"
+        estimates = {"avg": self.avg()}
+        estimates |= {f"pass@{k}": self.pass_at_k(k) for k in powers_of_two(self.settings["samples"]) if k > 1}
+        bounds = {
+            f"{where}/{name}.{end}": bound
+            for name, estimate in estimates.items()
+            for end, bound in (("low", estimate.low), ("high", estimate.high))
+            if bound is not None
+        }
+        return {f"{where}/{name}": value for name, value in self.evaluation.metrics.items()} | bounds
+
+    def told(self, model: Model) -> Evaluated:
+        """Returns what MLflow is told."""
+        identity, task = self.identity, self.evaluation.task
+        options = {key: value for key, value in identity["task"].items() if key != "component"}
+        params = {"model": model.name, "task": task, "seed": identity["seed"]}
+        params |= {f"task.{key}": value for key, value in options.items()}
+        params |= {f"eval.{key}": self.settings[key] for key in ("split", "samples", "temperature", "max_new_tokens")}
+        params |= {"eval.problems": len(self.evaluation.problems), "rollout.engine": identity["engine"]}
+        tags = {"model": model.name, "task": task, "device": self.made.device, **self.dataset}
+        tags |= {"model.identity": json.dumps(identity["model"]), "model.files": identities.key(identity["files"])}
+        tags |= {"notes": "; ".join(self.flags + self.notes)}
+        return Evaluated(
+            key=identities.digest([identity, self.made.sources, self.dataset, self.evaluation.right]),
+            name=f"{model.name} {task}",
+            folder=self.folder,
+            made=self.made,
+            params=params,
+            tags=tags,
+            metrics=self.metrics(),
+        )
 
 
 class EngineOnDemand:
@@ -184,10 +227,33 @@ def assess(
         most = Verify.max_failures
         evaluation = evaluate(task, sampler, verifier, problems=wanted.problems, max_failures=most, **settings)
         notes = sampler.notes([record["prompt"] for record in evaluation.samples])
-        found.append(Assessment(evaluation, settings, kept, task.flags(trained_on=None), notes))
+        attempt = attempt_at(kept, task, engine)
+        dataset = fingerprints(task, settings["split"], len(evaluation.problems))
+        flags = task.flags(trained_on=None)
+        found.append(Assessment(evaluation, settings, identity, attempt, dataset, kept, flags, notes))
+        files.write_json(kept / "result.json", found[-1].record())
     record = {"model": model.name, "identity": model.identity(), "tasks": [each.record() for each in found]}
     files.write_json(out / "results.json", record)
     return found
+
+
+def attempt_at(kept: Path, task: Task, engine: EngineOnDemand) -> Made:
+    """Returns the record of what made an evaluation: that of the first time, unless the task was edited since."""
+    sources = {task.name: made.digest(type(task))}
+    earlier = Made.read(kept)
+    if earlier is not None and earlier.sources == sources:
+        return earlier
+    gpu = torch.cuda.get_device_name() if engine.device == "cuda" else None
+    return made.begin(kept, sources, engine.device, gpu, choice.DISTRIBUTIONS if engine.name == "vllm" else ())
+
+
+def fingerprints(task: Task, split: str, number: int) -> dict[str, str]:
+    """Returns the hash of the problems that were asked, and that of their whole set if one was prepared."""
+    asked = [[problem.id, problem.prompt, problem.answer] for problem in task.problems(split)[:number]]
+    card = find_card(task.name) if task.name in SETS else None
+    return {"problems.fingerprint": identities.digest(asked)} | (
+        {} if card is None else {"dataset.fingerprint": card["fingerprint"]}
+    )
 
 
 def show(console: Console, found: Sequence[Assessment]) -> None:

@@ -49,10 +49,9 @@ def build(config: Config, method: str, folder: str, verifier: Verifier) -> Train
 
 def batch_of(trainer: Trainer, step: int, temperature: float | None = None) -> TokenBatch:
     """Samples a step's batch from the policy as it is; at the configured temperature, unless another is given."""
-    problems = trainer.prompts(step)
-    groups = trainer.sample(problems, step, temperature=temperature)
-    verdicts = trainer.judge(problems, dict(enumerate(groups)))
-    rewards = [float(verdict == Verdict.RIGHT) for verdict in verdicts]
+    collected = trainer.collector.sample(step, Stopwatch(), temperature=temperature)
+    groups = collected.groups
+    rewards = [float(verdict == Verdict.RIGHT) for verdict in collected.verdicts]
     return TokenBatch.of(groups, rewards, trainer.config.rollout.max_new_tokens, trainer.policy.device)
 
 

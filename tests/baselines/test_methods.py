@@ -15,6 +15,7 @@ from ragged import Case, case, stats_of
 import baselines
 from harness.base.errors import UserError
 from harness.composition import Method, Signal
+from harness.method import Composition
 
 TABLE = baselines.table()
 RTOL, ATOL = 1e-9, 1e-12
@@ -280,7 +281,7 @@ def test_a_control_alone_stands_on_grpo_and_takes_shared_options() -> None:
     alone, written = Method.of("clip_b", TABLE, shared), Method.of(" grpo + clip_b ", TABLE, shared)
     assert alone.identity() == written.identity()
     assert written.name == "grpo+clip_b"
-    assert alone.objective.clip_high == 0.28
+    assert alone.identity()[0]["clip_high"] == 0.28
     assert alone.identity()[1]["share"] == 0.01
     assert Method.of("clip_b(share=0.02)", TABLE, shared).identity()[1]["share"] == 0.02
     assert alone.identity() != method("clip_b").identity()
@@ -358,9 +359,10 @@ def test_listing_methods_needs_no_torch() -> None:
 
 @pytest.mark.parametrize("name", baselines.METHODS)
 def test_every_method_says_in_a_line_what_it_is_and_where_it_comes_from(name: str) -> None:
-    cls = baselines.METHODS[name]
-    assert cls.__doc__
-    first = cls.__doc__.splitlines()[0]
+    found = baselines.METHODS[name]
+    about = found.about if isinstance(found, Composition) else found.__doc__
+    assert about
+    first = about.splitlines()[0]
     assert first.endswith(".")
     assert "(" not in first, "the text that a dataclass without docstring gets"
-    assert "arXiv:" in cls.source
+    assert "arXiv:" in found.source

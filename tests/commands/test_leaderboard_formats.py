@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-import numpy as np
 import pytest
+from boards import Made, told
 from pyarrow import parquet
 
 from harness import cli
-from harness.commands import leaderboard
-from harness.report.leaderboard import Entry
-from harness.report.read import Result
 
 
 @pytest.mark.parametrize(
@@ -31,23 +29,50 @@ def test_formats_that_do_not_go_together_are_one_sentence(
     assert words in capsys.readouterr().err
 
 
-def test_each_format_reaches_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right_JN = np.array([[1, 0] * 16, [0, 0] * 16])
-    results = {seed: Result(["a", "b"], right_JN, (2.0, 1.0), [], {}) for seed in (0, 1)}
-    kept = [Entry(method, "countdown", "countdown", "tiny", 2, results) for method in ("grpo", "clip_b")]
-    monkeypatch.setattr(leaderboard, "cells", lambda config: [])
-    monkeypatch.setattr(leaderboard, "asked", lambda config, matrix: ([], {"countdown": 4}))
-    monkeypatch.setattr(leaderboard, "entries", lambda config, matrix: kept)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--compare", "--sort", "avg"], "--sort chooses in the table of scores, and --compare asks for another"),
+        (["--format", "latex", "--before"], "--before chooses in the table of scores, and --format latex asks for"),
+        (["--format", "csv", "--columns", "avg"], "--columns chooses what people see (--format table or md); --format"),
+        (["--where", "seed=1", "--where", "seed=2"], "--where asks for seed=1 and seed=2, and no cell is both"),
+    ],
+)
+def test_choices_that_would_do_nothing_are_one_sentence(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in told(capsys, "demo", *arguments)
+
+
+@pytest.mark.slow
+def test_each_format_reaches_its_file(tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Made(tmp_path, mlflow_uri).end_all()
+    out, asked = tmp_path / "out", ["--experiment", "made", "--uri", mlflow_uri]
     begins = {
-        ("--format", "latex"): "% tiny: means",
-        ("--compare",): "countdown, tiny: Avg@K",
+        ("--format", "latex"): "% countdown-tiny: means",
+        ("--compare",): "countdown, countdown-tiny: Avg@K",
         ("--compare", "--format", "json"): "[",
     }
     for arguments, begin in begins.items():
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["leaderboard", "demo", *arguments, "--out", str(tmp_path / "out")])
-        assert ended.value.code == 0
-        assert (tmp_path / "out").read_text().startswith(begin)
-    with pytest.raises(SystemExit):
-        cli.main(["leaderboard", "demo", "--format", "parquet", "--out", str(tmp_path / "out")])
-    assert parquet.read_table(tmp_path / "out").num_rows == 2 * 2 * 2
+        assert told(capsys, *asked, *arguments, "--out", str(out)) == ""
+        assert out.read_text().startswith(begin)
+        assert out.read_text() == told(capsys, *asked, *arguments)
+    assert told(capsys, *asked, "--format", "parquet", "--out", str(out)) == ""
+    assert parquet.read_table(out).num_rows == 3 * 2 * 6
+    told(capsys, *asked, "--format", "parquet", "--out", str(out), "--where", "method=clip_b")
+    assert set(parquet.read_table(out).column("method").to_pylist()) == {"clip_b"}
+
+
+@pytest.mark.slow
+def test_several_experiments_stay_apart_in_each_format(
+    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(tmp_path, mlflow_uri).end_all()
+    Made(tmp_path, mlflow_uri, "train.lr=2e-3", name="größer").end_all()
+    out, asked = tmp_path / "out", ["--experiment", "made,größer", "--uri", mlflow_uri]
+    compared = json.loads(told(capsys, *asked, "--compare", "--format", "json"))
+    assert [each["experiment"] for each in compared] == ["made"] * 6 + ["größer"] * 6
+    lines = told(capsys, *asked, "--format", "latex").splitlines()
+    assert [line for line in lines if line in ("% made", "% größer")] == ["% made", "% größer"]
+    told(capsys, *asked, "--format", "parquet", "--out", str(out))
+    assert parquet.read_table(out).column("experiment").to_pylist() == ["made"] * 36 + ["größer"] * 36

@@ -10,14 +10,13 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import loopback
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -635,63 +634,26 @@ def test_without_a_network_a_sentence_says_so_and_what_is_there_stays(
     assert len(kept.rows("aime24")) == 4
 
 
-@pytest.fixture
-def hub() -> Iterator[tuple[str, dict[str, bytes]]]:
-    """An address on this machine that speaks as the hub does, and the files of its one data set."""
-    held: dict[str, bytes] = {}
-
-    class Speaker(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path, revision = self.path.partition("?")[0], sources.SOURCES["aime24"].hubs[0].revision
-            name = path.rpartition(f"/resolve/{revision}/")[2]
-            if path == "/api/datasets/HuggingFaceH4/aime_2024/revision/" + revision:
-                found = json.dumps({"id": "x", "sha": revision, "siblings": [{"rfilename": f} for f in held]}).encode()
-            elif path == "/api/datasets/HuggingFaceH4/aime_2024/tree/" + revision:
-                found = json.dumps(
-                    [{"type": "file", "path": f, "size": len(held[f]), "oid": "0" * 40} for f in held]
-                ).encode()
-            elif path.startswith("/datasets/HuggingFaceH4/aime_2024/resolve/") and name in held:
-                found = held[name]
-            else:
-                self.send_error(404)
-                return
-            self.send_response(200)
-            for header, value in (
-                ("Content-Length", str(len(found))),
-                ("ETag", f'"{hashlib.sha256(found).hexdigest()}"'),
-                ("X-Repo-Commit", revision),
-            ):
-                self.send_header(header, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(found)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Speaker) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", held
-        server.shutdown()
-
-
 @pytest.mark.processes
-def test_the_hubs_own_client_fetches_the_files_that_are_wanted(
-    hub: tuple[str, dict[str, bytes]], tmp_path: Path, cache: Path
-) -> None:
-    address, held = hub
+def test_the_hubs_own_client_fetches_the_files_that_are_wanted(tmp_path: Path, cache: Path) -> None:
     rows = [FORMS["HuggingFaceH4/aime_2024"](problem, str(i)) for i, (problem, _) in enumerate(invented(30))]
-    held["data/train.parquet"] = write(tmp_path / "rows.parquet", rows).read_bytes()
-    held["weights.bin"] = b"never asked for"
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf")}
+    held = {
+        "data/train.parquet": write(tmp_path / "rows.parquet", rows).read_bytes(),
+        "weights.bin": b"never asked for",
+    }
+    places = {"PYTHONPATH": str(REPOSITORY), "HF_HOME": str(tmp_path / "hf")}
     program = (
         "from harness.data.prepare import prepare\n"
         "from harness.data.sets import SETS, Set, Split\n"
         "SETS['aime24'] = Set('aime24', {'test': Split(30)})  # whatever the problems are\n"
         "prepare(['aime24'])\n"
     )
-    subprocess.run([sys.executable, "-c", program], env=environment, timeout=60, check=True)
+    with loopback.hub("datasets", "HuggingFaceH4/aime_2024", held, sources.SOURCES["aime24"].hubs[0].revision) as (
+        address,
+        _,
+    ):
+        environment = {**os.environ, **places, "HF_ENDPOINT": address}
+        subprocess.run([sys.executable, "-c", program], env=environment, timeout=60, check=True)
     assert [row["problem"] for row in kept.rows("aime24")] == [row["problem"] for row in rows]
     assert not list((tmp_path / "hf").rglob("weights.bin"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +28,10 @@ def rollouts(seed: int, groups: int = 4, size: int = 3, longest: int = 9) -> lis
     return [[rollout() for _ in range(size)] for _ in range(groups)]
 
 
-def batch_of(groups: Sequence[Sequence[Rollout]], rewards: Sequence[float], budget: int = 16) -> TokenBatch:
-    batch = TokenBatch.of(groups, rewards, budget, "cpu")
+def batch_of(
+    groups: Sequence[Sequence[Rollout]], rewards: Sequence[float], budget: int = 16, **more: Any
+) -> TokenBatch:
+    batch = TokenBatch.of(groups, rewards, budget, "cpu", **more)
     return dataclasses.replace(batch, rewards_B=torch.tensor(rewards, dtype=torch.float64))
 
 

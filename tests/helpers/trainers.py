@@ -9,9 +9,12 @@ from typing import Any
 import torch
 
 from harness import cell, config
+from harness.batch import Rollout
 from harness.matrix import Cell
+from harness.tokens.metrics import Stopwatch
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
+from tasks import Problem
 
 SHORT = [
     "train.steps=4",
@@ -32,6 +35,16 @@ def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
     trainer = cell.build(planned.spec, folder, Verifier())  # which Countdown asks nothing
     trainer.engine.load(trainer.policy.module)
     return trainer
+
+
+def asked(trainer: Trainer, step: int) -> list[Problem]:
+    """Returns the problems of a step that sets none aside."""
+    return trainer.collector.problems(step, trainer.collector.slots)
+
+
+def sampled(trainer: Trainer, step: int) -> list[list[Rollout]]:
+    """Returns the groups of a step as the engine's present policy samples them."""
+    return trainer.collector.sample(step, Stopwatch()).groups
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from harness.base.errors import UserError
 from harness.launch import progress
 from harness.launch.progress import QUIET_SECONDS, RECENT, LiveView, sparkline
 from harness.matrix import Cell
+from harness.record.made import Made
 from harness.record.state import State
 
 
@@ -191,7 +192,7 @@ def test_steps_of_an_earlier_run_take_no_time(
     resumed, *others = cells
     for cell in others:
         leave(cell, "done", 4)
-    leave(resumed, "running", 1)  # no process holds it
+    leave(resumed, "running", 1, durable=1)  # no process holds it
     assert resumed.progress().state == "stale"
     view, terminal = in_a_terminal(cells, monkeypatch)
     with view:
@@ -201,6 +202,49 @@ def test_steps_of_an_earlier_run_take_no_time(
         leave(resumed, "running", 3)
         view.tick([resumed], 0)
         assert seen(view, terminal)[0].endswith("3 of 4 cells done, 1 running, 0 waiting; about 0 min 30 s left")
+
+
+def begun(cell: Cell, attempt: str, edited: bool = False) -> None:
+    """Notes what made a cell: an earlier source of its method, or the present one."""
+    sources = {**cell.sources, **({cell.method: "as it was"} if edited else {})}
+    Made(attempt, 0.0, None, None, None, sources, {}, "a processor", "cpu").write(cell.folder)
+
+
+def test_a_cell_that_begins_anew_is_told_and_fed_from_its_first_step(
+    cells: list[Cell], alive: ExitStack, clock: Clock, fed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anew, failed, *others = cells
+    for cell in others:
+        leave(cell, "done", 4)
+    leave(anew, "done", 4, durable=4)
+    begun(anew, "first", edited=True)
+    leave(failed, "failed", 3, "its process ended by SIGKILL", durable=2)
+    begun(failed, "only")
+    view, terminal = in_a_terminal(cells, monkeypatch)
+    with view:
+        view.starting([anew, failed], 0)
+        assert seen(view, terminal) == [
+            "0 min 00 s: 2 of 4 cells done, 2 running, 0 waiting; time left unknown yet",
+            "cell step entropy reward now",
+            "grpo seed 0 0/4 starting its process",
+            "clip_b seed 0 2/4 1.250 █▅▁ 0.300 ▁▅█ starting its process",
+        ], "steps that are run again are none"
+        view.tick([anew, failed], 0)
+        fed.clear()
+        begun(anew, "second")
+        start(anew, alive)
+        start(failed, alive, steps=2)
+        fed_by = []
+        for steps, durable in ((1, -1), (2, 2), (3, 2), (4, 4)):
+            clock.now += 10
+            leave(anew, "running", steps, durable=durable)
+            leave(failed, "running", 2, durable=2)
+            view.tick([anew, failed], 0)
+            fed_by.append(fed.count(anew.folder.name))
+        assert fed_by == [0, 1, 1, 2], "though the first attempt was fed up to step 4"
+        assert fed.count(failed.folder.name) == 0, "up to step 2 it was fed before"
+        # 3 steps in 30 seconds, of 4 and of the last 2 of the other.
+        assert seen(view, terminal)[0].endswith("2 of 4 cells done, 2 running, 0 waiting; about 0 min 20 s left")
 
 
 @pytest.mark.parametrize(

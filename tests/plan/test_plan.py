@@ -27,7 +27,7 @@ from harness.base import files
 from harness.base.errors import UserError
 from harness.base.shape import Shape, of_config
 from harness.base.units import GIB
-from harness.config import Config
+from harness.config import Config, Resample
 from harness.data import cache
 from harness.plan import cost, lacks, show
 from harness.plan import estimate as plan
@@ -423,7 +423,7 @@ def test_the_compute_type_is_the_cells(dtype: str, kind: str, size: int) -> None
 @pytest.mark.parametrize(("steps", "every"), [(10, 0), (10, 1), (10, 4), (10, 5), (10, 10), (10, 11), (1, 1), (3, 2)])
 def test_evaluations_are_counted_as_the_trainer_does_them(steps: int, every: int) -> None:
     trainer = Trainer.__new__(Trainer)  # without a model: which steps are due is a matter of the configuration
-    trainer.config = small(train={"steps": steps}, eval={"every": every})
+    trainer.config, trainer.collapsed = small(train={"steps": steps}, eval={"every": every}), None
     due = [step for step in range(steps + 1) if trainer.evaluation_due(step)]
     assert due[0] == 0
     assert due[-1] == steps
@@ -462,6 +462,10 @@ def test_time_by_hand() -> None:
     )
     whole = 10 * (decoding(8) + 320 * 8 * P / 1e6) + 4 * decoding(15)
     assert cost.seconds(TINY, small(), NOTHING, 2, speed, EMBEDDED) == pytest.approx(whole)
+    drawn = small(train={"resample": Resample(multiplier=1.5, max_batches=3)})
+    assert cost.drawn(drawn) == (Asked(6, 2), 3)
+    more = 10 * (3 * decoding(12) - decoding(8))
+    assert cost.seconds(TINY, drawn, NOTHING, 2, speed, EMBEDDED) == pytest.approx(whole + more)
 
 
 def test_time_of_ranks_by_hand() -> None:

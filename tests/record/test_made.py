@@ -14,6 +14,7 @@ import baselines
 import tasks
 from harness import config, matrix
 from harness.base.errors import Damaged
+from harness.composition import components
 from harness.record import made
 from harness.record.made import Made
 from harness.record.state import Progress, State
@@ -53,9 +54,9 @@ def test_the_hash_of_a_class_follows_its_module_and_those_it_inherits_from(modul
 
 
 def test_what_is_inherited_from_other_methods_and_tasks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    classes = [*baselines.METHODS.values(), *tasks.TASKS.values()]
+    classes: list[type] = [*components(baselines.METHODS).values(), *tasks.TASKS.values()]
     before = {cls: made.digest(cls) for cls in classes}
-    assert len(set(before.values())) == len(classes)
+    assert len(set(before.values())) == len({cls.__module__ for cls in classes})
     digest = made.module_digest
     for module in ("baselines.clip_b", "tasks.math", "harness.method"):
         monkeypatch.setattr(made, "module_digest", lambda name, module=module: digest(name) + "x" * (name == module))
@@ -70,7 +71,7 @@ def test_a_cell_names_its_components() -> None:
     grpo, other = matrix.cells(config.load("demo", ["seeds=[0]", *options]))
     assert grpo.components.keys() == {"grpo", "countdown", "gsm8k"}
     assert other.components.keys() == {"ppo", "clip_v", "countdown", "gsm8k"}
-    assert other.sources["clip_v"] == made.digest(baselines.METHODS["clip_v"])
+    assert other.sources["clip_v"] == made.digest(components(baselines.METHODS)["clip_v"])
 
 
 def test_a_task_of_a_plugin_is_a_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +101,7 @@ def test_others() -> None:
     assert made.others({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) == []
     assert made.others({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "4", "d": "3"}) == ["b", "c", "d"]
     assert made.by_another_source({"a": "1"}, {"a": "1"}) is None
+    assert made.by_another_source(None, {}) == "made by a source that nobody noted"
     assert made.by_another_source({"a": "1", "b": "1"}, {"a": "2", "b": "3"}) == "made by another source: a, b"
 
 

@@ -10,7 +10,7 @@ import pytest
 from harness import config, matrix
 from harness.base.errors import Damaged
 from harness.record import state
-from harness.record.log import TAIL, MetricsLog, last_line, last_lines
+from harness.record.log import TAIL, MetricsLog, collapse, last_line, last_lines
 from harness.record.spec import CellSpec
 from harness.record.state import Progress, State
 
@@ -36,6 +36,27 @@ def test_the_state_changes_by_field(tmp_path: Path) -> None:
     MetricsLog(tmp_path).append(7, 1.0, {"entropy/mean": 0.5})
     state.change(tmp_path, state="done", reason=None)
     assert Progress.read(tmp_path) == Progress("done", None, 7, {"entropy/mean": 0.5}, 2.5)
+    state.change(tmp_path, collapsed=7)
+    assert Progress.read(tmp_path).reason == "collapsed at step 7"
+    state.change(tmp_path, reason="warning: hm")
+    assert Progress.read(tmp_path).reason == "collapsed at step 7; warning: hm"
+
+
+@pytest.mark.parametrize(
+    ("entropies", "below", "step"),
+    [
+        ([2.0, 1.0, 0.5], None, None),
+        ([2.0, 1.0, 0.5], 0.5, None),
+        ([2.0, 0.4, 0.5, 0.3], 0.5, 2),
+        ([0.4, 2.0], 0.5, 1),
+        ([float("nan"), 0.4], 0.5, 2),
+    ],
+)
+def test_a_cell_collapses_at_the_first_step_with_less_entropy_than_the_bound(
+    entropies: list[float], below: float | None, step: int | None
+) -> None:
+    steps = [{"step": number, "metrics": {"entropy/mean": x}} for number, x in enumerate(entropies, 1)]
+    assert collapse([{"step": 0, "metrics": {"eval/countdown/avg": 0.0}}, *steps], below) == step
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"state": "done"}', "\udcff", "null"])

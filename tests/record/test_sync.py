@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mortal import Killed, Mortal
 from places import REPOSITORY
 
 from harness.base import files, identities
 from harness.base.errors import UserError
-from harness.config import Config, Correction, Eval, RolloutConfig, Train
+from harness.config import Config, Correction, Eval, RolloutConfig, Stop, Train
 from harness.record import store, sync
 from harness.record.artifacts import Artifacts
 from harness.record.log import MetricsLog
@@ -35,6 +36,7 @@ MADE = Made(
     processor="A processor",
     device="cpu",
 )
+EVALUATION = {"task": "countdown", "step": 2, "problems": ["p"], "right": [[0, 1]], "flags": []}
 
 
 def make_cell(folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0.02)", seed: int = 1) -> Path:
@@ -107,7 +109,7 @@ def test_log_passes_over_a_line_that_was_cut_off(tmp_path: Path) -> None:
 def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "a cell")
     log_steps(folder, 0, 1, 2)
-    files.write_json(folder / "evals" / "countdown-000002.json", {"step": 2})
+    files.write_json(folder / "evals" / "countdown-000002.json", EVALUATION)
     files.write_lines(folder / "samples" / "train-000001.jsonl", [{"a": 1}])
     set_state(folder, "done", durable=2)
     sync.sync(folder, mlflow_uri)
@@ -131,8 +133,26 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         "eval.tasks": ("['" + "x" * 2000)[:500],
     }
     assert run.data.params.items() >= expected.items()
-    sections = (Train, RolloutConfig, Correction, Eval)
+    sections = (Train, RolloutConfig, Correction, Eval, Stop)
     assert len(run.data.params) == 4 + sum(len(dataclasses.fields(section)) for section in sections)
+    told = files.read_json(tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts" / "outcome.json")
+    assert told == {
+        "entropy": [2.0, 1.8],
+        "dropped": None,
+        "tokens": 0,
+        "hours": 0.0,
+        "tasks": {
+            "countdown": {
+                "k": 4,
+                "problems": ["p"],
+                "right": ["01"],
+                "before": None,
+                "flags": [],
+                "length": None,
+                "distinct": None,
+            }
+        },
+    }
     own = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
     assert own == {
         "cell": CELL,
@@ -144,6 +164,9 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         "status": "done",
         "reason": "",
         "device": "cpu",
+        "collapsed": "",
+        "baseline": "grpo",
+        "outcome": identities.digest(told),
         "lines": "3",
         "attempt": "a" * 32,
         "code.version": "0.1.0",
@@ -177,6 +200,15 @@ def test_sync_holds_back_steps_that_may_run_again(tmp_path: Path, mlflow_uri: st
     set_state(folder, "done", durable=4)
     sync.sync(folder, mlflow_uri)
     assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2, 3, 4)
+
+
+def test_a_cell_that_collapsed_says_so(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2)
+    State("done", durable_step=2, device="cpu", collapsed=2).write(folder)
+    sync.sync(folder, mlflow_uri)
+    (run,) = runs(mlflow_uri)
+    assert (run.data.tags["status"], run.data.tags["collapsed"]) == ("done", "2")
 
 
 def test_a_failed_cell_sends_all_and_its_resumption_sends_no_step_twice(tmp_path: Path, mlflow_uri: str) -> None:
@@ -218,29 +250,6 @@ def test_a_sync_killed_between_metrics_and_tags_duplicates_nothing(tmp_path: Pat
     assert runs(mlflow_uri)[0].data.tags["status"] == "done"
 
 
-class Killed(BaseException):
-    pass
-
-
-class Mortal:
-    """A client that dies at its n-th call, before it or right after."""
-
-    def __init__(self, client: Any, calls: float, after: bool = False) -> None:
-        self.client, self.calls, self.after = client, calls, after
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls -= 1
-            if self.calls == 0 and not self.after:
-                raise Killed
-            result = getattr(self.client, name)(*args, **kwargs)
-            if self.calls == 0:
-                raise Killed
-            return result
-
-        return call
-
-
 def everything(uri: str) -> Any:
     (run,) = runs(uri)
     own = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
@@ -257,7 +266,7 @@ def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
 ) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2)
-    files.write_json(folder / "evals" / "countdown-000002.json", {"step": 2})
+    files.write_json(folder / "evals" / "countdown-000002.json", EVALUATION)
     set_state(folder, "done", durable=2)
     client_of = store.client_of
 
@@ -399,7 +408,7 @@ def finished(folder: Path, uri: str) -> Path:
     make_cell(folder)
     log_steps(folder, 0, 1)
     for step in (0, 1):
-        files.write_json(folder / "evals" / f"countdown-{step:06d}.json", {"step": step})
+        files.write_json(folder / "evals" / f"countdown-{step:06d}.json", {**EVALUATION, "step": step})
     set_state(folder, "done", durable=1)
     sync.sync(folder, uri)
     return folder
@@ -465,14 +474,14 @@ def test_a_copy_is_fed_and_the_original_is_not(copied: str, tmp_path: Path, mlfl
     shutil.copytree(tmp_path / "original" / "cell", copy / "cell")
     if copied == "all":
         shutil.copytree(tmp_path / "mlartifacts", copy / "mlartifacts")
-    files.write_json(copy / "cell" / "evals" / "countdown-000002.json", {"step": 2})
+    files.write_json(copy / "cell" / "evals" / "countdown-000002.json", EVALUATION)
     part = Path("mlartifacts") / "demo" / run.info.run_id / "artifacts"
     before = sorted((tmp_path / part).rglob("*")), (tmp_path / "mlflow.db").read_bytes()
     uri = f"sqlite:///{copy / 'mlflow.db'}"
     sync.sync(copy / "cell", uri)
     assert (sorted((tmp_path / part).rglob("*")), (tmp_path / "mlflow.db").read_bytes()) == before
     names = {str(path.relative_to(copy / part)) for path in (copy / part).rglob("*.*")}
-    assert names == {"config.yaml", *(f"evals/countdown-{step:06d}.json" for step in range(3))}
+    assert names == {"config.yaml", "outcome.json", *(f"evals/countdown-{step:06d}.json" for step in range(3))}
     [same] = runs(uri)
     assert (same.info.run_id, same.info.artifact_uri) == (run.info.run_id, (copy / part).as_uri())
     with store.store(uri, write=False) as client:

@@ -11,11 +11,18 @@ from harness.report.read import Result
 
 def test_every_answer_count_is_a_row(tmp_path: Path) -> None:
     first, second = np.array([[1, 0, 1], [0, 0, 0]]), np.array([[1, 1, 1], [0, 1, 0]])
-    results = {seed: Result(["p=1", "größe"], x, (2.0, 1.0), [], {}) for seed, x in ((4, second), (0, first))}
+    results = {seed: Result(["p=1", "größe"], x, (2.0, 1.0), [], None) for seed, x in ((4, second), (0, first))}
     entries = [Entry("clip_b", "dapo", "aime", "tiny", 3, results), Entry("grpo", "dapo", "aime", "tiny", 3)]
-    export.write(entries, tmp_path / "new" / "answers.parquet")
+    export.write({"demo": entries}, tmp_path / "new" / "answers.parquet")
     table = parquet.read_table(tmp_path / "new" / "answers.parquet")
-    same = {"method": "clip_b", "trained_on": "dapo", "task": "aime", "model": "tiny", "samples": 3}
+    same = {
+        "experiment": "demo",
+        "method": "clip_b",
+        "trained_on": "dapo",
+        "task": "aime",
+        "model": "tiny",
+        "samples": 3,
+    }
     assert table.to_pylist() == [
         {**same, "seed": 0, "problem": "p=1", "right": 2},
         {**same, "seed": 0, "problem": "größe", "right": 0},
@@ -26,9 +33,9 @@ def test_every_answer_count_is_a_row(tmp_path: Path) -> None:
 
 
 def test_nothing_done_is_a_table_without_rows_and_with_the_same_columns(tmp_path: Path) -> None:
-    export.write([Entry("grpo", "dapo", "aime", "tiny", 3)], tmp_path / "answers.parquet")
+    export.write({"demo": [Entry("grpo", "dapo", "aime", "tiny", 3)]}, tmp_path / "answers.parquet")
     table = parquet.read_table(tmp_path / "answers.parquet")
-    text = ("method", "trained_on", "task", "model", "problem")
+    text = ("experiment", "method", "trained_on", "task", "model", "problem")
     assert len(table) == 0
     assert dict(zip(table.column_names, table.schema.types, strict=True)) == {
         **dict.fromkeys(text, pa.string()),

@@ -16,12 +16,13 @@ from harness.base import files
 from harness.base.errors import UserError
 from harness.base.statistics import Estimate
 from harness.config import Config
-from harness.record import sync
+from harness.record import runs, store, sync
 from harness.record.log import MetricsLog
 from harness.record.spec import CellSpec
 from harness.record.state import State
-from harness.report import leaderboard, read, render
-from harness.report.leaderboard import Expected, Row, rows
+from harness.report import columns, leaderboard, render
+from harness.report.board import Expected
+from harness.report.leaderboard import Row, rows
 
 pytestmark = pytest.mark.slow
 
@@ -222,10 +223,15 @@ def test_a_flag_of_a_task_is_a_footnote_of_its_table_alone(matrix: Matrix) -> No
 def test_runs_come_in_pages(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(5):
         matrix.add("grpo", seed, {"countdown": draw(seed, 0.5)})
-    whole = matrix.rows()
-    monkeypatch.setattr(read, "PAGE", 2)
-    assert matrix.rows() == whole
-    assert whole[0].seeds_done == 5
+    with runs.reader(matrix.uri) as direct, store.store(matrix.uri, write=False) as client:
+        (experiment,) = (number for name, number in direct.experiments().items() if name == "demo")
+        whole = direct.runs(experiment)
+        assert len(whole) == 5
+        monkeypatch.setattr(runs, "PAGE", 2)
+        paged = runs.Client(client)
+        assert (paged.runs(experiment), paged.experiments()) == (whole, direct.experiments())
+        assert paged.texts(whole, "outcome.json") == direct.texts(whole, "outcome.json")
+        assert paged.texts(whole, "none.json") == direct.texts(whole, "none.json") == [None] * 5
 
 
 def test_other_problems_are_refused(matrix: Matrix) -> None:
@@ -241,10 +247,10 @@ def test_each_task_has_its_own_k(matrix: Matrix) -> None:
         matrix.add(method, 0, {"countdown": draw(0, 0.5), "other": draw(1, 0.5, (6, 8))})
     found = rows(matrix.uri, "demo", matrix.expected, "grpo", {"countdown": 4, "other": 8})
     assert {(row.task, row.k) for row in found} == {("countdown", 4), ("other", 8)}
-    header, *body = render.cells_of(found)
+    header, *body = columns.cells_of(found)
     assert header[:5] == ["method", "task", "k", "Avg@K", "Pass@k"]
     assert {tuple(line[1:3]) for line in body} == {("countdown", "4"), ("other", "8")}
-    assert "Pass@8" in render.cells_of([row for row in found if row.task == "other"])[0]
+    assert "Pass@8" in columns.cells_of([row for row in found if row.task == "other"])[0]
 
 
 def test_another_number_of_samples_is_refused(matrix: Matrix) -> None:
@@ -332,7 +338,7 @@ def test_notes_speak_only_of_what_is_there() -> None:
 def test_the_text_table_holds_the_same_cells() -> None:
     text = render.render(BOARD, "table")
     shown = [line.split() for line in text.splitlines()]
-    header, *lines = render.cells_of(BOARD)
+    header, *lines = columns.cells_of(BOARD)
     assert len(lines) == len(BOARD)
     for line in lines:
         assert " ".join(line).split() in shown
@@ -344,7 +350,7 @@ def test_each_task_is_a_table_of_its_own_and_one_table_names_the_tasks() -> None
     board = [*BOARD[:2], *(dataclasses.replace(row, task="aime") for row in BOARD[:2])]
     text = render.render(board, "md")
     assert [line for line in text.splitlines() if line.startswith("**")] == ["**countdown, tiny**", "**aime, tiny**"]
-    assert [line[1] for line in render.cells_of(board)] == ["task", "countdown", "countdown", "aime", "aime"]
+    assert [line[1] for line in columns.cells_of(board)] == ["task", "countdown", "countdown", "aime", "aime"]
 
 
 def test_json_is_a_list_of_rows_with_estimates_as_objects() -> None:
@@ -384,11 +390,11 @@ def test_csv_has_a_column_for_every_number() -> None:
 
 
 def test_an_interval_that_is_not_symmetric_shows_its_limits() -> None:
-    assert render.shown(Estimate(0.114, 0.0944, 0.1386)) == "0.114 [0.094, 0.139]"
-    assert render.shown(Estimate(0.114, 0.094, 0.134)) == "0.114 ±0.020"
-    assert render.shown(Estimate(0.25, -0.125, 0.5), "+") == "+0.250 [-0.125, +0.500]"
-    assert render.shown(Estimate(0.114)) == "0.114"
-    assert render.shown(None) == ""
+    assert columns.shown(Estimate(0.114, 0.0944, 0.1386)) == "0.114 [0.094, 0.139]"
+    assert columns.shown(Estimate(0.114, 0.094, 0.134)) == "0.114 ±0.020"
+    assert columns.shown(Estimate(0.25, -0.125, 0.5), "+") == "+0.250 [-0.125, +0.500]"
+    assert columns.shown(Estimate(0.114)) == "0.114"
+    assert columns.shown(None) == ""
 
 
 def test_one_exploding_seed_leaves_the_entropy_positive(matrix: Matrix) -> None:

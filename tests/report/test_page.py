@@ -6,6 +6,7 @@ import dataclasses
 import html
 import itertools
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -40,7 +41,7 @@ from harness.matrix import cells
 from harness.record import sync
 from harness.record.made import Made
 from harness.report import figures, page, sentences, story
-from harness.report.leaderboard import Row
+from harness.report.leaderboard import Row, entropy_kept
 from harness.report.story import Board, Story, Told, of_experiment
 
 pytestmark = pytest.mark.slow
@@ -104,6 +105,38 @@ def test_folders_and_mlflow_tell_the_same_story(
     ]
 
 
+def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_uri: str) -> None:
+    settings = ["name=matrix", "methods=[grpo,clip_b]", "baseline=clip_b", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
+    config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
+    matrix = cells(config)
+
+    def told(edited: dict[str, str]) -> Story:
+        for cell in matrix:
+            fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
+            sources = {**cell.sources, **(edited if (cell.method, cell.seed) == ("clip_b", 1) else {})}
+            Made("attempt", BEGAN, None, None, None, sources, {}, "a processor", "cpu").write(cell.folder)
+            sync.sync(cell.folder, mlflow_uri)
+        return story.of_folders(config, matrix, leaderboard.rows(config, matrix), None)
+
+    def named(of: Story) -> list[Any]:
+        return [[line[0] for line in each.lines] for each in every_figure(of) if each.header[0] == "method"]
+
+    fresh, kept = told({}), told({"clip_b": "as it was"})
+    assert (fresh.methods, fresh.baseline, fresh.notes) == (["grpo", "clip_b"], "clip_b", [])
+    assert (kept.methods, kept.baseline) == (["grpo", "clip_b †"], "clip_b †")
+    assert kept.notes == ["† clip_b seed 1: made by another source: clip_b; `entrobench run` runs it anew."]
+    assert named(kept) == [[name.replace("clip_b", "clip_b †") for name in names] for names in named(fresh)]
+    assert ["grpo", "clip_b †"] in named(kept)
+    for ours, theirs in zip(every_figure(fresh), every_figure(kept), strict=True):
+        assert [series["x"] for series in ours.series] == [series["x"] for series in theirs.series], (
+            "nothing is left out"
+        )
+        assert {"clip_b"} & {series["name"] for series in theirs.series} == set()
+    page_of = page.render_page(kept)
+    assert kept.notes[0] in html.unescape(page_of)
+    assert "<p>All 4 cells are done.</p>" in page_of
+
+
 def plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray) else vars(value)
 
@@ -130,7 +163,7 @@ def test_the_newest_run_that_is_done_counts(tmp_path: Path, mlflow_uri: str) -> 
     [cell] = told.cells
     assert cell.state == "done"
     assert cell.curves["entropy/mean"][1] == metrics_of(1, 0, 1)["entropy/mean"]
-    assert told.notes == ["2 other runs of the same method, task, model and seed are left out."]
+    assert told.notes == ["2 runs of other cells with the same settings are left out."]
 
 
 def test_cells_without_a_run_are_planned(tmp_path: Path, mlflow_uri: str) -> None:
@@ -221,12 +254,10 @@ def test_entropy_kept_is_of_each_seed(told: Story) -> None:
     }
 
 
-def test_a_method_without_any_entropy_left_has_no_share(told: Story) -> None:
-    cell = told.cells[0]
-    gone = dataclasses.replace(cell, curves={"entropy/mean": {1: 2.0, 4: 0.0}})
-    broken = dataclasses.replace(cell, curves={"entropy/mean": {1: 2.0, 4: float("nan")}})
-    assert story.entropy_kept([gone, broken, dataclasses.replace(cell, curves={})]) is None
-    assert story.entropy_kept([gone, cell]) == Estimate(pytest.approx(0.25))  # type: ignore[arg-type]
+def test_a_method_without_any_entropy_left_has_no_share() -> None:
+    gone, broken, absent = (2.0, 0.0), (2.0, math.nan), (math.nan, math.nan)
+    assert entropy_kept([gone, broken, absent]) is None
+    assert entropy_kept([gone, (2.0, 0.5)]) == Estimate(0.25)
 
 
 def test_problems_are_counted_as_lost_and_won(told: Story) -> None:

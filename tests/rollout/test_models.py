@@ -1,18 +1,16 @@
 import dataclasses
-import hashlib
 import json
 import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 
+import loopback
 import pytest
 import torch
 from places import REPOSITORY
@@ -321,44 +319,8 @@ FILES = {
 
 @pytest.fixture
 def hub() -> Iterator[tuple[str, list[str]]]:
-    """An address on this machine that speaks as the hub does of one model, and the paths that it was asked for."""
-    asked: list[str] = []
-
-    class Speaker(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            asked.append(path)
-            name = path.rpartition(f"/resolve/{COMMIT}/")[2]
-            files = [{"type": "file", "path": f, "size": len(FILES[f]), "oid": "0" * 40} for f in FILES]
-            if path in (f"/api/models/me/tiny/revision/{each}" for each in ("main", "small", COMMIT)):
-                about = {"id": "me/tiny", "sha": COMMIT, "siblings": [{"rfilename": f} for f in FILES]}
-                found = json.dumps(about).encode()
-            elif path == f"/api/models/me/tiny/tree/{COMMIT}":
-                found = json.dumps(files).encode()
-            elif path.startswith("/me/tiny/resolve/") and name in FILES:
-                found = FILES[name]
-            else:
-                self.send_error(404)
-                return
-            self.send_response(200)
-            for header, value in (
-                ("Content-Length", str(len(found))),
-                ("ETag", f'"{hashlib.sha256(found).hexdigest()}"'),
-                ("X-Repo-Commit", COMMIT),
-            ):
-                self.send_header(header, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(found)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Speaker) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
+    with loopback.hub("models", "me/tiny", FILES, COMMIT, ("main", "small")) as found:
+        yield found
 
 
 def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -27,9 +27,11 @@ from rich.console import Console
 
 import tasks
 from harness import cli
+from harness.base import identities
 from harness.base.errors import UserError
 from harness.commands import eval as command
-from harness.data import check, prepare
+from harness.data import cache, check, prepare
+from harness.record import made, store
 from harness.rollout import models
 from harness.study import assess
 from harness.study.assess import Assessment, EngineOnDemand, Wanted
@@ -39,6 +41,13 @@ from tasks.countdown import Countdown
 
 TINY = models.resolve("countdown-tiny")
 FEW = Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=10)
+
+
+@pytest.fixture(autouse=True)
+def place(mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The MLflow store that evaluations go to."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)
+    return mlflow_uri
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +186,129 @@ def test_folders_of_one_name_have_results_of_their_own(
     assert call("one/model") == outs[0]
     assert calls == [2] * 4, "the same files are the same model"
     assert (outs[0] / "results.json").read_text() == first
+
+
+# MLflow
+
+
+def held(uri: str) -> list[Any]:
+    with store.store(uri, write=False) as client:
+        experiment = client.get_experiment_by_name("eval")
+        found = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
+    return list(found)
+
+
+def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """Calls the command for 4 problems and 8 samples; returns the lines that it prints."""
+    monkeypatch.setattr(command, "console", Console(width=4000))
+    few = ["--problems", "4", "--samples", "8", "--max-new-tokens", "32", "--model", "countdown-tiny"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["eval", *few, *arguments])
+    assert ended.value.code == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_mlflow_holds_a_run_for_each_task(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], calls: list[int]
+) -> None:
+    invented.prepare_in(tmp_path / "cache", monkeypatch, "amc23")
+    arguments = ("--tasks", "amc23,countdown(target=50)", "--seed", "7", "--out", str(tmp_path / "out"))
+    told = called(monkeypatch, capsys, *arguments)
+    assert f"MLflow: 2 runs in the experiment eval at {place}" in told
+    contest, puzzles = held(place)
+    assert [run.info.run_name for run in (contest, puzzles)] == ["countdown-tiny amc23", "countdown-tiny countdown"]
+    assert puzzles.data.params == {
+        "model": "countdown-tiny",
+        "task": "countdown",
+        "task.count": "3",
+        "task.largest": "12",
+        "task.target": "50",
+        "seed": "7",
+        "eval.split": "test",
+        "eval.samples": "8",
+        "eval.temperature": "1.0",
+        "eval.max_new_tokens": "32",
+        "eval.problems": "4",
+        "rollout.engine": "embedded",
+    }
+    [result] = [
+        each
+        for each in json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]
+        if each["task"] == "countdown"
+    ]
+    means = {key.replace("@", "_at_"): value for key, value in result["metrics"].items()}
+    intervals: dict[str, float] = {}
+    for k in (1, 2, 4, 8):
+        each = [fmean(max(subset) for subset in combinations(answers, k)) for answers in result["right"]]
+        half = 3.182446305284263 * stdev(each) / 2  # Student's quantile at 3 degrees of freedom
+        name = "avg" if k == 1 else f"pass_at_{k}"
+        intervals |= {f"{name}.low": fmean(each) - half, f"{name}.high": fmean(each) + half}
+    assert puzzles.data.metrics == pytest.approx(
+        {f"eval/countdown/{key}": value for key, value in (means | intervals).items()}
+    )
+    tags = puzzles.data.tags
+    assert (tags["model"], tags["task"], tags["device"]) == ("countdown-tiny", "countdown", "cpu")
+    assert tags["source.countdown"] == made.digest(Countdown)
+    assert {"code.version", "processor", "version.torch", "attempt"} <= tags.keys()
+    asked = Countdown(target=50).problems("test")[:4]
+    assert result["metrics"]["avg"] > 0
+    assert tags["problems.fingerprint"] == identities.digest([[p.id, p.prompt, p.answer] for p in asked])
+    assert "dataset.fingerprint" not in tags
+    assert contest.data.tags["dataset.fingerprint"] == cache.card("amc23")["fingerprint"]
+    assert contest.data.tags["notes"].endswith("the tokenizer leaves letters out of 4 of 4 prompts")
+    kept = Path(puzzles.info.artifact_uri.removeprefix("file://"))
+    assert json.loads((kept / "evaluation" / "result.json").read_text()) == result
+    sampled = sorted((tmp_path / "out").glob("countdown-*/samples/*.jsonl"))
+    assert [path.name for path in sampled] == sorted(path.name for path in (kept / "samples").iterdir())
+    assert all((kept / "samples" / path.name).read_bytes() == path.read_bytes() for path in sampled)
+
+    calls.clear()
+    assert called(monkeypatch, capsys, *arguments) == told
+    assert [run.to_dictionary() for run in held(place)] == [run.to_dictionary() for run in (contest, puzzles)]
+    assert calls == []
+
+
+def test_other_numbers_have_a_run_of_their_own(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--tasks", "countdown", "--out", str(tmp_path / "out"))
+    called(monkeypatch, capsys, *arguments)
+    called(monkeypatch, capsys, *arguments, "--problems", "2")
+    assert [run.data.params["eval.problems"] for run in held(place)] == ["4", "2"]
+    digest = made.digest
+    monkeypatch.setattr(made, "digest", lambda cls: f"edited {digest(cls)}")
+    called(monkeypatch, capsys, *arguments)
+    first, _, edited = held(place)
+    assert first.data.metrics == edited.data.metrics, "what was sampled is kept"
+    assert edited.data.tags["source.countdown"] == f"edited {digest(Countdown)}"
+    assert edited.data.tags["attempt"] != first.data.tags["attempt"]
+
+
+def test_a_store_that_is_away_loses_nothing(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], calls: list[int]
+) -> None:
+    arguments = ("--tasks", "countdown", "--out", str(tmp_path / "out"))
+    told = called(monkeypatch, capsys, *arguments, "--uri", "http://someone:hidden@127.0.0.1:9")
+    [line] = [line for line in told if "MLflow" in line]
+    assert line.startswith("MLflow is not fed: the MLflow store at http://someone:***@127.0.0.1:9 cannot be used: ")
+    assert line.endswith(". The same command again feeds it, without sampling.")
+    calls.clear()
+    told = called(monkeypatch, capsys, *arguments)
+    assert f"MLflow: 1 run in the experiment eval at {place}" in told
+    assert len(held(place)) == 1
+    assert calls == []
+
+
+def test_without_a_word_it_goes_beside_the_results(
+    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    shutil.copy(migrated, tmp_path / "results" / "mlflow.db")
+    told = called(monkeypatch, capsys, "--tasks", "countdown")
+    assert "MLflow: 1 run in the experiment eval at sqlite:///results/mlflow.db" in told
+    assert len(held("sqlite:///results/mlflow.db")) == 1
 
 
 @pytest.mark.processes

@@ -19,6 +19,7 @@ import invented
 import pytest
 from lm_eval.tasks import TaskManager
 from places import REPOSITORY
+from trainers import asked, sampled
 
 import tasks
 from harness import cell, config, matrix
@@ -202,10 +203,12 @@ def trainer(tmp_path: Path) -> Trainer:
     return built
 
 
-def test_training_and_evaluation_show_a_model_the_same(trainer: Trainer) -> None:
+def test_training_and_evaluation_show_a_model_the_same(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer.engine = heard = Overheard(trainer.engine)  # type: ignore[assignment]
     problems = trainer.parts.task.problems("train")[:6]
-    trainer.sample(problems, 1)
+    trainer.collector.parts = dataclasses.replace(trainer.parts, engine=heard)  # type: ignore[arg-type]
+    monkeypatch.setattr(trainer.collector, "problems", lambda step, places: problems)
+    sampled(trainer, 1)
     trained, heard.prompts = heard.prompts, []
     trainer.evaluate(0)
     assert heard.prompts == trained
@@ -259,7 +262,7 @@ def test_contamination_is_told_of_what_was_trained_on(
 
 
 def test_a_verifier_that_fails_too_often_stops_training(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    hard = trainer.prompts(7)[:3]
+    hard = asked(trainer, 7)[:3]
 
     def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         assert verifier is trainer.parts.verifier

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -173,12 +174,13 @@ def test_training_with_a_correction_differs_where_the_engine_is_off(
     found = []
     for name, overrides in (("off", []), ("on", ["correction.kind=truncated"])):
         trainer = build(tmp_path / name, "grpo", *overrides, "mismatch.float32.p99=null", "mismatch.float32.max=null")
-        plain = trainer.sample
+        plain = trainer.engine.generate
 
-        def sample(*asked: object, plain=plain) -> list[list[Rollout]]:  # type: ignore[no-untyped-def]
-            return [[dataclasses.replace(r, logp=[x - 0.5 for x in r.logp]) for r in group] for group in plain(*asked)]
+        def generate(*asked: Any, plain=plain, **given: Any) -> list[list[Rollout]]:  # type: ignore[no-untyped-def]
+            found = plain(*asked, **given)
+            return [[dataclasses.replace(r, logp=[x - 0.5 for x in r.logp]) for r in group] for group in found]
 
-        monkeypatch.setattr(trainer, "sample", sample)
+        monkeypatch.setattr(trainer.engine, "generate", generate)
         record = trainer.train_step(1, Stopwatch())
         found.append((weights(trainer), record))
         assert record["mismatch/token_ratio_mean"] == pytest.approx(math.exp(0.5), abs=1e-4), "raw, whether corrected"

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from trainers import asked
 
 from harness import cell, config, matrix
 from harness.base import files
@@ -381,7 +382,7 @@ def test_a_cell_trains_on_what_its_base_model_solves_sometimes(cache: Path, tmp_
     trainer.run(lambda step: None)
     first = json.loads((tmp_path / "cell" / "metrics.jsonl").read_text().splitlines()[0])
     assert first["metrics"]["problems/kept"] == len(kept)
-    assert {problem.id for step in (1, 2, 3, 4) for problem in trainer.prompts(step)} <= kept
+    assert {problem.id for step in (1, 2, 3, 4) for problem in asked(trainer, step)} <= kept
 
     # A trained cell that starts again without the cache asks the base model, not the one that it has trained.
     (path,) = cache.glob("filters/*.json")

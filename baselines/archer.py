@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from baselines.grpo import GroupObjective
+from harness.base.schema import choice, number
+from harness.method import ClippedObjective, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ByEntropy(ClippedObjective, GroupObjective):
+    """Has other clips and another KL term for the tokens of high entropy than for the others."""
+
+    needs = frozenset({"entropy_now"})
+    silent_without_signal = True
+
+    kl_coef: float = number(0.001, least=0)
+    kl_estimator: str = choice("k3", ("k2", "k3"))
+    quantile: float = number(0.8, least=0, most=1)
+    high_entropy_clip_low: float = number(0.5, least=0)
+    high_entropy_clip_high: float = number(0.5, least=0)
+    high_entropy_kl: float = number(0.0, least=0)  # times kl_coef
+
+    def uncertain(self, view: View) -> Tensor:
+        """Says which tokens are of high entropy."""
+        batch, entropy_T = view.batch, view.current.entropy
+        assert entropy_T is not None
+        if not len(entropy_T):
+            return entropy_T > 0
+        entropy_BR = entropy_T.new_full((len(batch), int(batch.lengths_B.max())), inf)
+        entropy_BR[batch.sequence_T, batch.within_T] = entropy_T.detach()
+        ordered_BR = entropy_BR.sort(1).values
+        place_B = self.quantile * (batch.lengths_B.to(entropy_T.dtype) - 1)  # the quantile lies between two of them
+        below_B1, above_B1 = place_B.floor().long()[:, None], place_B.ceil().long()[:, None]
+        bound_B = ordered_BR.gather(1, below_B1).lerp(ordered_BR.gather(1, above_B1), place_B[:, None] - below_B1)[:, 0]
+        return entropy_T.detach() > bound_B[batch.sequence_T]
+
+    def bounds(self, view: View) -> tuple[Tensor, Tensor]:
+        wide = dataclasses.replace(self, clip_low=self.high_entropy_clip_low, clip_high=self.high_entropy_clip_high)
+        sides = zip(ClippedObjective.bounds(wide, view), super().bounds(view), strict=True)
+        uncertain_T = self.uncertain(view)
+        low_T, high_T = (wide_T.where(uncertain_T, narrow_T) for wide_T, narrow_T in sides)
+        return low_T, high_T
+
+    def term(self, view: View) -> Tensor | float:
+        if not self.kl_coef:
+            return 0.0
+        kl_T = self.divergence(view.current)
+        return self.kl_coef * (self.high_entropy_kl * kl_T).where(self.uncertain(view), kl_T)
+
+
+@dataclass(frozen=True)
+class Archer(ByEntropy):
+    """GRPO with a wider clip and no KL term for the tokens of high entropy.
+
+    A token is one of high entropy where the present H is above the 0.8-quantile of its own response, interpolated. The
+    others are clipped by clip_low and clip_high, and have a KL term of weight kl_coef to the model before training;
+    those of high entropy have high_entropy_clip_low, high_entropy_clip_high, and kl_coef high_entropy_kl.
+
+    The authors' code divides the KL term by the number of the tokens that have it; here it is by all tokens.
+    """
+
+    source = "arXiv:2507.15778"
+
+    dual_clip: float | None = number(10.0, least=1)

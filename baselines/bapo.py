@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baselines.grpo import GroupObjective
+from harness.base.errors import UserError
+from harness.base.schema import number
+from harness.method import ClippedObjective, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class Bapo(ClippedObjective, GroupObjective):
+    """GRPO whose clip opens until the positive tokens have a given share of the loss.
+
+    Of each mini-batch, before its update: P = sum min(r, high) A over A > 0, N = sum max(r, low) |A| over A < 0. The
+    bounds start at 1 - clip_low and 1 + clip_high; while P < target N, low rises to 1 - least_clip_low, and then high
+    in steps to 1 + most_clip_high. Raising low only adds to N: so where the start is not enough it always goes all the
+    way, as in the authors' search.
+
+    target 1 is a share of one half. The sums are over the whole mini-batch on all ranks; the authors' are over each
+    micro-batch.
+    """
+
+    source = "arXiv:2510.18927"
+
+    clip_low: float = number(0.4, least=0)
+    clip_high: float = number(0.2, least=0)
+    least_clip_low: float = number(0.1, least=0)
+    most_clip_high: float = number(2.0, least=0)
+    step: float = number(0.05, above=0)
+    target: float = number(1.0, least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.least_clip_low > self.clip_low:
+            raise UserError(f"least_clip_low is {self.least_clip_low}; allowed: up to clip_low ({self.clip_low})")
+        if self.most_clip_high < self.clip_high:
+            raise UserError(f"most_clip_high is {self.most_clip_high}; allowed: clip_high ({self.clip_high}) and more")
+
+    def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
+        return {name: advantages_T.new_tensor(x) for name, x in zip(("low", "high"), self.start, strict=True)}
+
+    @property
+    def start(self) -> tuple[float, float]:
+        return 1 - self.clip_low, 1 + self.clip_high
+
+    def step_marks(self, view: View) -> Mapping[str, Tensor]:
+        ratio_T, advantages_T = view.ratio_T, view.advantages_T
+        positive_T, negative_T = advantages_T.clamp(min=0), -advantages_T.clamp(max=0)
+
+        def met(low: float, high: float) -> bool:
+            """Says whether the positive tokens have their share; the same on every rank."""
+            positive = view.batch.global_sum(ratio_T.clamp(max=high) * positive_T)
+            return bool(positive >= self.target * view.batch.global_sum(ratio_T.clamp(min=low) * negative_T))
+
+        low, high = self.start
+        if not met(low, high):
+            low = 1 - self.least_clip_low
+            while high < 1 + self.most_clip_high and not met(low, high):
+                high = min(high + self.step, 1 + self.most_clip_high)
+        return {"low": ratio_T.new_tensor(low), "high": ratio_T.new_tensor(high)}
+
+    def bounds(self, view: View) -> tuple[Tensor, Tensor]:
+        low_T, high_T = super().bounds(view)
+        low_T = low_T.masked_fill(view.advantages_T < 0, view.marks["low"])
+        return low_T, high_T.masked_fill(view.advantages_T > 0, view.marks["high"])

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baselines.grpo import GroupObjective
+from harness.base.schema import choice, number
+from harness.method import ClippedObjective, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Dcpo(ClippedObjective, GroupObjective):
+    """GRPO whose clip is the wider, the less probable the token was.
+
+    From |(r - 1) p| <= eps, with q = p_old: r >= (1 + sqrt(max(1 - 4 clip_low / q, 0))) / 2 where A < 0, and
+    r <= min((1 + sqrt(1 + 4 clip_high / q)) / 2, cap) where A > 0, in GRPO's objective.
+
+    Without the authors' advantages that are smoothed over all earlier rewards of the same prompt. The clip values are
+    the paper's; the released script has 0.2 and 0.28.
+    """
+
+    source = "arXiv:2509.02333"
+
+    normalise: str = choice("sequence", ("token", "sequence", "constant"))
+    clip_low: float = number(0.16, least=0)
+    clip_high: float = number(0.2, least=0)
+    dual_clip: float | None = number(10.0, least=1)
+    cap: float = number(10.0, least=1)
+
+    def bounds(self, view: View) -> tuple[Tensor, Tensor]:
+        low_T, high_T = super().bounds(view)  # 1 - eps and 1 + eps, and endless where there is none
+        q_T = view.old.logp.exp()
+        lower_T = (1 + (1 - 4 * (1 - low_T) / q_T).clamp(min=0).sqrt()) / 2
+        upper_T = ((1 + (1 + 4 * (high_T - 1) / q_T).sqrt()) / 2).clamp(max=self.cap)
+        return low_T.where(low_T.isinf(), lower_T), high_T.where(high_T.isinf(), upper_T)

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baselines.grpo import Grouped
+from harness.method import ClippedObjective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch
+
+
+@dataclass(frozen=True)
+class LitePpo(ClippedObjective, Grouped):
+    """GRPO that divides by the deviation of all rewards of the batch instead of the group's.
+
+    A_i = (R_i - mean_j R_j) / (std R + 1e-6), with the mean over the group and the sample deviation (n - 1) of the
+    rewards over the rollout batch on all ranks.
+    """
+
+    source = "arXiv:2508.08221"
+
+    def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
+        responses = batch.global_responses()
+        mean = batch.global_sum(rewards_PG) / responses
+        deviation = (batch.global_sum((rewards_PG - mean) ** 2) / (responses - 1)).sqrt()
+        return (rewards_PG - rewards_PG.mean(1, keepdim=True)) / (deviation + 1e-6)

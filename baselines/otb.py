@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baselines.grpo import Grouped
+from harness.method import ClippedObjective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class Otb(ClippedObjective, Grouped):
+    """Clipped policy gradient with the baseline of least variance at each token, over the responses to one prompt.
+
+    W_t = sum_{j <= t} (1 - 2 p_j + sum_i p_i^2), the squared norm of the gradient of log p by the logits, added up from
+    the start of the response; B_t = sum_i W_it R_i / (sum_i W_it + 1e-8) over the responses of the group that reach
+    position t; A_it = R_i - B_t. Where one response alone reaches t, B_t = 0, or with zero_tail=false its own reward.
+    """
+
+    source = "arXiv:2602.07078"
+    needs = frozenset({"sum_p2"})
+
+    zero_tail: bool = True
+
+    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        assert old.sum_p2 is not None
+        summed_T = (1 - 2 * old.logp.exp() + old.sum_p2).double().cumsum(0)
+        before_T = (summed_T.roll(1)[batch.starts_B] * (batch.starts_B > 0))[batch.sequence_T]
+        weights_T = summed_T - before_T
+        rewards_T = batch.rewards_B[batch.sequence_T].double()
+        longest = int(batch.lengths_B.max())
+        cell_T = (batch.groups_B - batch.groups_B[0])[batch.sequence_T] * longest + batch.within_T
+
+        def over_group(x_T: Tensor) -> Tensor:
+            """Adds up the responses of a group at each position."""
+            cells = int(batch.groups_B[-1] - batch.groups_B[0] + 1) * longest
+            return x_T.new_zeros(cells).index_add(0, cell_T, x_T)[cell_T]
+
+        baseline_T = over_group(weights_T * rewards_T) / (over_group(weights_T) + 1e-8)
+        if self.zero_tail:
+            baseline_T = baseline_T.masked_fill(over_group(weights_T * 0 + 1) == 1, 0)
+        return (rewards_T - baseline_T).to(old.logp.dtype)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb
+from typing import TYPE_CHECKING
+
+from baselines.grpo import Grouped
+from harness.base.schema import number
+from harness.method import ClippedObjective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class PassK(ClippedObjective, Grouped):
+    """Clipped policy gradient of Pass@k: the reward of k responses is that of the best among them.
+
+    With c of n responses right: rho = 1 - C(n-c, k) / C(n, k), sigma = sqrt(rho (1 - rho)); a right response has
+    A = (1 - rho) / (sigma + 1e-6), a wrong one A = (1 - rho - C(n-c-1, k-1) / C(n-1, k-1)) / (sigma + 1e-6): the mean
+    over all choices of k responses. It asks which responses are right, so that rewards are 0 and 1 whatever controls
+    do. Where fewer than k are wrong every choice passes, and all advantages are 0.
+    """
+
+    source = "arXiv:2508.10751"
+    takes_rewards = False
+
+    k: int = number(4, least=1)
+
+    @property
+    def min_group(self) -> int:
+        return max(self.k, 2)
+
+    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        right_PG = batch.grouped(batch.right_B)
+        n = right_PG.shape[1]
+        assert n >= self.k
+        pairs = old.logp.new_tensor([self.of_group(n, c) for c in range(n + 1)])  # by the number of right responses
+        if_wrong_P1, if_right_P1 = pairs[right_PG.sum(1)].split(1, 1)
+        return if_right_P1.where(right_PG, if_wrong_P1).flatten()[batch.sequence_T]
+
+    def of_group(self, n: int, c: int) -> tuple[float, float]:
+        """Returns the advantages of a wrong and of a right response, where c of n are right."""
+        all_wrong = comb(n - c, self.k) / comb(n, self.k)
+        deviation = (all_wrong * (1 - all_wrong)) ** 0.5 + 1e-6
+        others_wrong = comb(n - c - 1, self.k - 1) / comb(n - 1, self.k - 1) if c < n else 0.0
+        return (all_wrong - others_wrong) / deviation, all_wrong / deviation

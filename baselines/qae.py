@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from baselines.grpo import Grouped
+from harness.base.schema import choice, number
+from harness.method import ClippedObjective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch
+
+
+@dataclass(frozen=True)
+class Qae(ClippedObjective, Grouped):
+    """GRPO whose baseline is a quantile of the group's rewards instead of their mean.
+
+    A_i = (R_i - b) / (std_j R_j + 1e-6), b the K-quantile of the group's rewards, the sample deviation (n - 1) around
+    their mean. mode paper: b is the least reward that a share of at least K does not exceed, so with rewards of 0 and 1
+    it is 0 where at most 1 - K of the group are right, else 1. mode reference: b is interpolated between neighbours in
+    the order of the rewards, which on the edge between the two cases gives values from 0 to 1.
+    """
+
+    source = "arXiv:2509.22611"
+
+    mode: str = choice("reference", ("reference", "paper"))
+    quantile: float = number(0.4, above=0, below=1)
+
+    def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
+        if self.mode == "reference":
+            baseline_P1 = rewards_PG.quantile(self.quantile, 1, keepdim=True)
+        else:
+            place = ceil(round(self.quantile * rewards_PG.shape[1], 9)) - 1
+            baseline_P1 = rewards_PG.sort(1).values[:, place, None]
+        return (rewards_PG - baseline_P1) / (rewards_PG.std(1, keepdim=True) + 1e-6)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baselines.grpo import Grouped
+from harness.method import ClippedObjective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch
+
+
+@dataclass(frozen=True)
+class ReinforcePp(ClippedObjective, Grouped):
+    """Clipped policy gradient whose baseline is the group's mean, with advantages whitened over the whole batch.
+
+    A_i = R_i - mean_j R_j, and then A <- (A - mean A) / sqrt(var A + 1e-8) over all tokens of the rollout batch on all
+    ranks, with the population's variance: the variant of REINFORCE++ that has a baseline. As whitening takes the mean
+    away, the responses of a group without signal have a small advantage too.
+    """
+
+    source = "arXiv:2501.03262"
+
+    def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
+        return rewards_PG - rewards_PG.mean(1, keepdim=True)
+
+    def whiten(self, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return (advantages_T - batch.global_mean(advantages_T)) / (batch.global_std(advantages_T) ** 2 + 1e-8).sqrt()

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.base.schema import number
+from harness.method import ClippedObjective, Objective, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.batch import TokenBatch, TokenStats
+
+
+@dataclass(frozen=True)
+class Verdicts(Objective):
+    """Rewards right responses and punishes wrong ones, each by a fixed weight, without a baseline."""
+
+    takes_rewards = False
+
+    right: float = number(0.1, least=0)
+    wrong: float = number(1.0, least=0)
+
+    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        right_T = batch.right_B[batch.sequence_T]
+        return old.logp.new_full(right_T.shape, -self.wrong).masked_fill(right_T, self.right)
+
+
+@dataclass(frozen=True)
+class WReinforce(Verdicts):
+    """REINFORCE in which right responses weigh less than wrong ones.
+
+    J_t = A log p, A = right for a right response, -wrong for a wrong one. right=0 is NSR, which learns from wrong
+    responses alone; right=1, wrong=0 is PSR.
+
+    The form of the paper's text. No ratio corrects for the updates since the rollout; w_reinforce_ppo, the form that
+    the authors run, has one.
+    """
+
+    source = "arXiv:2506.01347"
+    silent_without_signal = True
+
+    def surrogate(self, view: View) -> Tensor:
+        return view.advantages_T * view.current.logp
+
+
+@dataclass(frozen=True)
+class WReinforcePpo(ClippedObjective, Verdicts):
+    """W-REINFORCE with PPO's clipped ratio, as the authors run it.
+
+    A = right for a right response, -wrong for a wrong one, in PPO's clipped objective. At one update per rollout batch
+    it has the gradient of w_reinforce.
+
+    For NSR and PSR the authors' code takes the other responses out of the batch, so that its mean is over the tokens
+    of wrong or of right ones alone; here it is over all tokens.
+    """
+
+    source = "arXiv:2506.01347"

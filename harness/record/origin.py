@@ -1,0 +1,45 @@
+"""Where a run comes from, in the tags and inputs that MLflow's own pages show."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from typing import TYPE_CHECKING, Any
+
+from harness.base import identities
+from harness.record.made import Made
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
+
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # opens among trainings, not among evaluations of apps
+NOTE = {
+    "mlflow.note.content": (
+        "A matrix of entrobench: every method on every task with every model and every seed, one run each. "
+        "The run named `leaderboard` holds the table: `leaderboard.json` (a table of MLflow), `leaderboard.html` and "
+        "`leaderboard.md`. The metrics `final/...` of the other runs are what it averages, so that this list can be "
+        "sorted by them; `method.<name>.<option>` are the options of a method. From anywhere: "
+        "`entrobench leaderboard --experiment NAME --uri URI`."
+    )
+}
+
+
+def origin(made: Made | None) -> dict[str, str]:
+    """Returns the tags of a run that this user sent, with the commit of the code that made its numbers."""
+    tags = {"mlflow.source.name": "entrobench", "mlflow.source.type": "LOCAL", "mlflow.user": user()}
+    return tags | ({"mlflow.source.git.commit": made.commit} if made and made.commit else {})
+
+
+def user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container whose user has no name
+        return "unknown"
+
+
+def dataset(name: str, identity: Any) -> DatasetInput:
+    """Returns the problems of a task as an input of a run."""
+    from mlflow.entities import Dataset, DatasetInput
+
+    source = json.dumps({"task": name, "identity": identity})
+    return DatasetInput(Dataset(name, identities.key(identity), "entrobench task", source))

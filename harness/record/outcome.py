@@ -1,0 +1,63 @@
+"""A cell's outcome as one small file: all that a table of many cells needs of each, so that nothing else is read."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from harness.base import files
+from harness.record.spec import CellSpec
+from harness.record.state import State
+
+FILE = "outcome.json"  # among the artifacts of its run
+TAG = "outcome"  # of its run: the digest of the outcome
+
+
+def outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns what a cell that is done has to say."""
+    entropy = curve(lines, "entropy/mean")
+    dropped = curve(lines, "weights/dropped")
+    return {
+        "entropy": [entropy[0], entropy[-1]] if entropy else None,  # at the first and at the last training step
+        "dropped": statistics.fmean(dropped) if dropped else None,  # share of tokens, mean over the steps
+        "tokens": sum(curve(lines, "tokens/generated")),  # sampled while training
+        "hours": State.read(folder).seconds / 3600 * devices(spec, State.read(folder).device),
+        "tasks": evaluations(folder, spec, lines),
+    }
+
+
+def devices(spec: CellSpec, device: str) -> int:
+    """Returns how many GPUs, or else cores, a cell has to itself."""
+    hardware = spec.config.hardware
+    return hardware.ranks * (1 if device == "cuda" else hardware.threads)
+
+
+def curve(lines: list[dict[str, Any]], key: str) -> list[float]:
+    return [line["metrics"][key] for line in lines if key in line["metrics"]]
+
+
+def evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the last evaluation of each task, beside the answers before any training (step 0) if there are some."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted((folder / "evals").glob("*.json")):  # the step is the end of a name, with leading zeros
+        record = files.read_json(path)
+        task = record["task"]
+        before = answers(record) if record["step"] == 0 else found.get(task, {}).get("before")
+        found[task] = {
+            "k": spec.config.eval.of(task).k,
+            "problems": record["problems"],
+            "right": answers(record),
+            "before": before,
+            "flags": record["flags"],
+        }
+    for task, each in found.items():
+        for measure in ("length", "distinct"):
+            values = curve(lines, f"eval/{task}/{measure}")
+            each[measure] = values[-1] if values else None
+    return found
+
+
+def answers(record: dict[str, Any]) -> list[str]:
+    """Returns a line of 0 and 1 for each problem: which samples were right."""
+    return ["".join(map(str, right)) for right in record["right"]]

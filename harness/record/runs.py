@@ -1,0 +1,196 @@
+"""Reads runs out of MLflow: an SQLite file on this machine directly, since loading MLflow takes seconds, and any other
+store through MLflow's client."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Protocol
+
+from harness.base.errors import UserError
+from harness.record.artifacts import place
+from harness.record.store import database, probe, store, unusable
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+FINAL = "final/"
+PAGE = 1000  # runs that MLflow gives at a time, at most
+TOGETHER = 8  # files that are asked of a server at a time
+
+
+@dataclass(frozen=True)
+class Run:
+    id: str
+    name: str
+    tags: dict[str, str]
+    params: dict[str, str]
+    artifacts: str  # URI of their folder
+    finals: dict[str, float]  # metrics of the whole run, whose names begin with FINAL
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    step: int
+    time: float  # seconds since 1970
+    value: float
+
+
+Curves = dict[str, list[Point]]  # by metric, in the order of steps
+
+
+class Reader(Protocol):
+    def experiments(self) -> dict[str, str]:
+        """Returns the ids of the experiments that were not deleted, by name."""
+
+    def runs(self, experiment: str) -> list[Run]:
+        """Returns the runs of an experiment that were not deleted, the oldest first."""
+
+    def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
+        """Returns an artifact of each run, None where a run has none."""
+
+    def listed(self, run: Run, folder: str) -> list[str]:
+        """Returns the paths of the artifacts in a folder of a run, in order."""
+
+    def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
+        """Returns the metrics of each run whose names are wanted."""
+
+
+@contextmanager
+def reader(uri: str) -> Iterator[Reader]:
+    path = database(uri)
+    if path is None:
+        with store(uri, write=False) as client:
+            yield Client(client)
+        return
+    probe(path, uri, write=False)
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            yield Direct(connection, uri)
+    except (sqlite3.Error, OSError) as error:
+        if str(error).startswith("no such"):  # a table or a column
+            raise UserError(
+                f"the MLflow store at {uri} was written by an unknown version of MLflow: {error}"
+            ) from error
+        raise unusable(uri, error) from error
+
+
+class Direct:
+    """Reads the tables and the files that MLflow's own client would read."""
+
+    def __init__(self, connection: sqlite3.Connection, uri: str) -> None:
+        self.connection, self.uri = connection, uri
+
+    def experiments(self) -> dict[str, str]:
+        found = self.connection.execute("SELECT name, experiment_id FROM experiments WHERE lifecycle_stage = 'active'")
+        return {name: str(number) for name, number in found}
+
+    def runs(self, experiment: str) -> list[Run]:
+        active = "FROM runs WHERE experiment_id = ? AND lifecycle_stage = 'active'"
+        given = (int(experiment),)
+        runs = {
+            run: Run(run, name or "", {}, {}, artifacts, {})
+            for run, name, artifacts in self.connection.execute(
+                f"SELECT run_uuid, name, artifact_uri {active} ORDER BY start_time IS NULL, start_time, run_uuid", given
+            )
+        }
+        for table, field in (("tags", "tags"), ("params", "params"), ("latest_metrics", "finals")):
+            pairs = f"SELECT run_uuid, key, value FROM {table} WHERE run_uuid IN (SELECT run_uuid {active})"
+            if field == "finals":
+                pairs += f" AND key LIKE '{FINAL}%'"
+            for run, key, value in self.connection.execute(pairs, given):
+                getattr(runs[run], field)[key] = value
+        return list(runs.values())
+
+    def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
+        places = [place(run.artifacts, self.uri) for run in runs]
+        if None in places:  # a store of files elsewhere, beside a database that is here
+            with store(self.uri, write=False) as client:
+                return Client(client).texts(runs, path)
+        files = [each / path for each in places if each is not None]
+        return [file.read_bytes() if file.is_file() else None for file in files]
+
+    def listed(self, run: Run, folder: str) -> list[str]:
+        here = place(run.artifacts, self.uri)
+        if here is None:
+            with store(self.uri, write=False) as client:
+                return Client(client).listed(run, folder)
+        # Without what a killed process has half written.
+        return sorted(str(PurePosixPath(folder, path.name)) for path in (here / folder).glob("[!.]*") if path.is_file())
+
+    def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
+        return [self.curves_of(run, wanted) for run in runs]
+
+    def curves_of(self, run: Run, wanted: Callable[[str], object]) -> Curves:
+        found: Curves = {}
+        query = "SELECT key, step, timestamp, value, is_nan FROM metrics WHERE run_uuid = ?"
+        for key, step, time, value, is_nan in self.connection.execute(query, (run.id,)):
+            if wanted(key):
+                found.setdefault(key, []).append(Point(step, time / 1000, math.nan if is_nan else value))
+        return {key: sorted(points) for key, points in sorted(found.items())}
+
+
+class Client:
+    def __init__(self, client: MlflowClient) -> None:
+        self.client = client
+
+    def experiments(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        token = None
+        while True:
+            page = self.client.search_experiments(max_results=PAGE, page_token=token)
+            found |= {each.name: each.experiment_id for each in page}
+            token = page.token
+            if not token:
+                return found
+
+    def runs(self, experiment: str) -> list[Run]:
+        found: list[Run] = []
+        token = None
+        while True:
+            page = self.client.search_runs(
+                [experiment], max_results=PAGE, order_by=["attributes.start_time ASC"], page_token=token
+            )
+            for each in page:
+                finals = {key: value for key, value in each.data.metrics.items() if key.startswith(FINAL)}
+                info, data = each.info, each.data
+                found.append(Run(info.run_id, info.run_name or "", data.tags, data.params, info.artifact_uri, finals))
+            token = page.token
+            if not token:
+                return found
+
+    def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(TOGETHER) as threads:
+            return list(threads.map(lambda run: self.text(run, path, Path(folder)), runs))
+
+    def text(self, run: Run, path: str, folder: Path) -> bytes | None:
+        from mlflow.exceptions import MlflowException
+
+        own = folder / run.id
+        own.mkdir()
+        try:
+            return Path(self.client.download_artifacts(run.id, path, str(own))).read_bytes()
+        except (MlflowException, OSError):
+            if path in self.listed(run, str(PurePosixPath(path).parent)):
+                raise
+            return None
+
+    def listed(self, run: Run, folder: str) -> list[str]:
+        here = None if folder in ("", ".") else folder
+        return sorted(each.path for each in self.client.list_artifacts(run.id, here) if not each.is_dir)
+
+    def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
+        with ThreadPoolExecutor(TOGETHER) as threads:
+            return list(threads.map(lambda run: self.curves_of(run, wanted), runs))
+
+    def curves_of(self, run: Run, wanted: Callable[[str], object]) -> Curves:
+        return {
+            key: sorted(Point(p.step, p.timestamp / 1000, p.value) for p in self.client.get_metric_history(run.id, key))
+            for key in sorted(filter(wanted, self.client.get_run(run.id).data.metrics))
+        }

@@ -1,0 +1,126 @@
+"""Checks methods as a whole: what they break, what they drop, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+import baselines
+from harness.base import fit
+from harness.base.fit import Column
+from harness.composition import STANDS_ON, Method, Table
+from harness.study import checks, miniature, shared
+from harness.study.checks import Finding
+from harness.study.probe import probe
+from harness.tokens import dynamics
+
+DRIFT = 0.3  # in logits: the policy has moved so far that some ratios are beyond a clip
+FULL = 2  # methods whose tables are printed whole; of more, what failed
+SIGNS = {
+    "positive_above": "A>0 S*>N",
+    "positive_below": "A>0 S*<N",
+    "negative_above": "A<0 S*>N",
+    "negative_below": "A<0 S*<N",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Holds all that was found about a method."""
+
+    method: str
+    findings: list[Finding]
+
+    @property
+    def failed(self) -> list[Finding]:
+        return [finding for finding in self.findings if not finding.passed]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {name: number for finding in self.findings for name, number in finding.numbers.items()}
+
+    def plain(self) -> dict[str, Any]:
+        """Returns it as JSON has it."""
+        return {"passed": not self.failed, **asdict(self)}
+
+
+def reports(specs: Sequence[str], plugins: Sequence[str]) -> list[Report]:
+    """Checks methods; the ranks of all of them are started once."""
+    table = baselines.table(plugins)
+    alone = {spec: checks.alone(spec, table) for spec in specs}
+    together = shared.check(specs, plugins)
+    return [Report(spec, [*alone[spec], together[spec], training(spec, table), tokens(spec, table)]) for spec in specs]
+
+
+def training(spec: str, table: Table) -> Finding:
+    def run() -> tuple[str, dict[str, float]]:
+        cost = miniature.cost(spec, table)
+        said = f"{miniature.ROUNDS} real steps of a tiny model; each costs {cost:.2f} of GRPO's"
+        return said, {"cost": cost}
+
+    return checks.finding("training", "see the other checks; if all passed, report it: they should not have", run)
+
+
+def tokens(spec: str, table: Table) -> Finding:
+    return checks.finding("tokens", "see the other checks", partial(dropped, spec, table))
+
+
+def dropped(spec: str, table: Table) -> tuple[str, dict[str, float]]:
+    """Finds the share of each quadrant's tokens that have no gradient, on a random batch where the policy has moved."""
+    method, plain = (Method.of(each, table) for each in (spec, STANDS_ON))
+    given = probe(11, groups=64, size=max(8, method.min_group), drift=DRIFT)
+    now = replace(given, old_logits_TV=given.logits_TV).old
+    rows = dynamics.lens(method, plain, given.old, given.batch, [given.batch], now)
+    shares = {name: rows[name].dropped for name in SIGNS}
+    said = ", ".join(f"{SIGNS[name]} {share:.1%}" for name, share in shares.items())
+    return f"without gradient: {said}", {f"dropped/{name}": share for name, share in shares.items()}
+
+
+def show(console: Console, found: Sequence[Report]) -> None:
+    if len(found) <= FULL:
+        for report in found:
+            columns = [Column(report.method), Column(""), Column("seen", folds=True)]
+            rows = [[each.check, "passed" if each.passed else "FAILED", each.said] for each in report.findings]
+            fit.show(console, columns, rows, pad_edge=False)
+            console.print()
+    else:
+        columns = [
+            Column("method"),
+            Column("passed", right=True),
+            Column("cost", right=True),
+            Column("failed", folds=True),
+        ]
+        rows = [
+            [
+                report.method,
+                f"{len(report.findings) - len(report.failed)} of {len(report.findings)}",
+                f"{report.numbers['cost']:.2f}" if "cost" in report.numbers else "",
+                ", ".join(each.check for each in report.failed),
+            ]
+            for report in found
+        ]
+        fit.show(console, columns, rows, pad_edge=False)
+        console.print()
+    width = fit.width_of(console)
+    for report in found:
+        for each in report.failed:
+            console.print(fit.folded(f"{report.method}, {each.check}: {each.said}. {sentence(each.advice)}", width))
+    failed = sum(bool(report.failed) for report in found)
+    done = f"{len(found)} method" + "s" * (len(found) != 1)
+    console.print(f"{failed} of {done} failed" if failed else f"{done} checked: all passed")
+    console.print(
+        fit.folded(
+            "Random batches in float64 over 7 tokens, and 2 real processes. Not checked: whether a formula is that of "
+            "its paper (write a test beside tests/baselines/test_methods.py), and whether it helps.",
+            width,
+        ),
+        style="dim",
+    )
+
+
+def sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."

@@ -1,0 +1,315 @@
+"""How the rollouts that a step trains on come to be: who is asked what, which groups are kept, when they are due.
+
+    superset = the step's places in an endless row of shuffled problems           # fixed by the seed and the step
+    for candidates in superset, in order:                                         # all at once without train.resample
+        sample and judge a group of responses to each, every rank its share
+        enough groups with signal: stop
+    keep train.prompts groups, and share them out evenly over mini-batches and ranks
+    train on them rollout.lag steps later
+
+Who is asked depends neither on what ran before nor on the number of ranks, and every response has a seed of its own:
+from the seed of the cell, the step that trains on it, and its place in that step's superset. So methods are paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from harness.base import files, ranks, seeds
+from harness.batch import Rollout
+from harness.rollout.rendering import render
+from harness.tokens.metrics import Stopwatch
+from harness.train.parts import Parts
+from harness.verify.alongside import Alongside
+from harness.verify.failures import TooManyFailures, check_failures
+from tasks import Problem, Verdict
+
+T = TypeVar("T")
+
+KEPT = 8  # problems of a step whose samples are kept for people, at most
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A problem and a group of responses to it, judged."""
+
+    place: int  # in the superset of the step
+    problem: Problem
+    rollouts: list[Rollout]
+    verdicts: list[Verdict]
+
+    @property
+    def rewards(self) -> list[float]:
+        """Returns the rewards as the task gives them, before any method reshapes them."""
+        return [float(verdict == Verdict.RIGHT) for verdict in self.verdicts]
+
+    @property
+    def has_signal(self) -> bool:
+        """Says whether its responses earn different rewards: otherwise none is better than another."""
+        return len(set(self.rewards)) > 1
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(rollout.response) for rollout in self.rollouts)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Holds what a step trains on, this rank's share of it in order of places, and how it came to be."""
+
+    answered: list[Answered]
+    generated: int  # tokens that were sampled for it on all ranks, those of groups that were set aside too
+    lag: int  # steps that the policy is ahead of the one that sampled this
+    record: dict[str, float]  # of the resampling
+
+    @property
+    def places(self) -> list[int]:
+        return [each.place for each in self.answered]
+
+    @property
+    def problems(self) -> list[Problem]:
+        return [each.problem for each in self.answered]
+
+    @property
+    def groups(self) -> list[list[Rollout]]:
+        return [each.rollouts for each in self.answered]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Returns the verdicts on all responses, one group after the other."""
+        return [verdict for each in self.answered for verdict in each.verdicts]
+
+
+class Collector:
+    """Collects the rollouts of each step, and holds those that were sampled ahead of theirs."""
+
+    def __init__(self, parts: Parts, folder: Path) -> None:
+        self.parts, self.folder, self.config = parts, folder, parts.config
+        self.slots = slots(self.config.train.prompts, self.config.train.updates)
+        self.in_flight: dict[int, Collected] = {}  # by the step that trains on them
+        self.generated = 0  # tokens, for all steps that were trained so far
+
+    def collect(self, step: int, watch: Stopwatch) -> Collected:
+        """Returns what a step trains on; before that the present policy samples for the step `rollout.lag` ahead, and
+        before the first step for all others up to that one."""
+        ahead = min(step + self.config.rollout.lag, self.config.train.steps)
+        for due in range(step, max(step, ahead) + 1):
+            if due not in self.in_flight:
+                self.in_flight[due] = self.sample(due, watch, lag=due - step)
+        with watch.phase("rollout"):
+            self.parts.engine.rest()  # its memory is the update's until the next load
+        found = self.in_flight.pop(step)
+        self.generated += found.generated
+        if ranks.number() == 0 and (step == 1 or step % self.config.checkpoint.every == 0):
+            self.keep_samples(step, found.answered)
+        return found
+
+    def record_of(self, found: Collected) -> dict[str, float]:
+        """Returns what is logged of how the rollouts of a step came to be."""
+        return {
+            "tokens/generated": float(found.generated),
+            "tokens/generated_total": float(self.generated),
+            **found.record,
+            **({"rollout/lag": float(found.lag)} if self.config.rollout.lag else {}),
+        }
+
+    def sample(self, step: int, watch: Stopwatch, *, lag: int = 0, temperature: float | None = None) -> Collected:
+        """Samples for a step from the policy that the engine has; at another temperature than the configured one where
+        it is given."""
+        prompts, resample = self.config.train.prompts, self.config.train.resample
+        drawn: list[Answered] = []  # by this rank
+        signal: dict[int, bool] = {}  # by the places drawn on all ranks
+        batches = 0
+        for candidates in self.candidates():
+            new = self.answer(step, candidates, watch, temperature)
+            drawn, batches = drawn + new, batches + 1
+            signal |= of_all([(each.place, each.has_signal) for each in new])
+            if sum(signal.values()) >= prompts:
+                break
+        self.check_verdicts(step, drawn)
+        generated = sum(ranks.each(sum(each.tokens for each in drawn)))
+        kept, filled = chosen(signal, prompts)
+        record = {}
+        if resample is not None:
+            rewards = of_all([reward for each in drawn for reward in each.rewards])
+            record = {
+                "resample/batches": float(batches),
+                "resample/filled": float(filled),
+                "resample/reward_mean": sum(rewards) / len(rewards),
+            }
+            drawn = of_all(at(drawn, kept))
+        share = at(drawn, [kept[slot] for slot in self.slots])
+        assert len(share) == len(self.slots)
+        return Collected(share, generated, lag, record)
+
+    def candidates(self) -> Iterator[list[int]]:
+        """Yields this rank's places in the superset of a step, batch by batch."""
+        resample = self.config.train.resample
+        if resample is None:
+            yield self.slots
+            return
+        size = int(resample.candidates(self.config.train.prompts))
+        for start in range(0, resample.max_batches * size, size):
+            yield list(range(start + ranks.number(), start + size, ranks.count()))
+
+    def problems(self, step: int, places: Sequence[int]) -> list[Problem]:
+        """Returns the problems of a step at some places of its superset, which is a part of an endless row of shuffled
+        passes; the seed and the step fix it."""
+        train, problems = self.config.train, self.parts.pool.problems
+        superset = train.prompts if train.resample is None else train.resample.superset(train.prompts)
+        size, start = len(problems), (step - 1) * superset
+        row = [start + place for place in places]
+        orders = {
+            number: np.random.default_rng(seeds.derive("order", self.parts.seed, number)).permutation(size)
+            for number in {place // size for place in row}
+        }
+        return [problems[orders[place // size][place % size]] for place in row]
+
+    def answer(
+        self, step: int, places: Sequence[int], watch: Stopwatch, temperature: float | None = None
+    ) -> list[Answered]:
+        """Samples responses to the problems at these places, and judges them meanwhile."""
+        problems, rollout = self.problems(step, places), self.config.rollout
+        with Alongside(partial(self.judge, problems)) as judging:
+            with watch.phase("rollout"):
+                groups = self.parts.engine.generate(
+                    [self.prompt(problem) for problem in problems],
+                    self.config.train.group,
+                    seeds=[seeds.derive("rollout", self.parts.seed, step, place) for place in places],
+                    temperature=rollout.temperature if temperature is None else temperature,
+                    max_new_tokens=rollout.max_new_tokens,
+                    on_group=judging.add,
+                )
+            with watch.phase("verify"):  # what sampling has not hidden
+                verdicts = judging.verdicts()
+        before = watch.seconds.get("time/judging_s", 0.0)
+        watch.seconds["time/judging_s"] = before + judging.seconds  # beside the sampling and after it
+        assert len(verdicts) == sum(map(len, groups))
+        return grouped(places, problems, groups, verdicts)
+
+    def prompt(self, problem: Problem) -> list[int]:
+        return render(self.parts.tokenizer, problem.prompt, self.parts.chat)
+
+    def judge(self, problems: Sequence[Problem], groups: Mapping[int, list[Rollout]]) -> list[Verdict]:
+        """On the responses to some of the problems, by their numbers."""
+        texts = self.parts.tokenizer.batch_decode(
+            [r.response for g in groups.values() for r in g], skip_special_tokens=True
+        )
+        asked = [problems[number] for number, group in groups.items() for _ in group]
+        return self.parts.task.verdicts(list(zip(asked, texts, strict=True)), self.parts.verifier)
+
+    def check_verdicts(self, step: int, drawn: Sequence[Answered]) -> None:
+        """Raises TooManyFailures where the verifier fails too often on all that was drawn for a step."""
+        verdicts = [verdict for each in drawn for verdict in each.verdicts]
+        try:
+            check_failures(of_all(verdicts), self.config.verify.max_failures)
+        except TooManyFailures:
+            if ranks.number() == 0:
+                self.keep_samples(step, drawn)  # which show why
+            raise
+
+    def keep_samples(self, step: int, answered: Sequence[Answered]) -> None:
+        lines = []
+        for each in answered[:KEPT]:
+            texts = self.parts.tokenizer.batch_decode([rollout.response for rollout in each.rollouts])
+            problem = each.problem
+            lines.append(
+                {"problem": problem.id, "prompt": problem.prompt, "responses": texts, "verdicts": each.verdicts}
+            )
+        files.write_lines(self.folder / "samples" / f"train-{step:06d}.jsonl", lines)
+
+    # Checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps, of all ranks; every rank must come to it."""
+        return {
+            "generated": self.generated,
+            "in_flight": {step: packed(found) for step, found in self.in_flight.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.generated = state["generated"]
+        self.in_flight = {step: self.unpacked(step, found) for step, found in state["in_flight"].items()}
+
+    def unpacked(self, step: int, found: Mapping[str, Any]) -> Collected:
+        """Returns this rank's share of what all ranks, perhaps fewer or more of them, have packed."""
+        n = self.config.train.group
+        places = [found["places"][slot] for slot in self.slots]
+        problems = self.problems(step, places)
+        ends = list(accumulate(found["lengths"], initial=0))
+        groups, verdicts = [], []
+        for slot, problem in zip(self.slots, problems, strict=True):
+            prompt, rows = self.prompt(problem), range(slot * n, (slot + 1) * n)
+            parts = [slice(ends[row], ends[row + 1]) for row in rows]
+            tokens, logp = ([found[name][part].tolist() for part in parts] for name in ("tokens", "logp"))
+            finished = [found["finished"][row] for row in rows]
+            groups.append([Rollout(prompt, *each) for each in zip(tokens, logp, finished, strict=True)])
+            verdicts += [Verdict(found["verdicts"][row]) for row in rows]
+        answered = grouped(places, problems, groups, verdicts)
+        return Collected(answered, found["generated"], found["lag"], found["record"])
+
+
+def of_all(values: Sequence[T]) -> list[T]:
+    """Returns the values of all ranks in one row; every rank must come to it."""
+    return [value for theirs in ranks.each(values) for value in theirs]
+
+
+def packed(found: Collected) -> dict[str, Any]:
+    """Returns the groups of all ranks in order of places as a few long rows, without what the step and the places say;
+    every rank must come to it."""
+    answered = sorted(of_all(found.answered), key=lambda each: each.place)
+    rollouts = [rollout for each in answered for rollout in each.rollouts]
+    return {
+        "places": [each.place for each in answered],
+        "verdicts": [str(verdict) for each in answered for verdict in each.verdicts],
+        "lengths": [len(rollout.response) for rollout in rollouts],
+        "finished": [rollout.finished for rollout in rollouts],
+        "tokens": torch.tensor([token for rollout in rollouts for token in rollout.response], dtype=torch.int32),
+        "logp": torch.tensor([x for rollout in rollouts for x in rollout.logp], dtype=torch.float32),  # as in a batch
+        "generated": found.generated,
+        "lag": found.lag,
+        "record": found.record,
+    }
+
+
+def grouped(
+    places: Sequence[int],
+    problems: Sequence[Problem],
+    groups: Sequence[list[Rollout]],
+    verdicts: Sequence[Verdict],
+) -> list[Answered]:
+    """Gives each group its problem and its verdicts, which stand in one row."""
+    ends = list(accumulate(map(len, groups), initial=0))
+    own = [list(verdicts[start:end]) for start, end in pairwise(ends)]
+    return [Answered(*each) for each in zip(places, problems, groups, own, strict=True)]
+
+
+def at(answered: Sequence[Answered], places: Collection[int]) -> list[Answered]:
+    """Returns those that stand at these places, in their order."""
+    wanted = set(places)
+    return sorted((each for each in answered if each.place in wanted), key=lambda each: each.place)
+
+
+def chosen(signal: Mapping[int, bool], prompts: int) -> tuple[list[int], int]:
+    """Returns the places of the groups that are trained on, in order, and how many of them are without signal.
+
+    The first groups with signal are; the first ones without fill up where there are not enough.
+    """
+    able = [place for place in sorted(signal) if signal[place]][:prompts]
+    idle = [place for place in sorted(signal) if not signal[place]][: prompts - len(able)]
+    return sorted(able + idle), len(idle)
+
+
+def slots(prompts: int, updates: int) -> list[int]:
+    """Returns this rank's numbers among the groups that a step trains on: an equal part of each mini-batch."""
+    share = prompts // (updates * ranks.count())
+    starts = (share * (update * ranks.count() + ranks.number()) for update in range(updates))
+    return [slot for start in starts for slot in range(start, start + share)]

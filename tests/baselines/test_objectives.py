@@ -1,0 +1,298 @@
+"""Compares the objectives beyond GRPO and PPO with loops written from their formulas (objective_loops.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+
+import loops
+import objective_loops as brute
+import pytest
+import torch
+from objective_loops import Loops
+from ragged import Case, case, stats_of
+
+import baselines
+from harness import config
+from harness.base.errors import UserError
+from harness.composition import Method
+from harness.matrix import cells
+
+TABLE = baselines.table()
+RTOL, ATOL = 1e-9, 1e-12
+
+
+def method(spec: str) -> Method:
+    return Method.of(spec, TABLE)
+
+
+def crowded() -> Case:
+    """Makes a batch in which responses come near the limit of their length."""
+    c = case(2, groups=6, size=4)
+    c.batch = dataclasses.replace(c.batch, budget=9)
+    return c
+
+
+def grpo(c: Case) -> list[float]:
+    return loops.group_advantages(c)
+
+
+# spec -> the same as loops; {} takes further options of the objective
+ANY_NORM = {
+    "grpo(clip_low_positive=0.3, clip_high_negative=0.4,{})": lambda c: Loops(
+        grpo(c), brute.clipped(low_positive=0.3, high_negative=0.4)
+    ),
+    "rloo({})": lambda c: Loops(brute.by_group(c, brute.leave_one_out), brute.clipped()),
+    "reinforce_pp({})": lambda c: Loops(loops.whitened(brute.by_group(c, brute.centred)), brute.clipped()),
+    "lite_ppo({})": lambda c: Loops(brute.by_group(c, brute.over_all(c)), brute.clipped()),
+    "maxrl({})": lambda c: Loops(brute.by_group(c, brute.over_mean), brute.clipped()),
+    "passk(k=2,{})": lambda c: Loops(brute.by_group(c, brute.best_of(2)), brute.clipped()),
+    "qae({})": lambda c: Loops(brute.by_group(c, brute.above_quantile(0.4, True)), brute.clipped()),
+    "qae(mode=paper, quantile=0.6,{})": lambda c: Loops(
+        brute.by_group(c, brute.above_quantile(0.6, False)), brute.clipped()
+    ),
+    "otb({})": lambda c: Loops(brute.optimal_token_baseline(c), brute.clipped()),
+    "otb(zero_tail=false, dual_clip=null,{})": lambda c: Loops(
+        brute.optimal_token_baseline(c, zero_tail=False), brute.clipped(dual=None)
+    ),
+    "w_reinforce({})": lambda c: Loops(brute.verdicts(c, 0.1, 1), brute.of_tokens(brute.reinforce)),
+    "w_reinforce_ppo(right=0.3, wrong=0.7,{})": lambda c: Loops(brute.verdicts(c, 0.3, 0.7), brute.clipped()),
+    "cispo({})": lambda c: Loops(grpo(c), brute.cispo(0, 5)),
+    "cispo(clip_low=0.4, clip_high=0.2,{})": lambda c: Loops(grpo(c), brute.cispo(0.6, 1.2)),
+    "sapo({})": lambda c: Loops(grpo(c), brute.sapo(1, 1.05)),
+    "sapo(tau_positive=0.5, tau_negative=3,{})": lambda c: Loops(grpo(c), brute.sapo(0.5, 3)),
+    "vespo({})": lambda c: Loops(grpo(c), brute.vespo((2, 3), (3, 2))),
+    "vespo(k_positive=0.1, lambda_positive=0.2, k_negative=0.3, lambda_negative=0.1,{})": lambda c: Loops(
+        grpo(c), brute.vespo((0.1, 0.2), (0.3, 0.1))
+    ),
+    "dppo({})": lambda c: Loops(grpo(c), brute.dppo("tv", 0.15, 1e4)),
+    "dppo(measure=kl,{})": lambda c: Loops(grpo(c), brute.dppo("kl", 0.05, 1e4)),
+    "dppo(measure=kl, delta=0.2, cap=1.5,{})": lambda c: Loops(grpo(c), brute.dppo("kl", 0.2, 1.5)),
+    "archer({})": lambda c: Loops(
+        grpo(c),
+        brute.by_entropy(brute.clipped(0.2, 0.2, 10), brute.clipped(0.5, 0.5, 10)),
+        term=brute.kl_by_entropy(0.001, 0),
+    ),
+    "archer(quantile=0.45, kl_coef=0.3, high_entropy_kl=0.5, kl_estimator=k2, dual_clip=null,"
+    "high_entropy_clip_low=0.1, high_entropy_clip_high=0.7, clip_low_positive=0.3,{})": lambda c: Loops(
+        grpo(c),
+        brute.by_entropy(
+            brute.clipped(dual=None, low_positive=0.3), brute.clipped(0.1, 0.7, None, low_positive=0.3), 0.45
+        ),
+        term=brute.kl_by_entropy(0.3, 0.15, "k2", 0.45),
+    ),
+    "aspo(kl_coef=0,{})": lambda c: Loops(grpo(c), brute.by_entropy(brute.aspo(0.2, 0.2), brute.aspo(0.4, 0.4))),
+    "aspo(inverse_cap=1.4, dual_clip=1.3, clip_low=0.1, high_entropy_clip_high=0.9,{})": lambda c: Loops(
+        grpo(c),
+        brute.by_entropy(brute.aspo(0.1, 0.2, 1.4, 1.3), brute.aspo(0.4, 0.9, 1.4, 1.3)),
+        term=brute.kl_by_entropy(0.001, 0),
+    ),
+    "dcpo({})": lambda c: Loops(grpo(c), brute.dcpo(0.16, 0.2)),
+    "dcpo(clip_low=0.02, clip_high=0.5, cap=1.6, dual_clip=null,{})": lambda c: Loops(
+        grpo(c), brute.dcpo(0.02, 0.5, 1.6, None)
+    ),
+}
+# Those that have a normalisation of their own.
+ONE_NORM = {
+    "dr_grpo": lambda c: Loops(loops.group_advantages(c, False), brute.clipped(dual=None), "constant"),
+    "dapo": lambda c: Loops(brute.by_group(c, brute.standard, brute.overlong(c)), brute.clipped(high=0.28, dual=10)),
+    "abc_grpo": lambda c: Loops(grpo(c), brute.clipped(dual=None, low_positive=0.2, high_negative=0.2)),
+    "nsr": lambda c: Loops(brute.verdicts(c, 0, 1), brute.of_tokens(brute.reinforce)),
+    "psr": lambda c: Loops(brute.verdicts(c, 1, 0), brute.of_tokens(brute.reinforce)),
+    "gspo": lambda c: Loops(grpo(c), brute.gspo(3e-4, 4e-4), "sequence"),
+    "gspo(clip_low=0.3, clip_high=0.2, dual_clip=1.2)": lambda c: Loops(grpo(c), brute.gspo(0.3, 0.2, 1.2), "sequence"),
+    "gmpo": lambda c: Loops(grpo(c), brute.gmpo(0.4, 0.4), "sequence"),
+    "gmpo(clip_low=0.1, clip_high=1)": lambda c: Loops(grpo(c), brute.gmpo(0.1, 1), "sequence"),
+}
+CASES = [
+    *((template.format(f"normalise={n}"), make, n) for template, make in ANY_NORM.items() for n in brute.NORMS),
+    *((spec, make, None) for spec, make in ONE_NORM.items()),
+]
+
+
+@pytest.mark.parametrize(("spec", "make", "normalise"), CASES, ids=[spec for spec, _, _ in CASES])
+def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(spec: str, make: brute.Make, normalise: str) -> None:
+    c = crowded()
+    m, oracle = method(spec), make(c)
+    oracle.normalise = normalise or oracle.normalise
+    minibatches = list(c.batch.split(2))
+    signal = m.signal(c.old, c.batch, minibatches)
+    for half, minibatch in enumerate(minibatches):
+        expected, gradient = oracle.loss(c, range(12 * half, 12 * half + 12))
+        fixed = m.for_step(c.current(minibatch).detach(), signal, minibatch)
+        parts = list(minibatch.micro_batches(30))
+        assert len(parts) > 2
+        c.logits_TV.grad = None
+        losses = [m.loss(c.current(part), fixed.at(part.index_T), part) for part in parts]
+        torch.stack(losses).sum().backward()
+        assert torch.stack(losses).sum().item() == pytest.approx(expected, rel=RTOL, abs=ATOL)
+        rows = [gradient.get(t, [0.0] * c.logits_TV.shape[1]) for t in range(len(c.batch.index_T))]
+        torch.testing.assert_close(c.logits_TV.grad, torch.tensor(rows, dtype=torch.float64), rtol=RTOL, atol=ATOL)
+
+
+# Advantages, of rewards of every kind
+
+
+def rewarded(rewards: str, seed: int = 0) -> Case:
+    """Makes groups all right, all wrong and mixed, or of any rewards; some of them tie."""
+    c, chance = case(seed, groups=8, size=5), random.Random(seed)
+    found = [
+        float(chance.randint(-2, 2)) / 2 if rewards == "any" else float(chance.random() < group / 7)
+        for group in range(8)
+        for _ in range(5)
+    ]
+    rewards_B = torch.tensor(found, dtype=torch.float64)
+    c.batch = dataclasses.replace(c.batch, rewards_B=rewards_B, right_B=rewards_B > 0)
+    return c
+
+
+GROUPS = {
+    "rloo": brute.leave_one_out,
+    "maxrl": brute.over_mean,
+    "qae": brute.above_quantile(0.4, True),
+    "qae(quantile=0.75)": brute.above_quantile(0.75, True),
+    **{f"qae(mode=paper, quantile={k / 10})": brute.above_quantile(k / 10, False) for k in range(1, 10)},
+    **{f"passk(k={k})": brute.best_of(k) for k in range(1, 6)},
+}
+
+
+@pytest.mark.parametrize("rewards", ["0 and 1", "any"])
+@pytest.mark.parametrize("spec", GROUPS)
+def test_advantages_are_those_of_the_formula(spec: str, rewards: str) -> None:
+    c = rewarded("0 and 1" if spec.startswith("passk") else rewards)
+    sums = set(c.batch.grouped(c.batch.rewards_B).sum(1).tolist())
+    assert rewards == "any" or {0, 5} < sums, "there is no group that is all right or all wrong"
+    found_T = method(spec).objective.advantages(c.old, c.batch)
+    assert found_T.tolist() == pytest.approx(brute.by_group(c, GROUPS[spec]), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("normalise", ["token", "constant"])
+def test_rloo_is_dr_grpo_times_a_constant(normalise: str) -> None:
+    gradients = []
+    for spec in ("rloo(dual_clip=null, {})", "grpo(divide_by_std=false, dual_clip=null, {})"):
+        c, m = case(2, groups=6, size=4), method(spec.format(f"normalise={normalise}"))
+        m.loss(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch).backward()
+        assert c.logits_TV.grad is not None
+        gradients.append(c.logits_TV.grad)
+    torch.testing.assert_close(gradients[0], gradients[1] * 4 / 3, rtol=1e-12, atol=1e-15)
+    assert (
+        method("dr_grpo").identity()
+        == method("grpo(divide_by_std=false, dual_clip=null, normalise=constant)").identity()
+    )
+
+
+def test_pass_at_1_standardises_rewards() -> None:
+    """Expects GRPO's advantages, with the population's deviation in place of the sample's."""
+    c = rewarded("0 and 1")
+    expected = brute.by_group(
+        c, lambda rewards: [a / (statistics.pstdev(rewards) + 1e-6) for a in brute.centred(rewards)]
+    )
+    assert method("passk(k=1)").objective.advantages(c.old, c.batch).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_pass_at_k_asks_who_is_right_whatever_the_reward() -> None:
+    c = rewarded("0 and 1")
+    other = dataclasses.replace(c.batch, rewards_B=c.batch.rewards_B * 3 - 1)
+    objective = method("passk").objective
+    assert torch.equal(objective.advantages(c.old, other), objective.advantages(c.old, c.batch))
+
+
+def test_k_beyond_the_group_is_refused_before_anything_runs() -> None:
+    assert [method(spec).min_group for spec in ("passk(k=1)", "passk", "passk(k=9)+clip_b")] == [2, 4, 9]
+    with pytest.raises(UserError, match=r"train.group is 8, but method 'passk\(k=9\)' compares .*allowed: 9 and more"):
+        cells(config.load("smoke", ["train.group=8", "methods=[grpo, passk(k=9)]"]))
+
+
+@pytest.mark.parametrize("spec", ["passk+overlong", "overlong+w_reinforce", "nsr+overlong", "overlong+w_reinforce_ppo"])
+def test_rewards_that_nobody_looks_at_are_not_shaped(spec: str) -> None:
+    with pytest.raises(UserError, match=r"control overlong shapes rewards, and objective .* asks which .* are right"):
+        method(spec)
+
+
+def test_whitened_advantages_have_mean_0_and_deviation_1() -> None:
+    c = rewarded("any")
+    a_T = method("reinforce_pp").signal(c.old, c.batch, [c.batch]).advantages_T
+    assert a_T.mean().item() == pytest.approx(0, abs=1e-12)
+    assert a_T.std(correction=0).item() == pytest.approx(1, abs=1e-6)
+
+
+def test_groups_without_signal_have_no_advantage() -> None:
+    c = case(6)
+    first = int(c.batch.lengths_B[:3].sum())
+    for spec in ("rloo", "maxrl", "passk(k=2)", "qae", "qae(mode=paper)", "lite_ppo"):
+        advantages_T = method(spec).objective.advantages(c.old, c.batch)
+        assert (advantages_T[:first] == 0).all(), spec
+        assert (advantages_T[first:] != 0).any(), spec
+
+
+def test_the_token_baseline_takes_the_share_that_is_not_random_away() -> None:
+    """Where all rewards are the same the baseline is that reward, wherever two responses reach."""
+    c = case(3)
+    c.batch = dataclasses.replace(c.batch, rewards_B=torch.full_like(c.batch.rewards_B, 0.7))
+    a_T = method("otb").objective.advantages(c.old, c.batch)
+    reached = [
+        sum(length > place for length in lengths)
+        for lengths in c.batch.grouped(c.batch.lengths_B).tolist()
+        for own in lengths
+        for place in range(own)
+    ]
+    assert {1, 2, 3} == set(reached)
+    for a, number in zip(a_T.tolist(), reached, strict=True):
+        assert a == pytest.approx(0 if number > 1 else 0.7, abs=1e-6)
+
+
+# DAPO's penalty
+
+
+def test_the_overlong_penalty_is_half_of_the_authors_for_rewards_of_half_the_range() -> None:
+    c = crowded()
+    theirs = [2 * r - 1 - p for r, p in zip(c.batch.rewards_B.tolist(), brute.penalties(c), strict=True)]
+    assert any(0 < p < 1 for p in brute.penalties(c))
+    assert 0 in brute.penalties(c)
+    expected = brute.by_group(c, brute.standard, theirs)
+    found_T = method("dapo").signal(c.old, c.batch, [c.batch]).advantages_T
+    assert found_T.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+# One update
+
+
+def gradient(spec: str, seed: int = 3) -> torch.Tensor:
+    """Returns the gradient of the first update, in float32, as training computes it."""
+    c, m = case(seed), method(spec)
+    c.logits_TV = c.old_logits_TV.float().requires_grad_()
+    old = stats_of(c.logits_TV.detach(), c.targets_T)
+    assert c.old.ref_logp is not None
+    c.old = dataclasses.replace(old, ref_logp=c.old.ref_logp.float())
+    signal = m.signal(c.old, c.batch, [c.batch])
+    m.loss(c.current(), m.for_step(c.current().detach(), signal, c.batch), c.batch).backward()
+    assert c.logits_TV.grad is not None
+    assert c.logits_TV.grad.abs().max() > 0
+    return c.logits_TV.grad
+
+
+SAME = {
+    "abc_grpo": "grpo",
+    "grpo(clip_low_positive=0, clip_high_negative=0)": "grpo",
+    "gspo": "grpo(normalise=sequence)",
+    "cispo": "grpo",
+    "vespo": "grpo",
+    "dppo": "grpo(normalise=constant)",
+    "dppo(measure=kl)": "grpo(normalise=constant)",
+    "archer(kl_coef=0)": "grpo",
+    "aspo(kl_coef=0)": "grpo",
+    "dcpo": "grpo(normalise=sequence)",
+    "bapo": "grpo",
+    "w_reinforce": "w_reinforce_ppo",
+}
+
+
+@pytest.mark.parametrize("spec", SAME)
+def test_at_one_update_the_gradient_is_bitwise_the_same(spec: str) -> None:
+    assert torch.equal(gradient(spec), gradient(SAME[spec]))
+
+
+@pytest.mark.parametrize("spec", ["gmpo", "sapo"])
+def test_at_one_update_the_gradient_is_the_same_up_to_rounding(spec: str) -> None:
+    torch.testing.assert_close(gradient(spec), gradient("grpo(normalise=sequence)"), rtol=1e-5, atol=1e-8)

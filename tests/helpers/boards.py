@@ -1,0 +1,69 @@
+"""Matrices with made-up results, and what `entrobench leaderboard` prints of them."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import cli
+from harness.base import files
+from harness.config import Config, load
+from harness.matrix import Cell, cells
+from harness.record import made, sync
+from harness.record.log import MetricsLog
+from harness.record.state import State
+from harness.report import publish
+
+PROBLEMS = [f"p{i}" for i in range(6)]
+
+
+class Made:
+    """A matrix with made-up results, fed to MLflow as `run` does it."""
+
+    def __init__(self, root: Path, uri: str, *overrides: str, name: str = "made") -> None:
+        given = [f"name={name}", f"results={root}", f"tracking.uri={uri}", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
+        self.config: Config = load("smoke", [*given, *overrides])
+        self.cells: list[Cell] = cells(self.config)
+        self.clock = itertools.count(1000.0, 10.0)
+
+    def end(self, cell: Cell, state: str = "done", last: float = 1.0, *, noted: bool = True) -> None:
+        """Ends a cell, with the entropy of its last step, and with or without a record of what made it."""
+        cell.spec.write(cell.folder)
+        log, start = MetricsLog(cell.folder), next(self.clock)
+        attempt = made.Made(cell.key, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
+        if noted:
+            attempt.write(cell.folder)
+        for step, value in enumerate((2.0, last)):
+            metrics = {"entropy/mean": value, "weights/dropped": step / 4, "tokens/generated": 100.0}
+            log.append(step, start + step, {**metrics, "eval/countdown/length": 7.0 + step})
+        for step in (0, 1):
+            for task in cell.config.eval.tasks or [cell.task]:
+                drawn = np.random.default_rng([cell.seed, *(cell.method.encode() if step else [])])
+                right = (drawn.random((6, 16)) < 0.3).astype(int).tolist()
+                told = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
+                files.write_json(cell.folder / "evals" / f"{task}-{step:06d}.json", told)
+        State(state, durable_step=1, seconds=1800, device="cpu").write(cell.folder)
+        sync.sync(cell.folder, self.config.tracking_uri)
+
+    def end_all(self) -> "Made":
+        for cell in self.cells:
+            self.end(cell)
+        publish.write(self.config, self.cells)
+        return self
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Returns what `entrobench leaderboard` prints; of an error, its sentence."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(["leaderboard", *arguments])
+    out, err = capsys.readouterr()
+    assert end.value.code == (2 if err else 0)
+    return err or out
+
+
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(told(capsys, *arguments, "--format", "json"))
+    return found

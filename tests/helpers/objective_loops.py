@@ -1,0 +1,355 @@
+"""Computes the objectives' advantages and losses by plain loops, written from their formulas, in Python's floats."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import loops
+from ragged import Case
+
+# Advantages: one number for each token, from the rewards of the batch.
+
+Group = Callable[[list[float]], list[float]]  # the rewards of a group -> the advantages of its responses
+
+
+def by_group(case: Case, advantages: Group, rewards: Sequence[float] | None = None) -> list[float]:
+    """Returns the advantages of all tokens, where those of a response come from the rewards of its group."""
+    given = case.batch.rewards_B.tolist() if rewards is None else rewards
+    numbers = case.batch.groups_B.tolist()
+    found: list[float] = []
+    for number in sorted(set(numbers)):
+        found += advantages([r for r, n in zip(given, numbers, strict=True) if n == number])
+    return [a for a, span in zip(found, loops.responses(case), strict=True) for _ in span]
+
+
+def leave_one_out(rewards: list[float]) -> list[float]:
+    return [r - statistics.fmean(rewards[:i] + rewards[i + 1 :]) for i, r in enumerate(rewards)]
+
+
+def centred(rewards: list[float]) -> list[float]:
+    return [r - statistics.fmean(rewards) for r in rewards]
+
+
+def standard(rewards: list[float]) -> list[float]:
+    return [a / (statistics.stdev(rewards) + 1e-6) for a in centred(rewards)]
+
+
+def penalties(case: Case, share: float = 0.2) -> list[float]:
+    """Returns what DAPO takes from each reward: 0 up to a length, 1 at the limit, and a line in between."""
+    budget = case.batch.budget
+    start = (1 - share) * budget
+    return [max(0.0, (length - start) / (budget - start)) for length in case.batch.lengths_B.tolist()]
+
+
+def overlong(case: Case) -> list[float]:
+    return [r - 0.5 * p for r, p in zip(case.batch.rewards_B.tolist(), penalties(case), strict=True)]
+
+
+def over_all(case: Case) -> Group:
+    """Divides by the deviation of all rewards of the batch."""
+    deviation = statistics.stdev(case.batch.rewards_B.tolist())
+    return lambda rewards: [a / (deviation + 1e-6) for a in centred(rewards)]
+
+
+def over_mean(rewards: list[float]) -> list[float]:
+    mean = statistics.fmean(rewards)
+    return [(r - mean) / mean if mean > 0 else 0.0 for r in rewards]
+
+
+def best_of(k: int) -> Group:
+    """Standardises the best reward over all choices of k responses; a response has the mean of those it is in."""
+
+    def advantages(rewards: list[float]) -> list[float]:
+        choices = list(itertools.combinations(range(len(rewards)), k))
+        best = [max(rewards[i] for i in choice) for choice in choices]
+        mean, deviation = statistics.fmean(best), statistics.pstdev(best)
+        standard = [(b - mean) / (deviation + 1e-6) for b in best]
+        return [
+            statistics.fmean(s for s, choice in zip(standard, choices, strict=True) if i in choice)
+            for i in range(len(rewards))
+        ]
+
+    return advantages
+
+
+def above_quantile(quantile: float, interpolated: bool) -> Group:
+    def advantages(rewards: list[float]) -> list[float]:
+        ordered = sorted(rewards)
+        if interpolated:
+            place = quantile * (len(rewards) - 1)
+            below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+            baseline = below + (above - below) * (place - math.floor(place))
+        else:
+            shares = {r: sum(other <= r for other in rewards) / len(rewards) for r in ordered}
+            baseline = min(r for r, share in shares.items() if share >= quantile)
+        return [(r - baseline) / (statistics.stdev(rewards) + 1e-6) for r in rewards]
+
+    return advantages
+
+
+def optimal_token_baseline(case: Case, zero_tail: bool = True) -> list[float]:
+    spans, numbers, rewards = loops.responses(case), case.batch.groups_B.tolist(), case.batch.rewards_B.tolist()
+    energy = []  # 1 - 2 p + sum p^2
+    for logits, y in zip(case.old_logits_TV.tolist(), case.targets_T.tolist(), strict=True):
+        p = loops.softmax(logits)
+        energy.append(1 - 2 * p[y] + math.fsum(x * x for x in p))
+    found = []
+    for row, span in enumerate(spans):
+        for place in range(len(span)):
+            peers = [i for i in range(len(spans)) if numbers[i] == numbers[row] and len(spans[i]) > place]
+            weights = [math.fsum(energy[spans[i].start : spans[i].start + place + 1]) for i in peers]
+            above = math.fsum(w * rewards[i] for w, i in zip(weights, peers, strict=True))
+            baseline = above / (math.fsum(weights) + 1e-8)
+            found.append(rewards[row] - (0.0 if zero_tail and len(peers) == 1 else baseline))
+    return found
+
+
+def verdicts(case: Case, right: float, wrong: float) -> list[float]:
+    return by_group(case, lambda rewards: [right if r else -wrong for r in rewards])
+
+
+# Surrogates: the value of each token, and how much a sum of them with given factors changes with each token's log p.
+
+
+@dataclass
+class Response:
+    logp: list[float]
+    old: list[float]  # log p before the update
+    advantages: list[float]
+    entropies: list[float]  # of the present policy
+
+
+Term = Callable[[Response, float, int], tuple[float, float]]  # log p of the model before training, and which token
+Surrogate = Callable[[Response, list[float]], tuple[list[float], list[float]]]
+Local = Callable[[float, float, float], tuple[float, float]]  # log p, log p before, A -> value, slope by log p
+
+
+def of_tokens(local: Local) -> Surrogate:
+    """Makes a surrogate of a function of each token alone."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        pairs = [local(*token) for token in zip(response.logp, response.old, response.advantages, strict=True)]
+        return [value for value, _ in pairs], [
+            factor * slope for factor, (_, slope) in zip(factors, pairs, strict=True)
+        ]
+
+    return surrogate
+
+
+def clipped(
+    low: float = 0.2,
+    high: float = 0.2,
+    dual: float | None = 3.0,
+    low_positive: float = math.inf,
+    high_negative: float = math.inf,
+) -> Surrogate:
+    def local(logp: float, old: float, a: float) -> tuple[float, float]:
+        r = math.exp(logp - old)
+        least, most = (1 - low_positive, 1 + high) if a > 0 else (1 - low, 1 + high_negative)
+        value, slope = (r * a, r * a) if least <= r <= most else (min(max(r, least), most) * a, 0.0)
+        return (dual * a, 0.0) if dual is not None and a < 0 and value < dual * a else (value, slope)
+
+    return of_tokens(local)
+
+
+def reinforce(logp: float, old: float, a: float) -> tuple[float, float]:
+    return a * logp, a
+
+
+def gspo(low: float, high: float, dual: float | None = None) -> Surrogate:
+    """Clips the geometric mean of the ratios; its slope is that of each token's own log p."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        s = math.exp(min(statistics.fmean(x - y for x, y in zip(response.logp, response.old, strict=True)), 10))
+        values, slopes = [], []
+        for a in response.advantages:
+            value, slope = loops.clipped(s, a, low, high, dual)
+            values.append(value)
+            slopes.append(slope)
+        return values, [factor * slope for factor, slope in zip(factors, slopes, strict=True)]
+
+    return surrogate
+
+
+def gmpo(low: float, high: float) -> Surrogate:
+    """Takes the product of the clipped ratios to the power of 1 / n; every token moves every value."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        product, moves, n = 1.0, [], len(factors)
+        for logp, old, a in zip(response.logp, response.old, response.advantages, strict=True):
+            r = math.exp(logp - old)
+            held = min(r, math.exp(high)) if a > 0 else max(r, math.exp(-low)) if a < 0 else r
+            product *= held
+            moves.append(held == r)
+        mean = product ** (1 / n)
+        values = [a * mean for a in response.advantages]
+        total = math.fsum(factor * value for factor, value in zip(factors, values, strict=True))
+        return values, [total / n if moved else 0.0 for moved in moves]
+
+    return surrogate
+
+
+def cispo(least: float, most: float) -> Surrogate:
+    def local(logp: float, old: float, a: float) -> tuple[float, float]:
+        weight = min(max(math.exp(logp - old), least), most)
+        return weight * a * logp, weight * a
+
+    return of_tokens(local)
+
+
+def sapo(tau_positive: float, tau_negative: float) -> Surrogate:
+    def local(logp: float, old: float, a: float) -> tuple[float, float]:
+        r, tau = math.exp(logp - old), tau_positive if a > 0 else tau_negative
+        s = 1 / (1 + math.exp(-tau * (r - 1)))
+        return 4 / tau * s * a, 4 * s * (1 - s) * r * a
+
+    return of_tokens(local)
+
+
+def dppo(measure: str, delta: float, cap: float) -> Surrogate:
+    def local(logp: float, old: float, a: float) -> tuple[float, float]:
+        p, q = math.exp(logp), math.exp(old)
+        far = abs(p - q)
+        if measure == "kl":
+            far = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+        along = (p - q) * a > 0
+        weight = 0.0 if along and far > delta else min(p / q, cap)
+        return weight * a * logp, weight * a
+
+    return of_tokens(local)
+
+
+def vespo(positive: tuple[float, float], negative: tuple[float, float]) -> Surrogate:
+    """Takes k and lambda for either sign of the advantage."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        w = math.prod(math.exp(x - y) for x, y in zip(response.logp, response.old, strict=True))
+        w = min(max(w, 1e-8), math.exp(20))
+        weights = []
+        for a in response.advantages:
+            k, rate = positive if a >= 0 else negative
+            weights.append(w**k * math.exp(rate * (1 - w)) * a)
+        values = [weight * logp for weight, logp in zip(weights, response.logp, strict=True)]
+        return values, [factor * weight for factor, weight in zip(factors, weights, strict=True)]
+
+    return surrogate
+
+
+def uncertain(entropies: list[float], quantile: float) -> list[bool]:
+    """Says which entropies are above the quantile, which is interpolated between neighbours in their order."""
+    ordered, place = sorted(entropies), quantile * (len(entropies) - 1)
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return [h > below + (above - below) * (place - math.floor(place)) for h in entropies]
+
+
+def by_entropy(sure: Surrogate, unsure: Surrogate, quantile: float = 0.8) -> Surrogate:
+    """Takes one surrogate for tokens of low entropy, and another one for those of high entropy."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        sides = sure(response, factors), unsure(response, factors)
+        which = uncertain(response.entropies, quantile)
+        values, slopes = ([sides[side][i][t] for t, side in enumerate(which)] for i in range(2))
+        return values, slopes
+
+    return surrogate
+
+
+def kl_by_entropy(sure: float, unsure: float, estimator: str = "k3", quantile: float = 0.8) -> Term:
+    def term(response: Response, ref: float, i: int) -> tuple[float, float]:
+        value, slope = loops.divergence(response.logp[i], ref, estimator)
+        weight = unsure if uncertain(response.entropies, quantile)[i] else sure
+        return weight * value, weight * slope
+
+    return term
+
+
+def aspo(low: float, high: float, inverse_cap: float = 3.0, dual: float = 3.0) -> Surrogate:
+    def local(logp: float, old: float, a: float) -> tuple[float, float]:
+        r = math.exp(logp - old)
+        if a > 0:
+            return (a / (1 + high), 0.0) if r > 1 + high else (a * min(1 / r, inverse_cap),) * 2
+        return (a * (1 - low), 0.0) if r < 1 - low else (a * min(r, dual),) * 2
+
+    return of_tokens(local)
+
+
+def dcpo(low: float, high: float, cap: float = 10.0, dual: float | None = 10.0) -> Surrogate:
+    def local(logp: float, old: float, a: float) -> tuple[float, float]:
+        q = math.exp(old)
+        least = 0.5 + 0.5 * math.sqrt(max(1 - 4 * low / q, 0))
+        most = min(0.5 + 0.5 * math.sqrt(1 + 4 * high / q), cap)
+        return loops.clipped(math.exp(logp - old), a, 1 - least, most - 1, dual)
+
+    return of_tokens(local)
+
+
+def bapo_bounds(
+    ratios: list[float], advantages: list[float], low: float, high: float, ends: tuple[float, float], target: float
+) -> tuple[float, float]:
+    """Searches step by step: the lower bound first, then the upper one, until the positive tokens have their share."""
+
+    def share() -> float:
+        held = [min(r, high) if a >= 0 else max(r, low) for r, a in zip(ratios, advantages, strict=True)]
+        parts = [r * a for r, a in zip(held, advantages, strict=True)]
+        negative = -math.fsum(x for x in parts if x < 0)
+        return math.fsum(x for x in parts if x > 0) / negative if negative else math.inf
+
+    while share() < target and low < ends[0]:
+        low = min(low + 0.05, ends[0])
+    while share() < target and high < ends[1]:
+        high = min(high + 0.05, ends[1])
+    return low, high
+
+
+# The loss of a mini-batch
+
+
+@dataclass
+class Loops:
+    """Holds what the loss of an objective is made of."""
+
+    advantages: Sequence[float]
+    surrogate: Surrogate
+    normalise: str = "token"
+    term: Term | None = None
+
+    def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
+        """Computes the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
+        spans = [loops.responses(case)[row] for row in rows]
+        total, gradient = 0.0, {}
+        for span in spans:
+            p = {t: loops.softmax(case.logits_TV[t].tolist()) for t in span}
+            y = {t: int(case.targets_T[t]) for t in span}
+            response = Response(
+                [math.log(p[t][y[t]]) for t in span],
+                [math.log(loops.softmax(case.old_logits_TV[t].tolist())[y[t]]) for t in span],
+                [self.advantages[t] for t in span],
+                [loops.entropy(p[t]) for t in span],
+            )
+            factor = (
+                1
+                / {
+                    "token": sum(map(len, spans)),
+                    "sequence": len(spans) * len(span),
+                    "constant": len(spans) * case.batch.budget,
+                }[self.normalise]
+            )
+            values, slopes = self.surrogate(response, [factor] * len(span))
+            total -= factor * math.fsum(values)
+            for i, t in enumerate(span):
+                by_logp = -slopes[i]
+                if self.term is not None:
+                    assert case.old.ref_logp is not None
+                    value, slope = self.term(response, float(case.old.ref_logp[t]), i)
+                    total += factor * value
+                    by_logp += factor * slope
+                gradient[t] = [by_logp * ((v == y[t]) - p[t][v]) for v in range(len(p[t]))]
+        return total, gradient
+
+
+Make = Callable[[Case], Loops]
+NORMS = ("token", "sequence", "constant")

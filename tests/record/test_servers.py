@@ -1,0 +1,176 @@
+"""MLflow as a real server, with and without a password."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import requests
+from matrices import BEGAN, STEPS, fill, right_of
+from rich.console import Console
+from servers import mlflow_server
+
+from harness import cli
+from harness import config as configs
+from harness.base import files
+from harness.commands import sync as command
+from harness.matrix import cells
+from harness.record import evaluation, store
+from harness.record.evaluation import Evaluated
+from harness.record.made import Made
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+PASSWORD = "pass-of-the-admin"
+SMALL = ["eval.samples=4", "eval.k=2"]  # as made-up cells are evaluated
+AUTHENTICATION = """[mlflow]
+default_permission = NO_PERMISSIONS
+database_uri = sqlite:///{folder}/auth.db
+admin_username = admin
+admin_password = {password}
+"""
+
+
+def test_a_server_holds_an_evaluation_once(tmp_path: Path, migrated: Path) -> None:
+    (tmp_path / "server").mkdir()
+    folder = tmp_path / "out" / "sums-1"
+    made = Made("a" * 32, BEGAN, "0.1.0", None, None, {"sums": "1"}, {}, "A processor", "cpu")
+    made.write(folder)
+    for name in ("result", "settings"):
+        files.write_json(folder / f"{name}.json", {"name": name})
+    for part in (0, 1):
+        files.write_lines(folder / "samples" / f"{part:04d}.jsonl", [{"part": part}])
+    one = Evaluated("key-1", "tiny sums", folder, made, {"model": "tiny"}, {"task": "sums"}, {"eval/sums/avg": 0.25})
+    with mlflow_server(tmp_path / "server") as uri:
+
+        def held() -> tuple[list[dict[str, Any]], list[list[str]]]:
+            with store.store(uri, write=False) as client:
+                runs = client.search_runs([client.get_experiment_by_name("eval").experiment_id])
+                listed = [client.list_artifacts(run.info.run_id, name) for run in runs for name in evaluation.FILES]
+            return [run.to_dictionary() for run in runs], [[item.path for item in each] for each in listed]
+
+        evaluation.sync(one, uri)
+        before = held()
+        evaluation.sync(one, uri)
+        assert held() == before
+        [run], [jsons, samples] = before
+        assert run["data"]["metrics"] == {"eval/sums/avg": 0.25}
+        assert run["info"]["status"] == "FINISHED"
+        assert jsons == [f"evaluation/{name}.json" for name in ("made", "result", "settings")]
+        assert samples == ["samples/0000.jsonl", "samples/0001.jsonl"]
+        with store.store(uri, write=False) as client:
+            there = client.download_artifacts(run["info"]["run_id"], "samples/0001.jsonl", str(tmp_path))
+        assert Path(there).read_bytes() == (folder / "samples" / "0001.jsonl").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server that asks for a password."""
+    if importlib.util.find_spec("flask_wtf") is None:
+        pytest.skip("Flask-WTF is not installed, which a server with passwords needs; it is in the extra test")
+    folder = tmp_path_factory.mktemp("guarded")
+    settings = folder / "auth.ini"
+    settings.write_text(AUTHENTICATION.format(folder=folder, password=PASSWORD))
+    secrets = {"MLFLOW_AUTH_CONFIG_PATH": str(settings), "MLFLOW_FLASK_SERVER_SECRET_KEY": "of-the-server"}
+    with mlflow_server(folder, "--app-name", "basic-auth", environment=secrets) as uri:
+        yield uri
+
+
+class Caller:
+    """Someone who calls commands on a matrix of one cell that is done."""
+
+    def __init__(self, folder: Path, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.settings, self.capsys = (
+            [f"results={folder}", f"tracking.uri={uri}", "name=guarded", "methods=grpo", *SMALL],
+            capsys,
+        )
+        [cell] = cells(configs.load("smoke", self.settings))
+        fill(cell.folder, cell.spec, ["countdown"], level=0)
+        Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
+
+    def __call__(self, command: str, *arguments: str) -> tuple[int | str | None, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([command, "smoke", *self.settings, *arguments])
+        return ended.value.code, *self.capsys.readouterr()
+
+
+@pytest.fixture
+def call(tmp_path: Path, guarded: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Caller:
+    monkeypatch.setattr(command, "console", Console(width=4000))
+    monkeypatch.chdir(tmp_path)
+    return Caller(tmp_path / "results", guarded, capsys)
+
+
+def say_who(monkeypatch: pytest.MonkeyPatch, user: str | None, password: str | None) -> None:
+    for name, value in (("USERNAME", user), ("PASSWORD", password)):
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+        if value is not None:
+            monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
+
+
+def nobody_reads(password: str, folder: Path) -> None:
+    for path in folder.rglob("*"):
+        assert not path.is_file() or password.encode() not in path.read_bytes(), path
+
+
+def test_who_has_the_password_feeds_and_reads(
+    call: Caller, guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say_who(monkeypatch, "admin", PASSWORD)
+    code, out, err = call("sync")
+    assert (code, err) == (0, "")
+    assert f"MLflow at {guarded} holds what 1 cells have recorded\n" in out
+    code, table, err = call("leaderboard", "--format", "csv")
+    assert (code, err) == (0, "")
+    [row] = csv.DictReader(table.splitlines())
+    right = right_of(level=0, seed=0, step=STEPS)
+    assert (row["method"], float(row["avg_at_k.mean"])) == ("grpo", fmean(map(fmean, right)))
+    assert PASSWORD not in out + table
+    nobody_reads(PASSWORD, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "words"),
+    [
+        (None, None, "asks for a user and a password; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
+        ("admin", None, "asks for a user and a password; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
+        (
+            "admin",
+            "not-the-password",
+            "knows no user 'admin' (MLFLOW_TRACKING_USERNAME) with the password in MLFLOW_TRACKING_PASSWORD",
+        ),
+    ],
+)
+def test_who_does_not_is_told_in_one_sentence(
+    user: str | None,
+    password: str | None,
+    words: str,
+    call: Caller,
+    guarded: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    say_who(monkeypatch, user, password)
+    for name in ("sync", "leaderboard"):
+        assert call(name) == (2, "", f"entrobench: the MLflow store at {guarded} {words}\n")
+    nobody_reads(password or PASSWORD, tmp_path)
+
+
+def test_who_may_not_is_told_so(call: Caller, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    say_who(monkeypatch, "admin", PASSWORD)
+    assert call("sync")[0] == 0
+    guest = {"username": "guest", "password": "pass-of-the-guest"}
+    users = f"{guarded}/api/2.0/mlflow/users/create"
+    requests.post(users, json=guest, auth=("admin", PASSWORD), timeout=60).raise_for_status()
+    say_who(monkeypatch, "guest", "pass-of-the-guest")
+    code, out, err = call("sync")
+    assert (code, out) == (2, "")
+    said = (
+        f"entrobench: the MLflow store at {guarded} does not permit this to the user 'guest'; its administrator can\n"
+    )
+    assert err == said

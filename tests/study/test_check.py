@@ -1,0 +1,262 @@
+"""Tests the conformance checks: every method passes them, and each of them catches the mistake that it is there for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+import baselines
+from baselines.grpo import GroupObjective, Grpo
+from harness.batch import TokenBatch, TokenStats
+from harness.method import Component, Control, View
+from harness.study import checks
+
+FIRING = ["clip_b(share=0.2)", "clip_v(share=0.2,reference_denominator=true)", "grpo(kl_coef=0.1,normalise=sequence)"]
+
+
+@pytest.mark.parametrize("spec", [*baselines.METHODS, *FIRING])
+def test_every_method_of_the_registry_passes(spec: str) -> None:
+    assert not [finding for finding in checks.alone(spec, baselines.METHODS) if not finding.passed]
+
+
+# Methods that are each wrong in one way
+
+
+@dataclass(frozen=True)
+class PartMean(Control):
+    """Centres p among the tokens that happen to be together."""
+
+    silent_without_signal = True
+
+    def gate(self, view: View) -> Tensor:
+        p_T = view.current.logp.exp()
+        return 1 + 0.1 * (p_T - p_T.mean()).detach() ** 2
+
+
+@dataclass(frozen=True)
+class Largest(Control):
+    """Needs a token."""
+
+    def gate(self, view: View) -> Tensor:
+        return (view.ratio_T.detach().max() < 1e20).double()
+
+
+@dataclass(frozen=True)
+class EverySecond(Control):
+    """Drops by the place in the batch."""
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return (torch.arange(len(advantages_T)) % 2).double()
+
+
+@dataclass(frozen=True)
+class Explodes(Control):
+    """Overflows where the ratio is large."""
+
+    def gate(self, view: View) -> Tensor:
+        steep_T = (8 * (view.current.logp - view.old.logp)).detach().exp()
+        return steep_T / (1 + steep_T)
+
+
+@dataclass(frozen=True)
+class Forgetful(Control):
+    """Has a memory that no checkpoint sees."""
+
+    memory: dict[str, float] = field(default_factory=lambda: {"heard": 0.0}, init=False, compare=False)
+
+    def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
+        return advantages_T * (1 + self.memory["heard"])
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        self.memory["heard"] += metrics["entropy/mean"]
+
+
+@dataclass(frozen=True)
+class HalfForgetful(Forgetful):
+    """Says what it remembers, and does not take it back."""
+
+    def state(self) -> dict[str, float]:
+        return dict(self.memory)
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Forgets."""
+
+
+SHARED = {"heard": 0.0}
+
+
+@dataclass(frozen=True)
+class Gossip(HalfForgetful):
+    """Shares one memory among all of its kind."""
+
+    memory: dict[str, float] = field(default_factory=lambda: SHARED, init=False, compare=False)
+
+
+@dataclass(frozen=True)
+class FalselySilent(Control):
+    """Has a term for every token, and denies it."""
+
+    silent_without_signal = True
+
+    def term(self, view: View) -> Tensor:
+        return 0.01 * view.current.logp
+
+
+@dataclass(frozen=True)
+class Unused(Control):
+    """Needs what it never reads."""
+
+    needs = frozenset({"sum_p2"})
+
+
+@dataclass(frozen=True)
+class Undeclared(Control):
+    """Reads what it does not declare, on some batches alone."""
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
+        return 1.0 if (advantages_T != 0).any() else 1.0 + 0 * old.expected_discriminator
+
+
+@dataclass(frozen=True)
+class UnusedGradient(Control):
+    """Asks for the gradient of the entropy, and does not use it."""
+
+    needs = frozenset({"entropy_grad"})
+
+    def gate(self, view: View) -> Tensor:
+        assert view.current.entropy is not None
+        return 1 + view.current.entropy.detach()
+
+
+@dataclass(frozen=True)
+class Renormalised(Control):
+    """Divides the loss by the tokens that it keeps."""
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        kept_T = (old.logp < -0.1).double()
+        return kept_T / batch.global_mean(kept_T)
+
+
+@dataclass(frozen=True)
+class DividesByKept(Grpo):
+    """Divides by the tokens that are not dropped, in its scale."""
+
+    def scale(self, batch: TokenBatch, counted_T: Tensor) -> Tensor:
+        kept_T = counted_T * (batch.rewards_B[batch.sequence_T] > 0)
+        return counted_T / max(batch.global_count(kept_T), 1.0)
+
+
+@dataclass(frozen=True)
+class Negative(Control):
+    """Weighs some tokens below 0."""
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return old.logp + 1
+
+
+@dataclass(frozen=True)
+class Chance(Control):
+    """Draws without a seed."""
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return (torch.rand(len(advantages_T)) < 0.5).double()
+
+
+@dataclass(frozen=True)
+class InPlace(Control):
+    """Changes the statistics that all others read."""
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return old.logp.clamp_(min=-1).exp()
+
+
+@dataclass(frozen=True)
+class Hidden(Control):
+    """Has a slope that autograd does not see."""
+
+    def gate(self, view: View) -> Tensor:
+        return torch.tensor(view.ratio_T.tolist(), dtype=view.ratio_T.dtype)
+
+
+@dataclass(frozen=True)
+class Product(GroupObjective):
+    """Takes a response as one product, and lets single tokens be weighed all the same."""
+
+    silent_without_signal = True
+
+    def surrogate(self, view: View) -> Tensor:
+        mean_B = view.batch.per_sequence(view.current.logp - view.old.logp) / view.batch.lengths_B.clamp(min=1)
+        return mean_B.clamp(max=1).exp()[view.batch.sequence_T] * view.advantages_T
+
+
+@dataclass(frozen=True)
+class FalselyByResponse(Control):
+    """Weighs single tokens, and denies it."""
+
+    by_response = True
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        return old.logp.exp()
+
+
+@dataclass(frozen=True)
+class Proud(Control):
+    """Believes in the advantages of groups."""
+
+    def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
+        per_response_BN = [x_T.unique() for x_T in advantages_T.split(batch.lengths_B.tolist())]
+        return torch.cat(per_response_BN)[batch.sequence_T]
+
+
+@dataclass(frozen=True)
+class Lonely(Grpo):
+    """Says that one response is enough."""
+
+    min_group = 1
+
+
+@dataclass(frozen=True)
+class Nothing(Grpo):
+    """Learns nothing."""
+
+    def surrogate(self, view: View) -> Tensor:
+        return 0 * super().surrogate(view)
+
+
+WRONG: dict[str, tuple[type[Component], str, str]] = {
+    "part_mean": (PartMean, "micro-batches", "is another one in other micro-batches"),
+    "largest": (Largest, "micro-batches", "max"),
+    "every_second": (EverySecond, "order", "in another order"),
+    "explodes": (Explodes, "edges", r"the loss is not finite where log ratios of \+-30"),
+    "forgetful": (Forgetful, "memory", "state leaves something out"),
+    "half_forgetful": (HalfForgetful, "memory", "load_state does not bring back"),
+    "gossip": (Gossip, "memory", "the memory is shared"),
+    "falsely_silent": (FalselySilent, "silence", "a response whose tokens have no advantage has a gradient"),
+    "unused": (Unused, "needs", "unused declares the need 'sum_p2' and reads nothing that it gives"),
+    "undeclared": (Undeclared, "needs", "Undeclared uses sum_p2, which it does not need"),
+    "unused_gradient": (UnusedGradient, "needs", "no gradient goes through the present entropy"),
+    "renormalised": (Renormalised, "denominators", "makes up for it in the weights of the others"),
+    "negative": (Negative, "weights", "a weight below 0"),
+    "chance": (Chance, "twice", "another loss or gradient the second time"),
+    "in_place": (InPlace, "twice", r"old\.logp was changed"),
+    "hidden": (Hidden, "gradient", "and its gradient says"),
+    "product": (Product, "token weights", "a token that is dropped still has a gradient"),
+    "falsely_by_response": (FalselyByResponse, "by response", "weighs the tokens of a response differently"),
+    "proud": (Proud, "composition", r"proud\+ppo: "),
+    "lonely": (Lonely, "edges", "not finite where one group of the least size"),
+    "nothing": (Nothing, "gradient", "no token has a gradient"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_mistake_is_caught_by_its_check(name: str) -> None:
+    kind, expected, words = WRONG[name]
+    found = {each.check: each for each in checks.alone(name, {**baselines.METHODS, name: kind})}
+    assert not found[expected].passed, "the mistake was not seen"
+    assert re.search(words, found[expected].said)
+    assert found[expected].advice

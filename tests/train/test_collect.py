@@ -1,0 +1,234 @@
+"""The rollouts of a step: exactly those that a plain loop over all candidates gives, and each from its own policy."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from trainers import build, records, same, weights
+
+from harness.base import seeds
+from harness.base.errors import CellFailure
+from harness.batch import Rollout
+from harness.tokens.metrics import Stopwatch
+from harness.train.collect import Collected, chosen
+from harness.trainer import Trainer
+from tasks import Verdict
+
+pytestmark = pytest.mark.slow
+
+RESAMPLE = ["train.resample.multiplier=1.5", "train.resample.max_batches=3"]  # of 8 prompts: 12, 24, 36 candidates
+
+
+def tokens(groups: Sequence[Sequence[Rollout]]) -> list[list[list[int]]]:
+    return [[rollout.response for rollout in group] for group in groups]
+
+
+# Who is asked, and what is kept
+
+
+def one_by_one(trainer: Trainer, step: int, size: int, batches: int, every: bool) -> dict[str, Any]:
+    """Samples and judges one candidate after the other, and draws conclusions as the documentation has them."""
+    parts, prompts, superset = trainer.parts, trainer.config.train.prompts, size * batches
+    row = list(
+        itertools.islice(
+            (
+                parts.pool.problems[i]
+                for number in itertools.count()
+                for i in permutation(parts.seed, number, len(parts.pool.problems))
+            ),
+            step * superset,
+        )
+    )[-superset:]
+    found = []
+    for batch in range(batches):
+        for place in range(batch * size, (batch + 1) * size):
+            (group,) = parts.engine.generate(
+                [parts.tokenizer(row[place].prompt)["input_ids"]],
+                trainer.config.train.group,
+                seeds=[seeds.derive("rollout", parts.seed, step, place)],
+                temperature=1.0,
+                max_new_tokens=20,
+            )
+            texts = parts.tokenizer.batch_decode([r.response for r in group], skip_special_tokens=True)
+            verdicts = parts.task.verdicts([(row[place], text) for text in texts], parts.verifier)
+            found.append((place, row[place], group, verdicts))
+        able = [each for each in found if 0 < each[3].count(Verdict.RIGHT) < len(each[3])]
+        if len(able) >= prompts:
+            break
+    kept = found if every else able[:prompts]
+    idle = [each for each in found if each not in kept][: prompts - len(kept)]
+    kept = sorted(kept + idle, key=lambda each: each[0])
+    return {
+        "places": [place for place, *_ in kept],
+        "problems": [problem for _, problem, *_ in kept],
+        "tokens": tokens([group for *_, group, _ in kept]),
+        "verdicts": [verdict for *_, verdicts in kept for verdict in verdicts],
+        "generated": sum(len(rollout.response) for *_, group, _ in found for rollout in group),
+        "batches": batch + 1,
+        "filled": len(idle),
+        "reward": [verdict == Verdict.RIGHT for *_, verdicts in found for verdict in verdicts],
+    }
+
+
+def permutation(seed: int, number: int, size: int) -> list[int]:
+    order: list[int] = np.random.default_rng(seeds.derive("order", seed, number)).permutation(size).tolist()
+    return order
+
+
+def of(found: Collected) -> dict[str, Any]:
+    return {
+        "places": found.places,
+        "problems": found.problems,
+        "tokens": tokens(found.groups),
+        "verdicts": found.verdicts,
+        "generated": found.generated,
+    }
+
+
+def test_a_step_trains_on_what_a_loop_over_all_candidates_keeps(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", "train.group=2", *RESAMPLE)
+    ends = set()
+    for step in range(1, 9):
+        expected = one_by_one(trainer, step, 12, 3, every=False)
+        found = trainer.collector.sample(step, Stopwatch())
+        assert of(found).items() <= expected.items(), step
+        record, reward = found.record, expected["reward"]
+        assert record == {
+            "resample/batches": expected["batches"],
+            "resample/filled": expected["filled"],
+            "resample/reward_mean": sum(reward) / len(reward),
+        }
+        ends.add((expected["batches"], expected["filled"] > 0))
+    assert ends >= {(2, False), (3, True)}, "a test of one way to end would be half a test"
+
+
+def test_without_resampling_a_step_trains_on_its_own_part_of_the_row(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", "train.group=2")
+    for step in (1, 2, 5):
+        found = trainer.collector.sample(step, Stopwatch())
+        assert of(found).items() <= one_by_one(trainer, step, 8, 1, every=True).items()
+        assert found.record == {}
+
+
+def test_the_supersets_of_the_steps_are_the_row_without_a_gap(tmp_path: Path) -> None:
+    collector = build(tmp_path, "grpo", "train.prompts=64", "train.resample.max_batches=4").collector
+    size = len(collector.parts.pool.problems)
+    seen = [p.id for step in range(1, 2 * size // 256 + 2) for p in collector.problems(step, range(256))]
+    first, second = seen[:size], seen[size : 2 * size]
+    assert len(set(first)) == size, "a pass shows every problem once"
+    assert set(second) == set(first)
+    assert second != first
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 3, 4])
+def test_the_groups_that_are_kept(prompts: int) -> None:
+    """For all ways in which 6 candidates may have a signal."""
+    for signals in itertools.product((False, True), repeat=6):
+        given = dict(reversed(list(enumerate(signals))))
+        kept, filled = chosen(given, prompts)
+        assert kept == sorted(kept)
+        able = [place for place in range(6) if signals[place]]
+        assert len(kept) == prompts
+        assert [place for place in kept if signals[place]] == able[:prompts]
+        assert filled == max(prompts - len(able), 0)
+        idle = [place for place in kept if not signals[place]]
+        assert idle == [place for place in range(6) if not signals[place]][:filled]
+
+
+def test_one_batch_of_just_enough_candidates_is_no_resampling(tmp_path: Path) -> None:
+    plain = build(tmp_path / "plain", "grpo+clip_b(share=0.1)")
+    once = build(tmp_path / "once", "grpo+clip_b(share=0.1)", "train.resample.max_batches=1")
+    for step in (1, 2):
+        one, other = plain.train_step(step, Stopwatch()), once.train_step(step, Stopwatch())
+        assert other.pop("resample/batches") == 1
+        assert other.pop("resample/filled") == 8 * one["reward/groups_without_signal"] > 0
+        assert other.pop("resample/reward_mean") == pytest.approx(one["reward/mean"], rel=1e-6)
+        assert one == other
+    assert same(weights(plain), weights(once))
+
+
+def test_tokens_are_counted_whether_or_not_they_are_trained_on(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", "train.group=2", *RESAMPLE)
+    total = 0.0
+    for step in (1, 2):
+        found = trainer.collector.sample(step, Stopwatch())
+        record = trainer.train_step(step, Stopwatch())  # which samples the very same
+        total += found.generated
+        assert record["tokens/trained"] == sum(len(r.response) for group in found.groups for r in group)
+        assert record["tokens/generated"] == found.generated > record["tokens/trained"]
+        assert record["tokens/generated_total"] == total
+
+
+# Which policy sampled
+
+
+def test_a_step_trains_on_what_the_policy_of_some_steps_before_samples(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "grpo", "rollout.lag=2", "train.lr=1e-2", "train.steps=5", "checkpoint.every=9")
+    policies, trained = [], {}
+    train_step, collect = trainer.train_step, trainer.collector.collect
+
+    def remembered(step: int, watch: Stopwatch) -> dict[str, float]:
+        policies.append(copy.deepcopy(trainer.policy.module.state_dict()))
+        return train_step(step, watch)
+
+    def heard(step: int, watch: Stopwatch) -> Collected:
+        trained[step] = collect(step, watch)
+        return trained[step]
+
+    trainer.train_step, trainer.collector.collect = remembered, heard  # type: ignore[method-assign]
+    trainer.run(lambda step: None)
+    assert not trainer.collector.in_flight, "nothing is sampled for steps that there are not"
+    logged = records(tmp_path)[1:]
+    assert [line["rollout/lag"] for line in logged] == [0, 1, 2, 2, 2]
+    assert logged[0]["mismatch/p99"] < 1e-4
+    assert min(line["mismatch/p99"] for line in logged[1:]) > 0.01, "which stops a cell where no lag explains it"
+    for step, found in trained.items():
+        same_as = []
+        for policy in policies:
+            trainer.policy.module.load_state_dict(policy)
+            trainer.engine.load(trainer.policy.module)
+            same_as.append(of(trainer.collector.sample(step, Stopwatch())) == of(found))
+        assert [number for number, equal in enumerate(same_as) if equal] == [max(step - 3, 0)]
+
+
+def test_methods_share_all_that_the_untrained_policy_samples(tmp_path: Path) -> None:
+    settings = ["rollout.lag=2", "train.group=2", *RESAMPLE]
+    one, other = (build(tmp_path / name, name, *settings) for name in ("grpo", "clip_b(share=0.2)"))
+    for trainer in (one, other):
+        trainer.train_step(1, Stopwatch())
+        assert list(trainer.collector.in_flight) == [2, 3]
+    assert not same(weights(one), weights(other))
+    assert one.collector.in_flight == other.collector.in_flight
+
+
+def test_a_faulty_engine_is_noticed_before_the_first_stale_rollouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = build(tmp_path, "grpo", "rollout.lag=1")
+    plain = trainer.engine.generate
+
+    def warmer(prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:
+        return plain(prompts, n, **{**settings, "temperature": 1.05})
+
+    monkeypatch.setattr(trainer.engine, "generate", warmer)
+    with pytest.raises(CellFailure, match=r"mismatch/p99 is 0\.\d+, and mismatch.float32.p99 allows 0.01"):
+        trainer.train_step(1, Stopwatch())
+
+
+def test_what_is_in_flight_survives_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
+    settings = ["rollout.lag=3", "train.group=2", *RESAMPLE]
+    trainer = build(tmp_path / "one", "grpo", *settings)
+    trainer.collector.collect(1, Stopwatch())
+    torch.save(trainer.collector.state(), tmp_path / "state.pt")
+    other = build(tmp_path / "other", "grpo", *settings).collector
+    other.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert list(other.in_flight) == [2, 3, 4]
+    assert other.in_flight == trainer.collector.in_flight
+    assert other.generated == trainer.collector.generated > 0
