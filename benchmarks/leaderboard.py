@@ -42,7 +42,7 @@ def main(*seeds: str) -> None:
     show("The leaderboard", ["", "cells", "wall", "CPU of the command"], rows)
 
 
-def measured(seeds: int) -> list[list[str]]:
+def measured(seeds: int) -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         uri = f"sqlite:///{folder / 'mlflow.db'}"
@@ -53,17 +53,16 @@ def measured(seeds: int) -> list[list[str]]:
         invent(ours, matrix, uri, artifacts)
         number = str(len(matrix))
         alone, configured = ["--experiment", "demo", "--uri"], ["demo", *settings, "--uri"]
-        found = [["SQLite, no summary yet", number, *timed(*alone, uri)]]
+        yield ["SQLite, no summary yet", number, *timed(*alone, uri)]
         with server(uri, artifacts) as address:
-            found.append(["server, no summary yet", number, *timed(*alone, address)])
+            yield ["server, no summary yet", number, *timed(*alone, address)]
         start = time.perf_counter()
         publish.write(ours, matrix)
-        found.append(["the summary is written", number, f"{time.perf_counter() - start:.1f} s", ""])
-        found.append(["SQLite", number, *timed(*alone, uri)])
-        found.append(["SQLite, with a configuration", number, *timed(*configured, uri)])
+        yield ["the summary is written", number, f"{time.perf_counter() - start:.1f} s", ""]
+        yield ["SQLite", number, *timed(*alone, uri)]
+        yield ["SQLite, with a configuration", number, *timed(*configured, uri)]
         with server(uri, artifacts) as address:
-            found.append(["server", number, *timed(*alone, address)])
-        return found
+            yield ["server", number, *timed(*alone, address)]
 
 
 def timed(*arguments: str) -> list[str]:

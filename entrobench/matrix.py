@@ -71,7 +71,8 @@ class Matrix:
     def status(self) -> DataFrame:
         """Returns how far each cell has come, one row each.
 
-        Columns: method, task, model, seed; state (planned, running, done, failed, stale or outdated), step of steps;
+        Columns: method, task, model, each key of `axes`, seed; state (planned, running, done, failed, stale or
+        outdated), step of steps;
         entropy and reward of that step; reason, why a cell failed or ended early; folder, where its records are.
         """
         import pandas
@@ -82,6 +83,7 @@ class Matrix:
             rows.append(
                 {
                     **{axis: getattr(cell, axis) for axis in ("method", "task", "model", "seed")},
+                    **cell.config.setting,
                     "state": now.state,
                     "step": now.step,
                     "steps": cell.config.train.steps,
@@ -98,7 +100,8 @@ class Matrix:
 
         The columns are those of `entrobench leaderboard --format csv`:
 
-        - method, task, model; k of the headline Pass@k; baseline, the method that the others are compared with
+        - method, task, model, setting.KEY of each further axis; k of the headline Pass@k; baseline, the method that
+          the others are compared with
         - avg_at_k.mean, .low and .high: the share of right responses and its 95 % interval over seeds and problems
         - pass_at_k.K.mean, .low and .high: Pass@K for powers of two and for the headline's k
         - entropy_initial.*, entropy_final.*: the entropy at the first and at the last training step, in nats a token
@@ -195,6 +198,7 @@ def axes(cell: Cell) -> dict[str, str | int | float]:
         "method": cell.method,
         "task": cell.task,
         "model": cell.model,
+        **cell.config.setting,
         "seed": cell.seed,
         "outdated": str(now.reason) if now.state == OUTDATED else float("nan"),
     }

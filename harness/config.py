@@ -275,6 +275,8 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
     config: Config = typed(Config(), cast(dict[str, Any], given), "")
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
+    settings = variants(config)
+    config.axes = {key: list(dict.fromkeys(each.setting[key] for each in settings)) for key in config.axes}
     validate(config)
     return config
 
@@ -337,6 +339,11 @@ def validate(config: Config) -> None:
     validate_evaluation(evaluation, "eval.")
     for task in evaluation.by_task:
         validate_evaluation(evaluation.of(task), f"eval.by_task.{task}.")
+
+
+def told(setting: Mapping[str, Any]) -> str:
+    """Returns the values of axes as people read them."""
+    return ", ".join(f"{key}={value}" for key, value in setting.items())
 
 
 def flat(given: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:

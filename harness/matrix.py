@@ -16,7 +16,7 @@ from harness import composition
 from harness.base import devices, files, identities
 from harness.base.errors import UserError, nearest, without_password
 from harness.composition import Method
-from harness.config import Config, variants
+from harness.config import Config, told, variants
 from harness.record import made
 from harness.record.spec import CellSpec
 from harness.record.state import Progress
@@ -92,12 +92,8 @@ class Cell:
         varied = [self.method]
         varied += [self.task] if len(self.config.tasks) > 1 else []
         varied += [self.model] if len(self.config.models) > 1 else []
-        return " ".join([*varied, *self.setting_told, f"seed {self.seed}"])
-
-    @property
-    def setting_told(self) -> list[str]:
-        """Returns the values of the configuration's axes here, as people are told."""
-        return [f"{key}={value}" for key, value in self.config.setting.items()]
+        varied += [told(self.config.setting)] if self.config.axes else []
+        return " ".join([*varied, f"seed {self.seed}"])
 
     @property
     def folder(self) -> Path:
@@ -157,7 +153,7 @@ def cells(config: Config) -> list[Cell]:
     for cell in matrix:
         if cell.key in seen:
             pairs = ((f"{axis}s", getattr(seen[cell.key], axis), getattr(cell, axis)) for axis in AXES)
-            settings_told = ("axes", ", ".join(seen[cell.key].setting_told), ", ".join(cell.setting_told))
+            settings_told = ("axes", told(seen[cell.key].config.setting), told(cell.config.setting))
             axis, one, other = next(pair for pair in (*pairs, settings_told) if pair[1] != pair[2])
             raise UserError(f"{axis} {one!r} and {other!r} are the same; name one of them")
         seen[cell.key] = cell

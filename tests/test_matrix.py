@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness import config
@@ -51,7 +53,7 @@ def test_any_value_of_the_configuration_can_be_an_axis() -> None:
         for method in ("grpo", "clip_b")
     ]
     assert len({c.key for c in found}) == len({c.label for c in found}) == 16
-    assert found[3].label == "clip_b train.lr=0.001 correction.kind=truncated seed 0"
+    assert found[3].label == "clip_b train.lr=0.001, correction.kind=truncated seed 0"
     assert found[3].spec.config == found[3].settled
     alone = cells(config.load("smoke", ["train.lr=2e-3", "correction.kind=truncated", "seeds=[1]"]))
     assert [c.folder for c in alone] == [c.folder for c in found[14:]], "who a cell is does not depend on its company"
@@ -82,3 +84,11 @@ def test_an_axis_that_makes_no_sense_gets_one_sentence(axes: str, sentence: str)
         cells(config.load("smoke", [f"axes={axes}"]))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) <= 300
+
+
+def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:
+    one = cell("tracking.uri=http://me:secret@host", f"results={tmp_path}")
+    one.spec.write(one.folder)
+    assert one.config.tracking_uri == "http://me:secret@host"
+    assert one.spec.settings["tracking"] == {"uri": "http://me:***@host"}
+    assert "secret" not in (one.folder / "config.yaml").read_text()

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
-from harness.config import Config, variants
+from harness.config import Config, told, variants
 from harness.matrix import cells
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def plan(config: Config) -> list[Plan]:
     matrix, found = cells(config), []
     for setting in variants(config):
         if setting.setting:
-            console.rule(", ".join(f"{key}={value}" for key, value in setting.setting.items()), align="left")
+            console.rule(told(setting.setting), align="left")
         here = [cell for cell in matrix if cell.config.setting == setting.setting]
         found.append(estimate.of(setting, here, this_machine(setting)))
         show.show(console, found[-1])

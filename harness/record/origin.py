@@ -12,13 +12,16 @@ from harness.record.made import Made
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
-KIND = {"mlflow.experimentKind": "custom_model_development"}  # opens among trainings, not among evaluations of apps
+# Says that the runs are trainings and no evaluations of apps. MLflow 3.17 heeds a switch of its own above that, which a
+# link with ?workflowType=machine_learning sets.
+KIND = {"mlflow.experimentKind": "custom_model_development"}
 NOTE = {
     "mlflow.note.content": (
         "A matrix of entrobench: every method on every task with every model and every seed, one run each. "
         "The run named `leaderboard` holds the table: `leaderboard.json` (a table of MLflow), `leaderboard.html` and "
         "`leaderboard.md`. The metrics `final/...` of the other runs are what it averages, so that this list can be "
-        "sorted by them; `method.<name>.<option>` are the options of a method. From anywhere: "
+        "sorted by them; `method.<name>.<option>` are the options of a method. Where MLflow opens the view of apps and "
+        "agents, the switch at its upper left to machine learning shows the runs. From anywhere: "
         "`entrobench leaderboard --experiment NAME --uri URI`."
     )
 }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 FINAL = "final/"
-PAGE = 1000  # runs that MLflow gives at a time, at most
+PAGE = 200  # runs that are asked of a server at a time: it gives up to 1000, but takes long for so many
 TOGETHER = 8  # files that are asked of a server at a time
 
 

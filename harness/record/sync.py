@@ -178,6 +178,8 @@ def params_of(spec: CellSpec) -> dict[str, str]:
         factors |= {f"method.{name}.{key}": value for key, value in component.items() if key != "component"}
     for part in ("train", "rollout", "correction", "eval", "stop"):
         factors |= {f"{part}.{key}": value for key, value in spec.settings[part].items()}
+    if spec.config.axes:
+        factors["axes"] = ", ".join(spec.config.axes)
     return {key: str(value)[:LONGEST_VALUE] for key, value in factors.items()}
 
 

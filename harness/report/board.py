@@ -27,7 +27,7 @@ KEY = "entrobench.matrix"  # the tag that says which matrix it is a summary of
 AXES = ("method", "task", "model", "seed")
 OF_CELLS = {*AXES, "cell", "status"}  # the tags of a cell's run
 # Of a configuration, these say which cells there are, or where they run; all else makes it another matrix.
-RANGE = ("methods", "tasks", "models", "seeds", "baseline")
+RANGE = ("methods", "tasks", "models", "seeds", "axes", "baseline")
 ELSEWHERE = ("name", "results", "tracking", "hardware", "checkpoint", "plugins")
 NO_CELL = ""  # the key of a cell that nobody has begun, where no configuration tells it
 
@@ -49,6 +49,11 @@ class Expected:
     sources: Mapping[str, str] | None = None  # present hashes of its components' source; None: nobody asks for it
     params: Mapping[str, str] = field(default_factory=dict)  # as those of its run
 
+    @property
+    def setting(self) -> dict[str, str]:
+        """Returns its value at each axis that its configuration has beside methods, tasks, models and seeds."""
+        return {key: self.params[key] for key in further_axes(self.params)}
+
 
 @dataclass(frozen=True)
 class Board:
@@ -62,7 +67,7 @@ class Board:
     def key(self) -> str:
         """Returns the hash of what makes this another matrix than those of the same name."""
         given = {key: value for key, value in (self.config or {}).items() if key not in (*RANGE, *ELSEWHERE)}
-        return identities.key(given)
+        return identities.key(given)  # of what an axis varies, the value that it would have without
 
     def as_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1)
@@ -110,7 +115,14 @@ class Board:
 
 def settings_of(params: Mapping[str, str]) -> Pairs:
     """Returns the parameters that all cells of a matrix share."""
-    return tuple(sorted((key, value) for key, value in params.items() if key.partition(".")[0] not in AXES))
+    varied = further_axes(params)
+    own = {key: value for key, value in params.items() if key.partition(".")[0] not in AXES and key not in varied}
+    return tuple(sorted(own.items()))
+
+
+def further_axes(params: Mapping[str, str]) -> list[str]:
+    """Returns the keys of the axes that a run's configuration names."""
+    return params["axes"].split(", ") if params.get("axes") else []
 
 
 def of_runs(experiment: str, runs: Sequence[Run], outcomes: Outcomes, config_of: Callable[[Run], Given]) -> list[Board]:
@@ -134,22 +146,25 @@ def of_part(
             evaluated.setdefault(run.tags["task"], {})[task] = told["k"]
     names, newest = names_of(runs), newest_sources(runs)
     found, begun = [], set()
+    further = {key: list(map(str, values)) for key, values in config.get("axes", {}).items()}
     for run in counting(runs, names):
         cell, method, task, model = (run.tags[key] for key in ("cell", "method", "task", "model"))
         seed, sources = int(run.tags["seed"]), {part: newest[part] for part in sources_in(run.tags) or {}}
-        begun.add((method, task, model, seed))
+        begun.add((method, task, model, seed, tuple(run.params[key] for key in further)))
         found.append(Expected(names[cell], task, [*evaluated.get(task, {})], model, seed, cell, sources, run.params))
     latest = {run.tags["method"]: names[run.tags["cell"]] for run in runs}
     ranges = [[*config.get(f"{axis}s", [])] for axis in AXES]
-    for method, task, model, seed in itertools.product(*ranges):
-        if (method, task, model, seed) not in begun:
-            own = {**shared, "method": method, "task": task, "model": model, "seed": str(seed)}
+    for method, task, model, seed, *values in itertools.product(*ranges, *further.values()):
+        if (method, task, model, seed, tuple(values)) not in begun:
+            setting = dict(zip(further, values, strict=True))
+            own = {**shared, **setting, "method": method, "task": task, "model": model, "seed": str(seed)}
             name, evaluations = latest.get(method, method), [*evaluated.get(task, {})]
             found.append(Expected(name, task, evaluations, model, seed, NO_CELL, params=own))
 
     def place(each: Expected) -> list[int]:
-        own = (each.seed, each.model, each.task, each.params.get("method", each.method))
-        known = (ranges[3], ranges[2], ranges[1], ranges[0])
+        setting = (each.params[key] for key in further)
+        own = (each.seed, *setting, each.model, each.task, each.params.get("method", each.method))
+        known = (ranges[3], *further.values(), ranges[2], ranges[1], ranges[0])
         return [those.index(one) if one in those else len(those) for one, those in zip(own, known, strict=True)]
 
     ks = {task: k for each in evaluated.values() for task, k in each.items()}
@@ -161,7 +176,8 @@ def counting(runs: Sequence[Run], names: Mapping[str, str]) -> list[Run]:
     cells that differ in what is no parameter, as the version of a task."""
     chosen: dict[tuple[str, ...], Run] = {}
     for run in runs:
-        axes = (names[run.tags["cell"]], *(run.tags[axis] for axis in AXES[1:]))
+        varied = (run.params.get(key, "") for key in further_axes(run.params))
+        axes = (names[run.tags["cell"]], *(run.tags[axis] for axis in AXES[1:]), *varied)
         if axes not in chosen or run.tags["status"] == "done" or chosen[axes].tags["status"] != "done":
             chosen[axes] = run
     return list(chosen.values())

@@ -85,13 +85,19 @@ def cells_of(rows: Sequence[Row], columns: Sequence[str] = DEFAULT) -> list[list
     """The header and the lines of a table for people; task, model and k are columns where they vary."""
     first = rows[0]
     varied = [axis for axis in ("task", "model", "k") if len({getattr(row, axis) for row in rows}) > 1]
+    further = list(dict.fromkeys(key for row in rows for key in row.setting))
     names = names_of(rows, "Pass@k" if "k" in varied else f"Pass@{first.k}")
     chosen = [COLUMNS[name] for name in columns]
     lines = [
-        [row.method, *(str(getattr(row, axis)) for axis in varied), *(column.text(row) for column in chosen)]
+        [
+            row.method,
+            *(row.setting.get(key, "") for key in further),
+            *(str(getattr(row, axis)) for axis in varied),
+            *(column.text(row) for column in chosen),
+        ]
         for row in rows
     ]
-    return [["method", *varied, *(column.header.format(**names) for column in chosen)], *lines]
+    return [["method", *further, *varied, *(column.header.format(**names) for column in chosen)], *lines]
 
 
 def names_of(rows: Sequence[Row], headline: str) -> dict[str, str]:

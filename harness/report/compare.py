@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from harness.base.statistics import (
     ranks,
     wins,
 )
+from harness.config import told
 from harness.report.columns import shown
 from harness.report.leaderboard import Entry, check_comparable, label_of
 from harness.report.render import Table, document
@@ -46,6 +48,7 @@ class Comparison:
     rank_best: int | None  # the ranks that the paired intervals leave possible
     rank_worst: int | None
     best: bool  # the highest mean, or tied with it
+    setting: str = ""  # the values at the further axes of the matrix
     experiment: str | None = None  # where a table holds rows of several
 
 
@@ -72,13 +75,13 @@ class Contender:
 
 def comparisons(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) -> list[Comparison]:
     """`ks`: the K of the headline Pass@K, by evaluation task."""
-    trainings: dict[tuple[str, str], dict[str, dict[str, Entry]]] = {}
+    trainings: dict[tuple[str, str, str], dict[str, dict[str, Entry]]] = {}
     for entry in entries:
-        tasks = trainings.setdefault((entry.trained_on, entry.model), {})
+        tasks = trainings.setdefault((entry.trained_on, entry.model, told(entry.setting)), {})
         tasks.setdefault(entry.task, {})[entry.method] = entry
     found = []
-    for (trained_on, model), tasks in trainings.items():
-        several = len({each for each, its_model in trainings if its_model == model}) > 1
+    for (trained_on, model, setting), tasks in trainings.items():
+        several = len({each for each, *its_own in trainings if its_own == [model, setting]}) > 1
         of_all = f"{ALL_TASKS} (trained on {trained_on})" if several else ALL_TASKS
         for chosen in [*([task] for task in tasks), *([list(tasks)] if len(tasks) > 1 else [])]:
             label = of_all if len(chosen) > 1 else label_of(trained_on, chosen[0], entries)
@@ -87,7 +90,10 @@ def comparisons(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) 
             headline = f"Pass@{of_pass[0]}" if len(of_pass) == 1 else "Pass@k"
             for score, k_of in (("Avg@K", dict.fromkeys(chosen)), (headline, ks)):
                 contenders = [Contender(name, [(tasks[task][name], k_of[task]) for task in chosen]) for name in names]
-                found += compared(contenders, baseline, label, model, score)
+                found += [
+                    dataclasses.replace(each, setting=setting)
+                    for each in compared(contenders, baseline, label, model, score)
+                ]
     return found
 
 
@@ -173,12 +179,13 @@ HEADER = ["method", "IQM", "difference", "p", "p, Holm", "P(better)", "detectabl
 
 
 def render(found: Sequence[Comparison], how: str, width: int | None = None) -> str:
-    sections: dict[tuple[str, str, str], list[Comparison]] = {}
+    sections: dict[tuple[str, str], list[Comparison]] = {}
     for each in found:
-        sections.setdefault((each.task, each.model, each.score), []).append(each)
+        where = ", ".join(filter(None, (each.task, each.model, each.setting)))
+        sections.setdefault((where, each.score), []).append(each)
     tables = [
-        Table(f"{task}, {model}: {score}", [HEADER, *(cells_of(each, ranked(section)) for each in section)])
-        for (task, model, score), section in sections.items()
+        Table(f"{where}: {score}", [HEADER, *(cells_of(each, ranked(section)) for each in section)])
+        for (where, score), section in sections.items()
     ]
     return document(found, tables, notes(found), how, width)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.base import files
+from harness.config import told
 from harness.report.leaderboard import Entry
 
 
@@ -21,6 +22,7 @@ def write(tables: Mapping[str, Sequence[Entry]], path: Path) -> None:
             ("trained_on", pa.string()),
             ("task", pa.string()),
             ("model", pa.string()),
+            ("setting", pa.string()),
             ("seed", pa.int64()),
             ("problem", pa.string()),
             ("right", pa.int32()),
@@ -29,7 +31,7 @@ def write(tables: Mapping[str, Sequence[Entry]], path: Path) -> None:
     )
     rows = [
         (
-            *(experiment, entry.method, entry.trained_on, entry.task, entry.model),
+            *(experiment, entry.method, entry.trained_on, entry.task, entry.model, told(entry.setting)),
             *(seed, problem, int(right), result.right_JN.shape[1]),
         )
         for experiment, entries in tables.items()

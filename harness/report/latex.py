@@ -22,9 +22,13 @@ SPECIAL = {
 
 
 def render(found: Sequence[Comparison]) -> str:
-    """Returns a table for each model."""
-    models = dict.fromkeys(each.model for each in found)
-    return "\n".join(table([each for each in found if each.model == model]) for model in models)
+    """Returns a table for each model, and each setting of further axes."""
+    places = dict.fromkeys(map(place, found))
+    return "\n".join(table([each for each in found if place(each) == one]) for one in places)
+
+
+def place(each: Comparison) -> str:
+    return ", ".join(filter(None, (each.model, each.setting)))
 
 
 def table(found: Sequence[Comparison]) -> str:
@@ -34,7 +38,7 @@ def table(found: Sequence[Comparison]) -> str:
     widths = [sum(task == of for of, _ in scores) for task in tasks]
     starts = [2 + sum(widths[:i]) for i in range(len(tasks))]
     lines = [
-        f"% {comment(found[0].model)}: means with 95 % intervals over seeds and problems.",
+        f"% {comment(place(found[0]))}: means with 95 % intervals over seeds and problems.",
         "% Bold: the highest mean, and those that the paired interval does not tell from it.",
         rf"\begin{{tabular}}{{l{'c' * len(scores)}}}",
         r"\toprule",

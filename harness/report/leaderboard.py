@@ -11,6 +11,7 @@ import numpy as np
 
 from harness.base.errors import UserError
 from harness.base.statistics import Estimate, crossed_interval, geometric_interval, mean_interval
+from harness.config import told
 from harness.record.made import by_another_source
 from harness.report.board import Expected
 from harness.report.read import Result, Results, read, result_of
@@ -45,7 +46,13 @@ class Row:
     tokens: Estimate | None = None
     device: str | None = None
     version: str | None = None
+    setting: dict[str, str] = field(default_factory=dict)  # its value at each further axis of the matrix
     experiment: str | None = None  # where a table holds rows of several
+
+    @property
+    def where(self) -> str:
+        """Names the model and the setting, within which methods are compared."""
+        return ", ".join([self.model, *filter(None, [told(self.setting)])])
 
 
 @dataclass
@@ -58,6 +65,12 @@ class Entry:
     model: str
     expected: int = 0
     results: dict[int, Result] = field(default_factory=dict)  # by seed
+    setting: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def axes(self) -> tuple[str, str, str, str]:
+        """Returns all in which an entry and its baseline agree."""
+        return self.trained_on, self.task, self.model, told(self.setting)
 
 
 def rows(
@@ -76,26 +89,26 @@ def rows(
 
 def entries_of(results: Results, expected: Sequence[Expected], baseline: str) -> list[Entry]:
     """Returns each method with its results on each evaluation task, all on the same problems as the baseline's."""
-    entries: dict[tuple[str, str, str, str], Entry] = {}
+    entries: dict[tuple[str, ...], Entry] = {}
     for each in expected:
         for task in each.eval_tasks:
-            key = (each.method, each.task, task, each.model)
-            entry = entries.setdefault(key, Entry(*key))
+            new = Entry(each.method, each.task, task, each.model, setting=each.setting)
+            entry = entries.setdefault((each.method, *new.axes), new)
             entry.expected += 1
             if each.cell in results:
                 entry.results[each.seed] = marked(result_of(results[each.cell], task, each.cell), each)
     for entry in entries.values():
-        theirs = entries.get((baseline, entry.trained_on, entry.task, entry.model), entry)
+        theirs = entries.get((baseline, *entry.axes), entry)
         check_comparable(entry, theirs)
     return list(entries.values())
 
 
 def rows_of(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int], *, before: bool = False) -> list[Row]:
-    theirs = {(e.trained_on, e.task, e.model): e for e in entries if e.method == baseline}
+    theirs = {entry.axes: entry for entry in entries if entry.method == baseline}
     table = []
     for entry in [*(before_training(entries) if before else []), *entries]:
-        axes = (entry.trained_on, entry.task, entry.model)
-        other = theirs.get(axes, Entry(baseline, *axes))  # a baseline without any cell leaves no differences
+        # A baseline without any cell leaves no differences.
+        other = theirs.get(entry.axes, dataclasses.replace(entry, method=baseline, results={}))
         row = row_of(entry, other, ks[entry.task], label_of(entry.trained_on, entry.task, entries))
         row = dataclasses.replace(row, **measures(entry))
         table.append(dataclasses.replace(row, entropy_final=None, entropy_kept=None) if entry.method == BEFORE else row)
@@ -117,10 +130,9 @@ def marked(result: Result, expected: Expected) -> Result:
 def before_training(entries: Sequence[Entry]) -> list[Entry]:
     """Returns the evaluations before the first step as a method's. Within a seed all methods begin with the same
     answers, so that any of them will do."""
-    found: dict[tuple[str, str, str], Entry] = {}
+    found: dict[tuple[str, ...], Entry] = {}
     for entry in entries:
-        axes = (entry.trained_on, entry.task, entry.model)
-        base = found.setdefault(axes, Entry(BEFORE, *axes))
+        base = found.setdefault(entry.axes, dataclasses.replace(entry, method=BEFORE, expected=0, results={}))
         base.expected = max(base.expected, entry.expected)
         for seed, result in entry.results.items():
             if result.before_JN is not None and seed not in base.results:
@@ -190,6 +202,7 @@ def row_of(entry: Entry, baseline: Entry, k: int, label: str) -> Row:
         seeds_done=len(results),
         seeds_expected=entry.expected,
         flags=sorted({flag for result in results for flag in result.flags}),
+        setting=entry.setting,
     )
 
 

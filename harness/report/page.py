@@ -63,13 +63,13 @@ def write_pictures(story: Story, folder: Path) -> None:
     """Writes the two curves that documents show, as SVG: Pass@k and the entropy over steps."""
     from harness.report.plots import plot
 
-    styles, models = figures.styles_of(story), len({cell.model for cell in story.cells}) > 1
+    styles, several = figures.styles_of(story), len({cell.where for cell in story.cells}) > 1
     for board in story.boards:
         passed: dict[str, Series] = {
             method: gathered([{s: e.score(board.k) for s, e in c.evaluations[board.task].items()} for c in cells])
             for method, cells in figures.by_method(board.cells, styles).items()
         }
-        label = f"{board.rows[0].task}{f'-{board.rows[0].model}' * models}"
+        label = f"{board.rows[0].task}{f'-{board.rows[0].where}' * several}"
         title = f"Pass@{board.k} on {label}, {story.settings['eval']['split']} problems"
         files.write_text(folder / f"pass_at_{board.k}-{slug(label)}.svg", plot(passed, title, f"Pass@{board.k}"))
     for training in story.trainings:
@@ -77,7 +77,7 @@ def write_pictures(story: Story, folder: Path) -> None:
             method: gathered([cell.curves["entropy/mean"] for cell in cells])
             for method, cells in figures.by_method(training.cells, styles).items()
         }
-        label = f"{training.cells[0].task}{f'-{training.cells[0].model}' * models}"
+        label = f"{training.cells[0].task}{f'-{training.cells[0].where}' * several}"
         svg = plot(entropy, f"Entropy while training on {label}", "nats a token", "log")
         files.write_text(folder / f"entropy-{slug(label)}.svg", svg)
 
@@ -209,7 +209,7 @@ def differences(cells: Sequence[Told]) -> list[tuple[str, list[tuple[str, str]]]
     """Returns the settings, apart from the axes of the matrix, in which cells differ: each value, and who has it."""
     axes = ("method", "task", "evaluation_tasks", "model", "seed")
     flat = {
-        f"{cell.method} on {cell.task}, {cell.model}, seed {cell.seed}": dict(
+        f"{cell.method} on {cell.task}, {cell.where}, seed {cell.seed}": dict(
             leaves({key: value for key, value in cell.identity.items() if key not in axes})
         )
         for cell in cells

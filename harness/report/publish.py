@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.base import identities
 from harness.base.statistics import Estimate
-from harness.config import Config
+from harness.config import Config, told
 from harness.matrix import Cell
 from harness.record.artifacts import Artifacts
 from harness.record.origin import origin
@@ -78,7 +78,13 @@ def as_mlflow_table(rows: Sequence[Row]) -> str:
     names = names_of(rows, "Pass@K")
     lines = []
     for row in rows:
-        line: dict[str, object] = {"method": row.method, "task": row.task, "model": row.model, "K": row.k}
+        line: dict[str, object] = {
+            "method": row.method,
+            **row.setting,
+            "task": row.task,
+            "model": row.model,
+            "K": row.k,
+        }
         for column in (COLUMNS[name] for name in DEFAULT):
             header, value = column.header.format(**names), column.value(row)
             if isinstance(value, float | int | str):
@@ -110,13 +116,13 @@ def write_finals(client: MlflowClient, experiment: Experiment, plan: Board, entr
     cell's run; only what has changed, so that nothing piles up."""
     from mlflow.entities import Metric
 
-    theirs = {(e.trained_on, e.task, e.model): e for e in entries if e.method == plan.baseline}
-    cells = {(each.method, each.task, each.model, each.seed): each for each in plan.expected}
+    theirs = {entry.axes: entry for entry in entries if entry.method == plan.baseline}
+    cells = {(e.method, e.task, e.model, told(e.setting), e.seed): e for e in plan.expected}
     finals: dict[str, dict[str, float]] = {}
     for entry in entries:
-        baseline = theirs[entry.trained_on, entry.task, entry.model].results
+        baseline = theirs[entry.axes].results
         for seed, result in entry.results.items():
-            cell = cells[entry.method, entry.trained_on, entry.model, seed]
+            cell = cells[entry.method, entry.trained_on, entry.model, told(entry.setting), seed]
             prefix = FINAL if len(cell.eval_tasks) == 1 else name_of(f"{FINAL}{entry.task}/")
             for name, k in (("avg_at_k", None), (f"pass_at_{plan.ks[entry.task]}", plan.ks[entry.task])):
                 score = float(result.scores(k).mean())

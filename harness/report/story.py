@@ -16,7 +16,7 @@ import numpy as np
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.statistics import pass_at_k
-from harness.config import Config
+from harness.config import Config, told
 from harness.matrix import Cell
 from harness.record.log import MetricsLog
 from harness.record.runs import reader
@@ -29,7 +29,7 @@ from harness.report.read import Experiment
 from harness.report.select import left_out
 
 Record = dict[str, Any]  # an evaluation, or a line of samples/evaluate-*.jsonl
-Axes = tuple[str, str, str, int]  # method, task, model, seed
+Axes = tuple[str, str, str, str, int]  # method, task, model, setting, seed
 
 SHOWN = re.compile(
     r"entropy/mean|reward/(mean|groups_without_signal)|responses/(length|truncated|distinct)|ratio/clipped_(low|high)"
@@ -70,6 +70,7 @@ class Told:
     model: str
     seed: int
     state: str
+    setting: str = ""  # the values at the further axes of the matrix
     reason: str | None = None
     device: str = ""
     curves: dict[str, dict[int, float]] = field(default_factory=dict)  # value by metric and step
@@ -80,7 +81,11 @@ class Told:
 
     @property
     def axes(self) -> Axes:
-        return self.method, self.task, self.model, self.seed
+        return self.method, self.task, self.model, self.setting, self.seed
+
+    @property
+    def where(self) -> str:
+        return ", ".join(filter(None, (self.model, self.setting)))
 
     @property
     def step(self) -> int:
@@ -212,9 +217,10 @@ def of_folders(config: Config, matrix: Sequence[Cell], rows: list[Row], command:
 def of_folder(cell: Cell, progress: Progress) -> Told:
     """Returns what a cell has recorded; one that another source has done is done, too, as in the table."""
     folder = cell.folder
-    axes = {"method": cell.method, "task": cell.task, "model": cell.model, "seed": cell.seed}
+    own = {axis: getattr(cell, axis) for axis in ("method", "task", "model", "seed")}
+    own["setting"] = told(cell.config.setting)
     if progress.state == "planned":
-        return Told(**axes, state="planned", identity=cell.identity)  # type: ignore[arg-type]
+        return Told(**own, state="planned", identity=cell.identity)
     lines = MetricsLog(folder).read()
     curves: dict[str, dict[int, float]] = defaultdict(dict)
     for line in lines:
@@ -222,7 +228,7 @@ def of_folder(cell: Cell, progress: Progress) -> Told:
             if SHOWN.fullmatch(name):
                 curves[name][line["step"]] = value
     return Told(
-        **axes,  # type: ignore[arg-type]
+        **own,
         state="done" if progress.state == OUTDATED and State.read(folder).state == "done" else progress.state,
         reason=progress.reason,
         device=files.read_json(folder / "state.json")["device"],
@@ -262,7 +268,7 @@ def of_experiment(uri: str, name: str) -> Story:
         specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))
         found = dict(zip(runs, of_runs(experiment, [expected[cell] for cell in runs], specs), strict=True))
         cells = [
-            found.get(each.cell) or Told(each.method, each.task, each.model, each.seed, state="planned")
+            found.get(each.cell) or Told(each.method, each.task, each.model, each.seed, "planned", told(each.setting))
             for each in board.expected
         ]
         places = {each.axes: runs[cell] for cell, each in found.items()}
@@ -301,7 +307,7 @@ def of_runs(experiment: Experiment, expected: Sequence[Expected], specs: Mapping
             records[number] += [] if text is None else [json.loads(text)]
     found = []
     every = source.curves(runs, SHOWN.fullmatch)
-    for each, run, told, curves in zip(expected, runs, records, every, strict=True):
+    for each, run, evaluated, curves in zip(expected, runs, records, every, strict=True):
         spec, tags = specs[each.cell], run.tags
         stamps = [point.time for points in curves.values() for point in points]
         found.append(
@@ -310,11 +316,12 @@ def of_runs(experiment: Experiment, expected: Sequence[Expected], specs: Mapping
                 each.task,
                 each.model,
                 each.seed,
-                state=tags["status"],
+                tags["status"],
+                told(each.setting),
                 reason=tags.get("reason") or None,
                 device=tags.get("device", ""),
                 curves={name: {point.step: point.value for point in points} for name, points in curves.items()},
-                evaluations=evaluations(told),
+                evaluations=evaluations(evaluated),
                 identity={} if spec is None else spec.identity,
                 made={
                     "version": tags.get("code.version"),
@@ -341,26 +348,26 @@ def assembled(
     if all(cell.state == "planned" for cell in cells):
         raise UserError(f"no cell of {given['name']!r} has begun yet; `entrobench run` runs them")
     trainings = [
-        Training(f"{task}, {model}", [cell for cell in done if (cell.task, cell.model) == (task, model)])
-        for task, model in dict.fromkeys((cell.task, cell.model) for cell in done)
+        Training(f"{task}, {where}", [cell for cell in done if (cell.task, cell.where) == (task, where)])
+        for task, where in dict.fromkeys((cell.task, cell.where) for cell in done)
     ]
     boards = []
-    for label, model in dict.fromkeys((row.task, row.model) for row in rows):
-        own = [row for row in rows if (row.task, row.model) == (label, model)]
-        theirs, task = cells_behind(label, model, done)
+    for label, where in dict.fromkeys((row.task, row.where) for row in rows):
+        own = [row for row in rows if (row.task, row.where) == (label, where)]
+        theirs, task = cells_behind(label, where, done)
         chosen = questions(theirs, task, samples) if theirs else []
-        boards.append(Board(f"{label}, {model}", task, own, theirs, chosen))
+        boards.append(Board(f"{label}, {where}", task, own, theirs, chosen))
     return Story(rows=rows, cells=cells, boards=boards, trainings=trainings, **given)
 
 
-def cells_behind(label: str, model: str, done: Sequence[Told]) -> tuple[list[Told], str]:
+def cells_behind(label: str, where: str, done: Sequence[Told]) -> tuple[list[Told], str]:
     """Returns the cells behind the rows with a label, and the name of their evaluation task: the label is that name,
     which says what was trained on where that varies."""
     found = [
         (cell, task)
         for cell in done
         for task in cell.evaluations
-        if cell.model == model and label in (task, f"{task} (trained on {cell.task})")
+        if cell.where == where and label in (task, f"{task} (trained on {cell.task})")
     ]
     return [cell for cell, _ in found], found[0][1] if found else label
 

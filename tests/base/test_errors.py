@@ -36,3 +36,18 @@ def test_at_least_takes_finite_numbers_alone(value: float) -> None:
     at_least(0, temperature=0.0)
     with pytest.raises(UserError, match=rf"temperature is {value}; allowed: 0 and more"):
         at_least(0, temperature=value)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("at http://me:secret@host:5000 it failed", "at http://me:***@host:5000 it failed"),
+        ("postgresql://me:se@cret@host/db", "postgresql://me:***@host/db"),
+        ("http://:secret@host and http://me:secret@other", "http://:***@host and http://me:***@other"),
+        ("sqlite:///results/a:b@c.db", "sqlite:///results/a:b@c.db"),
+        ("http://host:5000/#/me@here", "http://host:5000/#/me@here"),
+        ("http://me@host", "http://me@host"),
+    ],
+)
+def test_no_sentence_holds_a_password(said: str, shown: str) -> None:
+    assert str(UserError(said)) == shown

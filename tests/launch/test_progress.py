@@ -83,8 +83,16 @@ def alive() -> Iterator[ExitStack]:
         yield locks
 
 
+def begun(cell: Cell, attempt: str, edited: bool = False) -> None:
+    """Notes what made a cell: an earlier source of its method, or the present one."""
+    sources = {**cell.sources, **({cell.method: "as it was"} if edited else {})}
+    Made(attempt, 0.0, None, None, None, sources, {}, "a processor", "cpu").write(cell.folder)
+
+
 def leave(cell: Cell, state: str, steps: int, reason: str | None = None, durable: int = -1, device: str = "") -> None:
     """The folder as the process of a cell leaves it: steps 0 to `steps`, of which the first is an evaluation alone."""
+    if Made.read(cell.folder) is None:
+        begun(cell, "only")
     State(state, reason, durable, device=device).write(cell.folder)
     records = [{"eval/countdown/avg": 0.125}]
     records += [{"entropy/mean": 2.0 - step / 4, "reward/mean": step / 10} for step in range(1, steps + 1)]
@@ -202,12 +210,6 @@ def test_steps_of_an_earlier_run_take_no_time(
         leave(resumed, "running", 3)
         view.tick([resumed], 0)
         assert seen(view, terminal)[0].endswith("3 of 4 cells done, 1 running, 0 waiting; about 0 min 30 s left")
-
-
-def begun(cell: Cell, attempt: str, edited: bool = False) -> None:
-    """Notes what made a cell: an earlier source of its method, or the present one."""
-    sources = {**cell.sources, **({cell.method: "as it was"} if edited else {})}
-    Made(attempt, 0.0, None, None, None, sources, {}, "a processor", "cpu").write(cell.folder)
 
 
 def test_a_cell_that_begins_anew_is_told_and_fed_from_its_first_step(

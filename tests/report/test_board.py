@@ -126,6 +126,39 @@ def test_runs_that_nobody_summed_up_are_a_table_that_says_so(
     assert names == ["grpo", "clip_b (share=0.02)", "clip_b (share=0.5)", "ppo"]
 
 
+def test_further_axes_are_columns_and_methods_are_compared_within_a_setting(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    axes = "axes={train.lr: [1e-3, 2e-3], train.updates: [1, 2]}"
+    made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", axes)
+    for number, cell in enumerate(made.cells):
+        made.end(cell, last=1.0 + number % 8 // 2)  # another one in each setting
+    given = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b]"]
+    told_of_runs = told(capsys, "--experiment", "made", *at)
+    publish.write(made.config, made.cells)
+    told_of_summary = told(capsys, "--experiment", "made", *at)
+    assert told_of_summary == told(capsys, *given, "seeds=[0,1]", axes)
+    assert told_of_runs.startswith(told_of_summary.partition("\n\n±")[0])
+    header, _, *lines = told_of_summary.splitlines()[2:]
+    assert header.split()[:3] == ["method", "train.lr", "train.updates"]
+    settings = [[lr, updates] for lr in ("0.001", "0.002") for updates in ("1", "2")]
+    assert [line.split()[:3] for line in lines[:8]] == [[m, *each] for each in settings for m in ("grpo", "clip_b")]
+    rows = listed(capsys, "--experiment", "made", *at)
+    assert [row["setting"] for row in rows[::2]] == [{"train.lr": x, "train.updates": y} for x, y in settings]
+    assert [row["entropy_final"]["mean"] for row in rows] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
+    for base, other in zip(rows[::2], rows[1::2], strict=True):
+        found = other["avg_at_k"]["mean"] - base["avg_at_k"]["mean"]
+        assert other["delta_to_baseline"]["mean"] == pytest.approx(found)
+    compared = listed(capsys, "--experiment", "made", *at, "--compare")
+    assert {each["setting"] for each in compared} == {f"train.lr={x}, train.updates={y}" for x, y in settings}
+    # One cell less: the table counts it, whether or not a summary tells of it.
+    unfinished = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", axes, name="other")
+    for cell in unfinished.cells[:-1]:
+        unfinished.end(cell)
+    rows = listed(capsys, "--experiment", "other", *at)
+    assert [(row["seeds_done"], row["seeds_expected"]) for row in rows] == [(2, 2)] * 7 + [(1, 2)]
+
+
 def test_bad_input_is_one_sentence(
     tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
