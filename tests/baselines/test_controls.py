@@ -466,7 +466,7 @@ def prediction(entropy: float, predicted: float = 0.0) -> dict[str, float]:
 
 def test_the_prediction_reaches_what_is_wanted_with_as_few_tokens_as_can_be() -> None:
     c = case(2, groups=6, size=4)
-    for spec in ("clip_predict(most=1)", "clip_predict(target=0.8, most=1)", "clip_predict(target=1.5, most=1)"):
+    for spec in ("clip_predict(most=1)", "clip_predict(target=1.1, most=1)", "clip_predict(target=1.3, most=1)"):
         m = method(spec)
         signal = m.signal(c.old, c.batch, [c.batch])
         logged = {key.removeprefix("clip_predict/"): x for key, x in m.metrics(signal, c.batch).items()}
@@ -505,6 +505,12 @@ def test_the_slope_is_measured_from_what_predictions_came_to() -> None:
     check(m, c, lambda rows: kept(c, lambda a: told.keep_predicted(c, a, wanted, 0.2)), "token")
 
 
+def test_without_a_target_nothing_is_measured() -> None:
+    m = method("clip_predict")
+    m.observe({"entropy/mean": 0.4})
+    assert m.state() == {"clip_predict": {}}
+
+
 # Mistakes
 
 
@@ -527,7 +533,7 @@ def test_the_slope_is_measured_from_what_predictions_came_to() -> None:
         ("quadrant(keep=positive_above)", "keep is 'positive_above'; it must be a list"),
         ("clip_servo(start=0.5)", r"start is 0.5; allowed: from lowest \(0.001\) to highest \(0.2\)"),
         ("clip_predict(gain=0.5)", "gain is 0.5; allowed: only with a target"),
-        ("clip_predict(target=1, start=0.5)", r"start is 0.5; allowed: from lowest \(1.0\) to highest \(10.0\)"),
+        ("clip_predict(target=1, start=0.05)", r"start is 0.05; allowed: from lowest \(0.1\) to highest \(10.0\)"),
     ],
 )
 def test_a_mistake_gets_one_sentence(spec: str, words: str) -> None:
