@@ -35,9 +35,8 @@ class ByEntropy(ClippedObjective, GroupObjective):
             return entropy_T > 0
         entropy_BR = entropy_T.new_full((len(batch), int(batch.lengths_B.max())), inf)
         entropy_BR[batch.sequence_T, batch.within_T] = entropy_T.detach()
-        place_B = (
-            self.quantile * (batch.lengths_B.double() - 1)
-        ).long()  # what is above the quantile is above this one
+        # What is above the quantile is above the entropy that stands at its place, rounded down, in their order.
+        place_B = (self.quantile * (batch.lengths_B.double() - 1)).long()
         bound_B = entropy_BR.sort(1).values.gather(1, place_B[:, None])[:, 0]
         return entropy_T.detach() > bound_B[batch.sequence_T]
 

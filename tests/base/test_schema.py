@@ -197,16 +197,8 @@ def test_a_number_without_bounds_would_be_seen() -> None:
     assert [each.name for each in numeric(Whole())] == ["count", "rate", "limit", "bare", "pair", "seeds"]
     assert {where for _, where in sections(Config(), "")} == {
         *("", "train.", "train.filter.", "train.resample.", "stop.", "rollout.", "correction.", "mismatch."),
-        *(
-            "mismatch.float32.",
-            "mismatch.bfloat16.",
-            "eval.",
-            "verify.",
-            "dynamics.",
-            "checkpoint.",
-            "hardware.",
-            "tracking.",
-        ),
+        *("mismatch.float32.", "mismatch.bfloat16.", "eval.", "verify.", "dynamics.", "checkpoint.", "hardware."),
+        "tracking.",
     }
 
 
