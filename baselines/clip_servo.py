@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp
+from math import exp, log
 from typing import TYPE_CHECKING
 
 from baselines.clip_b import ClipB
@@ -35,7 +35,6 @@ class ClipServo(Control):
     """
 
     source = "entrobench, after arXiv:2602.03392"
-    needs = frozenset({"sum_p2"})
 
     by: str = choice("clip_b", tuple(CLIPS))
     mode: str = choice("reference", ("reference", "paper"))
@@ -48,6 +47,7 @@ class ClipServo(Control):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "needs", CLIPS[self.by].needs)  # a frozen instance has its own
         if not self.lowest <= self.start <= self.highest:
             raise UserError(f"start is {self.start}; allowed: from lowest ({self.lowest}) to highest ({self.highest})")
 
@@ -66,7 +66,7 @@ class ClipServo(Control):
 
     def moved(self, logarithm: float) -> float:
         """Returns the remembered share after a move of its logarithm, within its bounds."""
-        return min(max(self.memory["share"] * exp(logarithm), self.lowest), self.highest)
+        return exp(min(max(log(self.memory["share"]) + logarithm, log(self.lowest)), log(self.highest)))
 
     def metrics(self, view: View) -> Mapping[str, float]:
         """Returns the share that was asked for, in whole tokens, and what of it was dropped."""

@@ -451,6 +451,20 @@ def test_the_servo_does_not_wind_up_where_there_is_nothing_more_to_drop() -> Non
     assert m.state()["clip_servo"]["share"] == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize(("target", "share"), [(1e6, 0.2), (0, 1e-3)])
+def test_the_servo_stays_within_its_bounds_however_far_the_target(target: float, share: float) -> None:
+    c, m = case(2, groups=6, size=4), method(f"clip_servo(target={target}, damping=1e5, gain=1e5)")
+    signal = m.signal(c.old, c.batch, [c.batch])
+    assert signal.weights_T.tolist() == [float(kept) for kept in clip_b(c, share)]
+    m.observe(servo(1.0))
+    assert m.state() == {"clip_servo": {"share": pytest.approx(share)}}
+
+
+def test_the_servo_needs_what_its_clip_needs() -> None:
+    assert method("clip_servo").needs == set()
+    assert method("clip_servo(by=clip_v)").needs == {"sum_p2"}
+
+
 def test_the_servo_says_what_it_asked_for_and_what_it_got() -> None:
     c = case(2, groups=6, size=4)
     tokens = len(c.batch.index_T)
