@@ -1,0 +1,369 @@
+"""Compares methods with trl: its own trainer makes the loss, of a model that says what the case says."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from ragged import VOCABULARY, Case, case
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+import baselines
+from harness.batch import TokenBatch
+from harness.composition import Method
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(sys.modules, "vllm", None)  # trl would take the folder tests/vllm for it
+    trl: Any = pytest.importorskip("trl.trainer.grpo_trainer", reason="trl is not installed; the extra dev has it")
+    gmpo: Any = pytest.importorskip("trl.experimental.gmpo")
+    rewards: Any = pytest.importorskip("trl.rewards")
+
+pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
+TABLE = baselines.table()
+RTOL, ATOL = 1e-9, 1e-12
+BUDGET = 9
+TOKENIZER = PreTrainedTokenizerFast(
+    tokenizer_object=Tokenizer(WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0")),
+    eos_token="0",
+    pad_token="1",
+)
+# The soft penalty of dapo: share 0.2 of the budget, with the factor that goes with rewards of 0 and 1.
+OVERLONG = {"reward_weights": [1.0, 0.5]}
+
+# What makes the peer compute what a method does.
+BNPO = {"loss_type": "bnpo"}
+SEQUENCE_RATIO = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
+SAME: list[tuple[str, dict[str, Any]]] = [
+    ("grpo(normalise=sequence, dual_clip=null)", {"loss_type": "grpo"}),
+    ("grpo(normalise=sequence)", {"loss_type": "grpo", "delta": 3.0}),
+    ("grpo(dual_clip=null)", BNPO),
+    ("grpo(clip_low=0.1, clip_high=0.4, dual_clip=null)", {**BNPO, "epsilon": 0.1, "epsilon_high": 0.4}),
+    ("grpo(dual_clip=null, kl_coef=0.3, kl_estimator=k3)", {**BNPO, "beta": 0.3, "use_bias_correction_kl": False}),
+    ("grpo(dual_clip=null)", {"loss_type": "dapo"}),
+    ("dr_grpo", {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+    ("dapo", {"loss_type": "dapo", "epsilon_high": 0.28, "delta": 10.0, **OVERLONG}),
+    ("cispo", {"loss_type": "cispo", "epsilon_high": 5.0}),
+    ("cispo(bound=1.3)", {"loss_type": "cispo", "epsilon_high": 1.3}),
+    (f"sapo(tau_negative={torch.tensor(1.05).item()})", {"loss_type": "sapo"}),  # the default, in single precision
+    (
+        "sapo(tau_positive=0.5, tau_negative=3)",
+        {"loss_type": "sapo", "sapo_temperature_pos": 0.5, "sapo_temperature_neg": 3.0},
+    ),
+    ("gspo", {**SEQUENCE_RATIO, "epsilon": 3e-4, "epsilon_high": 4e-4}),
+    (
+        "gspo(clip_low=0.3, clip_high=0.2, dual_clip=1.4)",
+        {**SEQUENCE_RATIO, "epsilon": 0.3, "epsilon_high": 0.2, "delta": 1.4},
+    ),
+    ("vespo", {"loss_type": "vespo"}),
+    (
+        "vespo(k_positive=0.125, lambda_positive=0.25, k_negative=0.375, lambda_negative=0.5)",
+        {
+            "loss_type": "vespo",
+            "vespo_k_pos": 0.125,
+            "vespo_lambda_pos": 0.25,
+            "vespo_k_neg": 0.375,
+            "vespo_lambda_neg": 0.5,
+        },
+    ),
+    ("gmpo", {"gmpo": True}),
+    ("grpo(dual_clip=null)+entropy_bonus(coefficient=0.2)", {**BNPO, "entropy_coef": 0.2}),
+    ("grpo(dual_clip=null)+sequence_mask(delta=0.3)", {**BNPO, "off_policy_mask_threshold": 0.3}),
+]
+IDS = [f"{spec}-{options.get('loss_type', 'gmpo')}" for spec, options in SAME]
+
+
+@dataclass
+class Said:
+    """Holds what a model returns to the peer."""
+
+    log_probs: Tensor
+    entropy: Tensor
+
+
+class Given(torch.nn.Module):
+    """Stands for the model: says of the responses of `part` what the case says of them."""
+
+    def __init__(self, case: Case, part: TokenBatch) -> None:
+        super().__init__()
+        self.case, self.part = case, part
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, fused_lm_head: bool) -> Said:
+        asked_BT, stats = labels != -100, self.case.current(self.part)
+        assert labels[asked_BT].tolist() == self.case.targets_T[self.part.index_T].tolist()
+        assert stats.entropy is not None
+        return Said(spread(stats.logp, asked_BT), spread(stats.entropy, asked_BT))
+
+
+def spread(x_T: Tensor, mask_BT: Tensor) -> Tensor:
+    """Returns the values of tokens as a padded row for each response."""
+    return x_T.new_zeros(mask_BT.shape).masked_scatter(mask_BT.bool(), x_T)
+
+
+def peer(c: Case, options: dict[str, Any], folder: Path, parts: int = 1, steps: int = 1) -> Any:
+    """Makes a trainer of trl that is given the case's responses, `parts` of them at a time, and `steps` updates."""
+    options = dict(options)
+    responses = [rollout for group in c.groups for rollout in group]
+    kind, arguments = (
+        (gmpo.GMPOTrainer, gmpo.GMPOConfig) if options.pop("gmpo", False) else (trl.GRPOTrainer, trl.GRPOConfig)
+    )
+
+    def rollout(prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
+        return {
+            "prompt_ids": [response.prompt for response in responses],
+            "completion_ids": [response.response for response in responses],
+            "logprobs": [response.logp for response in responses],
+        }
+
+    def right(completions: Sequence[str], **_: Any) -> list[float]:
+        return c.batch.rewards_B.tolist()
+
+    beta = options.pop("beta", 0.0)
+    made = kind(
+        model=Qwen2ForCausalLM(
+            Qwen2Config(
+                vocab_size=VOCABULARY,
+                hidden_size=8,
+                intermediate_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=1,
+                num_key_value_heads=1,
+            )
+        ),
+        reward_funcs=[right, rewards.get_soft_overlong_punishment(BUDGET, 0.2 * BUDGET)][
+            : len(options.get("reward_weights", [1]))
+        ],
+        args=arguments(
+            output_dir=str(folder),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            max_steps=1,
+            per_device_train_batch_size=len(c.batch) // parts,
+            gradient_accumulation_steps=parts // steps,
+            steps_per_generation=parts,
+            num_generations=len(c.groups[0]),
+            max_completion_length=BUDGET,
+            **options,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(len(c.groups))]),
+        processing_class=TOKENIZER,
+        rollout_func=rollout,
+    )
+    made.beta, made.ref_model = beta, made.model  # by itself it would load the reference model from a hub
+    made.model.train()
+    made.current_gradient_accumulation_steps = parts // steps
+    return made
+
+
+def scored(trainer: Any, c: Case) -> dict[str, Any]:
+    """Returns the peer's own input of a loss: padded responses, and advantages of the rewards."""
+    asked = [{"prompt": str(i)} for i, group in enumerate(c.groups) for _ in group]
+    found: dict[str, Any] = trainer._generate_and_score_completions(asked)
+    return found
+
+
+def lost(trainer: Any, inputs: dict[str, Any], c: Case, advantages_T: Tensor, part: TokenBatch) -> Tensor:
+    """Returns the peer's loss of some responses, in double; the advantages, and the policy before, are given."""
+    rows = c.batch.sequence_T[part.index_T].unique()
+    taken = {name: x[rows] if x.ndim else x for name, x in inputs.items()}
+    mask_BT = taken["completion_mask"]
+    old_BT = spread(c.old.logp[part.index_T], mask_BT)
+    assert c.old.ref_logp is not None
+    taken |= {
+        "advantages": advantages_T[c.batch.starts_B[rows]],
+        "old_per_token_logps": old_BT,
+        "sampling_per_token_logps": old_BT,
+        "ref_per_token_logps": spread(c.old.ref_logp[part.index_T], mask_BT),
+    }
+    loss: Tensor = trainer.compute_loss(Given(c, part), taken)
+    return loss
+
+
+def crowded(seed: int = 2, drift: float = 1.0) -> Case:
+    """Makes a batch in which responses come near the limit of their length."""
+    c = case(seed, groups=6, size=4, drift=drift, longest=BUDGET)
+    c.batch = dataclasses.replace(c.batch, budget=BUDGET)
+    return c
+
+
+def ours(m: Method, c: Case, minibatches: list[TokenBatch]) -> list[Tensor]:
+    """Returns our loss of each mini-batch."""
+    signal = m.signal(c.old, c.batch, minibatches)
+    return [m.loss(c.current(part), signal.at(part.index_T), part) for part in minibatches]
+
+
+def advantages(m: Method, c: Case) -> Tensor:
+    return m.signal(c.old, c.batch, [c.batch]).advantages_T
+
+
+def gradient(loss: Tensor, c: Case) -> Tensor:
+    """Returns the slope of a loss by the logits of all tokens."""
+    (slope_TV,) = torch.autograd.grad(loss, c.logits_TV)
+    return slope_TV
+
+
+@pytest.fixture(autouse=True)
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps the peer from reporting its use to anybody."""
+    monkeypatch.setattr(trl.GRPOTrainer, "_send_telemetry", lambda self: None)
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize(("spec", "options"), SAME, ids=IDS)
+def test_loss_and_gradient_are_those_of_the_peer(spec: str, options: dict[str, Any], seed: int, tmp_path: Path) -> None:
+    c, m = crowded(seed), Method.of(spec, TABLE)
+    trainer = peer(c, options, tmp_path)
+    advantages_T = advantages(m, c)
+    theirs = lost(trainer, scored(trainer, c), c, advantages_T, c.batch)
+    (mine,) = ours(m, c, [c.batch])
+    assert mine.item() == pytest.approx(theirs.item(), rel=RTOL, abs=ATOL)
+    slope_TV = gradient(mine, c)
+    assert slope_TV.abs().max() > 1e-3
+    torch.testing.assert_close(slope_TV, gradient(theirs, c), rtol=RTOL, atol=ATOL)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "epsilon"),
+    [
+        ("grpo", {}, 1e-4),
+        ("dr_grpo", {"scale_rewards": "none"}, 1e-6),
+        ("lite_ppo", {"scale_rewards": "batch"}, 1e-4),
+        ("dapo", OVERLONG, 1e-4),
+    ],
+)
+def test_advantages_are_those_of_the_peer_but_for_its_epsilon(
+    spec: str, options: dict[str, Any], epsilon: float, tmp_path: Path
+) -> None:
+    c, m = crowded(), Method.of(spec, TABLE)
+    theirs_B = scored(peer(c, options, tmp_path), c)["advantages"].double()
+    rewards_PG = c.batch.grouped(m.rewarded(c.old, c.batch).rewards_B)
+    deviation_PG = rewards_PG.std() if spec == "lite_ppo" else rewards_PG.std(1, keepdim=True)
+    factor_PG = ((deviation_PG + epsilon) / (deviation_PG + 1e-6)).expand_as(rewards_PG)
+    mine_T = advantages(m, c)
+    torch.testing.assert_close(mine_T[c.batch.starts_B], theirs_B * factor_PG.flatten(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", ["grpo(dual_clip=null)", "grpo(clip_high=0.4, dual_clip=null)"])
+def test_the_shares_of_clipped_tokens_are_those_of_the_peer(spec: str, tmp_path: Path) -> None:
+    c, m = crowded(), Method.of(spec, TABLE)
+    trainer = peer(c, {**BNPO, "epsilon_high": 0.4 if "0.4" in spec else 0.2}, tmp_path)
+    signal = m.signal(c.old, c.batch, [c.batch])
+    lost(trainer, scored(trainer, c), c, signal.advantages_T, c.batch)
+    touched = m.touched(c.current(), signal, c.batch)
+    for ours_name, theirs_name in (("clipped_low", "clip_ratio/low_mean"), ("clipped_high", "clip_ratio/high_mean")):
+        (share,) = trainer._metrics["train"][theirs_name]
+        assert 0 < share == pytest.approx(touched[ours_name].double().mean().item(), rel=1e-6)
+
+
+def test_top_entropy_is_the_peers_where_the_policy_has_not_moved(tmp_path: Path) -> None:
+    """Later the peer takes the entropy of the present policy; a control here that of the policy before the update."""
+    c, m = crowded(drift=0), Method.of("grpo(dual_clip=null)+top_entropy", TABLE)
+    trainer = peer(c, {**BNPO, "top_entropy_quantile": 0.2}, tmp_path)
+    advantages_T = advantages(m, c)
+    theirs = lost(trainer, scored(trainer, c), c, advantages_T, c.batch)
+    (mine,) = ours(m, c, [c.batch])
+    torch.testing.assert_close(gradient(mine, c), gradient(theirs, c), rtol=RTOL, atol=ATOL)
+
+
+def test_the_adaptive_coefficient_is_the_peers_step_by_step(tmp_path: Path) -> None:
+    m = Method.of("grpo(dual_clip=null)+adaptive_entropy(target=1.1, delta=0.02, highest=0.03, start=0.01)", TABLE)
+    adaptive = {"use_adaptive_entropy": True, "entropy_target": 1.1, "entropy_coef_delta": 0.02}
+    trainer = peer(crowded(), {**BNPO, **adaptive, "entropy_coef": 0.01, "entropy_coef_max": 0.03}, tmp_path)
+    coefficients = []
+    for seed in range(6):
+        c = crowded(seed, drift=0)
+        (mine,) = ours(m, c, [c.batch])
+        theirs = lost(trainer, scored(peer(c, BNPO, tmp_path), c), c, advantages(m, c), c.batch)
+        torch.testing.assert_close(gradient(mine, c), gradient(theirs, c), rtol=RTOL, atol=ATOL)
+        assert c.old.entropy is not None
+        m.observe({"entropy/mean": c.old.entropy.mean().item()})
+        coefficients.append(trainer.entropy_coef)
+        assert m.state()["adaptive_entropy"]["coefficient"] == pytest.approx(trainer.entropy_coef)
+    assert len(set(coefficients)) > 2
+
+
+def test_the_default_kl_has_the_peers_gradient_where_the_policy_has_not_moved(tmp_path: Path) -> None:
+    """The peer's default is k3 times the ratio; at ratio 1 its gradient is that of k2, the default here."""
+    c, m = crowded(drift=0), Method.of("grpo(dual_clip=null, kl_coef=0.3)", TABLE)
+    trainer = peer(c, {**BNPO, "beta": 0.3}, tmp_path)
+    theirs = lost(trainer, scored(trainer, c), c, advantages(m, c), c.batch)
+    (mine,) = ours(m, c, [c.batch])
+    torch.testing.assert_close(gradient(mine, c), gradient(theirs, c), rtol=RTOL, atol=ATOL)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [SAME[0], ("dr_grpo", SAME[6][1]), ("sapo(tau_negative=3)", {"loss_type": "sapo", "sapo_temperature_neg": 3.0})],
+)
+def test_micro_batches_add_up_to_the_same_where_the_loss_is_a_mean_over_responses(
+    spec: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    c, m = crowded(), Method.of(spec, TABLE)
+    trainer = peer(c, options, tmp_path, parts=3)
+    inputs = scored(trainer, c)
+    theirs = [lost(trainer, inputs, c, advantages(m, c), part) for part in c.batch.split(3)]
+    (mine,) = ours(m, c, [c.batch])
+    assert mine.item() == pytest.approx(torch.stack(theirs).sum().item(), rel=RTOL, abs=ATOL)
+
+
+def test_bnpo_weighs_micro_batches_alike_however_many_tokens_they_have(tmp_path: Path) -> None:
+    """Here they add up to the mean over the tokens of the mini-batch."""
+    c, m = crowded(), Method.of("grpo(dual_clip=null)", TABLE)
+    trainer, parts = peer(c, BNPO, tmp_path, parts=3), list(c.batch.split(3))
+    inputs = scored(trainer, c)
+    theirs = [lost(trainer, inputs, c, advantages(m, c), part).item() for part in parts]
+    of_each = [loss.item() for loss in ours(m, c, parts)]  # as mini-batches of their own
+    assert theirs == pytest.approx([loss / 3 for loss in of_each], rel=RTOL, abs=ATOL)
+    (mine,) = ours(m, c, [c.batch])
+    tokens = [len(part.index_T) for part in parts]
+    assert mine.item() == pytest.approx(
+        sum(n * x for n, x in zip(tokens, of_each, strict=True)) / sum(tokens), rel=RTOL
+    )
+    assert abs(mine.item() - sum(theirs)) > 1e-3
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "cispo", "vespo"])
+def test_dapo_divides_each_update_by_the_tokens_of_a_mean_one(loss_type: str, tmp_path: Path) -> None:
+    """Here each update is divided by its own tokens. The ratio of the two losses is known before the update."""
+    specs = {"dapo": "grpo(dual_clip=null)", "cispo": "cispo", "vespo": "vespo"}
+    c, m = crowded(), Method.of(specs[loss_type], TABLE)
+    options = {"loss_type": loss_type, **({"epsilon_high": 5.0} if loss_type == "cispo" else {})}
+    trainer, updates = peer(c, options, tmp_path, parts=2, steps=2), list(c.batch.split(2))
+    inputs = scored(trainer, c)
+    assert len({len(part.index_T) for part in updates}) == 2
+    for part, mine in zip(updates, ours(m, c, updates), strict=True):
+        theirs = lost(trainer, inputs, c, advantages(m, c), part)
+        tokens, mean = len(part.index_T), len(c.batch.index_T) / 2
+        assert theirs.item() * mean == pytest.approx(mine.item() * tokens, rel=RTOL, abs=ATOL)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sapo", {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"}),
+        (
+            "vespo",
+            {
+                "k_positive": "vespo_k_pos",
+                "lambda_positive": "vespo_lambda_pos",
+                "k_negative": "vespo_k_neg",
+                "lambda_negative": "vespo_lambda_neg",
+            },
+        ),
+    ],
+)
+def test_defaults_are_the_peers(name: str, options: dict[str, str]) -> None:
+    objective = Method.of(name, TABLE).objective
+    assert {theirs: getattr(objective, mine) for mine, theirs in options.items()} == {
+        theirs: getattr(trl.GRPOConfig, theirs) for theirs in options.values()
+    }
