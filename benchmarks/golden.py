@@ -37,6 +37,7 @@ SPECS = {
     "clip_v": "clip_v(share=0.1)",
     "adaptive_entropy": "adaptive_entropy(target=3, delta=0.01, highest=0.1)",
     "stare": "stare(target=3)",
+    "clip_servo": "clip_servo(target=3)",
 }
 
 Curve = dict[str, list[float]]
