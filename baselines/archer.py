@@ -35,10 +35,9 @@ class ByEntropy(ClippedObjective, GroupObjective):
             return entropy_T > 0
         entropy_BR = entropy_T.new_full((len(batch), int(batch.lengths_B.max())), inf)
         entropy_BR[batch.sequence_T, batch.within_T] = entropy_T.detach()
-        ordered_BR = entropy_BR.sort(1).values
-        place_B = self.quantile * (batch.lengths_B.to(entropy_T.dtype) - 1)  # the quantile lies between two of them
-        below_B1, above_B1 = place_B.floor().long()[:, None], place_B.ceil().long()[:, None]
-        bound_B = ordered_BR.gather(1, below_B1).lerp(ordered_BR.gather(1, above_B1), place_B[:, None] - below_B1)[:, 0]
+        # What is above the quantile is above the entropy that stands at its place, rounded down, in their order.
+        place_B = (self.quantile * (batch.lengths_B.double() - 1)).long()
+        bound_B = entropy_BR.sort(1).values.gather(1, place_B[:, None])[:, 0]
         return entropy_T.detach() > bound_B[batch.sequence_T]
 
     def bounds(self, view: View) -> tuple[Tensor, Tensor]:
@@ -59,9 +58,9 @@ class ByEntropy(ClippedObjective, GroupObjective):
 class Archer(ByEntropy):
     """GRPO with a wider clip and no KL term for the tokens of high entropy.
 
-    A token is one of high entropy where the present H is above the 0.8-quantile of its own response, interpolated. The
-    others are clipped by clip_low and clip_high, and have a KL term of weight kl_coef to the model before training;
-    those of high entropy have high_entropy_clip_low, high_entropy_clip_high, and kl_coef high_entropy_kl.
+    A token is one of high entropy where the present H is above a quantile of its own response. The others are clipped
+    by clip_low and clip_high, and have a KL term of weight kl_coef to the model before training; those of high entropy
+    have high_entropy_clip_low, high_entropy_clip_high, and the weight kl_coef high_entropy_kl.
 
     The authors' code divides the KL term by the number of the tokens that have it; here it is by all tokens.
     """

@@ -39,8 +39,8 @@ class ClipPredict(Control):
     target: float | None = number(None, least=0)
     most: float = number(0.2, above=0, most=1)
     gain: float = number(0.2, above=0, most=1)
-    start: float = number(3.0, above=0)
-    lowest: float = number(1.0, above=0)
+    start: float = number(1.0, above=0)
+    lowest: float = number(0.1, above=0)
     highest: float = number(10.0, above=0)
     memory: float = number(0.9, least=0, below=1)
 
@@ -54,7 +54,7 @@ class ClipPredict(Control):
 
     @cached_property
     def remembered(self) -> dict[str, float]:
-        return {"slope": self.start}
+        return {} if self.target is None else {"slope": self.start}
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
         change_T = predicted(old, advantages_T)
@@ -85,6 +85,8 @@ class ClipPredict(Control):
         }
 
     def observe(self, metrics: Mapping[str, float]) -> None:
+        if self.target is None:
+            return
         now, found = metrics["entropy/mean"], self.remembered
         if "entropy" in found:
             x, y = found["predicted"], now - found["entropy"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp
+from math import exp, log
 from typing import TYPE_CHECKING
 
 from baselines.clip_b import ClipB
@@ -24,50 +24,66 @@ CLIPS = {"clip_b": ClipB, "clip_v": ClipV}
 class ClipServo(Control):
     """Clips as Clip_B or Clip_V do, with a share that follows a target entropy.
 
-    share_{k+1} = share_k exp(gain (target - H_k)), within lowest to highest, with H_k the mean entropy of rollout batch
-    k before its update: integral control of the share's logarithm. A higher share keeps more entropy. Against windup
-    the share does not rise after a step in which less than half of it was dropped, for want of tokens to drop.
+    H_k is the mean entropy of rollout batch k before its update, and a higher share keeps more entropy:
+    memory_{k+1} = memory_k exp(gain (target - H_k)), share_k = memory_k exp(damping (target - H_k)), both within lowest
+    to highest: control of the share's logarithm, integral and proportional. A share sets how fast the entropy moves
+    and not where it is; so with the integral alone (damping=0) the entropy swings around its target. Against windup the
+    memory does not rise after a step in which less than half of the share was dropped, for want of tokens to drop.
 
     In mode reference a clip drops only tokens that lower the entropy, so it holds a falling entropy up and cannot push
     a rising one down: then the share goes to lowest.
     """
 
     source = "entrobench, after arXiv:2602.03392"
-    needs = frozenset({"sum_p2"})
 
     by: str = choice("clip_b", tuple(CLIPS))
     mode: str = choice("reference", ("reference", "paper"))
     target: float = number(0.3, least=0)
-    gain: float = number(1.0, above=0)
+    gain: float = number(0.5, least=0)
+    damping: float = number(10.0, least=0)
     start: float = number(0.02, above=0, most=1)
     lowest: float = number(1e-3, above=0, most=1)
     highest: float = number(0.2, above=0, most=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "needs", CLIPS[self.by].needs)  # a frozen instance has its own
         if not self.lowest <= self.start <= self.highest:
             raise UserError(f"start is {self.start}; allowed: from lowest ({self.lowest}) to highest ({self.highest})")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return CLIPS[self.by]().needs
 
     @cached_property
     def memory(self) -> dict[str, float]:
         return {"share": self.start}
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
-        clip = CLIPS[self.by](mode=self.mode, share=self.memory["share"])
+        clip = CLIPS[self.by](mode=self.mode, share=self.share(old, batch))
         return clip.weights(old, advantages_T, batch)
+
+    def share(self, old: TokenStats, batch: TokenBatch) -> float:
+        """Returns the share that is asked for."""
+        assert old.entropy is not None
+        return self.moved(self.damping * (self.target - batch.global_mean(old.entropy).item()))
+
+    def moved(self, logarithm: float) -> float:
+        """Returns the remembered share after a move of its logarithm, within its bounds."""
+        return exp(min(max(log(self.memory["share"]) + logarithm, log(self.lowest)), log(self.highest)))
 
     def metrics(self, view: View) -> Mapping[str, float]:
         """Returns the share that was asked for, in whole tokens, and what of it was dropped."""
         tokens = view.batch.global_tokens()
         kept_T = self.weights(view.old, view.advantages_T, view.batch) * view.old.logp.new_ones(view.old.logp.shape)
         dropped = view.batch.global_count(kept_T == 0)
-        return {"asked": round(self.memory["share"] * tokens) / tokens, "dropped": dropped / tokens}
+        asked = round(self.share(view.old, view.batch) * tokens)
+        return {"asked": asked / tokens, "dropped": dropped / tokens}
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        share = self.memory["share"]
-        moved = min(max(share * exp(self.gain * (self.target - metrics["entropy/mean"])), self.lowest), self.highest)
+        moved = self.moved(self.gain * (self.target - metrics["entropy/mean"]))
         exhausted = metrics["clip_servo/dropped"] < metrics["clip_servo/asked"] / 2
-        self.memory["share"] = min(moved, share) if exhausted else moved
+        self.memory["share"] = min(moved, self.memory["share"]) if exhausted else moved
 
     def state(self) -> dict[str, float]:
         return dict(self.memory)

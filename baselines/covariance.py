@@ -35,8 +35,8 @@ class ClipCov(Control):
     source = "arXiv:2505.22617"
 
     fraction: float = number(2e-4, least=0, most=1)
-    lowest: float = number(1.0)
-    highest: float = number(5.0)
+    lowest: float = number(1.0, least=0)
+    highest: float = number(5.0, above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Overlong(Control):
     """Takes from the reward of a response that comes near the limit of its length, the more the nearer.
 
-    R'_i = R_i - factor clip((|o_i| - (1 - share) L) / (share L), 0, 1), L the most tokens a response may have.
+    R'_i = R_i - factor max((|o_i| - (1 - share) L) / (share L), 0), L the most tokens a response may have.
 
     share 0.2 is the 4,096 of 20,480 tokens of DAPO's script. Its factor is 1, for rewards of -1 and 1; ours are 0 and
     1, so that 0.5 gives the same advantages.
@@ -30,4 +30,4 @@ class Overlong(Control):
     def reward(self, rewards_B: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
         room = self.share * batch.budget
         beyond_B = batch.lengths_B.to(rewards_B.dtype) - batch.budget + room
-        return rewards_B - self.factor * (beyond_B / room).clamp(0, 1)
+        return rewards_B - self.factor * (beyond_B / room).clamp(min=0)

@@ -21,7 +21,7 @@ class PassK(ClippedObjective, Grouped):
     With c of n responses right: rho = 1 - C(n-c, k) / C(n, k), sigma = sqrt(rho (1 - rho)); a right response has
     A = (1 - rho) / (sigma + 1e-6), a wrong one A = (1 - rho - C(n-c-1, k-1) / C(n-1, k-1)) / (sigma + 1e-6): the mean
     over all choices of k responses. It asks which responses are right, so that rewards are 0 and 1 whatever controls
-    do. Where fewer than k are wrong every choice passes, and all advantages are 0.
+    do. Where fewer than k are wrong every choice passes, and all advantages are 0; so groups have more than k.
     """
 
     source = "arXiv:2508.10751"
@@ -31,7 +31,7 @@ class PassK(ClippedObjective, Grouped):
 
     @property
     def min_group(self) -> int:
-        return max(self.k, 2)
+        return self.k + 1
 
     def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
         right_PG = batch.grouped(batch.right_B)

@@ -50,7 +50,6 @@ class View:
 @dataclass(frozen=True)
 class Component:
     source: ClassVar[str] = ""  # the paper
-    needs: ClassVar[frozenset[str]] = frozenset()  # some of NEEDS
     # Whether a token of zero advantage or zero weight adds nothing to the loss, so that responses of such tokens alone
     # need not be computed. A class that overrides `surrogate` or `term` has to declare it anew.
     silent_without_signal: ClassVar[bool] = False
@@ -63,6 +62,12 @@ class Component:
 
     def __post_init__(self) -> None:
         check(type(self), vars(self), f"{type(self).__name__}.")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Returns those of NEEDS that it uses. A class for which they are always the same may say so as
+        `needs = frozenset({"sum_p2"})`."""
+        return frozenset()
 
     @property
     def min_group(self) -> int:

@@ -193,6 +193,10 @@ SPECS = (
     "ppo+clip_b(share=0.1, reference_denominator=true)",
     "grpo(normalise=sequence)+clip_v(mu=0.5, max_frac=0.03)",
     "grpo(normalise=constant)+clip_v(share=0.05, mode=paper)",
+    "reinforce_pp",
+    "lite_ppo",
+    "otb",
+    "bapo",
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import baselines
 from harness import config, matrix
 from harness.base import registry
 from harness.base.errors import UserError
@@ -47,6 +48,10 @@ def test_shipped_configs_say_only_what_differs_from_the_defaults() -> None:
 
 def test_demo_is_seven_methods_by_three_seeds() -> None:
     assert len(matrix.cells(config.load("demo"))) == 21
+
+
+def test_the_field_is_every_method_there_is() -> None:
+    assert config.load("field").methods == list(baselines.METHODS)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,8 @@ def at_work(folder: Path) -> list[str]:
     return found
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 300) -> None:
+    """Waits with the patience that a machine needs whose cores others use too."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline

@@ -75,10 +75,19 @@ COLUMNS: dict[str, Column] = {
     "hours": Column("{device}-hours a cell", lambda row: plain(row.hours, ".3g"), lambda row: row.hours),
     "tokens": Column("tokens a cell", lambda row: plain(row.tokens, ",.0f"), lambda row: row.tokens),
     "seeds": Column("seeds", lambda row: f"{row.seeds_done} of {row.seeds_expected}", lambda row: row.seeds_done),
+    "collapsed": Column("collapsed", lambda row: steps_of(row), lambda row: len(row.collapsed)),
     "contamination": Column("problems", lambda row: "; ".join(row.flags), lambda row: "; ".join(row.flags)),
     "version": Column("version", lambda row: row.version or "", lambda row: row.version),
 }
 DEFAULT = ("avg", "pass", "delta", "delta_pass", "entropy_first", "entropy_last", "seeds")
+
+
+def steps_of(row: Row) -> str:
+    """Says how many seeds ended early, since their entropy was too low, and at which steps."""
+    if not row.collapsed:
+        return ""
+    steps = ", ".join(str(row.collapsed[seed]) for seed in sorted(row.collapsed))
+    return f"{len(row.collapsed)} of {row.seeds_done} at step{'s' * (len(row.collapsed) > 1)} {steps}"
 
 
 def cells_of(rows: Sequence[Row], columns: Sequence[str] = DEFAULT) -> list[list[str]]:

@@ -47,6 +47,9 @@ class Row:
     device: str | None = None
     version: str | None = None
     setting: dict[str, str] = field(default_factory=dict)  # its value at each further axis of the matrix
+    # The step at which each seed ended early, since its entropy was too low (stop.entropy_below); their last evaluation
+    # counts as that of any other.
+    collapsed: dict[int, int] = field(default_factory=dict)
     experiment: str | None = None  # where a table holds rows of several
 
     @property
@@ -203,6 +206,7 @@ def row_of(entry: Entry, baseline: Entry, k: int, label: str) -> Row:
         seeds_expected=entry.expected,
         flags=sorted({flag for result in results for flag in result.flags}),
         setting=entry.setting,
+        collapsed={seed: result.collapsed for seed, result in entry.results.items() if result.collapsed is not None},
     )
 
 

@@ -41,6 +41,7 @@ class Result:
     tokens: float | None = None  # sampled while training
     device: str = ""
     version: str = ""  # of the code that made them
+    collapsed: int | None = None  # the step at which it ended early, since its entropy was too low
 
     def scores(self, k: int | None) -> Floats:
         """Returns the Avg@K of each problem over all samples (k is None), or its Pass@k."""
@@ -164,6 +165,7 @@ def results_of(outcome: Mapping[str, Any], run: Run) -> dict[str, Result]:
             tokens=outcome["tokens"],
             device=run.tags.get("device", ""),
             version=version_of(run.tags),
+            collapsed=int(run.tags["collapsed"]) if run.tags.get("collapsed") else None,
         )
         for task, told in outcome["tasks"].items()
     }

@@ -23,7 +23,7 @@ from harness.base.errors import UserError
 from harness.batch import Granted, Rollout, TokenBatch, TokenStats
 from harness.composition import BEFORE, DURING, STANDS_ON, Method, Signal, Table, components, overrides
 from harness.method import Component, Objective
-from harness.study.probe import Outcome, Probe, far, outcome, probe, stepped
+from harness.study.probe import Outcome, Probe, far, outcome, probe, stepped, tied
 from harness.tokens import metrics
 
 CLOSE = 1e-9  # relative: what differs by more in float64 is no rounding
@@ -356,24 +356,40 @@ def micro_batches(subject: Subject) -> str:
 
 def order(subject: Subject) -> str:
     for seed in range(2):
-        given = subject.probe(seed)
+        given, shuffled = subject.probe(seed), random.Random(seed)
         expected = outcome(subject.make(), given)
-        shuffled = random.Random(seed)
-        groups = list(range(8))
-        shuffled.shuffle(groups)
-        rows = [g * subject.size + i for g in groups for i in shuffled.sample(range(subject.size), subject.size)]
-        moved = given.take(rows)
-        compare(expected, outcome(subject.make(), moved), given.batch.take(rows).index_T, "in another order")
+        groups = shuffled.sample(range(8), 8)
+        within = [shuffled.sample(range(subject.size), subject.size) for _ in groups]
+        moved = [g * subject.size + i for g, places in zip(groups, within, strict=True) for i in places]
+        elsewhere(subject, given, expected, moved, "in another order of groups and responses")
+        # Of equal ones the earlier may come first, in the order of the prompts: so those of a group stay in theirs.
+        blocks = [g * subject.size + i for g in groups for i in range(subject.size)]
+        equal = tied(given)
+        elsewhere(subject, equal, outcome(subject.make(), equal), blocks, "in another order of groups, with ties")
         longer = replace(
-            given,
-            batch=replace(
-                given.batch,
-                sequences=[torch.cat([torch.full((5,), 2), tokens]) for tokens in given.batch.sequences],
-                prompt_lengths_B=given.batch.prompt_lengths_B + 5,
-            ),
+            given.batch,
+            sequences=[torch.cat([torch.full((5,), 2), tokens]) for tokens in given.batch.sequences],
+            prompt_lengths_B=given.batch.prompt_lengths_B + 5,
         )
-        compare(expected, outcome(subject.make(), longer), None, "behind longer prompts")
-    return "of groups and of responses in them changes nothing, nor do prompts"
+        compare(expected, outcome(subject.make(), replace(given, batch=longer)), None, "behind longer prompts")
+    return "of groups and responses changes nothing, also with ties, nor do prompts"
+
+
+def elsewhere(subject: Subject, given: Probe, expected: Outcome, rows: list[int], where: str) -> None:
+    """Compares with the same responses in another order."""
+    compare(expected, outcome(subject.make(), given.take(rows)), given.batch.take(rows).index_T, where)
+
+
+def rewards(subject: Subject) -> str:
+    """Shapes rewards, as a control may, and looks whether the advantages follow."""
+    method, given = subject.make(), subject.probe()
+    shaped = replace(given.batch, rewards_B=given.batch.rewards_B - 0.2 * given.batch.finished_B)
+    old = given.before(method.needs)
+    one, other = (method.signal(old, batch, [batch]).advantages_T for batch in (given.batch, shaped))
+    if torch.equal(one, other) == method.objective.takes_rewards:
+        follow = "do not follow" if method.objective.takes_rewards else "follow"
+        raise Failed(f"takes_rewards is {method.objective.takes_rewards}, and the advantages {follow} shaped rewards")
+    return "shaped ones reach the advantages" if method.objective.takes_rewards else "only what is right counts"
 
 
 def twice(subject: Subject) -> str:
@@ -554,6 +570,7 @@ CHECKS = {
         order,
         "let no token depend on its place in the batch: break ties with batch.global_order, draw with batch.uniform_T",
     ),
+    "rewards": Check(rewards, "set takes_rewards to whether `advantages` reads batch.rewards_B"),
     "twice": Check(
         twice, "draw with batch.uniform_T or uniform_B, change no tensor in place, and update a memory in observe alone"
     ),

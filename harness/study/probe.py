@@ -176,6 +176,13 @@ def far(given: Probe) -> Probe:
     )
 
 
+def tied(given: Probe) -> Probe:
+    """Returns the probe with tokens of three kinds alone, which are equal in all that a policy says of them."""
+    kind_T = given.batch.index_T % 3
+    columns: dict[str, Any] = {k: x[kind_T] for k, x in vars(given).items() if isinstance(x, Tensor)}
+    return dataclasses.replace(given, **columns)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Holds what a method makes of a probe."""

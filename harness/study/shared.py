@@ -23,7 +23,7 @@ import baselines
 from harness.base import ranks
 from harness.base.processes import python
 from harness.study.checks import Failed, Finding, Subject, compare, kind_of, near, singly
-from harness.study.probe import Outcome, outcome, whole
+from harness.study.probe import Outcome, Probe, outcome, tied, whole
 
 NAME, WORLD, UPDATES, GROUPS = "ranks", 2, 2, 8
 PATIENCE_S = 60.0  # for the next sign of life
@@ -59,22 +59,22 @@ def finding(spec: str, plugins: Sequence[str], parts: list[dict[str, Any]]) -> F
         return Finding(NAME, False, str(error), ADVICE)
 
 
-def joined(subject: Subject, parts: list[dict[str, Any]]) -> str:
+def joined(subject: Subject, parts: list[dict[str, dict[str, Any]]]) -> str:
     """Compares what the ranks found with one process that has all groups."""
-    given = subject.probe(groups=GROUPS)
-    alone = outcome(subject.make(), given, UPDATES)
-    index_T = torch.cat([part["index_T"] for part in parts])
-    for name in ("advantages_T", "weights_T"):
-        together_T = torch.cat([part[name] for part in parts])
-        if not near(vars(alone.signal)[name][index_T], together_T):
-            raise Failed(f"{name.removesuffix('_T')} are others on {WORLD} ranks than on one")
-    together = Outcome(
-        alone.signal,
-        sum(part["loss"] for part in parts),
-        torch.cat([part["gradient_TV"] for part in parts]),
-    )
-    compare(alone, together, index_T, f"on {WORLD} ranks")
+    for name, given in probes(subject).items():
+        alone, found = outcome(subject.make(), given, UPDATES), [part[name] for part in parts]
+        index_T = torch.cat([each["index_T"] for each in found])
+        for column in ("advantages_T", "weights_T"):
+            if not near(vars(alone.signal)[column][index_T], torch.cat([each[column] for each in found])):
+                raise Failed(f"{column.removesuffix('_T')} are others on {WORLD} ranks than on one{name}")
+        loss, gradient_TV = sum(each["loss"] for each in found), torch.cat([each["gradient_TV"] for each in found])
+        compare(alone, Outcome(alone.signal, loss, gradient_TV), index_T, f"on {WORLD} ranks{name}")
     return f"{WORLD} processes, with half of the groups each, find what one does"
+
+
+def probes(subject: Subject) -> dict[str, Probe]:
+    given = subject.probe(groups=GROUPS)
+    return {"": given, ", with ties": tied(given)}
 
 
 def pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
@@ -129,23 +129,28 @@ def rank() -> None:
                 sys.exit(1)
             torch.save(part, place.with_suffix(".partial"))
             place.with_suffix(".partial").rename(place.with_suffix(".pt"))
+            # By files, since after a collective too few or too many the ranks no longer understand each other.
+            while not all((Path(folder) / f"{number}-{other}.pt").exists() for other in range(WORLD)):
+                time.sleep(0.01)
 
 
-def half(subject: Subject, own: int) -> dict[str, Any]:
+def half(subject: Subject, own: int) -> dict[str, dict[str, Any]]:
     """Computes this rank's equal part of each mini-batch; the ranks split theirs into different numbers of parts."""
-    given = subject.probe(groups=GROUPS)
-    share = GROUPS // UPDATES // WORLD
-    groups = [
-        group
-        for update in range(UPDATES)
-        for group in range((WORLD * update + own) * share, (WORLD * update + own + 1) * share)
+    share, kept = GROUPS // UPDATES // WORLD, {}
+    starts = ((WORLD * update + own) * share for update in range(UPDATES))
+    rows = [
+        group * subject.size + i
+        for start in starts
+        for group in range(start, start + share)
+        for i in range(subject.size)
     ]
-    rows = [group * subject.size + i for group in groups for i in range(subject.size)]
-    found = outcome(subject.make(), given.take(rows), UPDATES, singly if own else whole)
-    return {
-        "index_T": given.batch.take(rows).index_T,
-        "advantages_T": found.signal.advantages_T,
-        "weights_T": found.signal.weights_T,
-        "loss": found.loss,
-        "gradient_TV": found.gradient_TV,
-    }
+    for name, given in probes(subject).items():
+        found = outcome(subject.make(), given.take(rows), UPDATES, singly if own else whole)
+        kept[name] = {
+            "index_T": given.batch.take(rows).index_T,
+            "advantages_T": found.signal.advantages_T,
+            "weights_T": found.signal.weights_T,
+            "loss": found.loss,
+            "gradient_TV": found.gradient_TV,
+        }
+    return kept

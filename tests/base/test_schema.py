@@ -196,8 +196,9 @@ def test_a_number_without_bounds_would_be_seen() -> None:
     assert unbounded(Bolder()) == ["mu"]
     assert [each.name for each in numeric(Whole())] == ["count", "rate", "limit", "bare", "pair", "seeds"]
     assert {where for _, where in sections(Config(), "")} == {
-        *("", "train.", "train.filter.", "rollout.", "correction.", "mismatch.", "mismatch.float32."),
-        *("mismatch.bfloat16.", "eval.", "verify.", "dynamics.", "checkpoint.", "hardware.", "tracking."),
+        *("", "train.", "train.filter.", "train.resample.", "stop.", "rollout.", "correction.", "mismatch."),
+        *("mismatch.float32.", "mismatch.bfloat16.", "eval.", "verify.", "dynamics.", "checkpoint.", "hardware."),
+        "tracking.",
     }
 
 

@@ -108,8 +108,13 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
     ),
     "grpo({})+random_reward": lambda c, _: Oracle(grpo(c, told.random_rewards(c, 0.5))),
     "grpo({})+random_reward(chance=0.2)": lambda c, _: Oracle(grpo(c, told.random_rewards(c, 0.2))),
-    "grpo({})+clip_servo(start=0.1)": lambda c, _: kept(c, lambda a: clip_b(c, 0.1)),
-    "grpo({})+clip_servo(by=clip_v, mode=paper)": lambda c, _: kept(c, lambda a: clip_v(c, 0.02)),
+    "grpo({})+clip_servo(start=0.1, damping=0)": lambda c, _: kept(c, lambda a: clip_b(c, 0.1)),
+    "grpo({})+clip_servo(start=0.1, damping=2, target=1.4)": lambda c, _: kept(
+        c, lambda a: clip_b(c, 0.1 * math.exp(2 * (1.4 - statistics.fmean(told.before(c).entropy))))
+    ),
+    "grpo({})+clip_servo(by=clip_v, mode=paper, target=0, lowest=0.02)": lambda c, _: kept(
+        c, lambda a: clip_v(c, 0.02)
+    ),
     "grpo({})+clip_predict": lambda c, _: kept(c, lambda a: told.keep_predicted(c, a, 0, 0.2)),
     "grpo({})+clip_predict(most=0.03)": lambda c, _: kept(c, lambda a: told.keep_predicted(c, a, 0, 0.03)),
     "grpo({})+clip_predict(target=1.2, start=2, most=1, reference_denominator=true)": lambda c, _: kept(
@@ -437,7 +442,7 @@ def test_the_servo_integrates_the_logarithm_of_its_share() -> None:
 
 
 def test_the_servo_does_not_wind_up_where_there_is_nothing_more_to_drop() -> None:
-    m = method("clip_servo(target=0.5, start=0.05)")
+    m = method("clip_servo(target=0.5, start=0.05, gain=1)")
     m.observe(servo(0.1, dropped=0.02, asked=0.05))
     assert m.state() == {"clip_servo": {"share": 0.05}}
     m.observe(servo(0.1, dropped=0.025, asked=0.05))
@@ -446,11 +451,25 @@ def test_the_servo_does_not_wind_up_where_there_is_nothing_more_to_drop() -> Non
     assert m.state()["clip_servo"]["share"] == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize(("target", "share"), [(1e6, 0.2), (0, 1e-3)])
+def test_the_servo_stays_within_its_bounds_however_far_the_target(target: float, share: float) -> None:
+    c, m = case(2, groups=6, size=4), method(f"clip_servo(target={target}, damping=1e5, gain=1e5)")
+    signal = m.signal(c.old, c.batch, [c.batch])
+    assert signal.weights_T.tolist() == [float(kept) for kept in clip_b(c, share)]
+    m.observe(servo(1.0))
+    assert m.state() == {"clip_servo": {"share": pytest.approx(share)}}
+
+
+def test_the_servo_needs_what_its_clip_needs() -> None:
+    assert method("clip_servo").needs == set()
+    assert method("clip_servo(by=clip_v)").needs == {"sum_p2"}
+
+
 def test_the_servo_says_what_it_asked_for_and_what_it_got() -> None:
     c = case(2, groups=6, size=4)
     tokens = len(c.batch.index_T)
     for share in (0.1, 0.9):
-        m = method(f"clip_servo(start={share}, highest=1)")
+        m = method(f"clip_servo(start={share}, highest=1, damping=0)")
         signal = m.signal(c.old, c.batch, [c.batch])
         dropped = clip_b(c, share).count(False)
         assert m.metrics(signal, c.batch) == {
@@ -466,7 +485,7 @@ def prediction(entropy: float, predicted: float = 0.0) -> dict[str, float]:
 
 def test_the_prediction_reaches_what_is_wanted_with_as_few_tokens_as_can_be() -> None:
     c = case(2, groups=6, size=4)
-    for spec in ("clip_predict(most=1)", "clip_predict(target=0.8, most=1)", "clip_predict(target=1.5, most=1)"):
+    for spec in ("clip_predict(most=1)", "clip_predict(target=1.1, most=1)", "clip_predict(target=1.3, most=1)"):
         m = method(spec)
         signal = m.signal(c.old, c.batch, [c.batch])
         logged = {key.removeprefix("clip_predict/"): x for key, x in m.metrics(signal, c.batch).items()}
@@ -505,6 +524,12 @@ def test_the_slope_is_measured_from_what_predictions_came_to() -> None:
     check(m, c, lambda rows: kept(c, lambda a: told.keep_predicted(c, a, wanted, 0.2)), "token")
 
 
+def test_without_a_target_nothing_is_measured() -> None:
+    m = method("clip_predict")
+    m.observe({"entropy/mean": 0.4})
+    assert m.state() == {"clip_predict": {}}
+
+
 # Mistakes
 
 
@@ -527,7 +552,7 @@ def test_the_slope_is_measured_from_what_predictions_came_to() -> None:
         ("quadrant(keep=positive_above)", "keep is 'positive_above'; it must be a list"),
         ("clip_servo(start=0.5)", r"start is 0.5; allowed: from lowest \(0.001\) to highest \(0.2\)"),
         ("clip_predict(gain=0.5)", "gain is 0.5; allowed: only with a target"),
-        ("clip_predict(target=1, start=0.5)", r"start is 0.5; allowed: from lowest \(1.0\) to highest \(10.0\)"),
+        ("clip_predict(target=1, start=0.05)", r"start is 0.05; allowed: from lowest \(0.1\) to highest \(10.0\)"),
     ],
 )
 def test_a_mistake_gets_one_sentence(spec: str, words: str) -> None:
@@ -543,7 +568,7 @@ SHARED = (
     "top_entropy",
     "stare(target=9)",
     "clip_predict(target=2)",
-    "clip_servo",
+    "clip_servo(damping=0)",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import statistics
 
@@ -11,13 +12,15 @@ import objective_loops as brute
 import pytest
 import torch
 from objective_loops import Loops
-from ragged import Case, case, stats_of
+from ragged import Case, batch_of, case, stats_of
 
 import baselines
 from harness import config
 from harness.base.errors import UserError
+from harness.batch import Rollout, TokenStats
 from harness.composition import Method
 from harness.matrix import cells
+from harness.method import Objective, View
 
 TABLE = baselines.table()
 RTOL, ATOL = 1e-9, 1e-12
@@ -198,10 +201,12 @@ def test_pass_at_k_asks_who_is_right_whatever_the_reward() -> None:
     assert torch.equal(objective.advantages(c.old, other), objective.advantages(c.old, c.batch))
 
 
-def test_k_beyond_the_group_is_refused_before_anything_runs() -> None:
-    assert [method(spec).min_group for spec in ("passk(k=1)", "passk", "passk(k=9)+clip_b")] == [2, 4, 9]
-    with pytest.raises(UserError, match=r"train.group is 8, but method 'passk\(k=9\)' compares .*allowed: 9 and more"):
-        cells(config.load("smoke", ["train.group=8", "methods=[grpo, passk(k=9)]"]))
+def test_k_of_the_group_and_more_is_refused_before_anything_runs() -> None:
+    assert [method(spec).min_group for spec in ("passk(k=1)", "passk", "passk(k=9)+clip_b")] == [2, 5, 10]
+    with pytest.raises(UserError, match=r"train.group is 8, but method 'passk\(k=8\)' compares .*allowed: 9 and more"):
+        cells(config.load("smoke", ["train.group=8", "methods=[grpo, passk(k=8)]"]))
+    c = rewarded("0 and 1")
+    assert (method("passk(k=5)").objective.advantages(c.old, c.batch) == 0).all(), "there is nothing to learn from"
 
 
 @pytest.mark.parametrize("spec", ["passk+overlong", "overlong+w_reinforce", "nsr+overlong", "overlong+w_reinforce_ppo"])
@@ -224,6 +229,13 @@ def test_groups_without_signal_have_no_advantage() -> None:
         advantages_T = method(spec).objective.advantages(c.old, c.batch)
         assert (advantages_T[:first] == 0).all(), spec
         assert (advantages_T[first:] != 0).any(), spec
+
+
+@pytest.mark.parametrize("zero_tail", [True, False])
+def test_the_token_baseline_of_every_group(zero_tail: bool) -> None:
+    c = rewarded("any", seed=3)
+    found_T = method(f"otb(zero_tail={str(zero_tail).lower()})").objective.advantages(c.old, c.batch)
+    assert found_T.tolist() == pytest.approx(brute.optimal_token_baseline(c, zero_tail), rel=1e-9, abs=1e-9)
 
 
 def test_the_token_baseline_takes_the_share_that_is_not_random_away() -> None:
@@ -296,3 +308,272 @@ def test_at_one_update_the_gradient_is_bitwise_the_same(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["gmpo", "sapo"])
 def test_at_one_update_the_gradient_is_the_same_up_to_rounding(spec: str) -> None:
     torch.testing.assert_close(gradient(spec), gradient("grpo(normalise=sequence)"), rtol=1e-5, atol=1e-8)
+
+
+# BAPO's search
+
+
+def found_bounds(c: Case, rows: range, **options: float) -> tuple[float, float]:
+    given = {"clip_low": 0.4, "clip_high": 0.2, "least_clip_low": 0.1, "most_clip_high": 2.0, "target": 1.0} | options
+    tokens = [t for row in rows for t in loops.responses(c)[row]]
+    ratios = (c.current().logp - c.old.logp).exp().tolist()
+    a = grpo(c)
+    return brute.bapo_bounds(
+        [ratios[t] for t in tokens],
+        [a[t] for t in tokens],
+        1 - given["clip_low"],
+        1 + given["clip_high"],
+        (1 - given["least_clip_low"], 1 + given["most_clip_high"]),
+        given["target"],
+    )
+
+
+BAPO: dict[str, dict[str, float]] = {
+    "the start is enough": {"target": 0.1},
+    "the upper bound opens": {"target": 0.72},
+    "the defaults": {},
+    "the end is not enough": {"target": 50},
+    "there is no way to go": {"target": 50, "least_clip_low": 0.4, "most_clip_high": 0.2},
+    "another start": {"clip_low": 0.3, "clip_high": 0.1, "least_clip_low": 0.25, "most_clip_high": 1.03, "target": 0.9},
+}
+
+
+@pytest.mark.parametrize("what", BAPO)
+def test_the_search_for_bapo_s_bounds_ends_where_the_authors_steps_do(what: str) -> None:
+    options = BAPO[what]
+    c, inside = crowded(), 0
+    m = method(f"bapo({', '.join(f'{key}={x}' for key, x in options.items())})")
+    minibatches = list(c.batch.split(2))
+    signal = m.signal(c.old, c.batch, minibatches)
+    for half, minibatch in enumerate(minibatches):
+        rows = range(12 * half, 12 * half + 12)
+        low, high = found_bounds(c, rows, **options)
+        fixed = m.for_step(c.current(minibatch).detach(), signal, minibatch)
+        marks = fixed.marks["bapo"]
+        assert (marks["low"].item(), marks["high"].item()) == pytest.approx((low, high), rel=1e-12)
+        inside += 1.2 < high < 3
+        expected, gradient = Loops(grpo(c), brute.clipped(1 - low, high - 1)).loss(c, rows)
+        c.logits_TV.grad = None
+        parts = list(minibatch.micro_batches(30))
+        losses = [m.loss(c.current(part), fixed.at(part.index_T), part) for part in parts]
+        torch.stack(losses).sum().backward()
+        assert torch.stack(losses).sum().item() == pytest.approx(expected, rel=RTOL)
+        rows_TV = [gradient.get(t, [0.0] * c.logits_TV.shape[1]) for t in range(len(c.batch.index_T))]
+        torch.testing.assert_close(c.logits_TV.grad, torch.tensor(rows_TV, dtype=torch.float64), rtol=RTOL, atol=ATOL)
+    assert inside or what != "the upper bound opens"
+
+
+def test_without_any_signal_bapo_s_bounds_stay() -> None:
+    c = crowded()
+    c.batch = dataclasses.replace(c.batch, rewards_B=torch.zeros_like(c.batch.rewards_B))
+    m = method("bapo")
+    signal = m.for_step(c.current().detach(), m.signal(c.old, c.batch, [c.batch]), c.batch)
+    assert {name: x.item() for name, x in signal.marks["bapo"].items()} == {"low": 0.6, "high": 1.2}
+
+
+def test_without_a_step_bapo_has_the_bounds_of_its_start() -> None:
+    c = crowded()
+    expected = method("grpo(clip_low=0.4, clip_high=0.2)")
+    losses = [m.loss(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch) for m in (method("bapo"), expected)]
+    assert losses[0].item() == losses[1].item()
+
+
+# What an objective clips
+
+
+def free_slopes(view: View, spec: str) -> torch.Tensor:
+    """Returns how much each token's log p would move its own surrogate if nothing were clipped."""
+    log_ratio_T, batch = (view.current.logp - view.old.logp).detach(), view.batch
+    if spec.startswith("gspo"):
+        log_ratio_T = (batch.per_sequence(log_ratio_T) / batch.lengths_B)[batch.sequence_T]
+    if spec.startswith("aspo"):
+        log_ratio_T = log_ratio_T.where(view.advantages_T < 0, -log_ratio_T)
+    return log_ratio_T.exp() * view.advantages_T
+
+
+CLIPPING = [
+    "gspo(clip_low=0.3, clip_high=0.2)",
+    "gmpo",
+    "cispo(clip_low=0.5, clip_high=0.2)",
+    "cispo",
+    "dppo(cap=20)",
+    "dppo(measure=kl, delta=0.1)",
+    "archer(dual_clip=null, kl_coef=0)",
+    "aspo(kl_coef=0)",
+    "aspo(kl_coef=0, dual_clip=null, inverse_cap=null)",
+    "dcpo(dual_clip=null)",
+    "bapo(dual_clip=null)",
+    "abc_grpo",
+    "rloo(dual_clip=null)",
+    "w_reinforce",
+    "sapo",
+    "vespo",
+]
+
+
+@pytest.mark.parametrize("spec", CLIPPING)
+def test_the_tokens_that_an_objective_says_it_clips_are_those_whose_gradient_changes(spec: str) -> None:
+    c, m = case(2, groups=6, size=4), method(spec)
+    signal = m.for_step(c.current().detach(), m.signal(c.old, c.batch, [c.batch]), c.batch)
+    touched = m.touched(c.current().detach(), signal, c.batch)
+    low_T, high_T = touched["clipped_low"], touched["clipped_high"]
+    assert not (low_T & high_T).any()
+    if spec in ("w_reinforce", "sapo", "vespo"):  # which clip nothing
+        assert not (low_T | high_T).any()
+        return
+    assert high_T.any()
+    current = c.current().detach()
+    current.logp.requires_grad_()
+    view = m.view(m.base, current, signal, c.batch)
+    slopes_T = torch.autograd.grad(m.objective.surrogate(view).sum(), current.logp)[0]
+    if spec == "gmpo":  # whose other tokens have the mean of all ratios in common
+        changed_T = slopes_T == 0
+    else:
+        changed_T = ~torch.isclose(slopes_T, free_slopes(view, spec), rtol=1e-9, atol=0)
+    live_T = signal.advantages_T != 0
+    assert torch.equal((low_T | high_T)[live_T], changed_T[live_T])
+    ratio_T = view.ratio_T
+    if not spec.startswith("gspo"):
+        assert (ratio_T[low_T] < 1).all()
+        assert (ratio_T[high_T] > 1).all()
+
+
+# Edges
+
+OBJECTIVES = [
+    "passk(k=2)" if name == "passk" else name
+    for name, entry in baselines.METHODS.items()
+    if not isinstance(entry, type) or (issubclass(entry, Objective) and name != "ppo")
+]
+
+
+@pytest.mark.parametrize("spec", [*OBJECTIVES, "dppo(measure=kl)", "aspo(kl_coef=0)"])
+def test_extreme_ratios_give_finite_losses_and_gradients(spec: str) -> None:
+    c, m = case(2, groups=6, size=4), method(spec)
+    moves = torch.tensor([-80.0, -20.0, -1e-4, 0.0, 1e-4, 20.0, 80.0])
+    move_T = moves.repeat(len(c.batch.index_T))[: len(c.batch.index_T)]
+    old_T, now_T = move_T.clamp(max=0) - 1e-3 - move_T, move_T.clamp(max=0) - 1e-3  # log p is below 0
+    ones_T = torch.ones_like(old_T)
+    old = TokenStats(old_T, ones_T, 0.3 * ones_T, -0.2 * ones_T, None, now_T - 1)
+    c.batch = dataclasses.replace(c.batch, rewards_B=c.batch.rewards_B.float())
+    logp_T = now_T.clone().requires_grad_()
+    current = TokenStats(logp_T, ones_T, ref_logp=old.ref_logp)
+    signal = m.signal(old, c.batch, [c.batch])
+    loss = m.loss(current, m.for_step(current.detach(), signal, c.batch), c.batch)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert logp_T.grad is not None
+    assert torch.isfinite(logp_T.grad).all()
+    assert (logp_T.grad != 0).any()
+
+
+# spec -> the same as loops, responses by their tokens' log p and log p before, and the signs of their advantages
+FAR: dict[str, tuple[brute.Surrogate, list[tuple[list[float], list[float]]], str]] = {
+    "gspo": (brute.gspo(3e-4, 4e-4), [([-1, -2], [-13, -13]), ([-1, -2], [-10, -10]), ([-9, -9], [-1, -1])], "---"),
+    "vespo": (
+        brute.vespo((2, 3), (3, 2)),
+        [([-1, -31], [-26, -1]), ([-1, -2.5], [-1, -2]), ([-21, -25], [-1, -1]), ([-40, -12], [-1, -31])],
+        "+-+-",
+    ),
+    "vespo(k_positive=0.05, lambda_positive=0, k_negative=0.05, lambda_negative=0)": (
+        brute.vespo((0.05, 0), (0.05, 0)),
+        [([-1, -31], [-26, -1]), ([-31, -32], [-1, -2]), ([-1, -1], [-17, -19])],
+        "+--",
+    ),
+    "dppo(measure=kl, delta=1.3)": (
+        brute.dppo("kl", 1.3, 1e4),
+        [([-1e-9, -1e-7], [math.log(0.9)] * 2), ([-1e-9, -1e-4], [math.log(0.9)] * 2)],
+        "+-",
+    ),
+    "dppo": (brute.dppo("tv", 0.15, 1e4), [([-1, -2], [-30, -30]), ([-1, -0.01], [-1.1, -30])], "--"),
+}
+
+
+@pytest.mark.parametrize("spec", FAR)
+def test_far_from_the_old_policy_the_surrogate_is_that_of_the_formula(spec: str) -> None:
+    surrogate, pairs, signs = FAR[spec]
+    groups = [[Rollout([0], [0] * len(now), [0.0] * len(now), True) for now, _ in pairs]]
+    batch = batch_of(groups, [0.0] * len(pairs))
+    a = [1.0 if sign == "+" else -1.0 for sign in signs]
+    a_T = torch.tensor(a, dtype=torch.float64)[batch.sequence_T]
+    now_T, old_T = (torch.tensor([x for pair in pairs for x in pair[i]], dtype=torch.float64) for i in range(2))
+    now_T.requires_grad_()
+    values_T = method(spec).objective.surrogate(View(TokenStats(now_T), TokenStats(old_T), a_T, {}, batch))
+    slopes_T = torch.autograd.grad(values_T.sum(), now_T)[0]
+    values, slopes = [], []
+    for (now, old), sign in zip(pairs, a, strict=True):
+        response = brute.Response(list(now), list(old), [sign] * len(now), [])
+        found = surrogate(response, [1.0] * len(now))
+        values += found[0]
+        slopes += found[1]
+    assert values_T.tolist() == pytest.approx(values, rel=1e-9)
+    assert slopes_T.tolist() == pytest.approx(slopes, rel=1e-9)
+
+
+@pytest.mark.parametrize("spec", OBJECTIVES)
+def test_a_part_without_tokens_adds_nothing(spec: str) -> None:
+    c, m = case(2), method(spec)
+    signal, idle = m.for_step(c.current().detach(), m.signal(c.old, c.batch, [c.batch]), c.batch), c.batch.idle()
+    loss = m.loss(c.current(idle), signal.at(idle.index_T), idle)
+    loss.backward()
+    assert loss.item() == 0
+    assert c.logits_TV.grad is not None
+    assert (c.logits_TV.grad == 0).all()
+    touched = m.touched(c.current(idle).detach(), signal.at(idle.index_T), idle)
+    assert {len(x) for x in touched.values()} == {0}
+
+
+@pytest.mark.parametrize("spec", OBJECTIVES)
+def test_responses_without_signal_can_be_left_out(spec: str) -> None:
+    c, m = case(1), method(spec)
+    c.batch = dataclasses.replace(
+        c.batch,
+        rewards_B=c.batch.rewards_B * (c.batch.groups_B < 2),
+        right_B=c.batch.right_B & (c.batch.groups_B < 2),
+    )
+    signal = m.for_step(c.current().detach(), m.signal(c.old, c.batch, [c.batch]), c.batch)
+    gradients: list[torch.Tensor | None] = []
+    for part in (c.batch, m.contributing(c.batch, signal)):
+        c.logits_TV.grad = None
+        m.loss(c.current(part), signal.at(part.index_T), part).backward()
+        gradients.append(c.logits_TV.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+
+
+# Meanings that options must not break
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("gspo(normalise=token)", r"gspo.normalise is 'token'; allowed: sequence"),
+        ("gmpo(normalise=constant)", r"gmpo.normalise is 'constant'; allowed: sequence"),
+        ("gmpo+clip_b", "control clip_b weighs single tokens, and objective gmpo takes a response as one product"),
+        ("cispo(bound=3, clip_high=0.2)", r"both clip_high \(0.2\) and bound \(3.0\) are given"),
+        ("cispo(bound=0.5)", "cispo.bound is 0.5; allowed: 1 and more"),
+        ("bapo(least_clip_low=0.5)", r"least_clip_low is 0.5; allowed: up to clip_low \(0.4\)"),
+        ("bapo(most_clip_high=0.1)", r"most_clip_high is 0.1; allowed: clip_high \(0.2\) and more"),
+        ("passk(k=0)", "passk.k is 0; allowed: 1 and more"),
+        ("qae(quantile=1)", "qae.quantile is 1.0; allowed: more than 0 and less than 1"),
+        ("dapo(clip_high=0.3)", r"method dapo stands for grpo\(clip_high=0.28, dual_clip=10\)\+overlong"),
+        ("rloo(divide_by_std=true)", "unknown key rloo.divide_by_std"),
+        ("sapo(clip_high=0.3)", "unknown key sapo.clip_high"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(spec: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        method(spec)
+    assert "\n" not in str(error.value)
+
+
+def test_what_the_objectives_need() -> None:
+    assert method("otb").needs == {"sum_p2"}
+    assert method("archer").needs == method("aspo").needs == {"entropy_now", "ref_logp"}
+    assert method("archer(kl_coef=0)").needs == {"entropy_now"}
+    assert [name for name in OBJECTIVES if method(name).marks_steps] == ["bapo"]
+    assert [name for name in OBJECTIVES if method(name).min_group == 1] == [
+        "w_reinforce",
+        "w_reinforce_ppo",
+        "nsr",
+        "psr",
+    ]

@@ -21,7 +21,10 @@ from trainers import build
 import baselines
 from harness.base import plugins
 from harness.base.errors import UserError
+from harness.batch import TokenBatch
 from harness.composition import Method
+from harness.method import NEEDS, Component, Control, Objective, View
+from harness.study import checks
 from harness.tokens.metrics import Stopwatch
 
 pytestmark = pytest.mark.slow
@@ -100,6 +103,30 @@ def test_the_example_of_the_documentation(write: Callable[[str, str], str]) -> N
     check(Method.of("ppo+least_sure(share=0.3)", table), c, oracle)
     with pytest.raises(UserError, match=r"share is 3\.0; allowed: 0 to 1"):
         Method.of("least_sure(share=3)", table)
+
+
+def test_every_example_of_the_documentation_keeps_the_rules(write: Callable[[str, str], str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", ADD_A_METHOD.read_text(), re.DOTALL)
+    seen = []
+    for number, block in enumerate(blocks):
+        table = baselines.table([write(f"example_{number}", block)])
+        for name in table.keys() - baselines.METHODS.keys():
+            seen.append(name)
+            assert not [finding for finding in checks.alone(name, table) if not finding.passed]
+    assert sorted(seen) == ["brake", "by_entropy", "gentle", "gentle_bonus", "least_sure", "short"]
+
+
+def test_the_documentation_names_all_that_a_method_has_and_is_given() -> None:
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", ADD_A_METHOD.read_text()))))
+    verbs = {name for kind in (Component, Objective, Control) for name in vars(kind) if not name.startswith("_")}
+    given = {name for name in vars(TokenBatch) if name.startswith(("global_", "uniform_"))}
+    given |= {"per_sequence", "grouped", *TokenBatch.__dataclass_fields__} - {
+        *("sequences", "prompt_lengths_B", "groups_B", "places_B", "behaviour_logp_T", "index_T", "seed"),
+    }
+    assert not {*verbs, *NEEDS, *given, *View.__dataclass_fields__} - {
+        *named,
+        *("divergence", "scale", "kl_coef", "kl_estimator"),  # options and parts of every objective
+    }
 
 
 CARELESS = """

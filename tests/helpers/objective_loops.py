@@ -164,12 +164,13 @@ def gspo(low: float, high: float, dual: float | None = None) -> Surrogate:
     """Clips the geometric mean of the ratios; its slope is that of each token's own log p."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
-        s = math.exp(min(statistics.fmean(x - y for x, y in zip(response.logp, response.old, strict=True)), 10))
+        mean = statistics.fmean(x - y for x, y in zip(response.logp, response.old, strict=True))
+        s = math.exp(min(mean, 10))
         values, slopes = [], []
         for a in response.advantages:
             value, slope = loops.clipped(s, a, low, high, dual)
             values.append(value)
-            slopes.append(slope)
+            slopes.append(slope if mean < 10 else 0.0)
         return values, [factor * slope for factor, slope in zip(factors, slopes, strict=True)]
 
     return surrogate
@@ -227,7 +228,7 @@ def vespo(positive: tuple[float, float], negative: tuple[float, float]) -> Surro
     """Takes k and lambda for either sign of the advantage."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
-        w = math.prod(math.exp(x - y) for x, y in zip(response.logp, response.old, strict=True))
+        w = math.prod(math.exp(min(max(x - y, -20), 20)) for x, y in zip(response.logp, response.old, strict=True))
         w = min(max(w, 1e-8), math.exp(20))
         weights = []
         for a in response.advantages:

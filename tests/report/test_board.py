@@ -13,8 +13,9 @@ import pytest
 from boards import Made, listed, told
 
 from harness.config import Config
-from harness.record import store
+from harness.record import store, sync
 from harness.record.runs import reader
+from harness.record.state import change
 from harness.report import board, publish
 from harness.report.read import Experiment
 
@@ -157,6 +158,26 @@ def test_further_axes_are_columns_and_methods_are_compared_within_a_setting(
         unfinished.end(cell)
     rows = listed(capsys, "--experiment", "other", *at)
     assert [(row["seeds_done"], row["seeds_expected"]) for row in rows] == [(2, 2)] * 7 + [(1, 2)]
+
+
+def test_cells_that_collapsed_count_and_are_told(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", "stop.entropy_below=0.5")
+    for cell in made.cells:
+        made.end(cell)
+        if cell.method == "grpo":
+            change(cell.folder, collapsed=14 + cell.seed)
+            sync.sync(cell.folder, mlflow_uri)
+    publish.write(made.config, made.cells)
+    rows = listed(capsys, "--experiment", "made", *at)
+    assert [(row["seeds_done"], row["collapsed"]) for row in rows] == [(2, {"0": 14, "1": 15}), (2, {})]
+    said = told(capsys, "--experiment", "made", *at, "--columns", "avg,collapsed")
+    assert "2 of 2 at steps 14, 15" in said.splitlines()[4]
+    text = (
+        "grpo, countdown, countdown-tiny: the entropy of 2 of 2 at steps 14, 15 fell so low that training ended there."
+    )
+    assert text in said
 
 
 def test_bad_input_is_one_sentence(

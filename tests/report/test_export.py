@@ -21,6 +21,7 @@ def test_every_answer_count_is_a_row(tmp_path: Path) -> None:
         "trained_on": "dapo",
         "task": "aime",
         "model": "tiny",
+        "setting": "",
         "samples": 3,
     }
     assert table.to_pylist() == [
@@ -35,7 +36,7 @@ def test_every_answer_count_is_a_row(tmp_path: Path) -> None:
 def test_nothing_done_is_a_table_without_rows_and_with_the_same_columns(tmp_path: Path) -> None:
     export.write({"demo": [Entry("grpo", "dapo", "aime", "tiny", 3)]}, tmp_path / "answers.parquet")
     table = parquet.read_table(tmp_path / "answers.parquet")
-    text = ("experiment", "method", "trained_on", "task", "model", "problem")
+    text = ("experiment", "method", "trained_on", "task", "model", "setting", "problem")
     assert len(table) == 0
     assert dict(zip(table.column_names, table.schema.types, strict=True)) == {
         **dict.fromkeys(text, pa.string()),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +16,13 @@ from torch import Tensor
 
 import baselines
 from baselines.grpo import GroupObjective, Grpo
+from harness import cli
+from harness.base.errors import UserError
+from harness.base.fit import SafeConsole
 from harness.batch import TokenBatch, TokenStats
+from harness.commands import check as command
 from harness.method import Component, Control, View
-from harness.study import checks
+from harness.study import check, checks, shared
 
 FIRING = ["clip_b(share=0.2)", "clip_v(share=0.2,reference_denominator=true)", "grpo(kl_coef=0.1,normalise=sequence)"]
 
@@ -67,7 +75,9 @@ class Explodes(Control):
 class Forgetful(Control):
     """Has a memory that no checkpoint sees."""
 
-    memory: dict[str, float] = field(default_factory=lambda: {"heard": 0.0}, init=False, compare=False)
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        return {"heard": 0.0}
 
     def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
         return advantages_T * (1 + self.memory["heard"])
@@ -94,7 +104,9 @@ SHARED = {"heard": 0.0}
 class Gossip(HalfForgetful):
     """Shares one memory among all of its kind."""
 
-    memory: dict[str, float] = field(default_factory=lambda: SHARED, init=False, compare=False)
+    @property
+    def memory(self) -> dict[str, float]:
+        return SHARED
 
 
 @dataclass(frozen=True)
@@ -209,8 +221,8 @@ class Proud(Control):
     """Believes in the advantages of groups."""
 
     def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
-        per_response_BN = [x_T.unique() for x_T in advantages_T.split(batch.lengths_B.tolist())]
-        return torch.cat(per_response_BN)[batch.sequence_T]
+        one_B1 = torch.stack([x_T.unique() for x_T in advantages_T.split(batch.lengths_B.tolist())])
+        return one_B1[batch.sequence_T, 0]
 
 
 @dataclass(frozen=True)
@@ -229,7 +241,7 @@ class Nothing(Grpo):
 
 
 WRONG: dict[str, tuple[type[Component], str, str]] = {
-    "part_mean": (PartMean, "micro-batches", "is another one in other micro-batches"),
+    "part_mean": (PartMean, "micro-batches", "in other micro-batches, and"),
     "largest": (Largest, "micro-batches", "max"),
     "every_second": (EverySecond, "order", "in another order"),
     "explodes": (Explodes, "edges", r"the loss is not finite where log ratios of \+-30"),
@@ -260,3 +272,87 @@ def test_each_mistake_is_caught_by_its_check(name: str) -> None:
     assert not found[expected].passed, "the mistake was not seen"
     assert re.search(words, found[expected].said)
     assert found[expected].advice
+
+
+def test_a_failure_of_a_check_is_a_failure_of_the_command_and_says_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = checks.Finding("ranks", False, "they are others", "sort it")
+    monkeypatch.setattr(shared, "check", lambda specs, plugins: dict.fromkeys(specs, wrong))
+    assert command.call(cli.parse(["check", "grpo"])) == 1
+    printed = capsys.readouterr().out
+    assert "grpo, ranks: they are others. Sort it." in printed
+    assert "1 of 1 method failed" in printed
+    right = checks.Finding("ranks", True, "they are the same")
+    monkeypatch.setattr(shared, "check", lambda specs, plugins: dict.fromkeys(specs, right))
+    assert command.call(cli.parse(["check", "grpo", "ppo", "--format", "json"])) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["method"], each["passed"]) for each in found] == [("grpo", True), ("ppo", True)]
+    numbers = [{name: x for finding in each["findings"] for name, x in finding["numbers"].items()} for each in found]
+    assert numbers[1]["cost"] > 1.2, "a critic is another model"
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    wrong = checks.Finding("micro-batches", False, "the gradient is another one with each response alone", "x " * 60)
+    found = [check.Report("grpo", [*checks.alone("grpo", baselines.METHODS), wrong])]
+    for reports in (found, found * 3):
+        file = io.StringIO()
+        console = SafeConsole(file=file, width=80, force_terminal=True, color_system=None, soft_wrap=True)
+        check.show(console, reports)
+        assert max(map(len, file.getvalue().splitlines())) <= 80
+        assert "micro-batches" in file.getvalue()
+
+
+def test_what_a_clip_drops_is_told_by_quadrant() -> None:
+    said, shares = check.dropped("grpo+clip_b(share=0.2)", baselines.METHODS)
+    _, plain = check.dropped("grpo", baselines.METHODS)
+    more = {name for name in plain if shares[name] > plain[name]}
+    assert more
+    assert more <= {"dropped/negative_above", "dropped/negative_below"}
+    assert f"A<0 S*<N {shares['dropped/negative_below']:.1%}" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["clip_c"], "unknown method 'clip_c'.* did you mean"),
+        (["grpo", "clip_b(share=2)"], r"share is 2(\.0)?; allowed: 0 to 1"),
+        ([], "check needs METHOD"),
+    ],
+)
+def test_mistakes_get_one_sentence(arguments: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        command.call(cli.parse(["check", *arguments]))
+
+
+# Ranks
+
+ON_RANKS = """
+from dataclasses import dataclass
+from harness.method import Control
+
+@dataclass(frozen=True)
+class OwnMean(Control):
+    def weights(self, old, advantages_T, batch):
+        return (old.logp > old.logp.mean()) * 1.0
+
+@dataclass(frozen=True)
+class Waits(Control):
+    def gate(self, view):
+        return 1.0 + 0 * view.batch.global_mean(view.old.logp)
+
+METHODS = {"own_mean": OwnMean, "waits": Waits}
+"""
+
+
+@pytest.mark.processes
+def test_two_ranks_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes also methods behind one that hangs the processes which it is checked in."""
+    (tmp_path / "on_ranks.py").write_text(ON_RANKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(shared, "PATIENCE_S", 30.0)
+    specs = ["own_mean", "waits", "ppo+clip_v(share=0.2)", "grpo(normalise=sequence)+adaptive_entropy"]
+    found = shared.check(specs, ["on_ranks"])
+    assert [found[spec].passed for spec in specs] == [False, False, True, True]
+    assert found["own_mean"].said == "weights are others on 2 ranks than on one"
+    assert "waited 30 s for another" in found["waits"].said
