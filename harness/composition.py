@@ -81,13 +81,14 @@ class Method:
             named.append((STANDS_ON, registry.build("method", components(table), STANDS_ON, shared)))
         objectives = [(name, component) for name, component in named if isinstance(component, Objective)]
         controls = [(name, component) for name, component in named if isinstance(component, Control)]
+        made_of = composed(spec, table)
+        told = f"method {spec!r}" + (f", which is {made_of}," if made_of else "")
         if len(objectives) > 1:
-            raise UserError(
-                f"method {spec!r} has {len(objectives)} objectives; allowed: one, and any number of controls"
-            )
+            raise UserError(f"{told} has {len(objectives)} objectives; allowed: one, and any number of controls")
         types = [type(control) for _, control in controls]
-        if len(set(types)) < len(types):
-            raise UserError(f"method {spec!r} names a control twice")
+        for number, (name, _) in enumerate(controls):
+            if types[number] in types[:number]:
+                raise UserError(f"{told} names control {name} twice")
         check_needs(*objectives[0], controls)
         check_weights(*objectives[0], controls)
         check_rewards(*objectives[0], controls)
@@ -274,6 +275,13 @@ def expanded(spec: str, table: Table) -> list[str]:
     return parts
 
 
+def composed(spec: str, table: Table) -> str | None:
+    """Returns the spec with compositions written out, or None where it names none."""
+    parts = [part.strip() for part in registry.split(spec, "+")]
+    made_of = [part.strip() for part in expanded(spec, table)]
+    return None if made_of == parts else "+".join(made_of)
+
+
 def overrides(component: Component, verb: str) -> bool:
     kind = next(cls for cls in (Objective, Control) if isinstance(component, cls))
     return getattr(type(component), verb) is not getattr(kind, verb)
@@ -309,14 +317,18 @@ def check_needs(base: str, objective: Objective, controls: list[tuple[str, Contr
 
 
 def check_weights(base: str, objective: Objective, controls: list[tuple[str, Control]]) -> None:
-    """Refuses to weigh single tokens where a response is one product of all its tokens."""
     for name, control in controls:
-        tokens = not control.by_response and (overrides(control, "weights") or overrides(control, "gate"))
-        if tokens and not objective.weighs_tokens:
-            raise UserError(
-                f"control {name} weighs single tokens, and objective {base} takes a response as one product of them "
-                f"all; allowed with {base}: controls that weigh whole responses, or none"
-            )
+        if not control.by_response and (overrides(control, "weights") or overrides(control, "gate")):
+            check_token_weights(f"control {name}", base, objective, "controls that weigh whole responses, or none")
+
+
+def check_token_weights(whose: str, base: str, objective: Objective, allowed: str) -> None:
+    """Refuses to weigh single tokens where a response is one product of all its tokens."""
+    if not objective.weighs_tokens:
+        raise UserError(
+            f"{whose} weighs single tokens, and objective {base} takes a response as one product of them all; "
+            f"allowed with {base}: {allowed}"
+        )
 
 
 def check_rewards(base: str, objective: Objective, controls: list[tuple[str, Control]]) -> None:

@@ -17,6 +17,7 @@ from harness.base import devices, files, identities
 from harness.base.errors import UserError, nearest, without_password
 from harness.composition import Method
 from harness.config import Config, told, variants
+from harness.method import Composition
 from harness.record import made
 from harness.record.spec import CellSpec
 from harness.record.state import Progress
@@ -134,9 +135,15 @@ def cells(config: Config) -> list[Cell]:
                     f"train.group is {setting.train.group}, but method {spec!r} compares the responses to one prompt "
                     f"(allowed: {method.min_group} and more)"
                 )
+            if setting.correction.kind != "off" and setting.correction.level == "token":
+                whose = f"correction.kind={setting.correction.kind}"
+                composition.check_token_weights(whose, method.base, method.objective, "correction.level=sequence")
+    known = composition.components(table)
     for name in config.method_options:
-        if name not in composition.components(table):
-            raise UserError(f"method_options names {name!r}, which is no objective and no control")
+        if name not in known:
+            entry = table.get(name)
+            why = f"stands for {entry.spec}" if isinstance(entry, Composition) else "is no objective and no control"
+            raise UserError(f"method_options names {name!r}, which {why}; {nearest(name, known)}")
     for spec in config.tasks:
         check_split(tasks.build(spec, config.plugins), "train", "the split to train on")
     for spec in config.eval.tasks or config.tasks:

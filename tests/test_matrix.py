@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import baselines
 from harness import config
 from harness.base import devices
 from harness.base.errors import UserError
 from harness.matrix import Cell, cells
+from harness.method import Control
+
+CORRECTED = ("correction.kind=masked", "correction.level=sequence")
 
 
 def cell(*overrides: str) -> Cell:
@@ -84,6 +88,80 @@ def test_an_axis_that_makes_no_sense_gets_one_sentence(axes: str, sentence: str)
         cells(config.load("smoke", [f"axes={axes}"]))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) <= 300
+
+
+DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["methods=[grpo, gmpo+erc]"], "control erc weighs single tokens, and objective gmpo takes a response as one"),
+        (
+            ["methods=[grpo, gmpo]", "correction.kind=truncated"],
+            "correction.kind=truncated weighs single tokens, and objective gmpo takes a response as one product of "
+            "them all; allowed with gmpo: correction.level=sequence",
+        ),
+        (
+            ["methods=[grpo, gmpo]", "axes.correction.kind=[off, masked]"],
+            "correction.kind=masked weighs single tokens, and objective gmpo",
+        ),
+        (["methods=[grpo, gspo(normalise=token)]"], "gspo.normalise is 'token'; allowed: sequence"),
+        (["methods=[grpo, gspo(dual_clip=0.5)]"], "gspo.dual_clip is 0.5; allowed: 1 and more"),
+        (
+            ["methods=[grpo, passk(k=17)]"],
+            r"train.group is 16, but method 'passk\(k=17\)' compares the responses to one prompt \(allowed: 17",
+        ),
+        (["train.group=1", "methods=[ppo]", "baseline=ppo", "train.resample={}"], "train.group is 1, and one response"),
+        (["train.steps=3", "rollout.lag=3"], "rollout.lag is 3, but train.steps is 3, and no step comes 3 after"),
+        (
+            [f"methods=[grpo, dapo, '{DAPO}']"],
+            r"methods 'dapo' and 'grpo\(.*\)\+overlong' are the same; name one of them",
+        ),
+        (
+            ["methods=[grpo, clip_b, grpo+clip_b]"],
+            r"methods 'clip_b' and 'grpo\+clip_b' are the same; name one",
+        ),
+        (["methods=[grpo, dapo(clip_high=0.3)]"], r"method dapo stands for grpo.* and has no options; write that out"),
+        (
+            ["method_options.dapo.clip_high=0.3"],
+            r"method_options names 'dapo', which stands for grpo\(clip_high=0.28, dual_clip=10\)\+overlong; allowed: ",
+        ),
+        (
+            ["method_options.clip_bb.share=0.3"],
+            "method_options names 'clip_bb', which is no objective and no control; allowed: .*; did you mean 'clip_b'",
+        ),
+        (["methods=[grpo, dapo+overlong]"], r"method 'dapo\+overlong', which is .*, names control overlong twice"),
+        (["methods=[grpo, nsr+overlong]"], "control overlong shapes rewards, and objective w_reinforce asks which"),
+    ],
+)
+def test_methods_that_make_no_sense_get_one_sentence_before_anything_runs(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=f"^{sentence}") as error:
+        cells(config.load("smoke", overrides))
+    assert "\n" not in str(error.value)
+
+
+def test_a_correction_of_whole_responses_goes_with_a_product_of_tokens() -> None:
+    [one] = cells(config.load("smoke", ["methods=gmpo", "baseline=gmpo", *CORRECTED]))
+    assert one.identity["correction"]["level"] == "sequence"
+
+
+COMPARING = {"unlikeliness", "ucpo"}  # of the controls
+ALONE = {"ppo", "w_reinforce", "w_reinforce_ppo", "nsr", "psr"}  # of all others
+
+
+@pytest.mark.parametrize("name", baselines.METHODS)
+def test_groups_of_one_are_for_methods_that_compare_nothing(name: str) -> None:
+    """A control stands here on an objective that takes a group of one."""
+    entry = baselines.METHODS[name]
+    control = isinstance(entry, type) and issubclass(entry, Control)
+    method = f"ppo+{name}" if control else name
+    overrides = [f"methods=['{method}']", f"baseline='{method}'", "train.group=1"]
+    if name in ALONE or (control and name not in COMPARING):
+        assert cells(config.load("smoke", overrides))
+    else:
+        with pytest.raises(UserError, match=r"train.group is 1, but method .* compares the responses to one prompt"):
+            cells(config.load("smoke", overrides))
 
 
 def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:

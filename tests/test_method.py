@@ -434,8 +434,10 @@ def test_a_composition_is_what_it_stands_for() -> None:
     assert named.name == "wider+clip_v"
     with pytest.raises(UserError, match=r"^method wide stands for grpo.* and has no options"):
         Method.of("wide(clip_high=0.3)", entries)
-    with pytest.raises(UserError, match="method 'ppo\\+wide' has 2 objectives"):
+    with pytest.raises(UserError, match=r"method 'ppo\+wide', which is ppo\+grpo.*\+clip_b\(.*\), has 2 objectives"):
         Method.of("ppo+wide", entries)
+    with pytest.raises(UserError, match=r"method 'wide\+clip_b', which is grpo.*\+clip_b, names control clip_b twice"):
+        Method.of("wide+clip_b", entries)
     with pytest.raises(UserError, match="did you mean 'wider'"):
         Method.of("widerr", entries)
 

@@ -144,6 +144,19 @@ def check_list(value: Any, key: str, declared: dataclasses.Field[Any], kind: typ
             raise UserError(f"{key}[{i}] is {shown(one)}; it must be {KINDS[kind]}")
 
 
+def unswitched(given: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+    """Returns the values with the name `off` or `on` where YAML took it for a boolean and the field holds names."""
+    hints, found = get_type_hints(schema), dict(given)
+    for each in dataclasses.fields(schema):
+        value, inner = found.get(each.name), section(hints[each.name])
+        if isinstance(value, Mapping) and inner is not None:
+            found[each.name] = unswitched(value, inner)
+        elif isinstance(value, bool) and isinstance(names := each.metadata.get(ALLOWED), tuple):
+            name = "on" if value else "off"
+            found[each.name] = name if name in names else value
+    return found
+
+
 def kind_of(schema: Any, full_key: str) -> str:
     """Returns the type of what stands under a key such as train.betas[0], in words."""
     hint = None
@@ -159,7 +172,7 @@ def typed(schema: Any, given: Mapping[str, Any], where: str) -> Any:
     kind = schema if isinstance(schema, type) else type(schema)
     check_keys(given, kind, where)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), given)
+        merged = OmegaConf.merge(OmegaConf.structured(schema), unswitched(given, kind))
         if missing := sorted(OmegaConf.missing_keys(merged)):
             raise UserError(f"{', '.join(f'{where}{key}' for key in missing)} must be given")
         # Before __post_init__, which does not know `where`.

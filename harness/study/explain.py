@@ -35,6 +35,7 @@ from tasks import Verdict
 
 PLAIN = "grpo"
 MOMENTS = ("first update", "after the updates")
+MODELS = frozenset({"values", "ref_logp"})  # the needs for which a trainer has a second model
 
 
 def build(config: Config, method: str, folder: str, verifier: Verifier) -> Trainer:
@@ -76,11 +77,15 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
     with tempfile.TemporaryDirectory() as folder, Verifier.of(config.verify) as verifier:
         seen = list(seen_by_plain(build(config, PLAIN, folder, verifier), batches))
         plain = Method.of(PLAIN, table, config.method_options)
+        before: dict[frozenset[str], list[TokenStats]] = {}  # any update, by what the trainer has to compute for it
         for spec, method in methods.items():
-            trainer = build(config, spec, folder, verifier)
+            models = method.needs & MODELS
+            if models not in before:
+                trainer = build(config, spec, folder, verifier)
+                before[models] = [trainer.stats_before(batch, sum_p2=True) for batch, _ in seen]
+                del trainer  # and its engine, before there is another one
             lenses: dict[str, list[dict[str, Row]]] = {moment: [] for moment in MOMENTS}
-            for batch, moved in seen:
-                old = trainer.stats_before(batch, sum_p2=True)
+            for (batch, moved), old in zip(seen, before[models], strict=True):
                 parts = list(batch.split(config.train.updates))
                 later = dataclasses.replace(moved, ref_logp=old.ref_logp)
                 for moment, current in zip(MOMENTS, (old, later), strict=True):
@@ -91,7 +96,6 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
                 for quadrant in rows[0]:
                     mean = average([each[quadrant] for each in rows])
                     found.append({"method": spec, "moment": moment, "quadrant": quadrant, **vars(mean)})
-            del trainer  # and its engine, before there is another one
     return found
 
 
