@@ -47,7 +47,6 @@ class ClipServo(Control):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "needs", CLIPS[self.by].needs)  # a frozen instance has its own
         if not self.lowest <= self.start <= self.highest:
             raise UserError(f"start is {self.start}; allowed: from lowest ({self.lowest}) to highest ({self.highest})")
 
