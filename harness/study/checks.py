@@ -382,7 +382,8 @@ def elsewhere(subject: Subject, given: Probe, expected: Outcome, rows: list[int]
 
 def rewards(subject: Subject) -> str:
     """Shapes rewards, as a control may, and looks whether the advantages follow."""
-    method, given = subject.make(), subject.probe()
+    whole, given = subject.make(), subject.probe()
+    method = Method(whole.base, (whole.base, whole.objective), {})  # a control may take other rewards
     shaped = replace(given.batch, rewards_B=given.batch.rewards_B - 0.2 * given.batch.finished_B)
     old = given.before(method.needs)
     one, other = (method.signal(old, batch, [batch]).advantages_T for batch in (given.batch, shaped))

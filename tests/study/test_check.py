@@ -240,10 +240,29 @@ class Nothing(Grpo):
         return 0 * super().surrogate(view)
 
 
+@dataclass(frozen=True)
+class TopShare(Control):
+    """Breaks ties by the order of the batch."""
+
+    def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+        order_T = old.logp.argsort(stable=True)
+        return torch.zeros_like(old.logp).scatter(0, order_T[: len(order_T) // 3], 1.0)
+
+
+@dataclass(frozen=True)
+class Deaf(Grpo):
+    """Reads what is right, and says that it takes rewards."""
+
+    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        return (batch.right_B.double() - 0.5)[batch.sequence_T]
+
+
 WRONG: dict[str, tuple[type[Component], str, str]] = {
     "part_mean": (PartMean, "micro-batches", "in other micro-batches, and"),
     "largest": (Largest, "micro-batches", "max"),
     "every_second": (EverySecond, "order", "in another order"),
+    "top_share": (TopShare, "order", "in another order of groups, with ties"),
+    "deaf": (Deaf, "rewards", "the advantages do not follow shaped rewards"),
     "explodes": (Explodes, "edges", r"the loss is not finite where log ratios of \+-30"),
     "forgetful": (Forgetful, "memory", "state leaves something out"),
     "half_forgetful": (HalfForgetful, "memory", "load_state does not bring back"),
