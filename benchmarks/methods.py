@@ -1,5 +1,7 @@
 """The cost of each method beside plain GRPO: whole training steps on the same tokens, in pairs, CPU seconds.
 
+Beside it the method's own arithmetic without any model, on a batch of this size: what a step costs whatever the model.
+
 `python -m benchmarks.methods 5 gspo dapo` measures some methods, in five rounds.
 """
 
@@ -19,6 +21,8 @@ from rich.progress import track
 from baselines import METHODS
 from benchmarks.common import console, show, trainer
 from harness.composition import Method
+from harness.study import probe
+from harness.study.probe import Probe
 from harness.tokens.metrics import Stopwatch
 from harness.trainer import Trainer
 
@@ -40,6 +44,8 @@ def main(rounds: int = 3, methods: Sequence[str] = tuple(METHODS)) -> None:
     with tempfile.TemporaryDirectory() as folder:
         plain = trainer(PLAIN, Path(folder))
         start = copy.deepcopy(plain.policy.state())
+        train, longest = plain.config.train, plain.config.rollout.max_new_tokens
+        given = probe.probe(groups=train.prompts, size=train.group, longest=longest).to(torch.float32)
         for method in track(methods, "methods", console=console, transient=True):
             pair = {"plain": plain, "mine": trainer(method, Path(folder))}
             best = dict.fromkeys(pair, float("inf"))
@@ -47,8 +53,12 @@ def main(rounds: int = 3, methods: Sequence[str] = tuple(METHODS)) -> None:
                 for name in pair if step % 2 else reversed(pair):
                     best[name] = min(best[name], seconds(pair[name], start, step))
             asks = ", ".join(asked(pair["mine"].method))
-            rows.append([method, f"{best['mine']:.3f}", f"{best['mine'] / best['plain']:.3f}", asks])
-    show(f"One training step of the demo, best of {rounds}", ["method", "CPU s", "of GRPO", "asks for"], rows)
+            own = min(arithmetic(pair["mine"].method, given, train.updates) for _ in range(rounds))
+            rows.append(
+                [method, f"{best['mine']:.3f}", f"{best['mine'] / best['plain']:.3f}", f"{1e3 * own:.0f}", asks]
+            )
+    columns = ["method", "CPU s", "of GRPO", "own ms", "asks for"]
+    show(f"One training step of the demo, best of {rounds}", columns, rows)
 
 
 def seconds(trainer: Trainer, start: dict[str, Any], step: int) -> float:
@@ -57,6 +67,13 @@ def seconds(trainer: Trainer, start: dict[str, Any], step: int) -> float:
     trainer.synchronise(step)
     before = time.process_time()
     trainer.train_step(step, Stopwatch())
+    return time.process_time() - before
+
+
+def arithmetic(method: Method, given: Probe, updates: int) -> float:
+    """Times all that a method does in a step with statistics that are there, and the gradient of its loss."""
+    before = time.process_time()
+    probe.outcome(method, given, updates)
     return time.process_time() - before
 
 

@@ -108,7 +108,8 @@ class Cell:
         settings = dataclasses.asdict(self.settled)
         if self.config.tracking.uri is not None:  # many may read what is written down
             settings["tracking"]["uri"] = without_password(self.config.tracking.uri)
-        return CellSpec(self.key, self.config.name, **axes, identity=self.identity, settings=settings)
+        made_of = composition.composed(self.method, baselines.table(self.config.plugins))
+        return CellSpec(self.key, self.config.name, **axes, identity=self.identity, settings=settings, made_of=made_of)
 
     @cached_property
     def components(self) -> dict[str, type]:

@@ -28,6 +28,7 @@ class CellSpec:
     seed: int
     identity: dict[str, Any]  # what defines its result
     settings: dict[str, Any]  # the configuration as plain values; `config` has it typed
+    made_of: str | None = None  # its method with compositions written out; None where it names none
 
     @classmethod
     def read(cls, folder: Path) -> CellSpec:

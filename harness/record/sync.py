@@ -54,6 +54,7 @@ def sync(folder: Path, uri: str) -> None:
             "collapsed": "" if state.collapsed is None else str(state.collapsed),
             "baseline": spec.config.baseline,
             "lines": str(max(sent, len(lines))),
+            **({"made_of": spec.made_of} if spec.made_of else {}),
         }
         tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
         told = outcome(folder, spec, lines) if state.state == "done" else None

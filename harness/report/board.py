@@ -48,6 +48,7 @@ class Expected:
     cell: str
     sources: Mapping[str, str] | None = None  # present hashes of its components' source; None: nobody asks for it
     params: Mapping[str, str] = field(default_factory=dict)  # as those of its run
+    made_of: str | None = None  # its method with compositions written out; None where it names none
 
     @property
     def setting(self) -> dict[str, str]:
@@ -88,14 +89,16 @@ class Board:
             Expected(
                 cell.method,
                 cell.task,
-                [tasks.build(spec, config.plugins).name for spec in cell.evaluation_tasks],
+                [tasks.build(each, config.plugins).name for each in cell.evaluation_tasks],
                 cell.model,
                 cell.seed,
                 cell.key,
                 cell.sources,
-                params_of(cell.spec),
+                params_of(spec),
+                spec.made_of,
             )
             for cell in matrix
+            for spec in [cell.spec]
         ]
         ks = {task: config.eval.of(task).k for each in expected for task in each.eval_tasks}
         given = dataclasses.asdict(config)
@@ -151,7 +154,8 @@ def of_part(
         cell, method, task, model = (run.tags[key] for key in ("cell", "method", "task", "model"))
         seed, sources = int(run.tags["seed"]), {part: newest[part] for part in sources_in(run.tags) or {}}
         begun.add((method, task, model, seed, tuple(run.params[key] for key in further)))
-        found.append(Expected(names[cell], task, [*evaluated.get(task, {})], model, seed, cell, sources, run.params))
+        evaluations, made_of = [*evaluated.get(task, {})], run.tags.get("made_of")
+        found.append(Expected(names[cell], task, evaluations, model, seed, cell, sources, run.params, made_of))
     latest = {run.tags["method"]: names[run.tags["cell"]] for run in runs}
     ranges = [[*config.get(f"{axis}s", [])] for axis in AXES]
     for method, task, model, seed, *values in itertools.product(*ranges, *further.values()):

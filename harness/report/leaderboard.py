@@ -50,6 +50,7 @@ class Row:
     # The step at which each seed ended early, since its entropy was too low (stop.entropy_below); their last evaluation
     # counts as that of any other.
     collapsed: dict[int, int] = field(default_factory=dict)
+    made_of: str | None = None  # the method with compositions written out; None where it names none
     experiment: str | None = None  # where a table holds rows of several
 
     @property
@@ -69,6 +70,7 @@ class Entry:
     expected: int = 0
     results: dict[int, Result] = field(default_factory=dict)  # by seed
     setting: dict[str, str] = field(default_factory=dict)
+    made_of: str | None = None
 
     @property
     def axes(self) -> tuple[str, str, str, str]:
@@ -98,6 +100,7 @@ def entries_of(results: Results, expected: Sequence[Expected], baseline: str) ->
             new = Entry(each.method, each.task, task, each.model, setting=each.setting)
             entry = entries.setdefault((each.method, *new.axes), new)
             entry.expected += 1
+            entry.made_of = entry.made_of or each.made_of  # which a cell without a run may not know
             if each.cell in results:
                 entry.results[each.seed] = marked(result_of(results[each.cell], task, each.cell), each)
     for entry in entries.values():
@@ -135,7 +138,9 @@ def before_training(entries: Sequence[Entry]) -> list[Entry]:
     answers, so that any of them will do."""
     found: dict[tuple[str, ...], Entry] = {}
     for entry in entries:
-        base = found.setdefault(entry.axes, dataclasses.replace(entry, method=BEFORE, expected=0, results={}))
+        base = found.setdefault(
+            entry.axes, dataclasses.replace(entry, method=BEFORE, made_of=None, expected=0, results={})
+        )
         base.expected = max(base.expected, entry.expected)
         for seed, result in entry.results.items():
             if result.before_JN is not None and seed not in base.results:
@@ -206,6 +211,7 @@ def row_of(entry: Entry, baseline: Entry, k: int, label: str) -> Row:
         seeds_expected=entry.expected,
         flags=sorted({flag for result in results for flag in result.flags}),
         setting=entry.setting,
+        made_of=entry.made_of,
         collapsed={seed: result.collapsed for seed, result in entry.results.items() if result.collapsed is not None},
     )
 

@@ -104,6 +104,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         f"{BETTER} {WORSE}: the interval of the difference to {rows[0].baseline}, paired by seed and problem, "
         "excludes 0; without a mark the two are tied.",
     ]
+    texts += dict.fromkeys(f"{row.method} = {row.made_of}" for row in rows if row.made_of)
     if any(row.seeds_done == 1 for row in rows):
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
     if any(row.seeds_done < row.seeds_expected for row in rows):

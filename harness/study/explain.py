@@ -133,6 +133,7 @@ def show(console: Console, found: Sequence[dict[str, Any]]) -> None:
     console.print(f"tokens by the sign of A and of S* - N: {parts}", style="dim")
     console.print(
         "of each quadrant: the tokens that a method gives no gradient, and its weight x |A| against plain GRPO's; "
-        "entropy: the first-order change, in nats for a common logit step of 1",
+        "entropy: the first-order change, in nats for a common logit step of 1; a method with a memory is shown as it "
+        "begins",
         style="dim",
     )

@@ -103,6 +103,27 @@ def test_experiments_and_configurations_stay_apart(
     assert headings == ["other: train.lr=0.003", "other: train.lr=0.002"]
 
 
+def test_a_note_says_what_a_composition_is_made_of(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = "methods=[grpo,dapo,psr+clip_b]"
+    made = Made(tmp_path, mlflow_uri, methods, "seeds=[0]")
+    for cell in made.cells:
+        made.end(cell)
+    from_config = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "seeds=[0]", methods]
+    notes = [
+        "dapo = grpo(clip_high=0.28, dual_clip=10)+overlong",
+        "psr+clip_b = w_reinforce(right=1, wrong=0)+clip_b",
+    ]
+    for summed_up in (False, True):
+        if summed_up:
+            publish.write(made.config, made.cells)
+        for asked in (from_config, ["--experiment", "made", *at]):
+            assert [line for line in told(capsys, *asked, "--before").splitlines() if " = " in line] == notes
+            found = {row["method"]: row["made_of"] for row in listed(capsys, *asked, "--before")}
+            assert found == {"before training": None, "grpo": None, **dict(note.split(" = ") for note in notes)}
+
+
 def test_runs_that_nobody_summed_up_are_a_table_that_says_so(
     tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
