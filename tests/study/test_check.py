@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ from harness.study import check, checks, shared
 FIRING = ["clip_b(share=0.2)", "clip_v(share=0.2,reference_denominator=true)", "grpo(kl_coef=0.1,normalise=sequence)"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [*baselines.METHODS, *FIRING])
 def test_every_method_of_the_registry_passes(spec: str) -> None:
     assert not [finding for finding in checks.alone(spec, baselines.METHODS) if not finding.passed]
@@ -287,12 +288,18 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_each_mistake_is_caught_by_its_check(name: str) -> None:
     kind, expected, words = WRONG[name]
-    found = {each.check: each for each in checks.alone(name, {**baselines.METHODS, name: kind})}
-    assert not found[expected].passed, "the mistake was not seen"
-    assert re.search(words, found[expected].said)
-    assert found[expected].advice
+    subject, right = checks.Subject(name, {**baselines.METHODS, name: kind}), checks.CHECKS[expected]
+    found = checks.finding(expected, right.advice, partial(right.run, subject))
+    assert not found.passed, "the mistake was not seen"
+    assert re.search(words, found.said)
+    assert found.advice
 
 
+def test_every_check_is_known_to_catch_something() -> None:
+    assert {expected for _, expected, _ in WRONG.values()} == checks.CHECKS.keys()
+
+
+@pytest.mark.slow
 def test_a_failure_of_a_check_is_a_failure_of_the_command_and_says_what_to_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
