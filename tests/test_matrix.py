@@ -110,7 +110,7 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
         (["methods=[grpo, gspo(dual_clip=0.5)]"], "gspo.dual_clip is 0.5; allowed: 1 and more"),
         (
             ["methods=[grpo, passk(k=17)]"],
-            r"train.group is 16, but method 'passk\(k=17\)' compares the responses to one prompt \(allowed: 18 and more",
+            r"train.group is 16, but method 'passk\(k=17\)' compares the responses to one prompt \(allowed: 18",
         ),
         (["train.group=1", "methods=[ppo]", "baseline=ppo", "train.resample={}"], "train.group is 1, and one response"),
         (["train.steps=3", "rollout.lag=3"], "rollout.lag is 3, but train.steps is 3, and no step comes 3 after"),
