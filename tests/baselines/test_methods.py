@@ -291,7 +291,7 @@ def test_a_control_alone_stands_on_grpo_and_takes_shared_options() -> None:
     ("spec", "words"),
     [
         ("grpo+ppo", "2 objectives"),
-        ("clip_b+clip_b(mu=3)", "a control twice"),
+        ("clip_b+clip_b(mu=3)", "names control clip_b twice"),
         ("clip_bb", "did you mean 'clip_b'"),
         ("grpo(cliphigh=0.3)", "unknown key grpo.cliphigh; allowed: .*did you mean 'clip_high'"),
         ("grpo(clip_low=-1)", "clip_low is -1.0; allowed: 0 and more"),

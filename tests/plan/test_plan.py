@@ -33,6 +33,7 @@ from harness.plan import cost, lacks, show
 from harness.plan import estimate as plan
 from harness.plan.cost import EMBEDDED, Asked, Engine, Memory
 from harness.plan.machine import Device, Machine, cuda_devices, this_machine
+from harness.record.made import Made
 from harness.record.state import State
 from harness.rollout import choice, embedded, models, vllm
 from harness.tokens.metrics import Stopwatch
@@ -488,6 +489,7 @@ def test_time_of_ranks_by_hand() -> None:
 
 def done(each: matrix.Cell, spent: float) -> None:
     State("done", seconds=spent).write(each.folder)
+    Made("an attempt", 0.0, None, None, None, each.sources, {}, "a processor", "cpu").write(each.folder)
 
 
 def test_time_is_that_of_measured_cells_of_the_same_kind(tmp_path: Path) -> None:

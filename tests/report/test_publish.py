@@ -174,4 +174,4 @@ def test_a_server_is_fed_and_read_as_a_file_is(
     assert sorted(held(server)[2]) == sorted(cell.key for cell in made.cells)
     if "MLFLOW_TRACKING_PASSWORD" in os.environ:
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
-        assert "401" in told(capsys, "--experiment", "made")
+        assert "knows no user" in told(capsys, "--experiment", "made")
