@@ -179,8 +179,8 @@ def params_of(spec: CellSpec) -> dict[str, str]:
         factors |= {f"method.{name}.{key}": value for key, value in component.items() if key != "component"}
     for part in ("train", "rollout", "correction", "eval", "stop"):
         factors |= {f"{part}.{key}": value for key, value in spec.settings[part].items()}
-    if spec.config.axes:
-        factors["axes"] = ", ".join(spec.config.axes)
+    if axes := spec.settings.get("axes"):  # as plain values: the typed configuration takes longer than all else here
+        factors["axes"] = ", ".join(axes)
     return {key: str(value)[:LONGEST_VALUE] for key, value in factors.items()}
 
 
