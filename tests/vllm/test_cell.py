@@ -85,7 +85,7 @@ def test_what_draws_from_the_process_draws_by_the_seed(seed: int, tmp_path: Path
 
 
 def test_dynamics_may_ask_one_engine_after_the_other(tmp_path: Path) -> None:
-    given = ["rollout.engine=vllm", "hardware.cache_gib=0.1", "seeds=[0]", "plugins=[harness.study.theory]", *SHORT]
+    given = ["rollout.engine=vllm", "hardware.cache_gib=0.1", "seeds=[0]", *SHORT]
     settings = config.load("smoke", given)
     embedded = config.load("smoke", [*given, "rollout.engine=embedded"])
     with Verifier() as verifier:
