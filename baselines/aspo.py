@@ -39,6 +39,5 @@ class Aspo(ByEntropy):
 
     def clips(self, view: View) -> tuple[Tensor, Tensor]:
         low_T, high_T = super().clips(view)
-        ratio_T, advantages_T = view.ratio_T, view.advantages_T
-        low_T = low_T | (advantages_T > 0) & (1 / ratio_T > (self.inverse_cap or inf))
-        return low_T, high_T | (advantages_T < 0) & (ratio_T > (self.dual_clip or inf))
+        capped_T = 1 / view.ratio_T > (self.inverse_cap or inf)
+        return low_T | (view.advantages_T > 0) & capped_T, high_T

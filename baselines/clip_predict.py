@@ -94,7 +94,7 @@ class ClipPredict(Control):
                 found[name] = self.memory * found.get(name, 0.0) + (1 - self.memory) * value
             if found["xx"]:
                 found["slope"] = min(max(found["xy"] / found["xx"], self.lowest), self.highest)
-        found |= {"entropy": now, "predicted": metrics["clip_predict/predicted"]}
+        found |= {"entropy": now, "predicted": metrics["predicted"]}
 
     def state(self) -> dict[str, float]:
         return dict(self.remembered)

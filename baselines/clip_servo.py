@@ -81,7 +81,7 @@ class ClipServo(Control):
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         moved = self.moved(self.gain * (self.target - metrics["entropy/mean"]))
-        exhausted = metrics["clip_servo/dropped"] < metrics["clip_servo/asked"] / 2
+        exhausted = metrics["dropped"] < metrics["asked"] / 2
         self.memory["share"] = min(moved, self.memory["share"]) if exhausted else moved
 
     def state(self) -> dict[str, float]:

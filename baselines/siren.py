@@ -65,7 +65,7 @@ class Siren(Control):
         return {"entropy_top": self.top(view.old.entropy, view.batch)[1].item()}
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        self.memory.setdefault("anchor", metrics["siren/entropy_top"])
+        self.memory.setdefault("anchor", metrics["entropy_top"])
 
     def state(self) -> dict[str, float]:
         return dict(self.memory)

@@ -1,6 +1,6 @@
 """All benchmarks that need no GPU: `make bench`."""
 
-from benchmarks import data, demo, methods, rollout, step, tokenstats, verify
+from benchmarks import data, demo, launchers, methods, padding, rollout, step, tokenstats, verify
 
-for benchmark in (rollout, step, methods, tokenstats, data, verify, demo):
+for benchmark in (rollout, step, padding, methods, tokenstats, data, verify, launchers, demo):
     benchmark.main()

@@ -12,7 +12,7 @@ from rich.table import Table
 from transformers.utils import logging
 
 from harness import cell, config
-from harness.matrix import Cell
+from harness.matrix import Cell, Shared
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
@@ -24,7 +24,7 @@ logging.set_verbosity_error()
 def trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer:
     """A trainer of the demo's configuration, before its first step."""
     settings = config.load("demo", overrides)
-    planned = Cell(settings, method, task="countdown", model="countdown-tiny", seed=0)
+    planned = Cell(settings, method, task="countdown", model="countdown-tiny", seed=0, shared=Shared(settings))
     built = cell.build(planned.spec, folder, Verifier(), say=lambda _: None)
     built.engine.load(built.policy.module)
     return built

@@ -27,15 +27,18 @@ PATH = Path(__file__).parent.parent / "tests" / "golden" / "methods.json"
 STEPS = 10
 SIZE = Size(dtype=torch.float64)
 COLUMNS = ("loss/policy", "entropy/mean", "gradient/norm", "weights/dropped")
-# How far a curve may be from the one that is kept, of the largest value of its column. Between instruction sets
-# (ATEN_CPU_CAPABILITY=default and avx2 against AVX512) curves were 2e-7 apart at most, and 2e-6 with a critic, which
-# computes in float32.
-TOLERANCE = 1e-4
+# How far a curve may be from the one that is kept, of the largest value of its column. Under other instruction sets
+# (ATEN_CPU_CAPABILITY=default with MKL_CBWR=COMPATIBLE and DNNL_MAX_CPU_ISA=SSE41; avx2 for all three) every curve was
+# equal to its nine digits, but that of ppo, whose critic computes in float32: 2e-6. This is ten times that; an option
+# that is 2 % larger moves a curve by 7e-5 at least, unless it moves nothing here.
+TOLERANCE = 2e-5
 # Options, where defaults do nothing on this model: thresholds that never fire, targets that are already met.
 SPECS = {
     "clip_b": "clip_b(share=0.1)",
     "clip_v": "clip_v(share=0.1)",
     "adaptive_entropy": "adaptive_entropy(target=3, delta=0.01, highest=0.1)",
+    "entropic": "entropic(target=2.6)",
+    "entropy_advantage": "entropy_advantage(scale=0.1)",
     "stare": "stare(target=3)",
     "clip_servo": "clip_servo(target=3)",
 }

@@ -1,6 +1,7 @@
 """The cost of each method beside plain GRPO: whole training steps on the same tokens, in pairs, CPU seconds.
 
-Beside it the method's own arithmetic without any model, on a batch of this size: what a step costs whatever the model.
+Beside it the tokens that the update computes, of GRPO's, and the method's own arithmetic without any model, on a batch
+of this size: what a step costs whatever the model.
 
 `python -m benchmarks.methods 5 gspo dapo` measures some methods, in five rounds.
 """
@@ -20,6 +21,7 @@ from rich.progress import track
 
 from baselines import METHODS
 from benchmarks.common import console, show, trainer
+from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method
 from harness.study import probe
 from harness.study.probe import Probe
@@ -38,36 +40,58 @@ COSTS = {
 
 
 def main(rounds: int = 3, methods: Sequence[str] = tuple(METHODS)) -> None:
-    """Times each method `rounds` times beside GRPO, each time before or after it, and takes the best time of both."""
+    """Times the same step by each method and by GRPO, `rounds` times by turns, and takes the best time of both."""
     torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         plain = trainer(PLAIN, Path(folder))
-        start = copy.deepcopy(plain.policy.state())
+        start, usual = copy.deepcopy(plain.policy.state()), passed(plain)
         train, longest = plain.config.train, plain.config.rollout.max_new_tokens
         given = probe.probe(groups=train.prompts, size=train.group, longest=longest).to(torch.float32)
         for method in track(methods, "methods", console=console, transient=True):
             pair = {"plain": plain, "mine": trainer(method, Path(folder))}
+            usual.clear()
+            mine = passed(pair["mine"])
             best = dict.fromkeys(pair, float("inf"))
-            for step in range(1, rounds + 1):
-                for name in pair if step % 2 else reversed(pair):
-                    best[name] = min(best[name], seconds(pair[name], start, step))
+            for number in range(rounds):
+                for name in pair if number % 2 else reversed(pair):
+                    best[name] = min(best[name], seconds(pair[name], start))
             asks = ", ".join(asked(pair["mine"].method))
             own = min(arithmetic(pair["mine"].method, given, train.updates) for _ in range(rounds))
             rows.append(
-                [method, f"{best['mine']:.3f}", f"{best['mine'] / best['plain']:.3f}", f"{1e3 * own:.0f}", asks]
+                [
+                    method,
+                    f"{best['mine']:.3f}",
+                    f"{best['mine'] / best['plain']:.3f}",
+                    f"{sum(mine) / sum(usual):.2f}",
+                    f"{1e3 * own:.0f}",
+                    asks,
+                ]
             )
-    columns = ["method", "CPU s", "of GRPO", "own ms", "asks for"]
+    columns = ["method", "CPU s", "of GRPO", "tokens", "own ms", "asks for"]
     show(f"One training step of the demo, best of {rounds}", columns, rows)
 
 
-def seconds(trainer: Trainer, start: dict[str, Any], step: int) -> float:
-    """Times a step of the untrained policy, which draws the same responses whatever the method."""
+def seconds(trainer: Trainer, start: dict[str, Any]) -> float:
+    """Times the first step of the untrained policy, which draws the same responses whatever the method."""
     trainer.policy.load_state(copy.deepcopy(start))
-    trainer.synchronise(step)
+    trainer.synchronise(0)
     before = time.process_time()
-    trainer.train_step(step, Stopwatch())
+    trainer.train_step(1, Stopwatch())
     return time.process_time() - before
+
+
+def passed(trainer: Trainer) -> list[int]:
+    """Returns a list to which the trainer adds the tokens of each pass with gradient: responses without signal are in
+    none."""
+    found, compute = [], trainer.stats_during
+
+    def heard(part: TokenBatch, old: TokenStats) -> TokenStats:
+        found.append(len(part.index_T))
+        return compute(part, old)
+
+    trainer.stats_during = heard  # type: ignore[method-assign]
+    return found
 
 
 def arithmetic(method: Method, given: Probe, updates: int) -> float:

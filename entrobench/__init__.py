@@ -8,9 +8,10 @@
     print(matrix.report())       # the path of the HTML page
 
 `plan`, `run`, `leaderboard` and `report` do the same in one line: `entrobench.run("smoke", "train.steps=10")`.
-A method is a subclass of `Objective` or `Control`; a task has the attributes of `Task`, gives `Problem`s and answers
-with `Verdict`s; `number`, `numbers` and `choice` declare what their options allow. A mistake in what you ask for is a
-`UserError`, and cells that do not end well are `CellsFailed`.
+A method is a subclass of `Objective`, `ClippedObjective` or `Control`, whose verbs see a `View`, or a `Composition` of
+others; a task has the attributes of `Task`, gives `Problem`s and answers with `Verdict`s; `number`, `numbers` and
+`choice` declare what their options allow. A mistake in what you ask for is a `UserError`, and cells that do not end
+well are `CellsFailed`.
 
 What is named here is loaded when it is first used, so that importing this package costs nothing.
 """
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from harness.base.errors import UserError
     from harness.base.schema import choice, number, numbers
     from harness.base.task import Problem, Task, Verdict, Verifier, check_split
-    from harness.method import Control, Objective
+    from harness.method import ClippedObjective, Composition, Control, Objective, View
 
     __version__: str
 
 __all__ = [
     "CellsFailed",
+    "ClippedObjective",
+    "Composition",
     "Control",
     "Matrix",
     "Objective",
@@ -39,6 +42,7 @@ __all__ = [
     "UserError",
     "Verdict",
     "Verifier",
+    "View",
     "__version__",
     "check_split",
     "choice",
@@ -59,7 +63,7 @@ WHERE = {
     "UserError": "harness.base.errors",
     **dict.fromkeys(("choice", "number", "numbers"), "harness.base.schema"),
     **dict.fromkeys(("Problem", "Task", "Verdict", "Verifier", "check_split"), "harness.base.task"),
-    **dict.fromkeys(("Control", "Objective"), "harness.method"),
+    **dict.fromkeys(("ClippedObjective", "Composition", "Control", "Objective", "View"), "harness.method"),
 }
 
 

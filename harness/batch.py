@@ -20,6 +20,8 @@ from torch import Tensor
 from harness.base import ranks, seeds
 from harness.base.errors import UserError
 
+LONG = 64  # tokens of a sequence from which on it pays that attention computes each one apart
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -116,6 +118,7 @@ class TokenBatch:
     seed: int  # of this cell at this step, for what is chosen at random
     progress: float  # the share of the run's steps that are over
     index_T: Tensor  # where the tokens of this part stand in the whole batch
+    packed: bool = False  # it goes through the model in one row, without padding
 
     @classmethod
     def of(
@@ -197,19 +200,28 @@ class TokenBatch:
         """Says whether prompts are so large a part of the tokens that it pays to run each once for its whole group."""
         return bool(2 * self.prompt_lengths_B.sum() > self.lengths_B.sum())
 
-    def micro_batches(self, tokens: int) -> Iterator[TokenBatch]:
-        """Yields parts whose padded size stays within `tokens`: groups stay together where prompts weigh, else similar
-        lengths do."""
+    @property
+    def long(self) -> bool:
+        """Says whether its sequences are long on average."""
+        return sum(map(len, self.sequences)) >= LONG * len(self)
+
+    def micro_batches(self, tokens: int, *, packing: bool = False) -> Iterator[TokenBatch]:
+        """Yields parts of up to `tokens` tokens, with padding. Long sequences are packed where the model allows it, in
+        order, so that groups stay together. Of others groups stay together where prompts weigh, else similar lengths.
+        """
+        packed = packing and self.long
         rows: list[int] = []
-        longest = 0
+        longest = total = 0
         order = range(len(self))
-        for row in order if self.prompts_weigh else sorted(order, key=lambda row: len(self.sequences[row])):
-            longest = max(longest, len(self.sequences[row]))
-            if rows and longest * (len(rows) + 1) > tokens:
-                yield self.take(rows)
-                rows, longest = [], len(self.sequences[row])
+        by_group = packed or self.prompts_weigh
+        for row in order if by_group else sorted(order, key=lambda row: len(self.sequences[row])):
+            length = len(self.sequences[row])
+            longest, total = max(longest, length), total + length
+            if rows and (total if packed else longest * (len(rows) + 1)) > tokens:
+                yield dataclasses.replace(self.take(rows), packed=packed)
+                rows, longest, total = [], length, length
             rows.append(row)
-        yield self.take(rows)
+        yield dataclasses.replace(self.take(rows), packed=packed)
 
     def idle(self) -> TokenBatch:
         """Returns its shortest sequence, none of whose tokens are asked for: a pass over it gives nothing to anyone."""

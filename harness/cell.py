@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python
 from harness.composition import Method, components
 from harness.config import Config
-from harness.record import made, state
+from harness.record import lease, made, state
 from harness.record.log import MetricsLog, collapse
 from harness.record.made import Made
 from harness.record.spec import CellSpec
@@ -36,7 +38,7 @@ from harness.rollout.proof import check_weights
 from harness.rollout.rendering import instructed, left_out
 from harness.rollout.together import led
 from harness.train import sources
-from harness.train.filter import Asker, pool
+from harness.train.filter import RESPONSES, Asker, pool
 from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.trainer import Trainer
@@ -62,6 +64,8 @@ def build(spec: CellSpec, folder: Path, verifier: Verifier, say: Callable[[str],
     config = spec.config
     device, dtype = device_of(config)
     torch.set_num_threads(config.hardware.threads)
+    if device == "cuda":
+        torch.cuda.set_per_process_memory_fraction(config.hardware.share)
     method = Method.of(spec.method, baselines.table(config.plugins), config.method_options)
     model = models.resolve(spec.model)
     base = model.folder()
@@ -80,12 +84,13 @@ def build(spec: CellSpec, folder: Path, verifier: Verifier, say: Callable[[str],
     if config.train.filter is not None:
         engine.load(policy.module)  # which has not been trained yet
         check_weights(engine, policy.module, dtype, spec.seed)
+    most, given = config.verify.max_failures, config.train.filter
+    asker = Asker(model.identity(), task, engine, tokenizer, verifier, config.rollout, most, model.chat)
     found = None
-    with led(engine) as sampling:
-        if sampling is not None:
-            most = config.verify.max_failures
-            asker = Asker(model.identity(), task, sampling, tokenizer, verifier, config.rollout, most, model.chat)
-            found = pool(asker, config.train.filter, models.default_cache(), config.train.prompts, say)
+    with led(asker.verdicts) as ask:
+        if ask is not None:
+            at_once = ranks.count() * max(RESPONSES // given.n, 1) if given else 0
+            found = pool(asker, ask, given, models.default_cache(), at_once, say)
     problems = ranks.of_first(found)
     assert problems is not None
     parts = Parts(
@@ -171,13 +176,17 @@ class Diary:
         if ranks.number() == 0:
             state.change(self.folder, **changes, seconds=self.seconds)
 
-    def failed(self, reason: str) -> None:
-        """Notes the reason of the first rank that fails: others then fail for want of it, as all do when stopped."""
-        if not State.read(self.folder).ended and not self.orphaned:
-            state.change(self.folder, state="failed", reason=reason, seconds=self.seconds)
+    def failed(self, reason: str, unless: Sequence[str] = ("done", "failed")) -> None:
+        """Notes the reason of the first rank that fails: others then fail for want of it, as all do when stopped.
+
+        Not where somebody else works on the cell by now.
+        """
+        with lease.briefly(self.folder) as ours:
+            if ours and not self.orphaned and State.read(self.folder).state not in unless:
+                state.change(self.folder, state="failed", reason=reason, seconds=self.seconds)
 
     def safe(self, **changes: Any) -> None:
-        """Notes that nothing done so far can be lost, which is the moment to stop where nobody waits for the cell."""
+        """Notes what can be lost no more, which is a moment to stop where nobody waits for the cell."""
         self.note(**changes)
         if self.orphaned:
             sys.exit("stopped: the launcher is gone; the next run goes on from here")
@@ -187,17 +196,50 @@ class Diary:
         self.safe(reason=text)
 
 
-def run(folder: Path) -> None:
+def work(folder: Path, wait: float | None = None) -> None:
     """Does all of the cell, or what this rank does of it."""
     diary = Diary(folder)
-    with ending(diary.failed):
+    with ending(partial(diary.failed, unless=["done"])):
         spec = CellSpec.read(folder)
         device, _ = device_of(spec.config)
-        with ranks.joined(spec.config.hardware.ranks, device), Verifier.of(spec.config.verify) as verifier:
-            trainer = build(spec, folder, verifier, diary.say)
-            diary.note(reason=unread(trainer, spec), device=device)
-            trainer.run(lambda step: diary.safe(durable_step=step))
+        with ranks.joined(spec.config.hardware.world, device, diary.failed), owned(folder, wait), ending(diary.failed):
+            if ranks.of_first(begin(folder, spec) if ranks.number() == 0 else None):
+                run(folder, spec, diary, device)
+
+
+def run(folder: Path, spec: CellSpec, diary: Diary, device: str) -> None:
+    with Verifier.of(spec.config.verify) as verifier:
+        trainer = build(spec, folder, verifier, diary.say)
+        diary.note(reason=unread(trainer, spec), device=device, where=where(device))
+        signal.signal(signal.SIGUSR2, lambda *_: ranks.leaving.set())
+        trainer.run(lambda step: diary.safe(durable_step=step), ranks.leaving.is_set)
+        if trainer.done_steps == trainer.last_step:
             finish(trainer, folder, diary)
+        else:
+            print("stopped, as it was asked to; the next run goes on from here", flush=True)
+
+
+def where(device: str) -> list[str]:
+    """Returns the machine of each rank, and its GPU if it has one."""
+    gpu = f", GPU {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}" if device == "cuda" else ""
+    return ranks.each(socket.gethostname() + gpu)
+
+
+@contextmanager
+def owned(folder: Path, wait: float | None) -> Iterator[None]:
+    """Lets the ranks of this cell write into its folder, and nobody else: the first of them holds it for all."""
+    if ranks.number() == 0:
+        with lease.held(folder, wait) as mine:
+            if mine is None:
+                print(f"another process works on this cell: {lease.holder(folder)}", flush=True)
+                sys.exit(lease.BUSY)
+            ranks.of_first(mine)
+            yield
+    else:
+        given = ranks.of_first(None)
+        assert given is not None
+        with lease.fenced(given):
+            yield
 
 
 @contextmanager
@@ -223,10 +265,8 @@ def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
     """Keeps the trained model, and calls the cell done if all of its work is there."""
     save = trainer.parts.config.checkpoint.save_model
     if save:
-        trainer.policy.save(folder / "model")
+        trainer.policy.save(folder / "model", trainer.parts.tokenizer)
     if ranks.number() == 0:
-        if save:
-            trainer.parts.tokenizer.save_pretrained(folder / "model")
         check_complete(trainer)
         diary.note(state="done", collapsed=trainer.collapsed)
 
@@ -260,27 +300,28 @@ def divide(folder: Path, count: int) -> None:
     sys.exit(failed)
 
 
-def main(folder: str) -> None:
-    """In a process of its own: everything printed goes to the cell's log."""
+def main(folder: str, gpus: Sequence[str] = (), wait: float | None = None) -> None:
+    """In a process of its own: everything printed goes to the cell's log. It is the cell, or the rank of it that RANK
+    names, or it starts the ranks itself. `gpus`: those that it may use, if not all. `wait`: for so many seconds it
+    waits for another process that works on the cell; None for as long as that takes."""
     place = Path(folder)
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     write_log(place)
     transformers.utils.logging.disable_progress_bar()
-
-    def failed(reason: str) -> None:
-        if State.read(place).state != "done":
-            state.change(place, state="failed", reason=reason)
-
-    # Another process may hold the cell: an orphan of a killed run ends at its next checkpoint, another run finishes it.
-    with state.lock(place):
-        with ending(failed):
-            spec = CellSpec.read(place)
-            begin(place, spec)
-            before = State.read(place)
-            if before.state == "done":
-                return
-        State("running", seconds=before.seconds).write(place)
-        count = spec.config.hardware.ranks
-        run(place) if count == 1 else divide(place, count)
+    with ending(partial(Diary(place).failed, unless=["done"])):
+        hardware = CellSpec.read(place).config.hardware
+        if "RANK" not in os.environ and hardware.nodes > 1:
+            raise UserError(
+                f"hardware.nodes is {hardware.nodes}; allowed: 1, since one machine starts this cell (others: "
+                "--launcher ray or slurm, or torchrun)"
+            )
+    if "RANK" in os.environ or hardware.ranks == 1:
+        work(place, wait)
+    elif wait == 0 and lease.holder(place):
+        sys.exit(lease.BUSY)
+    else:
+        divide(place, hardware.ranks)
 
 
 def write_log(place: Path) -> None:
@@ -291,8 +332,9 @@ def write_log(place: Path) -> None:
     os.close(log)
 
 
-def begin(place: Path, spec: CellSpec) -> None:
-    """Sets aside what another source has made, and writes down what makes this attempt if it is a new one."""
+def begin(place: Path, spec: CellSpec) -> bool:
+    """Sets aside what another source has made, and writes down what makes this attempt if it is a new one; returns
+    whether something is left to do, as another process may have done it meanwhile."""
     found = sources.components(spec)
     present = {name: IMPORTED.get(cls) or made.digest(cls) for name, cls in found.items()}
     earlier = Made.read(place)
@@ -308,10 +350,18 @@ def begin(place: Path, spec: CellSpec) -> None:
         gpu = torch.cuda.get_device_name() if device == "cuda" else None
         engine = choice.DISTRIBUTIONS if spec.config.rollout.engine == "vllm" else ()
         made.begin(place, present, device, gpu, engine)
+    before = State.read(place)
+    if before.state == "done":
+        return False
+    State("running", seconds=before.seconds).write(place)
+    return True
 
 
 def rank() -> None:
-    """In the process of a rank."""
+    """In the process of a rank that ends with the one that started it."""
     ranks.end_with_parent()
-    transformers.utils.logging.disable_progress_bar()
-    run(Path(sys.argv[1]))
+    main(sys.argv[1])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

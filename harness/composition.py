@@ -242,8 +242,11 @@ class Method:
         return (signal.term_scale_T * loss_T).sum()
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        for control in self.controls.values():
-            control.observe(metrics)
+        """Lets each control hear what was logged; what it logged itself also by the keys that it gave."""
+        for name, control in self.controls.items():
+            own = f"{name}/"
+            said = {key.removeprefix(own): value for key, value in metrics.items() if key.startswith(own)}
+            control.observe({**metrics, **said})
 
     def state(self) -> dict[str, dict[str, float]]:
         return {name: control.state() for name, control in self.controls.items()}

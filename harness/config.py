@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -139,8 +137,8 @@ class Eval:
         for key in given:
             if key not in BY_TASK:
                 raise UserError(f"unknown key {short(f'{where}{key}')}; {nearest(str(key), BY_TASK)}")
-        settings: Eval = typed(dataclasses.replace(self, by_task={}), given, where)
-        return settings
+        settings: Eval = dataclasses.replace(self, by_task={})
+        return typed(settings, given, where) if given else settings
 
 
 @dataclass
@@ -175,14 +173,44 @@ class Checkpoint:
 class Hardware:
     device: str = choice("auto", ("auto", "cpu", "cuda"))
     threads: int = number(1, least=1)  # CPU threads of a process
-    # Processes of a cell, each with a device of its own; they share the model's weights among them.
+    # Processes of a cell on a machine, each with a device of its own; all share the model's weights among them.
     ranks: int = number(1, least=1)
+    nodes: int = number(1, least=1)  # machines of a cell, which --launcher ray or slurm, or torchrun finds
+    # The part of a GPU that a cell of one rank takes: cells beside it take the rest.
+    share: float = number(1.0, above=0, most=1)
     micro_tokens: int = number(16384, least=1)  # tokens, padding included, of one forward pass
     recompute: bool = False  # a layer's activations are computed again in the backward pass instead of kept
+    offload: bool = False  # AdamW's moments and a copy of the weights lie in the machine's memory, not on the device
     # Of vLLM's keys and values; null: 1 on a CPU, on a GPU with the weights half of it.
     cache_gib: float | None = number(None, above=0)
     # A cell that takes longer is stopped and counted as failed.
     timeout_minutes: float | None = number(None, above=0)
+
+    @property
+    def world(self) -> int:
+        """Returns the number of ranks on all machines."""
+        return self.nodes * self.ranks
+
+
+@dataclass
+class Slurm:
+    """Says what `run --launcher slurm` asks SLURM for, beside the machines that `hardware` says."""
+
+    partition: str | None = None  # null: the cluster's own default
+    account: str | None = None
+    # Of one life of a cell; one that needs longer is put back into the queue, with a checkpoint.
+    minutes: int = number(240, least=1)
+    # So long before the end of its time a cell hears of it; a step and a checkpoint must fit.
+    notice_minutes: int = number(5, least=1)
+    setup: list[str] = field(default_factory=list)  # lines of bash before Python starts
+    # A command before Python, which then is the container's own, such as `apptainer exec --nv image.sif`
+    container: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)  # further options of sbatch, such as {qos: high}
+
+
+@dataclass
+class Launch:
+    slurm: Slurm = field(default_factory=Slurm)
 
 
 @dataclass
@@ -211,6 +239,7 @@ class Config:
     dynamics: Dynamics = field(default_factory=Dynamics)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     hardware: Hardware = field(default_factory=Hardware)
+    launch: Launch = field(default_factory=Launch)
     tracking: Tracking = field(default_factory=Tracking)
     plugins: list[str] = field(default_factory=list)  # modules that offer further methods and tasks
     results: str = "results"
@@ -218,7 +247,7 @@ class Config:
     @property
     def setting(self) -> dict[str, Any]:
         """Returns the value at each axis here."""
-        return {key: functools.reduce(getattr, key.split("."), self) for key in self.axes}
+        return {key: value_at(self, key) for key in self.axes}
 
     @property
     def folder(self) -> Path:
@@ -317,10 +346,16 @@ def validate(config: Config) -> None:
             raise UserError(f"{axis} names {next(v for v in values if values.count(v) > 1)!r} twice")
     if train.prompts % train.updates:
         raise UserError(f"train.updates is {train.updates}; it must divide train.prompts ({train.prompts})")
-    if train.prompts % (train.updates * config.hardware.ranks):
+    hardware = config.hardware
+    if train.prompts % (train.updates * hardware.world):
+        ranks = " x ".join(f"hardware.{name}" for name in ("nodes", "ranks")[hardware.nodes == 1 :])
         raise UserError(
-            f"hardware.ranks is {config.hardware.ranks}; train.prompts ({train.prompts}) must be a multiple of "
-            f"train.updates x hardware.ranks ({train.updates} x {config.hardware.ranks})"
+            f"{ranks} is {hardware.world}; train.prompts ({train.prompts}) must be a multiple of "
+            f"train.updates x {ranks} ({train.updates} x {hardware.world})"
+        )
+    if hardware.share < 1 and hardware.world > 1:
+        raise UserError(
+            f"hardware.share is {hardware.share:g}, but a cell of {hardware.world} ranks has whole GPUs; allowed: 1"
         )
     if train.filter is not None:
         validate_filter(train.filter)
@@ -356,18 +391,29 @@ def flat(given: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]
 
 
 def variants(config: Config) -> list[Config]:
-    """Returns the configuration at each combination of its axes' values."""
+    """Returns the configuration at each combination of its axes' values; without axes, itself."""
+    found = [config]
     for key, values in config.axes.items():
         check_axis(config, key, values)
-    found = []
-    for combination in itertools.product(*config.axes.values()):
-        given: dict[str, Any] = dataclasses.asdict(config)
-        for key, value in zip(config.axes, combination, strict=True):
-            *sections, name = key.split(".")
-            functools.reduce(operator.getitem, sections, given)[name] = value
-        found.append(typed(Config(), given, ""))
-        validate(found[-1])
+        where, _, name = key.rpartition(".")
+        inner = value_at(config, where)
+        allowed = [getattr(typed(inner, {name: value}, f"{where}."), name) for value in values]
+        found = [replaced(each, key, value) for each in found for value in allowed]
+    if config.axes:
+        for each in found:
+            validate(each)
     return found
+
+
+def value_at(settings: Any, key: str) -> Any:
+    """Returns the value under a key such as train.lr."""
+    return functools.reduce(getattr, key.split("."), settings)
+
+
+def replaced(settings: Any, key: str, value: Any) -> Any:
+    """Returns settings with another value under a key."""
+    name, _, rest = key.partition(".")
+    return dataclasses.replace(settings, **{name: replaced(getattr(settings, name), rest, value) if rest else value})
 
 
 def check_axis(config: Config, key: str, values: Any) -> None:
@@ -387,7 +433,7 @@ def scalars(settings: Any, where: str = "") -> list[str]:
     found = []
     for each in dataclasses.fields(settings):
         value, key = getattr(settings, each.name), f"{where}{each.name}"
-        if key in ("name", "results", "baseline", "tracking", "hardware", "checkpoint"):
+        if key in ("name", "results", "baseline", "tracking", "launch", "hardware", "checkpoint"):
             continue
         if dataclasses.is_dataclass(value):
             found += scalars(value, f"{key}.")
@@ -410,7 +456,7 @@ def validate_filter(given: Filter) -> None:
 
 
 def validate_resample(given: Resample, config: Config) -> None:
-    train, ranks = config.train, config.hardware.ranks
+    train, ranks = config.train, config.hardware.world
     if train.group == 1:
         raise UserError(
             "train.group is 1, and one response alone cannot earn more than another; train.resample needs 2 and more"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import baselines
 import tasks
 from harness import composition
-from harness.base import devices, files, identities
+from harness.base import devices, files, identities, registry
 from harness.base.errors import UserError, nearest, without_password
 from harness.composition import Method
 from harness.config import Config, told, variants
@@ -22,12 +22,78 @@ from harness.record import made
 from harness.record.spec import CellSpec
 from harness.record.state import Progress
 from harness.rollout import choice, models
-from harness.train import sources
+from harness.rollout.models import Model
 from tasks import check_split
 
 MARKER = "matrix.json"
 AXES = ("method", "task", "model")
 LONGEST_NAME = 180  # characters of a cell's folder before its key; options may hold whole sentences
+
+
+class Shared:
+    """Makes what the cells of a matrix have in common, each once: there may be thousands of them. A matrix that
+    is made later makes all of it anew, since plugins and the files of models may have been edited."""
+
+    def __init__(self, config: Config) -> None:
+        self.methods, self.tasks = baselines.table(config.plugins), tasks.table(config.plugins)
+        self.method = cache(lambda spec: Method.of(spec, self.methods, config.method_options))
+        self.task = cache(lambda spec: registry.build("task", self.tasks, spec))
+        self.made_of = cache(lambda spec: composition.composed(spec, self.methods))
+        self.model = cache(models.resolve)
+        self.known: dict[tuple[str, str], Settled] = {}
+
+    def settled(self, config: Config, model: str) -> Settled:
+        """Returns one setting of the matrix as it is for a model on this machine."""
+        key = told(config.setting), model
+        if key not in self.known:
+            self.known[key] = Settled.of(config, self.model(model))
+        return self.known[key]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A configuration with the device, the compute type and the engine that `auto` means for a model on this machine:
+    they decide which responses are drawn, so they belong to who a cell is."""
+
+    config: Config
+
+    @classmethod
+    def of(cls, config: Config, model: Model) -> Settled:
+        device = devices.kind(config.hardware.device)
+        dtype = config.train.dtype
+        if dtype == "auto":
+            dtype = "bfloat16" if device == "cuda" else "float32"
+        engine = choice.resolve(config.rollout.engine, config.hardware.device, model.shape())
+        settled = dataclasses.replace(
+            config,
+            train=dataclasses.replace(config.train, dtype=dtype),
+            rollout=dataclasses.replace(config.rollout, engine=engine),
+            hardware=dataclasses.replace(config.hardware, device=device),
+        )
+        return cls(settled)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Returns the part of who a cell is that methods, tasks, models and seeds share."""
+        config, correction = self.config, self.config.correction
+        parts = {part: dataclasses.asdict(getattr(config, part)) for part in ("train", "rollout", "eval", "stop")}
+        if config.train.dtype == "float32":
+            parts["train"]["dtype"] = "auto"  # which float32 is called here, however it was asked for
+        return {
+            **parts,
+            "verify": {"limit_s": config.verify.limit_s},
+            # Where it is off, its bounds define nothing.
+            **({} if correction.kind == "off" else {"correction": dataclasses.asdict(correction)}),
+            **({} if config.hardware.device == "cpu" else {"device": config.hardware.device}),
+        }
+
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        """Returns the configuration as plain values, without a password: many may read what is written down."""
+        settings = dataclasses.asdict(self.config)
+        if self.config.tracking.uri is not None:
+            settings["tracking"]["uri"] = without_password(self.config.tracking.uri)
+        return settings
 
 
 @dataclass(frozen=True)
@@ -39,46 +105,25 @@ class Cell:
     task: str
     model: str
     seed: int
+    shared: Shared = field(repr=False, compare=False)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Returns all that defines the result, which paths, launchers, trackers and file names do not."""
-        table, correction = baselines.table(self.config.plugins), self.config.correction
-        settled = self.settled
-        parts = {part: dataclasses.asdict(getattr(settled, part)) for part in ("train", "rollout", "eval", "stop")}
-        if settled.train.dtype == "float32":
-            parts["train"]["dtype"] = "auto"  # which float32 is called here, however it was asked for
+        shared = self.shared
         return {
-            "method": Method.of(self.method, table, self.config.method_options).identity(),
-            "task": identities.of(tasks.build(self.task, self.config.plugins)),
-            "evaluation_tasks": [
-                identities.of(tasks.build(spec, self.config.plugins)) for spec in self.evaluation_tasks
-            ],
-            "model": models.resolve(self.model).identity(),
+            "method": shared.method(self.method).identity(),
+            "task": identities.of(shared.task(self.task)),
+            "evaluation_tasks": [identities.of(shared.task(spec)) for spec in self.evaluation_tasks],
+            "model": shared.model(self.model).identity(),
             "seed": self.seed,
-            **parts,
-            "verify": {"limit_s": self.config.verify.limit_s},
-            # Where it is off, its bounds define nothing.
-            **({} if correction.kind == "off" else {"correction": dataclasses.asdict(correction)}),
-            **({} if settled.hardware.device == "cpu" else {"device": settled.hardware.device}),
+            **shared.settled(self.config, self.model).identity,
         }
 
-    @cached_property
+    @property
     def settled(self) -> Config:
-        """Returns the configuration with the device, the compute type and the engine that `auto` means for this model
-        on this machine: they decide which responses are drawn, so they belong to who the cell is."""
-        config = self.config
-        device = devices.kind(config.hardware.device)
-        dtype = config.train.dtype
-        if dtype == "auto":
-            dtype = "bfloat16" if device == "cuda" else "float32"
-        engine = choice.resolve(config.rollout.engine, config.hardware.device, models.resolve(self.model).shape())
-        return dataclasses.replace(
-            config,
-            train=dataclasses.replace(config.train, dtype=dtype),
-            rollout=dataclasses.replace(config.rollout, engine=engine),
-            hardware=dataclasses.replace(config.hardware, device=device),
-        )
+        """Returns the configuration with what `auto` means for this model on this machine."""
+        return self.shared.settled(self.config, self.model).config
 
     @cached_property
     def key(self) -> str:
@@ -105,16 +150,16 @@ class Cell:
     def spec(self) -> CellSpec:
         """All that its process needs to know."""
         axes = {axis: getattr(self, axis) for axis in ("method", "task", "model", "seed")}
-        settings = dataclasses.asdict(self.settled)
-        if self.config.tracking.uri is not None:  # many may read what is written down
-            settings["tracking"]["uri"] = without_password(self.config.tracking.uri)
-        made_of = composition.composed(self.method, baselines.table(self.config.plugins))
+        settings = self.shared.settled(self.config, self.model).plain
+        made_of = self.shared.made_of(self.method)
         return CellSpec(self.key, self.config.name, **axes, identity=self.identity, settings=settings, made_of=made_of)
 
     @cached_property
     def components(self) -> dict[str, type]:
         """Returns the classes of its method and its tasks, by their names."""
-        return sources.components(self)
+        shared, specs = self.shared, (self.task, *self.config.eval.tasks)
+        built = [*shared.method(self.method).components, *map(shared.task, specs)]
+        return made.named(built, composition.components(shared.methods), shared.tasks)
 
     @property
     def sources(self) -> dict[str, str]:
@@ -127,9 +172,9 @@ class Cell:
 
 def cells(config: Config) -> list[Cell]:
     """Every cell of the matrix, checked; seeds outermost, so that an unfinished matrix compares methods fairly."""
-    table, settings = baselines.table(config.plugins), variants(config)
+    shared, settings = Shared(config), variants(config)
     for spec in [*config.methods, config.baseline]:
-        method = Method.of(spec, table, config.method_options)
+        method = shared.method(spec)
         for setting in settings:
             if setting.train.group < method.min_group:
                 raise UserError(
@@ -139,24 +184,24 @@ def cells(config: Config) -> list[Cell]:
             if setting.correction.kind != "off" and setting.correction.level == "token":
                 whose = f"correction.kind={setting.correction.kind}"
                 composition.check_token_weights(whose, method.base, method.objective, "correction.level=sequence")
-    known = composition.components(table)
+    known = composition.components(shared.methods)
     for name in config.method_options:
         if name not in known:
-            entry = table.get(name)
+            entry = shared.methods.get(name)
             why = f"stands for {entry.spec}" if isinstance(entry, Composition) else "is no objective and no control"
             raise UserError(f"method_options names {name!r}, which {why}; {nearest(name, known)}")
     for spec in config.tasks:
-        check_split(tasks.build(spec, config.plugins), "train", "the split to train on")
+        check_split(shared.task(spec), "train", "the split to train on")
     for spec in config.eval.tasks or config.tasks:
-        check_split(tasks.build(spec, config.plugins), config.eval.split, "eval.split")
-    evaluated = {tasks.build(spec, config.plugins).name for spec in config.eval.tasks or config.tasks}
+        check_split(shared.task(spec), config.eval.split, "eval.split")
+    evaluated = {shared.task(spec).name for spec in config.eval.tasks or config.tasks}
     for name in config.eval.by_task:
         if name not in evaluated:
             raise UserError(f"eval.by_task names {name!r}, which is not evaluated; {nearest(name, evaluated)}")
     if config.baseline not in config.methods:
         raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")
     axes = itertools.product(config.seeds, settings, config.tasks, config.models, config.methods)
-    matrix = [Cell(setting, method, task, model, seed) for seed, setting, task, model, method in axes]
+    matrix = [Cell(setting, method, task, model, seed, shared) for seed, setting, task, model, method in axes]
     seen: dict[str, Cell] = {}
     for cell in matrix:
         if cell.key in seen:

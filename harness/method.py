@@ -195,6 +195,8 @@ class ClippedObjective(Objective):
 
     def clips(self, view: View) -> tuple[Tensor, Tensor]:
         ratio_T, (low_T, high_T) = self.ratio(view), self.bounds(view)
+        if self.dual_clip is not None:
+            high_T = high_T.clamp(max=self.dual_clip).where(view.advantages_T < 0, high_T)
         return ratio_T < low_T, ratio_T > high_T
 
 
@@ -229,7 +231,8 @@ class Control(Component):
         return 0.0
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """Hears the metrics of a step that is over; a control with a memory updates it here."""
+        """Hears the metrics of a step that is over, its own by the keys of its verb `metrics`; a control with a memory
+        updates it here."""
 
     def state(self) -> dict[str, float]:
         """Returns the memory, for the checkpoint and the log."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +18,11 @@ from harness.batch import TokenBatch, TokenStats
 from harness.composition import Signal
 from harness.record.log import MetricsLog, collapse
 from harness.rollout import proof
-from harness.rollout.protocol import Sampling
 from harness.rollout.together import led
 from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
 from harness.tokens.metrics import Stopwatch
-from harness.train import checkpoint
+from harness.train.checkpoint import Checkpoints
 from harness.train.collect import Collector
 from harness.train.evaluate import Sampler, evaluate
 from harness.train.parts import Parts
@@ -43,14 +44,19 @@ class Trainer:
         self.policy, self.critic = parts.policy, parts.critic
         self.collector = Collector(parts, folder)
         self.log = MetricsLog(folder)
+        self.checkpoints = Checkpoints(folder / "checkpoints")
         self.done_steps = -1  # -1: not even the evaluation before training is done
         self.collapsed: int | None = None  # the step after which training ends early
 
-    def run(self, on_durable: Callable[[int], None]) -> None:
-        """Train to the end from wherever the last checkpoint stands; `on_durable` hears of steps that are safe."""
+    def run(self, on_durable: Callable[[int], None], leaving: Callable[[], bool] = lambda: False) -> None:
+        """Train to the end from wherever the last checkpoint stands, or until rank 0 finds that it is `leaving`;
+        `on_durable` hears of steps that are safe."""
         self.resume()
+        if self.done_steps > 0:
+            on_durable(self.done_steps)  # which is less than was told before where a checkpoint has been damaged
         self.synchronise(self.done_steps)
-        while (step := self.done_steps + 1) <= self.last_step:
+        early = False
+        while not early and (step := self.done_steps + 1) <= self.last_step:
             watch = Stopwatch()
             record = self.train_step(step, watch) if step else dict(self.parts.pool.record)
             self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
@@ -59,9 +65,17 @@ class Trainer:
             if ranks.number() == 0:
                 self.log.append(step, time.time(), record | watch.seconds)
             self.done_steps = step
-            if step and (step % self.config.checkpoint.every == 0 or step == self.last_step):
+            early = ranks.of_first(leaving())
+            due = step > 0 and (early or step % self.config.checkpoint.every == 0 or step == self.last_step)
+            self.tell(on_durable, wait=due)  # a checkpoint waits for the one before it
+            if due:
                 self.save()
-                on_durable(step)
+        self.tell(on_durable, wait=True)
+        self.checkpoints.keep(1)
+
+    def tell(self, on_durable: Callable[[int], None], *, wait: bool) -> None:
+        if (step := self.checkpoints.written(wait=wait)) is not None:
+            on_durable(step)
 
     @property
     def last_step(self) -> int:
@@ -213,14 +227,14 @@ class Trainer:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """By rank 0, with the engines of all."""
-        with led(self.engine) as sampling:
-            return {} if sampling is None else self.scores(step, sampling)
-
-    def scores(self, step: int, sampling: Sampling) -> dict[str, float]:
-        record: dict[str, float] = {}
         context = None if self.config.eval.beyond_context else context_of(self.policy.module.config)
         seed = seeds.derive("evaluate", self.parts.seed, step)
-        sampler = Sampler(sampling, self.parts.tokenizer, seed, self.parts.chat, context)
+        sampler = Sampler(self.engine, self.parts.tokenizer, seed, self.parts.chat, context)
+        with led(sampler.sample) as sample:
+            return {} if sample is None else self.scores(step, dataclasses.replace(sampler, helped=sample))
+
+    def scores(self, step: int, sampler: Sampler) -> dict[str, float]:
+        record: dict[str, float] = {}
         for task in self.parts.evaluation_tasks:
             settings = self.config.eval.of(task.name)
             result = evaluate(
@@ -255,19 +269,21 @@ class Trainer:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
 
     def save(self) -> None:
-        state = {name: learner.state() for name, learner in self.learners().items()}
-        state |= {"method": self.method.state(), "rollouts": self.collector.state()}
-        if ranks.number() == 0:
-            checkpoint.save(self.folder / "checkpoints", self.done_steps, state)
+        """Begins to write a checkpoint."""
+        tensors = {
+            f"{who}.{name}": x for who, learner in self.learners().items() for name, x in learner.state().items()
+        }
+        rest = {"method": self.method.state(), "rollouts": self.collector.state()}
+        self.checkpoints.save(self.done_steps, tensors, rest)
 
     def resume(self) -> None:
-        state = checkpoint.latest(self.folder / "checkpoints")
-        if state is not None:
-            self.done_steps = state["step"]
-            self.method.load_state(state["method"])
-            self.collector.load_state(state["rollouts"])
-            for name, learner in self.learners().items():
-                learner.load_state(state[name])
+        found = self.checkpoints.latest()
+        if found is not None:
+            self.done_steps = found.step
+            self.method.load_state(found.rest["method"])
+            self.collector.load_state(found.rest["rollouts"])
+            for who, learner in self.learners().items():
+                learner.load_state(found.of(who), partial(found.fill, who))
         if ranks.number() == 0:
             self.log.truncate(self.done_steps)
             self.collapsed = collapse(self.log.read(), self.config.stop.entropy_below)

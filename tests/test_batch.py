@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
+from pairs import on_two_ranks
 from ragged import Case, batch_of, case, rollouts
 from torch import Tensor
-from torch.multiprocessing import spawn
 
 import baselines
 from harness.batch import Rollout, TokenBatch, TokenStats
@@ -84,6 +83,25 @@ def test_micro_batches_hold_every_response_once_within_the_budget(
     # No piece could have taken the first response of the next one.
     for held, following in itertools.pairwise(rows):
         assert max(lengths[row] for row in [*held, following[0]]) * (len(held) + 1) > tokens
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 40, 100, 10_000])
+def test_packed_micro_batches_keep_the_order_and_know_no_padding(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    flat, batch = made(1)
+    lengths = [len(r.prompt) + len(r.response) for r in flat]
+    monkeypatch.setattr("harness.batch.LONG", sum(lengths) / 18)
+    pieces = list(batch.micro_batches(tokens, packing=True))
+    rows = [[round(x) for x in piece.rewards_B.tolist()] for piece in pieces]
+    assert [row for held in rows for row in held] == list(range(18))
+    for piece, held in zip(pieces, rows, strict=True):
+        check(piece, flat, held)
+        assert piece.packed
+        assert len(held) == 1 or sum(lengths[row] for row in held) <= tokens
+    for held, following in itertools.pairwise(rows):
+        assert sum(lengths[row] for row in [*held, following[0]]) > tokens
+    assert not any(piece.packed for piece in batch.micro_batches(tokens)), "the model does not allow it"
+    monkeypatch.setattr("harness.batch.LONG", sum(lengths) / 18 + 0.1)
+    assert not any(piece.packed for piece in batch.micro_batches(tokens, packing=True)), "sequences are short"
 
 
 def test_micro_batches_of_a_minibatch_point_into_the_whole_batch() -> None:
@@ -237,16 +255,12 @@ def measured(c: Case, groups: Sequence[int]) -> dict[str, Tensor]:
 
 
 def rank_main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     torch.save(measured(case(0, groups=8), RANKS[rank]), folder / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.mark.processes
-def test_two_ranks_see_what_one_process_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    spawn(rank_main, args=(tmp_path,), nprocs=2)
+def test_two_ranks_see_what_one_process_sees(tmp_path: Path) -> None:
+    on_two_ranks(rank_main, tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     c = case(0, groups=8)
     for name, alone in measured(c, range(8)).items():

@@ -21,7 +21,7 @@ from harness.record.state import State
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> matrix.Cell:
     """Returns a cell as a launcher leaves it, for a process whose log is not redirected."""
     monkeypatch.setattr(cell, "write_log", lambda place: None)
-    monkeypatch.setattr(cell, "run", lambda place: state.change(place, state="done", durable_step=7))
+    monkeypatch.setattr(cell, "run", lambda place, *_: state.change(place, state="done", durable_step=7))
     found = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))[1]
     found.spec.write(found.folder)
     return found

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from cells import divided, lines, write
-from trainers import build, same, weights
+from trainers import build, same, sampled, weights
 
 from harness import cell, config, matrix
+from harness.batch import TokenBatch
 from harness.rollout import choice
 from harness.tokens.head import Head
 from harness.tokens.metrics import Stopwatch
@@ -47,6 +48,42 @@ def test_training_in_bfloat16_learns_with_float32_master_weights(method: str, tm
     first, last = records[0]["reward/mean"], sum(record["reward/mean"] for record in records[-3:]) / 3
     assert last > first
     assert max(record["mismatch/mean"] for record in records) < 0.05
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sequences_in_one_row_are_those_with_padding(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One kernel computes them in bfloat16, whose result is rounded to 8 bits; several calls in float32."""
+    trainer = build(tmp_path, "grpo", "hardware.device=cuda", f"train.dtype={dtype}")
+    batch = TokenBatch.of(sampled(trainer, 1), [0.0, 1.0] * 32, 20, "cuda")
+    found = []
+    for long in (10**6, 0):
+        monkeypatch.setattr("harness.batch.LONG", long)
+        logp_T = trainer.policy.stats(batch).logp
+        for part in trainer.policy.micro_batches(batch):
+            assert part.packed == (long == 0)
+            trainer.policy.backward(trainer.policy.current(part, frozenset()).logp.sum())
+        found.append((logp_T, trainer.policy.step(1)))
+    (padded_T, norm), (packed_T, other) = found
+    bound = 1e-4 if dtype == "float32" else 0.1
+    assert (packed_T - padded_T).abs().max() < bound
+    assert other == pytest.approx(norm, rel=bound)
+
+
+def test_offloaded_moments_are_not_on_the_device(tmp_path: Path) -> None:
+    used = []
+    for offload in (False, True):
+        trainer = build(tmp_path / str(offload), "grpo", "hardware.device=cuda", f"hardware.offload={offload}")
+        before = weights(trainer)
+        trainer.train_step(1, Stopwatch())
+        assert not same(before, weights(trainer))
+        moments = [x for state in trainer.policy.optimizer.state.values() for x in state.values()]
+        assert {x.device.type for x in moments} == {"cpu" if offload else "cuda"}
+        assert {x.device.type for x in weights(trainer)} == {"cuda"}
+        used.append(torch.cuda.memory_allocated())
+        del trainer, moments, before
+    assert used[1] < used[0]
 
 
 @pytest.mark.parametrize("backend", ["dense", "torch"])
@@ -91,7 +128,7 @@ def test_two_ranks_on_two_devices_are_one_process(tmp_path: Path) -> None:
     """Up to draws that tip where logits differ in their last bits: in the first step hardly any does."""
     settings = ["hardware.device=cuda", "train.dtype=float32"]
     write(tmp_path / "alone", *settings)
-    cell.run(tmp_path / "alone")
+    cell.work(tmp_path / "alone")
     write(tmp_path / "ranks", *settings, "hardware.ranks=2", "hardware.recompute=true")
     assert divided(tmp_path / "ranks", 2) == 0
     alone, ranks = lines(tmp_path / "alone"), lines(tmp_path / "ranks")

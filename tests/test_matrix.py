@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import baselines
 from harness import config
-from harness.base import devices
+from harness.base import devices, registry
 from harness.base.errors import UserError
 from harness.matrix import Cell, cells
 from harness.method import Control
+from harness.report.board import Board
 
 CORRECTED = ("correction.kind=masked", "correction.level=sequence")
 
@@ -61,6 +63,28 @@ def test_any_value_of_the_configuration_can_be_an_axis() -> None:
     assert found[3].spec.config == found[3].settled
     alone = cells(config.load("smoke", ["train.lr=2e-3", "correction.kind=truncated", "seeds=[1]"]))
     assert [c.folder for c in alone] == [c.folder for c in found[14:]], "who a cell is does not depend on its company"
+
+
+def test_what_cells_have_in_common_is_built_once_for_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, built = registry.build, list[str]()
+
+    def counted(kind: str, table: Any, spec: str, *shared: Any) -> Any:
+        built.append(spec)
+        return build(kind, table, spec, *shared)
+
+    monkeypatch.setattr(registry, "build", counted)
+
+    def told(*overrides: str) -> tuple[int, list[str]]:
+        built.clear()
+        settings = config.load("smoke", overrides)
+        matrix = cells(settings)
+        Board.of_config(settings, matrix)
+        assert all(each.spec.made_of is None and each.sources for each in matrix)
+        return len(matrix), sorted(built)
+
+    number, few = told()
+    assert number == 2
+    assert told("seeds=[0, 1, 2, 3]", "axes.train.lr=[1e-3, 2e-3]") == (16, few)
 
 
 @pytest.mark.parametrize(

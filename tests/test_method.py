@@ -416,8 +416,21 @@ def test_the_metrics_say_what_each_part_has_done() -> None:
     ratios = (current.logp - c.old.logp).exp().tolist()
     pairs = list(zip(ratios, signal.advantages_T.tolist(), strict=True))
     assert seen["ratio/clipped_low"] == pytest.approx(sum(r < 0.8 and a < 0 for r, a in pairs) / len(pairs))
-    assert seen["ratio/clipped_high"] == pytest.approx(sum(r > 1.2 and a > 0 for r, a in pairs) / len(pairs))
+    high = sum(r > (1.2 if a > 0 else 3) for r, a in pairs if a)  # a negative one at the dual clip
+    assert seen["ratio/clipped_high"] == pytest.approx(high / len(pairs))
     assert seen["gates/closed_marking"] == pytest.approx(1 - 5 / len(pairs))
+
+
+@pytest.mark.parametrize("spec", ["siren", "clip_servo(gain=1)", "clip_predict(target=0.5)"])
+def test_a_control_hears_of_itself_by_whatever_name_it_is_registered(spec: str) -> None:
+    name, c = spec.partition("(")[0], case(4)
+    heard = []
+    for called in (name, "mine"):
+        m = Method.of(spec.replace(name, called), table(mine=baselines.METHODS[name]))
+        for entropy in (0.4, 0.3, 0.6):
+            m.observe({"entropy/mean": entropy, **m.metrics(m.signal(c.old, c.batch, [c.batch]), c.batch)})
+        heard.append(m.state()[called])
+    assert heard[0] == heard[1] != Method.of(spec, table()).state()[name]
 
 
 # Names for what is made of others

@@ -34,6 +34,7 @@ NOT_RUN = {  # and why
     "entrobench dynamics demo": "takes minutes",
     "entrobench explain all demo": "has batches of the demo's size",
     "entrobench doctor": "takes ten seconds, and tests/test_doctor.py runs it",
+    "entrobench run paper --launcher slurm": "needs SLURM, and the paper's models",
     "entrobench run field": "hours; a test has every method learn in miniature",
     "entrobench leaderboard --experiment demo --uri URI": "a stranger's server",
 }

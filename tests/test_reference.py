@@ -104,6 +104,12 @@ def test_the_table_of_the_demo() -> None:
     assert table_rows(section(README, "What the demo shows")) == [row(*cells) for cells in expected]
 
 
+def test_the_scores_of_clips_that_follow_a_target() -> None:
+    told = (REPOSITORY / "docs/methods.md").read_text().partition("Do our two controls beat")[2].partition("\n### ")[0]
+    shown = [[cell.strip(" `") for cell in line.strip("|").split("|")][:3] for line in table_rows(told)]
+    assert shown == [cells[:3] for cells in kept_rows("demo-target")]
+
+
 def demo_claims() -> list[Claim]:
     before, after = mean(each["pass_at_k"]["16"] for each in BEFORE), GRPO["pass_at_k"]["16"]["mean"]
     right, learned = mean(each["avg_at_k"] for each in BEFORE), GRPO["avg_at_k"]["mean"]

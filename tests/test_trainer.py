@@ -148,23 +148,25 @@ def test_statistics_do_not_depend_on_padding_or_neighbours(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_prompts_that_are_run_once_a_group_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for weigh in (True, False):
+    for weigh, long in ((False, 10**6), (True, 10**6), (True, 0)):  # padded, prompts run first, packed
         monkeypatch.setattr(TokenBatch, "prompts_weigh", weigh)
+        monkeypatch.setattr("harness.batch.LONG", long)
         trainer = build(tmp_path, "ppo", "hardware.micro_tokens=150")  # some groups are cut in two
         groups = sampled(trainer, 1)
         groups[0][0] = Rollout(groups[0][0].prompt, groups[0][0].response[:1], groups[0][0].logp[:1], False)
         batch = TokenBatch.of(groups, [float(i % 3 == 0) for i in range(64)], 20, "cpu")
         old = trainer.stats_before(batch)
         for part in trainer.policy.micro_batches(batch):
+            assert part.packed == (long == 0)
             trainer.policy.backward((trainer.stats_during(part, old).logp * part.rewards_B[part.sequence_T]).sum())
             assert trainer.critic is not None
             trainer.critic.backward(trainer.critic.current(part).sum())
         gradients = [p.grad for learner in trainer.learners().values() for p in learner.module.parameters()]
         found.append([old.logp, old.entropy, old.values, *gradients])
-    for shared, plain in zip(*found, strict=True):
-        assert shared is not None
+    for plain, *shared in zip(*found, strict=True):
         assert plain is not None
-        torch.testing.assert_close(shared, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item() + 1e-6)
+        for each in shared:
+            torch.testing.assert_close(each, plain, rtol=1e-4, atol=1e-4 * plain.abs().max().item() + 1e-6)
 
 
 def test_statistics_equal_the_full_forward(tmp_path: Path) -> None:
@@ -267,7 +269,7 @@ def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> 
     before = list(durable)
     resumed = build(tmp_path / "stopped", "grpo", stop)
     resumed.run(durable.append)
-    assert (resumed.collapsed, durable) == (end, before), "it stays stopped"
+    assert (resumed.collapsed, durable) == (end, [*before, end]), "it stays stopped"
     assert same(weights(resumed), weights(stopped))
     assert records(tmp_path / "stopped") == found
     cell.check_complete(resumed)

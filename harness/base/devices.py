@@ -28,6 +28,31 @@ def cuda_devices(driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[Devic
     return tuple(Device(name.strip(), int(mib) * 2**20 if mib.strip().isdigit() else None) for name, _, mib in rows)
 
 
+def gpus() -> list[str]:
+    """Returns the GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes; of one that is cut into
+    parts (MIG), its parts."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for each in given.split(",") if (name := each.strip()) and name != "-1"]
+    try:
+        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return [str(number) for number in range(len(cuda_devices()))]
+    return listed(told)
+
+
+def listed(told: str) -> list[str]:
+    """Returns the UUIDs in what `nvidia-smi -L` says."""
+    found: list[list[str]] = []
+    for line in told.splitlines():
+        if match := re.search(r"\(UUID: ([\w-]+)\)", line):
+            if line.startswith("GPU"):
+                found.append([match[1]])
+            else:
+                found[-1].append(match[1])
+    return [name for gpu in found for name in gpu[1:] or gpu]
+
+
 def kind(wanted: str) -> str:
     """Returns what `hardware.device` means on this machine: cuda or cpu, as torch would find it."""
     if wanted != "auto":

@@ -69,3 +69,10 @@ class Damaged(UserError):
 
 class CellFailure(Exception):
     """Training cannot go on; the message is the reason that users see."""
+
+
+class Taken(CellFailure):
+    """This process stood still for so long that another one took its cell over, and may write nothing more."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"another process has taken {folder} over, since this one gave no sign of life for a minute")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
-from harness.base.errors import Damaged
+from harness.base.errors import Damaged, Taken
 
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
 
@@ -21,15 +22,61 @@ def default_cache() -> Path:
     return Path(os.environ.get("ENTROBENCH_CACHE") or Path.home() / ".cache" / "entrobench")
 
 
+# Where files of a folder are written before they are put in their place, by folder: beside it, if it is not here.
+rooms: dict[Path, Path] = {}
+
+
+@contextlib.contextmanager
+def place(path: Path, writer: int | None = None) -> Iterator[Path]:
+    """Yields where this process, or several for one of them, write what becomes `path`; when they may write no more,
+    that is no place any more."""
+    folder, room = next(((f, r) for f, r in rooms.items() if f in path.parents), (path.parent, path.parent))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield room / f".{path.name}.{writer or os.getpid()}"
+    except FileNotFoundError as error:
+        if folder.exists() and not room.exists():
+            raise Taken(folder) from error
+        raise
+
+
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[IO[bytes]]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb") as file:
-        yield file
+    with place(path) as temporary:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yields a new folder, which takes the place of an older one of that name when it is complete."""
+    with place(path) as temporary:
+        temporary.mkdir()
+        yield temporary
+        for file in temporary.rglob("*"):
+            sync(file)
+        shutil.rmtree(path, ignore_errors=True)
+        os.rename(temporary, path)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or a folder is on disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def append(path: Path, text: str) -> None:
+    """Adds to a file; it is on disk when this returns."""
+    with place(path) as temporary, open(temporary.parent / os.path.relpath(path, temporary.parent), "a") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,22 +9,27 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
-from harness.base.errors import UserError
+from harness.base.errors import CellFailure, UserError
 
 T = TypeVar("T")
 
+JOINING = timedelta(minutes=10)  # for the others to begin
+BEAT, SILENCE = 3.0, 40.0  # seconds from one sign of life to the next, and without one
+leaving = threading.Event()  # somebody asked this rank to stop after the step at hand
 PATIENCE = timedelta(hours=6)  # for the others, who may be sampling, or waiting for what the first one writes or judges
 
 
@@ -41,33 +46,74 @@ def number() -> int:
 
 
 @contextmanager
-def joined(world: int, device: str) -> Iterator[None]:
-    """Joins the other ranks, as the one that RANK names; they find each other through the file RENDEZVOUS."""
+def joined(world: int, device: str, lost: Callable[[str], None] = print) -> Iterator[None]:
+    """Joins the other ranks, as the one that RANK names: of one machine through the file RENDEZVOUS, otherwise as
+    torchrun has it, through MASTER_ADDR and MASTER_PORT. `lost` hears why this rank ends where another one is gone."""
     if world == 1:
         yield
         return
-    rank = int(os.environ["RANK"])
+    rank, local, given = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    if given != world:
+        raise UserError(
+            f"{given} processes were started for this cell (WORLD_SIZE), but hardware.nodes x hardware.ranks is {world}"
+        )
     if device == "cuda":
         devices = torch.cuda.device_count()
-        if devices < world:
-            raise UserError(f"hardware.ranks is {world}; allowed: up to {devices}, the CUDA devices that are here")
-        torch.cuda.set_device(rank)
+        if devices <= local:
+            raise UserError(f"a machine has ranks up to {local} of this cell, but {devices} CUDA devices")
+        torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    place = f"file://{os.environ['RENDEZVOUS']}"
-    dist.init_process_group(backend, init_method=place, rank=rank, world_size=world, timeout=PATIENCE)
+    alone = "RENDEZVOUS" in os.environ
+    where = f"file://{os.environ['RENDEZVOUS']}" if alone else "env://"
+    try:
+        store, _, _ = next(dist.rendezvous(where, rank, world, timeout=JOINING))
+    except dist.DistError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise CellFailure(f"rank {rank} of {world} did not meet the others at {place} ({error})") from error
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
+    ended = threading.Event()
+    if not alone:
+        threading.Thread(target=watch, args=(rank, world, ended, lost), daemon=True).start()
     yield
-    # Not where an error ends this rank: destroying the group would wait for the others, and they wait for this rank.
+    # Not where an error ends this rank: all this would wait for the others, and they wait for this rank.
+    if not alone:
+        dist.barrier()  # the first to be ready would seem to be gone
+        ended.set()
     dist.destroy_process_group()
+
+
+def watch(rank: int, world: int, ended: threading.Event, lost: Callable[[str], None]) -> None:
+    """Gives signs of life, and ends this process when another rank gives none any more, which might be waited for for
+    hours. It has a connection of its own, since others may wait on theirs."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    heard: dict[int, tuple[int, float]] = {}
+    while not ended.wait(BEAT):
+        try:
+            store.add(f"alive/{rank}", 1)
+            beats = {other: store.add(f"alive/{other}", 0) for other in range(world)}
+        except (dist.DistError, RuntimeError) as error:  # torch raises either
+            gone = f"rank {rank} has lost touch with the others ({str(error).splitlines()[0]})"
+        else:
+            now = time.monotonic()
+            heard = {other: heard[other] if heard.get(other, (-1,))[0] == n else (n, now) for other, n in beats.items()}
+            silent = [other for other, (_, since) in heard.items() if now - since > SILENCE]
+            if not silent:
+                continue
+            gone = f"rank {silent[0]} of {world} gave no sign of life for {SILENCE:g} seconds"
+        if not ended.is_set():
+            lost(gone)
+            os._exit(1)
 
 
 def end_with_parent() -> None:
     """Ends this process when its parent is gone; otherwise it might wait for other ranks for hours.
 
-    The parent holds the other end of our stdin, which closes with it.
+    The parent holds the other end of our stdin, which closes with it. What it writes there asks this rank to leave.
     """
 
     def watch() -> None:
-        os.read(sys.stdin.fileno(), 1)
+        while os.read(sys.stdin.fileno(), 1):
+            leaving.set()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -100,13 +146,18 @@ def gather(values_T: Tensor) -> Tensor:
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
-def each(value: T) -> list[T]:
-    """Returns the values of all ranks, in their order."""
+def each(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Returns the values of all ranks, in their order; through a group of `apart` where it is given."""
     if not several():
         return [value]
     found: list[Any] = [None] * count()
-    dist.all_gather_object(found, value)
+    dist.all_gather_object(found, value, group)
     return found
+
+
+def apart() -> dist.ProcessGroup | None:
+    """Returns a group of all ranks for the collectives of another thread; None on one process."""
+    return dist.new_group(timeout=PATIENCE, backend="gloo") if several() else None
 
 
 def of_first(value: T) -> T:
@@ -167,9 +218,19 @@ def whole_on_first(state: Any) -> Any:
     return gathered.cpu() if number() == 0 else None
 
 
-def like(weight: Tensor, given: Tensor) -> Tensor:
-    """Returns the part of a whole tensor that this rank holds, divided like the weight it belongs to."""
-    if not isinstance(weight, DTensor) or given.shape != weight.shape:
-        return given
-    divided = distribute_tensor(given.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None)
-    return divided.clone()  # what came of it is a view, which would keep the whole
+def here(weight: Tensor) -> Tensor:
+    """Returns what this rank holds of a weight, itself and no copy."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def on_cpu(weight: Tensor) -> Tensor:
+    """Returns a copy on the CPU, divided among the ranks as the weight is."""
+    copy = here(weight.detach()).to("cpu", copy=True)
+    if not isinstance(weight, DTensor):
+        return copy
+    return DTensor.from_local(copy, cpus(), weight.placements, shape=weight.shape, stride=weight.stride())
+
+
+@cache
+def cpus() -> DeviceMesh:
+    return init_device_mesh("cpu", (count(),))

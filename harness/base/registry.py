@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 
@@ -51,7 +53,15 @@ def build(
     """The entry of `table` that `spec` names, with the options of the spec over the shared ones over its defaults."""
     name, options = parse(spec)
     known(kind, table, name)
-    return typed(table[name](), {**(shared or {}).get(name, {}), **options}, f"{name}.")
+    cls: Any = table[name]
+    given = {**(shared or {}).get(name, {}), **options}
+    return cast(T, typed(cls(), given, f"{name}.") if given else copy.deepcopy(plain(cls, name)))
+
+
+@functools.cache
+def plain(cls: Any, name: str) -> Any:
+    """Returns what a table's entry is without options, checked once for the many that ask for none."""
+    return typed(cls(), {}, f"{name}.")
 
 
 def known(kind: str, table: Mapping[str, object], name: str) -> None:

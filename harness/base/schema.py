@@ -12,6 +12,7 @@ are not there.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from math import inf, isfinite
 from typing import Any, cast, get_args, get_origin, get_type_hints
@@ -74,9 +75,15 @@ def choice(default: str, names: tuple[str, ...]) -> Any:
     return dataclasses.field(default=default, metadata={ALLOWED: names})
 
 
+@functools.cache
+def hints_of(schema: Any) -> dict[str, Any]:
+    """Returns the types of a dataclass's fields."""
+    return get_type_hints(schema)
+
+
 def check(schema: Any, values: Mapping[str, Any], where: str) -> None:
     """Refuses what the fields of a dataclass do not allow; sections inside it may be dataclasses or mappings."""
-    hints = get_type_hints(schema)
+    hints = hints_of(schema)
     for each in dataclasses.fields(schema):
         value, inner = values[each.name], section(hints[each.name])
         if inner is None:
@@ -108,7 +115,7 @@ def section(hint: Any) -> Any:
 
 def check_keys(given: Mapping[Any, Any], schema: Any, where: str) -> None:
     """Refuses unknown keys, and a scalar, a list or a mapping in the place of another of the three."""
-    hints, known = get_type_hints(schema), {each.name: each for each in dataclasses.fields(schema)}
+    hints, known = hints_of(schema), {each.name: each for each in dataclasses.fields(schema)}
     refused: Mapping[str, str] = getattr(schema, "refused", {})
     for name, value in given.items():
         key = short(f"{where}{name}")
@@ -146,7 +153,7 @@ def check_list(value: Any, key: str, declared: dataclasses.Field[Any], kind: typ
 
 def unswitched(given: Mapping[str, Any], schema: Any) -> dict[str, Any]:
     """Returns the values with the name `off` or `on` where YAML took it for a boolean and the field holds names."""
-    hints, found = get_type_hints(schema), dict(given)
+    hints, found = hints_of(schema), dict(given)
     for each in dataclasses.fields(schema):
         value, inner = found.get(each.name), section(hints[each.name])
         if isinstance(value, Mapping) and inner is not None:
@@ -161,7 +168,7 @@ def kind_of(schema: Any, full_key: str) -> str:
     """Returns the type of what stands under a key such as train.betas[0], in words."""
     hint = None
     for name in full_key.partition("[")[0].split("."):
-        hint = get_type_hints(schema)[name]
+        hint = hints_of(schema)[name]
         schema = section(hint)
     return next(KINDS[kind] for kind in (hint, *get_args(hint)) if kind in KINDS)
 

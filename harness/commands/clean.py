@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import Timeout
-
 from harness.base.errors import UserError
 from harness.base.units import gib
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.config import Config
 from harness.matrix import cells, check_owner, leftovers
-from harness.record import state
+from harness.record import lease
 from harness.record.made import ASIDE
 
 TEMPORARY = re.compile(r"\..+\.(\d+)")  # of harness.base.files, with the process that was writing it
@@ -75,7 +73,8 @@ def unmeant(config: Config) -> Iterator[Found]:
     gone = {*others, *attempts}
     for path in sorted(config.folder.rglob(".*")):
         match = TEMPORARY.fullmatch(path.name)
-        if match and path.is_file() and not alive(int(match[1])) and not gone & {*path.parents}:
+        if match and not alive(int(match[1])) and not gone & {*path.parents}:
+            gone.add(path)
             yield Found(path, "left by a process that ended while it wrote")
 
 
@@ -92,15 +91,17 @@ def alive(process: int) -> bool:
 def remove(found: Found) -> bool:
     """Removes it, unless a process works on the cell that it belongs to."""
     if found.cell is None:
-        found.path.unlink(missing_ok=True)
+        if found.path.is_dir():  # of a checkpoint
+            shutil.rmtree(found.path)
+        else:
+            found.path.unlink(missing_ok=True)
         return True
     if not found.cell.is_dir():  # an attempt at a cell whose folder was deleted
         shutil.rmtree(found.path)
         return True
-    try:
-        with state.lock(found.cell, timeout=0):
-            shutil.rmtree(found.path)
-    except Timeout:
-        console.print(f"{found.path} is left: a process works on {found.cell}", style="yellow")
-        return False
+    with lease.held(found.cell, wait=0) as ours:
+        if ours is None:
+            console.print(f"{found.path} is left: {lease.holder(found.cell)} works on it", style="yellow")
+            return False
+        shutil.rmtree(found.path)
     return True

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import os
+from dataclasses import replace
 
 import tasks
-from harness.base.errors import UserError, without_password
+from harness.base import devices
+from harness.base.errors import UserError, one_of, without_password
 from harness.commands import leaderboard, sync
 from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
 from harness.config import Config
+from harness.launch.launcher import Launcher
+from harness.launch.local import Local
+from harness.launch.pool import Pool
 from harness.matrix import Cell, cells, claim
 from harness.plan.machine import samples_with_vllm, this_machine
 from harness.record.state import OUTDATED, State
 from harness.rollout import choice, models
+
+LAUNCHERS = ("local", "ray", "slurm")
 
 
 def add(commands: Commands) -> None:
@@ -22,9 +28,9 @@ def add(commands: Commands) -> None:
         "--jobs",
         type=int,
         default=None,
-        help="cells side by side (default: the cores / threads and ranks a cell; on GPUs 1)",
+        help="cells side by side, at most (default: as many as there are GPUs for, or cores)",
     )
-    parser.add_argument("--launcher", choices=["local"], default="local")
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="local")
     parser.add_argument(
         "--keep-stale",
         action="store_true",
@@ -34,22 +40,20 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
-    code = run(config, arguments.jobs, keep_stale=arguments.keep_stale)
+    code = run(config, arguments.jobs, arguments.launcher, keep_stale=arguments.keep_stale)
     uri = without_password(config.tracking_uri)
     console.print(f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {uri}")
     return code
 
 
-def run(config: Config, jobs: int | None = None, *, keep_stale: bool = False) -> int:
+def run(config: Config, jobs: int | None = None, where: str = "local", *, keep_stale: bool = False) -> int:
     """Runs the missing cells, feeds MLflow, prints the leaderboard; returns the exit code."""
-    from harness.launch import local
+    from harness.launch import launcher
     from harness.launch.progress import LiveView
     from harness.report import publish
 
     matrix = cells(config)
-    if jobs is None:
-        jobs = default_jobs(config)
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise UserError(f"--jobs is {jobs}; allowed: 1 and more")
     check_problems(config)
     if any(models.resolve(model).shape() is None for model in config.models):
@@ -66,7 +70,7 @@ def run(config: Config, jobs: int | None = None, *, keep_stale: bool = False) ->
     tell_outdated(todo, "they begin anew, and the earlier attempts are kept beside them")
     if todo:
         with LiveView(console, matrix, todo, config.tracking_uri) as view:
-            local.run(todo, jobs, view)
+            launcher.run(todo, launcher_of(where, config, jobs), view)
     failed = [cell for cell in matrix if not settled(cell, keep_stale)]
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
@@ -91,11 +95,29 @@ def settled(cell: Cell, keep_stale: bool) -> bool:
     return state == "done" or (keep_stale and state == OUTDATED and State.read(cell.folder).state == "done")
 
 
-def default_jobs(config: Config) -> int:
-    """Returns how many cells run side by side: as many as there are cores for; one on a GPU, which one cell fills."""
-    if this_machine(config).kind(config) == "cuda":
-        return 1
-    return max((os.cpu_count() or 1) // (config.hardware.threads * config.hardware.ranks), 1)
+def launcher_of(where: str, config: Config, jobs: int | None) -> Launcher:
+    one_of("launcher", where, LAUNCHERS)
+    device = this_machine(config).kind(config)
+    if where == "ray":
+        from harness.launch.ray import Ray
+
+        return Ray(config, device, jobs)
+    if where == "slurm":
+        from harness.launch.slurm import Slurm
+
+        return Slurm(config, device, jobs)
+    return local(config, jobs)
+
+
+def local(config: Config, jobs: int | None) -> Local:
+    """Returns the launcher for this machine, which has room for as many cells as there are GPUs or cores for."""
+    hardware, machine = config.hardware, this_machine(config)
+    pool = None
+    if machine.kind(config) == "cuda":
+        pool = Pool(devices.gpus())
+        pool.check(hardware)
+        machine = replace(machine, devices=machine.devices[: len(pool.free)])
+    return Local(jobs or machine.at_once(config), hardware.threads, pool)
 
 
 def check_problems(config: Config) -> None:

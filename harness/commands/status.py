@@ -7,6 +7,7 @@ import argparse
 from harness.base import fit
 from harness.base.fit import Column
 from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
+from harness.launch import slurm
 from harness.matrix import cells, leftovers
 
 COLUMNS = [*map(Column, ("cell", "state", "step", "entropy", "reward")), Column("reason", folds=True)]
@@ -19,14 +20,15 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     matrix = cells(config)
-    rows = []
+    rows, jobs = [], slurm.queued(config)
     for cell in matrix:
         progress = cell.progress()
+        job = f"SLURM: {jobs[cell.key]}" if cell.key in jobs else None
         numbers = [
             f"{progress.metrics[k]:.3f}" if k in progress.metrics else "" for k in ("entropy/mean", "reward/mean")
         ]
         step = f"{progress.step}/{cell.config.train.steps}"
-        rows.append([cell.label, progress.state, step, *numbers, progress.reason or ""])
+        rows.append([cell.label, progress.state, step, *numbers, "; ".join(filter(None, (job, progress.reason)))])
     fit.show(console, COLUMNS, rows, goes=[("entropy", "reward")])
     tell_outdated(matrix, "`entrobench run` runs them anew, with --keep-stale it keeps those that are done")
     others, attempts = leftovers(config, matrix)

@@ -1,4 +1,4 @@
-"""Cells as processes of this machine, side by side; one that fails or dies costs itself alone.
+"""Cells as processes of this machine, side by side.
 
 Heavy imports happen once, in a server process from which every cell is forked.
 """
@@ -9,33 +9,77 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
-from types import ModuleType
-from typing import Protocol
+from types import ModuleType, TracebackType
 
+from harness.launch.launcher import ended_by, environment, prepare
+from harness.launch.pool import Pool, Taken
 from harness.matrix import Cell
-from harness.record import state
-from harness.record.state import State
 
 
-class Watcher(Protocol):
-    """Hears what happens while cells run."""
+class Process:
+    """A cell that runs as a process of this machine."""
 
-    def starting(self, running: list[Cell], waiting: int) -> None:
-        """Hears of the last of the running cells before its process is there, for which the first waits long."""
-        ...
+    def __init__(self, cell: Cell, taken: Taken | None) -> None:
+        self.cell, self.taken = cell, taken
+        self.process = start(cell, taken.gpus if taken else ())
 
-    def tick(self, running: list[Cell], waiting: int) -> None: ...
+    def waits(self) -> None:
+        return None
 
-    def ended(self, cell: Cell) -> None: ...
+    def code(self) -> int | None:
+        return self.process.exitcode
+
+    def reason(self) -> str:
+        return ended_by(self.process.exitcode or 0)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
 
 
-def start(cell: Cell) -> BaseProcess:
-    process = multiprocessing.get_context("forkserver").Process(target=work, args=(str(cell.folder),), daemon=True)
+class Local:
+    """Starts cells on this machine, so many at a time, and with GPUs of their own if there is a pool of them."""
+
+    def __init__(self, jobs: int, threads: int, pool: Pool | None = None) -> None:
+        self.jobs, self.pool, self.server = jobs, pool, server(threads)
+        self.processes: list[Process] = []
+
+    def __enter__(self) -> Local:
+        self.server.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for each in self.processes:
+            each.process.terminate()
+        for each in self.processes:
+            each.process.join()
+        self.server.__exit__(kind, error, trace)
+
+    def start(self, waiting: Sequence[Cell]) -> list[Process]:
+        for ended in [each for each in self.processes if each.code() is not None]:
+            self.processes.remove(ended)
+            if self.pool and ended.taken:
+                self.pool.give_back(ended.taken)
+        found = []
+        for cell in waiting[: self.jobs - len(self.processes)]:
+            taken = self.pool.take(cell.config.hardware) if self.pool else None
+            if self.pool and taken is None:
+                break
+            prepare(cell)
+            found.append(Process(cell, taken))
+        self.processes += found
+        return found
+
+
+def start(cell: Cell, gpus: Sequence[str]) -> BaseProcess:
+    arguments = (str(cell.folder), gpus)
+    process = multiprocessing.get_context("forkserver").Process(target=work, args=arguments, daemon=True)
     with no_script():
         process.start()
     return process
@@ -54,23 +98,16 @@ def no_script() -> Iterator[None]:
         sys.modules["__main__"] = script
 
 
-def work(folder: str) -> None:
+def work(folder: str, gpus: Sequence[str]) -> None:
     from harness import cell
 
-    cell.main(folder)
+    cell.main(folder, gpus, wait=0)
 
 
 @contextmanager
 def server(threads: int) -> Iterator[None]:
     """The process that imports torch and its kin once; thread counts are fixed before it starts."""
-    wanted = {
-        "OMP_NUM_THREADS": str(threads),
-        "PYTHONSAFEPATH": "1",  # what lies in the current folder is not what the server imports
-        "TOKENIZERS_PARALLELISM": "false",
-        "TQDM_DISABLE": "1",  # bars would fill the logs of cells
-        "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",  # of tqdm's lock, where a cell is stopped
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }
+    wanted = environment(threads)
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     multiprocessing.get_context("forkserver").set_forkserver_preload(["harness.cell"])
@@ -94,48 +131,3 @@ def without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def died(cell: Cell, process: BaseProcess) -> None:
-    """Leave a reason where the process could not."""
-    code = process.exitcode or 0
-    if not State.read(cell.folder).ended:
-        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        state.change(cell.folder, state="failed", reason=f"its process ended by {name}{hint}")
-
-
-def run(cells: list[Cell], jobs: int, watcher: Watcher, poll: float = 0.5) -> None:
-    """Run the cells, `jobs` at a time, in order. Interrupted, it stops them; their checkpoints stay."""
-    waiting = list(cells)
-    running: list[tuple[Cell, BaseProcess, float]] = []
-    hardware = cells[0].config.hardware
-    with server(hardware.threads):
-        try:
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    cell = waiting.pop(0)
-                    cell.spec.write(cell.folder)
-                    watcher.starting([*(each for each, _, _ in running), cell], len(waiting))
-                    running.append((cell, start(cell), time.monotonic()))
-                time.sleep(poll)
-                for entry in list(running):
-                    cell, process, started = entry
-                    limit = hardware.timeout_minutes
-                    if limit is not None and process.is_alive() and time.monotonic() - started > 60 * limit:
-                        process.kill()
-                        process.join()
-                        reason = f"it took longer than hardware.timeout_minutes ({limit})"
-                        if not State.read(cell.folder).ended:
-                            state.change(cell.folder, state="failed", reason=reason)
-                    if not process.is_alive():
-                        process.join()
-                        died(cell, process)
-                        running.remove(entry)
-                        watcher.ended(cell)
-                watcher.tick([cell for cell, _, _ in running], len(waiting))
-        finally:
-            for _, process, _ in running:
-                process.terminate()
-            for _, process, _ in running:
-                process.join()

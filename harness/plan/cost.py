@@ -31,7 +31,7 @@ UNKNOWN_SET = 17_000  # problems of DAPO-Math-17k, the only set whose size depen
 
 def share(number: int, config: Config) -> int:
     """Returns the part of one rank, where a cell's ranks share evenly."""
-    return ceil(number / config.hardware.ranks)
+    return ceil(number / config.hardware.world)
 
 
 # Responses
@@ -155,6 +155,7 @@ class Memory:
 
     training: dict[str, int]
     generation: dict[str, int]
+    beside: int  # of the machine's own memory, for each rank
 
     @property
     def peak(self) -> int:
@@ -200,8 +201,11 @@ def memory(shape: Shape, config: Config, needs: frozenset[str], size: int, engin
     reference = shape.parameters if "ref_logp" in needs else 0
     held = {
         "weights": share(FLOAT * (shape.parameters + critic + reference), config),
-        "AdamW": share(2 * FLOAT * (shape.parameters + critic), config),
+        "AdamW": 0 if hardware.offload else share(2 * FLOAT * (shape.parameters + critic), config),
     }
+    # A checkpoint is copied there before it is written; with offload moments and a copy of all weights lie there too.
+    beside = share(3 * FLOAT * (shape.parameters + critic), config)
+    beside += hardware.offload * (beside + share(FLOAT * reference, config))
     batch = share(trained(config).responses, config) * longest(config)
     together = min(max(hardware.micro_tokens, longest(config)), batch // config.train.updates)
     training = {
@@ -211,7 +215,7 @@ def memory(shape: Shape, config: Config, needs: frozenset[str], size: int, engin
         "logits": LOGIT_COPIES * FLOAT * min(LOGITS, together * shape.vocabulary),
         "batch": COLUMNS * batch,
     }
-    if hardware.ranks > 1:
+    if hardware.world > 1:
         edges = shape.parameters - shape.layers * shape.layer  # embedding, head and last norm, gathered together
         training["gathered"] = FLOAT * (2 * shape.layer + edges)  # a layer, and the next one on its way
         training["whole gradients"] = FLOAT * (shape.layer + edges)  # before they are reduced
@@ -227,12 +231,8 @@ def memory(shape: Shape, config: Config, needs: frozenset[str], size: int, engin
             **(fixed or {"KV cache": decoded * longest(config) * cached(shape, size)}),
             "sampling": decoded * shape.vocabulary * 24,  # logits and log p in float32, two copies in float64
         },
+        beside=beside,
     )
-
-
-def loaded(shape: Shape, config: Config) -> int:
-    """Bytes of the machine's own memory while its processes read a model; critic and reference have their turns."""
-    return config.hardware.ranks * FLOAT * shape.parameters
 
 
 def on_disk(shape: Shape, config: Config, needs: frozenset[str]) -> tuple[int, int]:
@@ -249,6 +249,7 @@ class Footprint:
     model: str
     shape: Shape
     methods: tuple[str, ...]
+    needs: Needs
     memory: Memory
     engine: Engine
     together: int  # sequences of full length that it decodes at once
@@ -291,12 +292,15 @@ def updating(shape: Shape, config: Config, needs: frozenset[str], speed: Speed) 
     return share(trained(config).responses, config) * longest(config) * operations / speed.flops
 
 
+def stepping(shape: Shape, config: Config, needs: frozenset[str], size: int, speed: Speed, engine: Engine) -> float:
+    """Seconds of one step that generates as much as it may."""
+    at_once, batches = drawn(config)
+    sampling = generating(shape, at_once.responses, config, size, speed, engine)
+    return batches * sampling + updating(shape, config, needs, speed)
+
+
 def seconds(shape: Shape, config: Config, needs: frozenset[str], size: int, speed: Speed, engine: Engine) -> float:
     """Returns the seconds of a cell that generates as much as it may, without the filter that cells share."""
-
-    def generation(asked: Asked) -> float:
-        return generating(shape, asked.responses, config, size, speed, engine)
-
-    at_once, batches = drawn(config)
-    step = batches * generation(at_once) + updating(shape, config, needs, speed)
-    return config.train.steps * step + evaluations(config) * sum(map(generation, scored(config).values()))
+    step = stepping(shape, config, needs, size, speed, engine)
+    evaluation = sum(generating(shape, each.responses, config, size, speed, engine) for each in scored(config).values())
+    return config.train.steps * step + evaluations(config) * evaluation

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import mean
 
-import baselines
 from harness.base.shape import Shape
-from harness.composition import Method
 from harness.config import Config
 from harness.matrix import Cell, Progress
 from harness.plan import cost
 from harness.plan.cost import SPEEDS, Engine, Footprint, Needs
 from harness.plan.lacks import no_device, no_memory, no_room, no_vllm, not_prepared, not_usable, too_large, too_small
 from harness.plan.machine import Machine, samples_with_vllm
-from harness.rollout import models
 
 STATES = ("done", "running", "stale", "failed", "outdated", "planned")
 USUAL = 80 * 10**9  # bytes of the GPU that vLLM's cache is reckoned for where none is known
@@ -31,18 +30,25 @@ class Plan:
     measured: float | None  # seconds of one cell after the other for the missing cells, by the cells that are done
     assumed: float | None  # the same by assumption; None where the shape of a model is unknown
     lacks: list[str]
+    at_once: int  # cells side by side
+
+    @property
+    def seconds(self) -> float | None:
+        """Returns the seconds of the missing cells one after the other, as well as they are known."""
+        return self.assumed if self.measured is None else self.measured
 
     @property
     def missing(self) -> int:
         return sum(self.states.values()) - self.states.get("done", 0)
 
 
-def of(config: Config, matrix: Sequence[Cell], machine: Machine) -> Plan:
+def of(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | None = None) -> Plan:
+    """Returns the plan for a machine; `at_once`: cells side by side, where it is not the machine that says it."""
     kind = machine.kind(config)
-    size, needs = cost.width(config, kind), needs_of(config)
-    known = {name: models.resolve(name) for name in config.models}
+    size, needs = cost.width(config, kind), needs_of(matrix)
+    known = {cell.model: cell.shared.model(cell.model) for cell in matrix}
     shapes = {name: shape for name, model in known.items() if (shape := model.shape()) is not None}
-    gpu = machine.gpu(config.hardware.ranks) or USUAL
+    gpu = machine.gpu(config.hardware) or USUAL
     engines = {
         name: cost.vllm(shape, config, size, kind, gpu) if samples_with_vllm(shape, config) else cost.EMBEDDED
         for name, shape in shapes.items()
@@ -52,6 +58,7 @@ def of(config: Config, matrix: Sequence[Cell], machine: Machine) -> Plan:
             name,
             shape,
             tuple(method for method in config.methods if needs[method] == each),
+            each,
             cost.memory(shape, config, each, size, engines[name]),
             engines[name],
             cost.fitting(shape, config, size, engines[name]),
@@ -67,9 +74,9 @@ def of(config: Config, matrix: Sequence[Cell], machine: Machine) -> Plan:
     lacks = [
         *no_device(config, machine, missing, assumed),
         *no_vllm(config, kind, known.values()),
-        *too_large(config, machine, footprints, len(missing)),
+        *too_large(config, machine, footprints, size, len(missing)),
         *too_small(config, footprints, size),
-        *no_memory(config, machine, shapes),
+        *no_memory(config, machine, footprints),
         *no_room(config, machine, missing, known, shapes, needs),
         *not_prepared(config),
         *(sentence for model in known.values() for sentence in not_usable(model, config)),
@@ -83,13 +90,13 @@ def of(config: Config, matrix: Sequence[Cell], machine: Machine) -> Plan:
         by_likeness(missing, progress),
         assumed,
         lacks if missing else [],
+        at_once or machine.at_once(config),
     )
 
 
-def needs_of(config: Config) -> dict[str, Needs]:
+def needs_of(matrix: Sequence[Cell]) -> dict[str, Needs]:
     """Returns what each method needs that takes memory of its own."""
-    table = baselines.table(config.plugins)
-    methods = {spec: Method.of(spec, table, config.method_options) for spec in config.methods}
+    methods = {cell.method: cell.shared.method(cell.method) for cell in matrix}
     return {spec: frozenset(method.needs & {"values", "ref_logp"}) for spec, method in methods.items()}
 
 
@@ -106,9 +113,10 @@ def time(
     if not missing:
         return 0.0
     speed = SPEEDS[kind]
+    alike = Counter((cell.model, needs[cell.method]) for cell in missing)
     cells = sum(
-        cost.seconds(shapes[cell.model], config, needs[cell.method], size, speed, engines[cell.model])
-        for cell in missing
+        number * cost.seconds(shapes[model], config, each, size, speed, engines[model])
+        for (model, each), number in alike.items()
     )
     return cells + sum(
         cost.generating(shape, asked.responses, config, size, speed, engines[name])
@@ -119,12 +127,11 @@ def time(
 
 def by_likeness(missing: Sequence[Cell], progress: Sequence[tuple[Cell, Progress]]) -> float | None:
     """Seconds of the missing cells: each as the mean of the done ones of its model and task, or else of all."""
-    done = [(cell.model, cell.task, now.seconds) for cell, now in progress if now.state == "done"]
-    if not done:
+    spent: dict[tuple[str, str], list[float]] = {}
+    for cell, now in progress:
+        if now.state == "done":
+            spent.setdefault((cell.model, cell.task), []).append(now.seconds)
+    if not spent:
         return None
-
-    def like(cell: Cell) -> list[float]:
-        alike = [spent for model, task, spent in done if (model, task) == (cell.model, cell.task)]
-        return alike or [spent for *_, spent in done]
-
-    return sum(mean(like(cell)) for cell in missing)
+    means, of_all = {alike: mean(seconds) for alike, seconds in spent.items()}, mean(chain(*spent.values()))
+    return sum(means.get((cell.model, cell.task), of_all) for cell in missing)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import tasks
 from harness.base.shape import ARCHITECTURES, Shape
@@ -41,27 +43,49 @@ def no_vllm(config: Config, kind: str, known: Iterable[Model]) -> Iterator[str]:
     yield from dict.fromkeys(reason for reason in obstacles if reason)
 
 
-def too_large(config: Config, machine: Machine, footprints: Sequence[Footprint], cells: int) -> Iterator[str]:
-    """On a CPU the ranks of a cell share the memory of the machine; GPUs each has its own."""
+def too_large(
+    config: Config, machine: Machine, footprints: Sequence[Footprint], size: int, cells: int
+) -> Iterator[str]:
+    """On a CPU the ranks of a cell share the memory of the machine; each GPU has its own."""
     ranks, on_cpu = config.hardware.ranks, machine.kind(config) == "cpu"
-    room = machine.ram if on_cpu else machine.gpu(ranks)
+    room = machine.ram if on_cpu else machine.gpu(config.hardware)
     if on_cpu:
         place, where = "one process" if ranks == 1 else f"{ranks} processes", "the memory of this machine is"
     elif ranks == 1:
         place, where = "one process", "the largest GPU here has"
     else:
         place, where = f"each of {ranks} processes", "a GPU here has"
-    jobs = min(max(machine.cores // (config.hardware.threads * ranks), 1), cells)
+    jobs = min(machine.at_once(config), cells)
     for each in footprints:
-        who, needed = f"{each.model} with {', '.join(each.methods)}", each.memory.peak * (ranks if on_cpu else 1)
+        who = f"{each.model} with {', '.join(each.methods)}"
+        needed = ranks * (each.memory.peak + each.memory.beside) if on_cpu else each.memory.peak
         if room is not None and needed > room:
-            yield f"{who} needs {gib(needed)} in {place}; {where} {gib(room)}"
+            yield f"{who} needs {gib(needed)} in {place}; {where} {gib(room)}{helping(each, config, size, room)}"
         elif room is None and needed > LARGEST:
             device = "the one device" if ranks == 1 else f"each of the {ranks} devices"
-            yield f"{who} needs {gib(needed)} on {device} of a cell, more than any GPU has"
+            more = helping(each, config, size, LARGEST)
+            yield f"{who} needs {gib(needed)} on {device} of a cell, more than any GPU has{more}"
         elif on_cpu and jobs * needed > machine.ram:
             fewer = machine.ram // needed
             yield f"{who} needs {gib(needed)}, too much for {jobs} cells side by side; use --jobs {fewer}"
+
+
+def helping(each: Footprint, config: Config, size: int, room: int) -> str:
+    """Returns the end of a sentence: what a cell needs with the settings that make it smaller, each by itself, if it
+    fits then."""
+    hardware = config.hardware
+    settings: dict[str, dict[str, Any]] = {
+        "hardware.recompute=true": {"recompute": True},
+        f"hardware.micro_tokens={cost.longest(config)}": {"micro_tokens": cost.longest(config)},
+        f"hardware.ranks={2 * hardware.ranks}": {"ranks": 2 * hardware.ranks},
+    }
+    found = []
+    for name, changed in settings.items():
+        smaller = dataclasses.replace(config, hardware=dataclasses.replace(hardware, **changed))
+        peak = cost.memory(each.shape, smaller, each.needs, size, each.engine).peak
+        if peak <= room and changed.items() - vars(hardware).items():
+            found.append(f"{name} ({gib(peak)})")
+    return f"; it fits with {' or '.join(found)}" if found else ""
 
 
 def too_small(config: Config, footprints: Sequence[Footprint], size: int) -> Iterator[str]:
@@ -75,14 +99,16 @@ def too_small(config: Config, footprints: Sequence[Footprint], size: int) -> Ite
         )
 
 
-def no_memory(config: Config, machine: Machine, shapes: Mapping[str, Shape]) -> Iterator[str]:
-    """To load models through, where they do not stay."""
-    ranks = config.hardware.ranks
-    times = f" (each of {ranks} processes reads all of it)" if ranks > 1 else ""
-    for name, shape in shapes.items():
-        loaded = cost.loaded(shape, config)
-        if machine.kind(config) != "cpu" and loaded > machine.ram:
-            yield f"{name} is loaded through {gib(loaded)} of this machine's memory{times}, which is {gib(machine.ram)}"
+def no_memory(config: Config, machine: Machine, footprints: Sequence[Footprint]) -> Iterator[str]:
+    """Looks at the machine's own memory, where devices have theirs."""
+    what = "AdamW, and for a checkpoint" if config.hardware.offload else "a checkpoint"
+    for each in footprints:
+        who, needed = f"{each.model} with {', '.join(each.methods)}", config.hardware.ranks * each.memory.beside
+        if machine.kind(config) != "cpu" and needed > machine.ram:
+            yield (
+                f"{who} needs {gib(needed)} of this machine's memory for {what} on its way to disk; it has "
+                f"{gib(machine.ram)}"
+            )
 
 
 def no_room(
@@ -93,10 +119,11 @@ def no_room(
     shapes: Mapping[str, Shape],
     needs: Mapping[str, Needs],
 ) -> Iterator[str]:
-    """A checkpoint is deleted only when the next one is on disk, so that there are two for a while."""
+    """While a cell trains it keeps two checkpoints, and a third one is written before the first is deleted."""
     sizes = [cost.on_disk(shapes[c.model], config, needs[c.method]) for c in missing if c.model in shapes]
     downloads = [2 * shapes[name].parameters for name, model in known.items() if name in shapes and to_download(model)]
-    wanted = sum(left for _, left in sizes) + max((checkpoint for checkpoint, _ in sizes), default=0) + sum(downloads)
+    wanted = sum(left for _, left in sizes) + 2 * max((checkpoint for checkpoint, _ in sizes), default=0)
+    wanted += sum(downloads)
     if wanted > machine.free:
         yield (
             f"{gib(wanted)} of disk for checkpoints and models, where {gib(machine.free)} are free "

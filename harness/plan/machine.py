@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from harness.base.devices import Device, cuda_devices
 from harness.base.shape import Shape
-from harness.config import Config
+from harness.config import Config, Hardware
+from harness.launch.pool import room
 from harness.rollout import choice
 
 
@@ -24,10 +25,18 @@ class Machine:
         wanted = config.hardware.device
         return wanted if wanted != "auto" else "cuda" if self.devices else "cpu"
 
-    def gpu(self, ranks: int) -> int | None:
-        """Bytes that each of so many processes finds on a GPU of its own; None where that cannot be known."""
+    def at_once(self, config: Config) -> int:
+        """Returns how many cells of this configuration run side by side: as many as there are GPUs for, or cores."""
+        hardware = config.hardware
+        if self.kind(config) == "cuda":
+            return max(room(len(self.devices), hardware), 1)
+        return max(self.cores // (hardware.threads * hardware.ranks), 1)
+
+    def gpu(self, hardware: Hardware) -> int | None:
+        """Returns the bytes that each rank of a cell finds on its GPU, or on its part of one; None where that cannot be
+        known."""
         sizes = sorted((device.memory for device in self.devices if device.memory is not None), reverse=True)
-        return sizes[min(ranks, len(sizes)) - 1] if sizes else None
+        return int(hardware.share * sizes[min(hardware.ranks, len(sizes)) - 1]) if sizes else None
 
 
 def this_machine(config: Config) -> Machine:

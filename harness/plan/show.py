@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from math import ceil
 
 from rich.console import Console
 
@@ -72,6 +74,8 @@ def costs(plan: Plan) -> Iterator[str]:
             f"time: {plan.missing} cells to run, {long(plan.assumed)} of {of} if every response is as long as allowed"
             f"{also}; assumed, not measured ({speed.flops:.2g} operations and {speed.bandwidth:.2g} bytes a second)"
         )
+    if plan.missing and plan.seconds is not None:
+        yield side_by_side(plan, plan.seconds)
     of_each = "memory" if ranks == 1 else f"memory of each of {ranks} processes"
     for each in plan.footprints:
         training, generation = sum(each.memory.training.values()), sum(each.memory.generation.values())
@@ -86,6 +90,20 @@ def costs(plan: Plan) -> Iterator[str]:
             reckoned = plan.kind == "cuda" and plan.config.hardware.cache_gib is None
             on = f" on a GPU of {gib(plan.gpu)}" if reckoned else ""
             yield f"  vLLM's cache{on} holds {each.together:,} responses of full length at once"
+
+
+def side_by_side(plan: Plan, seconds: float) -> str:
+    """Returns when all cells are done, and what that takes."""
+    hardware, side = plan.config.hardware, min(plan.at_once, plan.missing)
+    wall = seconds * ceil(plan.missing / side) / plan.missing  # cells are taken for equally long
+    end = datetime.now() + timedelta(seconds=wall)
+    on_gpu = plan.kind == "cuda"
+    hours = seconds / 3600 * hardware.world * (hardware.share if on_gpu else hardware.threads)
+    cells = "1 cell" if side == 1 else f"{side} cells"
+    return (
+        f"{cells} at once: {long(wall)}, so until {end:%a %d %b %Y %H:%M} if begun now; "
+        f"{hours:,.1f} {'GPU' if on_gpu else 'core'}-hours"
+    )
 
 
 def parts(bytes_of: Mapping[str, int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import os
@@ -15,20 +16,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
+from importlib.util import resolve_name
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 from filelock import FileLock
 
 from harness.base import files, identities
 from harness.base.errors import Damaged
+from harness.record import lease
 from harness.record.log import MetricsLog
 
 FILE = "made.json"
 # Between the name of a cell's folder and the id of an earlier attempt, whose records are kept there.
 ASIDE = ".attempt-"
 PACKAGES = ("torch", "transformers", "lm-eval", "math-verify")
-# An attempt that is set aside leaves these in the cell's folder: who the cell is, and the locks of those who use it.
-STAYING = ("config.yaml", "lock", "mlflow.lock", FILE)
+# Packages whose source is no component's: a version or the commit says which they were.
+NO_SOURCES = {"harness", "entrobench", *sys.stdlib_module_names}
+INSTALLED = {"site-packages", "dist-packages"}  # folders
+# An attempt that is set aside leaves these in the cell's folder: who the cell is, and who works on it.
+STAYING = ("config.yaml", lease.NAME, "mlflow.lock", FILE)
 
 
 @dataclass(frozen=True)
@@ -130,28 +137,78 @@ def processor() -> str:
 
 
 def digest(cls: type) -> str:
-    """Returns the hash of the modules in which a class and those that it inherits from are written.
+    """Returns the hash of the modules in which a class and those that it inherits from are written, and of what these
+    import of methods, of tasks, and of the package or the folder that they lie in.
 
-    The harness itself and Python's own modules do not count: the version and the commit say which they were.
+    The harness itself, Python's own modules and other installed packages do not count: the versions and the commit say
+    which they were.
     """
-    modules = dict.fromkeys(base.__module__ for base in cls.__mro__)
-    others = (name for name in modules if name.partition(".")[0] not in {"harness", *sys.stdlib_module_names})
-    return identities.key({name: module_digest(name) for name in others})
+    names = [name for name in dict.fromkeys(base.__module__ for base in cls.__mro__) if top(name) not in NO_SOURCES]
+    packages = {"baselines", "tasks", *map(top, names)}
+    homes = {home(package) for package in packages} - {None}
+    for name in names:  # which grows on the way
+        for each in imports(name, *stamp(name)):
+            ours = top(each) in packages or home(top(each)) in homes
+            if ours and each not in names and top(each) not in NO_SOURCES:
+                names.append(each)
+    return identities.key({name: module_digest(name) for name in names})
+
+
+def top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def home(package: str) -> Path | None:
+    """Returns the folder that a package lies in; None where that is one of installed packages."""
+    path = Path(stamp(package)[0])
+    folder = path.parents[path.name == "__init__.py"] if path.name else None
+    return None if folder is None or INSTALLED & set(folder.parts) else folder
 
 
 def module_digest(name: str) -> str:
     """Returns the hash of a module's file as it is on disk now, and a word where it has none."""
-    path = getattr(sys.modules.get(name), "__file__", None)
+    path, *changed = stamp(name)
+    return file_digest(path, *changed) if path else "no file"
+
+
+def stamp(name: str) -> tuple[str, int, int]:
+    """Returns the file of a module, the time of its last change and its size; an empty name where there is none."""
+    path = getattr(sys.modules.get(name), "__file__", None) or ""
     try:
-        found = os.stat(path or "")
+        found = os.stat(path)
     except OSError:
-        return "no file"
-    return file_digest(path, found.st_mtime_ns, found.st_size)
+        return "", 0, 0
+    return path, found.st_mtime_ns, found.st_size
 
 
 @functools.cache
 def file_digest(path: str, mtime_ns: int, size: int) -> str:
     return sha256(Path(path).read_bytes()).hexdigest()
+
+
+@functools.cache
+def imports(name: str, path: str, mtime_ns: int, size: int) -> list[str]:
+    """Returns the modules in which is written what a module has imported as it was loaded."""
+    try:
+        tree = ast.parse(Path(path).read_bytes() if path.endswith(".py") else "")
+    except (SyntaxError, ValueError):  # somebody is writing it; its own hash says that it is another one
+        return []
+    known, found = vars(sys.modules[name]) if name in sys.modules else {}, []
+    for node in ast.walk(tree):  # what is not known is imported for type checkers, or when a function is called
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if (alias.asname or top(alias.name)) in known]
+        elif isinstance(node, ast.ImportFrom):
+            source = resolve_name("." * node.level + (node.module or ""), known.get("__package__"))
+            called = (alias.asname or alias.name for alias in node.names)
+            found += [written_in(known[each], source) for each in called if each in known]
+    return list(dict.fromkeys(found))
+
+
+def written_in(value: object, source: str) -> str:
+    """Returns the module that says what an imported thing is; of a constant it is the one that it was imported from."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    return value.__module__ if isinstance(value, type | FunctionType) else source
 
 
 def named(components: Iterable[object], *tables: Mapping[str, type]) -> dict[str, type]:

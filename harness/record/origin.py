@@ -21,7 +21,7 @@ NOTE = {
         "The run named `leaderboard` holds the table: `leaderboard.json` (a table of MLflow), `leaderboard.html` and "
         "`leaderboard.md`. The metrics `final/...` of the other runs are what it averages, so that this list can be "
         "sorted by them; `method.<name>.<option>` are the options of a method. Where MLflow opens the view of apps and "
-        "agents, the switch at its upper left to machine learning shows the runs. From anywhere: "
+        "agents, the switch at its upper left to model training shows the runs. From anywhere: "
         "`entrobench leaderboard --experiment NAME --uri URI`."
     )
 }

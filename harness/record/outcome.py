@@ -27,10 +27,10 @@ def outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[s
     }
 
 
-def devices(spec: CellSpec, device: str) -> int:
-    """Returns how many GPUs, or else cores, a cell has to itself."""
+def devices(spec: CellSpec, device: str) -> float:
+    """Returns how many GPUs, or what part of one, or else how many cores a cell has to itself."""
     hardware = spec.config.hardware
-    return hardware.ranks * (1 if device == "cuda" else hardware.threads)
+    return hardware.world * (hardware.share if device == "cuda" else hardware.threads)
 
 
 def curve(lines: list[dict[str, Any]], key: str) -> list[float]:

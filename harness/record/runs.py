@@ -170,12 +170,16 @@ class Client:
             return list(threads.map(lambda run: self.text(run, path, Path(folder)), runs))
 
     def text(self, run: Run, path: str, folder: Path) -> bytes | None:
+        from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
 
         own = folder / run.id
         own.mkdir()
+        # By the place that is known already: by its id MLflow would ask for the whole run first, and for its models.
+        address = f"{run.artifacts}/{path}"
         try:
-            return Path(self.client.download_artifacts(run.id, path, str(own))).read_bytes()
+            found = download_artifacts(address, dst_path=str(own), tracking_uri=self.client.tracking_uri)
+            return Path(found).read_bytes()
         except (MlflowException, OSError):
             if path in self.listed(run, str(PurePosixPath(path).parent)):
                 raise

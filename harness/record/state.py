@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from harness.base import files
 from harness.base.errors import Damaged
-from harness.record import made
+from harness.record import lease, made
 from harness.record.log import last_line
 from harness.record.made import Made
 
@@ -29,6 +27,7 @@ class State:
     durable_step: int = -1  # the last step that no interruption can undo; -1 before the first
     seconds: float = 0.0  # of work, over all lives of the cell
     device: str = ""
+    where: list[str] = field(default_factory=list)  # the machine of each rank, and its GPU if it has one
     collapsed: int | None = None  # the step after which it ended, since the entropy was below stop.entropy_below
 
     @classmethod
@@ -65,11 +64,6 @@ def change(folder: Path, **changes: Any) -> State:
     return state
 
 
-def lock(folder: Path, timeout: float = -1) -> FileLock:
-    """Returns the lock of whoever works on a cell."""
-    return FileLock(folder / "lock", timeout=timeout)
-
-
 @dataclass(frozen=True)
 class Progress:
     """How far a cell is, as people are told."""
@@ -87,7 +81,7 @@ class Progress:
         now = State.read(folder)
         if now.state == "planned":
             return cls("planned")
-        name = STALE if now.state == "running" and free(folder) else now.state
+        name = STALE if now.state == "running" and lease.holder(folder) is None else now.state
         if sources is not None and name != "running":
             record = Made.read(folder)
             if record is not None or name == "done":  # before its first attempt began, a cell may only have failed
@@ -96,12 +90,3 @@ class Progress:
                     return cls(OUTDATED, why)
         last = last_line(folder)
         return cls(name, now.told, last.get("step", 0), last.get("metrics", {}), now.seconds)
-
-
-def free(folder: Path) -> bool:
-    """Returns whether no living process works on the cell."""
-    try:
-        with lock(folder, timeout=0):
-            return True
-    except Timeout:
-        return False

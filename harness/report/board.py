@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import tasks
 from harness.base import identities
 from harness.base.errors import UserError, nearest
 from harness.config import Config
@@ -28,7 +27,7 @@ AXES = ("method", "task", "model", "seed")
 OF_CELLS = {*AXES, "cell", "status"}  # the tags of a cell's run
 # Of a configuration, these say which cells there are, or where they run; all else makes it another matrix.
 RANGE = ("methods", "tasks", "models", "seeds", "axes", "baseline")
-ELSEWHERE = ("name", "results", "tracking", "hardware", "checkpoint", "plugins")
+ELSEWHERE = ("name", "results", "tracking", "launch", "hardware", "checkpoint", "plugins")
 NO_CELL = ""  # the key of a cell that nobody has begun, where no configuration tells it
 
 Pairs = tuple[tuple[str, str], ...]
@@ -89,7 +88,7 @@ class Board:
             Expected(
                 cell.method,
                 cell.task,
-                [tasks.build(each, config.plugins).name for each in cell.evaluation_tasks],
+                [cell.shared.task(each).name for each in cell.evaluation_tasks],
                 cell.model,
                 cell.seed,
                 cell.key,
@@ -100,7 +99,8 @@ class Board:
             for cell in matrix
             for spec in [cell.spec]
         ]
-        ks = {task: config.eval.of(task).k for each in expected for task in each.eval_tasks}
+        evaluated = {task for each in expected for task in each.eval_tasks}
+        ks = {task: config.eval.of(task).k for task in evaluated}
         given = dataclasses.asdict(config)
         del given["tracking"]  # its URI may hold a password
         return cls(config.name, config.baseline, ks, expected, given)

@@ -6,13 +6,14 @@ A series names a method; `style` is its place among the methods, from which the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from harness.base.statistics import Estimate
+from harness.config import told
 from harness.report.columns import shown
 from harness.report.leaderboard import Row
 from harness.report.story import INSIDE, Board, Story, Told, Training
@@ -44,7 +45,7 @@ class Figure:
     small: bool = False
     options: dict[str, Any] = field(
         default_factory=dict
-    )  # log_x, log_y: logarithmic; ticks: of x; cut: y stays in 0 to 1
+    )  # log_x, log_y: logarithmic; ticks: of x; names: x holds no numbers; cut: y stays in 0 to 1
 
 
 def finite(value: float | None) -> float | None:
@@ -139,6 +140,62 @@ def over_k(rows: Sequence[Row], styles: Styles) -> Figure:
         [[row.method, *(shown(row.pass_at_k.get(k)) for k in ks)] for row in rows],
         options={"log_x": True, "ticks": ks, "cut": True},
     )
+
+
+def axis_groups(rows: Sequence[Row], styles: Styles) -> list[tuple[str, list[Figure]]]:
+    """Returns the scores over the values of each axis that a matrix has beside methods, tasks, models and seeds: apart
+    for each task, each model, and each combination of values at the other axes."""
+    found = []
+    for axis in dict.fromkeys(key for row in rows for key in row.setting):
+        alike: dict[tuple[str, str, str], list[Row]] = {}
+        for row in rows:
+            held = told({key: value for key, value in row.setting.items() if key != axis})
+            alike.setdefault((row.task, row.model, held), []).append(row)
+        for (task, model, held), these in alike.items():
+            if len({row.setting[axis] for row in these}) > 1:
+                title = ", ".join(filter(None, (f"{axis}: {task}", model, held)))
+                found.append((title, over_axis(axis, held, these, styles)))
+    return found
+
+
+def over_axis(axis: str, held: str, rows: Sequence[Row], styles: Styles) -> list[Figure]:
+    values = list(dict.fromkeys(row.setting[axis] for row in rows))
+    numbers = {value: found for value in values if (found := as_number(value)) is not None}
+    options: dict[str, Any] = {"names": True}
+    if len(numbers) == len(values):
+        values = sorted(values, key=numbers.__getitem__)
+        least, most = numbers[values[0]], numbers[values[-1]]
+        options = {"log_x": 0 < 9.99 * least <= most, "ticks": [numbers[value] for value in values]}
+    scores: dict[str, tuple[dict[str, Any], Callable[[Row], Estimate | None]]] = {
+        "Avg@K": ({"cut": True}, lambda row: row.avg_at_k),
+        f"Pass@{rows[0].k}": ({"cut": True}, lambda row: row.pass_at_k.get(row.k)),
+        "Entropy kept": ({}, lambda row: row.entropy_kept),
+    }
+    figures = []
+    for name, (bounds, of) in scores.items():
+        series, lines = [], []
+        for method in dict.fromkeys(row.method for row in rows):
+            known = {row.setting[axis]: score for row in rows if row.method == method and (score := of(row))}
+            here = [value for value in values if value in known]
+            estimates = [known[value] for value in here]
+            lines.append([method, *(shown(known.get(value)) for value in values)])
+            if here:
+                x, y = [numbers.get(value, value) for value in here], [finite(each.mean) for each in estimates]
+                series.append({"name": method, "style": styles[method], "x": x, "y": y, **limits(estimates)})
+        title = ", ".join(filter(None, (f"{name} over {axis}", held)))
+        note = "Points are rows of the table, bands its 95 % intervals." + f" Held fixed: {held}." * bool(held)
+        header = ["method", *(f"{axis}={value}" for value in values)]
+        drawn = Figure(title, note, "lines", axis, name, series, header, lines, options={**options, **bounds})
+        figures += [drawn] if series else []
+    return figures
+
+
+def as_number(text: str) -> float | None:
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def progress_figures(board: Board, styles: Styles) -> list[Figure]:
@@ -300,8 +357,8 @@ def training_figures(training: Training, styles: Styles) -> dict[str, list[Figur
         "Clips": [
             figure
             for metric, said in {
-                "ratio/clipped_low": "Ratio clipped low (A < 0)",
-                "ratio/clipped_high": "Ratio clipped high (A > 0)",
+                "ratio/clipped_low": "Ratio clipped low",
+                "ratio/clipped_high": "Ratio clipped high",
                 "weights/dropped": "Dropped by a control",
                 "weights/dropped_positive": "Dropped by a control, A > 0",
                 "weights/dropped_negative": "Dropped by a control, A < 0",

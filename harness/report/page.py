@@ -151,6 +151,13 @@ def sections_of(story: Story) -> list[Section]:
 
     every = [
         section("scores", "Scores", "", boards(figures.score_figures)),
+        section(
+            "axes",
+            "Scores over settings",
+            "What the configuration varies beside methods, tasks, models and seeds, one axis at a time. All else is "
+            "alike within a figure.",
+            figures.axis_groups(story.rows, styles),
+        ),
         section("progress", "Scores over steps", SEEDS, boards(figures.progress_figures)),
         section("entropy", "Entropy", SEEDS, training("Entropy")),
         section("rewards", "Rewards", SEEDS, training("Rewards")),

@@ -13,8 +13,7 @@ from typing import Any
 
 from harness.base import fit
 from harness.base.errors import one_of
-from harness.report import columns
-from harness.report.columns import BETTER, DEFAULT, WORSE, cells_of
+from harness.report.columns import BETTER, DEFAULT, WORSE, cells_of, steps_of
 from harness.report.leaderboard import Row
 
 FLAG = " †"
@@ -22,14 +21,14 @@ FORMATS = ("table", "md", "csv", "json")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is computed by a spreadsheet, not shown
 
 
-def render(rows: Sequence[Row], how: str, width: int | None = None, chosen: Sequence[str] = DEFAULT) -> str:
+def render(rows: Sequence[Row], how: str, width: int | None = None, columns: Sequence[str] = DEFAULT) -> str:
     """Returns the rows as text; a table with what of it fits into the columns of a terminal, if a width is given."""
     sections: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         sections.setdefault((row.task, row.model), []).append(row)
     tables = []
     for (task, model), section in sections.items():
-        lines = cells_of(section, chosen)
+        lines = cells_of(section, columns)
         tables.append(Table(f"{task}, {model}{FLAG * any(row.flags for row in section)}", lines, goes(lines[0])))
     return document(rows, tables, notes(rows), how, width)
 
@@ -114,7 +113,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.collapsed:
             where = ", ".join([row.method, row.task, row.where])
-            texts.append(f"{where}: the entropy of {columns.steps_of(row)} fell so low that training ended there.")
+            texts.append(f"{where}: the entropy of {steps_of(row)} fell so low that training ended there.")
     return texts + sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})
 
 

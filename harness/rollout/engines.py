@@ -21,4 +21,4 @@ def build(name: str, folder: Path, eos: int, device: str, dtype: torch.dtype, ha
         return EmbeddedEngine(eos, device, dtype)
     from harness.rollout.vllm import VllmEngine
 
-    return VllmEngine(folder, eos, device, dtype, hardware.cache_gib)
+    return VllmEngine(folder, eos, device, dtype, hardware.cache_gib, hardware.share)

@@ -171,6 +171,7 @@ class VllmEngine:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         cache_gib: float | None = None,
+        share: float = 1.0,
     ) -> None:
         self.eos, self.device, self.dtype = eos, device, dtype
         on_cpu, model = device == "cpu", json.loads((folder / "config.json").read_text())
@@ -197,7 +198,7 @@ class VllmEngine:
                 logprobs_mode="processed_logprobs",  # at the temperature
                 kv_cache_memory_bytes=None if cache_gib is None else int(cache_gib * 2**30),
                 # Where less than this is free vLLM refuses to start, even if the size of its cache is given.
-                gpu_memory_utilization=GPU_SHARE if cache_gib is None else 0.01,
+                gpu_memory_utilization=GPU_SHARE * share if cache_gib is None else 0.01,
                 enable_sleep_mode=not on_cpu,
                 enforce_eager=on_cpu,
                 # Each rank has an engine of its own, on the device of its LOCAL_RANK. They wait for each other while

@@ -39,7 +39,8 @@ from harness.rollout.proof import check_weights
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import instructed
 from harness.train.evaluate import Evaluation, Sampler, evaluate
-from harness.train.policy import context_of, load_model
+from harness.train.policy import context_of
+from harness.train.weights import load_model
 from tasks import Task, Verifier
 from tasks.scoring import powers_of_two
 

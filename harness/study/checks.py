@@ -91,7 +91,8 @@ class Subject:
         for name, given in self.edges.items():
             for dtype in (torch.float64, torch.float32):
                 method = self.make()
-                for entropy in ENTROPIES[:2]:
+                hears = any(overrides(control, "observe") for control in method.controls.values())
+                for entropy in ENTROPIES[:2] if hears else ():
                     method.observe(record(method, self.probe(), entropy))
                 yield f"{name} (in {str(dtype).removeprefix('torch.')})", method, given.to(dtype)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from torch import Tensor
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 import baselines
@@ -25,7 +27,7 @@ from harness.base.fit import Column
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method
 from harness.config import Config
-from harness.matrix import Cell
+from harness.matrix import Cell, Shared
 from harness.tokens import dynamics
 from harness.tokens.dynamics import Row
 from harness.tokens.metrics import Stopwatch
@@ -42,7 +44,7 @@ def build(config: Config, method: str, folder: str, verifier: Verifier) -> Train
     """As a cell of the first task, model and seed begins, but without a word."""
     disable_progress_bar()
     set_verbosity_error()
-    planned = Cell(config, method, config.tasks[0], config.models[0], config.seeds[0])
+    planned = Cell(config, method, config.tasks[0], config.models[0], config.seeds[0], Shared(config))
     trainer = cell.build(planned.spec, Path(folder), verifier, say=lambda _: None)
     trainer.engine.load(trainer.policy.module)
     return trainer
@@ -63,8 +65,13 @@ def seen_by_plain(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, 
         batch = batch_of(trainer, step)
         trainer.train_step(step, Stopwatch())  # which samples the very same batch
         yield batch, trainer.policy.stats(batch, frozenset({"sum_p2"}))
-        trainer.policy.load_state(copy.deepcopy(start))
+        trainer.policy.load_state(start, partial(put, start))
         trainer.synchronise(step)
+
+
+def put(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    for name, x in tensors.items():
+        x.copy_(state[name])
 
 
 def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str, Any]]:

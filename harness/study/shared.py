@@ -86,7 +86,7 @@ def pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
             python(
                 "from harness.study import shared; shared.rank()", json.dumps([list(specs), list(plugins), str(folder)])
             ),
-            env={**os.environ, **shared, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,  # which closes when this process ends, however it does
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

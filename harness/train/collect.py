@@ -4,7 +4,7 @@
     for candidates in superset, in order:                                         # all at once without train.resample
         sample and judge a group of responses to each, every rank its share
         enough groups with signal: stop
-    keep train.prompts groups, and share them out evenly over mini-batches and ranks
+    keep train.prompts groups, and share them out over mini-batches, in order, and over ranks, by tokens
     train on them rollout.lag steps later
 
 Who is asked depends neither on what ran before nor on the number of ranks, and every response has a seed of its own:
@@ -28,7 +28,7 @@ from harness.batch import Rollout
 from harness.rollout.rendering import render
 from harness.tokens.metrics import Stopwatch
 from harness.train.parts import Parts
-from harness.verify.alongside import Alongside
+from harness.verify.alongside import Alongside, judge
 from harness.verify.failures import TooManyFailures, check_failures
 from tasks import Problem, Verdict
 
@@ -135,7 +135,7 @@ class Collector:
             if sum(signal.values()) >= prompts:
                 break
         self.check_verdicts(step, drawn)
-        generated = sum(ranks.each(sum(each.tokens for each in drawn)))
+        tokens = dict(of_all([(each.place, each.tokens) for each in drawn]))
         kept, filled = chosen(signal, prompts)
         record = {}
         if resample is not None:
@@ -145,10 +145,16 @@ class Collector:
                 "resample/filled": float(filled),
                 "resample/reward_mean": sum(rewards) / len(rewards),
             }
-            drawn = of_all(at(drawn, kept))
-        share = at(drawn, [kept[slot] for slot in self.slots])
+        mine = [kept[slot] for slot in self.dealt([tokens[place] for place in kept])]
+        moving = of_all(at(drawn, set(kept).difference(mine)))
+        share = at([*drawn, *moving], mine)
         assert len(share) == len(self.slots)
-        return Collected(share, generated, lag, record)
+        return Collected(share, sum(tokens.values()), lag, record)
+
+    def dealt(self, tokens: Sequence[int]) -> list[int]:
+        """Returns this rank's numbers among the groups that a step trains on, given how many tokens each has."""
+        owners = dealt(tokens, self.config.train.updates, ranks.count())
+        return [slot for slot, rank in enumerate(owners) if rank == ranks.number()]
 
     def candidates(self) -> Iterator[list[int]]:
         """Yields this rank's places in the superset of a step, batch by batch."""
@@ -178,7 +184,8 @@ class Collector:
     ) -> list[Answered]:
         """Samples responses to the problems at these places, and judges them meanwhile."""
         problems, rollout = self.problems(step, places), self.config.rollout
-        with Alongside(partial(self.judge, problems)) as judging:
+        parts = self.parts
+        with Alongside(partial(judge, parts.task, parts.verifier, parts.tokenizer, problems)) as judging:
             with watch.phase("rollout"):
                 groups = self.parts.engine.generate(
                     [self.prompt(problem) for problem in problems],
@@ -197,14 +204,6 @@ class Collector:
 
     def prompt(self, problem: Problem) -> list[int]:
         return render(self.parts.tokenizer, problem.prompt, self.parts.chat)
-
-    def judge(self, problems: Sequence[Problem], groups: Mapping[int, list[Rollout]]) -> list[Verdict]:
-        """On the responses to some of the problems, by their numbers."""
-        texts = self.parts.tokenizer.batch_decode(
-            [r.response for g in groups.values() for r in g], skip_special_tokens=True
-        )
-        asked = [problems[number] for number, group in groups.items() for _ in group]
-        return self.parts.task.verdicts(list(zip(asked, texts, strict=True)), self.parts.verifier)
 
     def check_verdicts(self, step: int, drawn: Sequence[Answered]) -> None:
         """Raises TooManyFailures where the verifier fails too often on all that was drawn for a step."""
@@ -237,16 +236,18 @@ class Collector:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.generated = state["generated"]
-        self.in_flight = {step: self.unpacked(step, found) for step, found in state["in_flight"].items()}
+        found = {int(step): each for step, each in state["in_flight"].items()}  # JSON has no other keys than text
+        self.in_flight = {step: self.unpacked(step, each) for step, each in found.items()}
 
     def unpacked(self, step: int, found: Mapping[str, Any]) -> Collected:
         """Returns this rank's share of what all ranks, perhaps fewer or more of them, have packed."""
         n = self.config.train.group
-        places = [found["places"][slot] for slot in self.slots]
-        problems = self.problems(step, places)
         ends = list(accumulate(found["lengths"], initial=0))
+        mine = self.dealt([end - start for start, end in pairwise(ends[::n])])
+        places = [found["places"][slot] for slot in mine]
+        problems = self.problems(step, places)
         groups, verdicts = [], []
-        for slot, problem in zip(self.slots, problems, strict=True):
+        for slot, problem in zip(mine, problems, strict=True):
             prompt, rows = self.prompt(problem), range(slot * n, (slot + 1) * n)
             parts = [slice(ends[row], ends[row + 1]) for row in rows]
             tokens, logp = ([found[name][part].tolist() for part in parts] for name in ("tokens", "logp"))
@@ -309,7 +310,25 @@ def chosen(signal: Mapping[int, bool], prompts: int) -> tuple[list[int], int]:
 
 
 def slots(prompts: int, updates: int) -> list[int]:
-    """Returns this rank's numbers among the groups that a step trains on: an equal part of each mini-batch."""
+    """Returns this rank's numbers among the groups that are sampled for a step: an equal part of each mini-batch."""
     share = prompts // (updates * ranks.count())
     starts = (share * (update * ranks.count() + ranks.number()) for update in range(updates))
     return [slot for start in starts for slot in range(start, start + share)]
+
+
+def dealt(tokens: Sequence[int], updates: int, world: int) -> list[int]:
+    """Returns the rank that trains on each group, given how many tokens each has: of each mini-batch all ranks get
+    equally many groups and about equally many tokens.
+
+    The larger ones come first, each to the rank with the fewest tokens among those that still lack groups.
+    """
+    owners = [0] * len(tokens)
+    size = len(tokens) // updates
+    for start in range(0, len(tokens), size):
+        load, lacking = [0] * world, [size // world] * world
+        for slot in sorted(range(start, start + size), key=lambda slot: -tokens[slot]):
+            rank = min((rank for rank in range(world) if lacking[rank]), key=load.__getitem__)
+            owners[slot] = rank
+            load[rank] += tokens[slot]
+            lacking[rank] -= 1
+    return owners

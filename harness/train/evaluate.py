@@ -27,6 +27,7 @@ from harness.base import files, seeds
 from harness.base.errors import UserError
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import PLAIN, Chat, left_out, render
+from harness.rollout.together import Work
 from harness.verify.failures import check_failures
 from tasks import Task, Verdict, Verifier
 from tasks.scoring import dataset_of, metric_list, score_of
@@ -60,7 +61,7 @@ def silent(done: int, of: int) -> None:
 class Sampler:
     """An engine and how it is asked."""
 
-    engine: Sampling
+    engine: Sampling  # of this rank
     tokenizer: PreTrainedTokenizerBase
     seed: int
     chat: Chat = PLAIN
@@ -68,22 +69,24 @@ class Sampler:
     kept: Path | None = None  # a folder for batches that need not be sampled again
     together: int = 1  # responses of such a batch
     heard: Callable[[int, int], None] = silent
+    helped: Work | None = None  # `sample`, done by all ranks; None: by this one alone
 
     def ask(self, task: str, prompts: Mapping[str, str], n: int, temperature: float, budget: int) -> list[Record]:
         """Returns n responses to the prompt of each problem.
 
         A batch depends on its problems alone, not on what was kept.
         """
-        ids = {problem: render(self.tokenizer, prompt, self.chat) for problem, prompt in prompts.items()}
-        self.check_room(task, [len(tokens) for tokens in ids.values()], budget)
+        self.check_room(task, [len(self.rendered(prompt)) for prompt in prompts.values()], budget)
+        settings: dict[str, Any] = {"n": n, "temperature": temperature, "budget": budget}
+        sample = self.helped or self.sample
         if self.kept is None:
-            return self.sample(prompts, ids, n, temperature, budget)
+            return sample(list(prompts.items()), **settings)
         records: list[Record] = []
         for path, names in self.batches(list(prompts), n):
             batch = {problem: prompts[problem] for problem in names}
             found = known(path, batch)
             if found is None:
-                found = self.sample(batch, ids, n, temperature, budget)
+                found = sample(list(batch.items()), **settings)
                 files.write_lines(path, found)
             records += found
             self.heard(len(records), len(prompts))
@@ -102,19 +105,21 @@ class Sampler:
             by_problem = {record["problem"]: record for record in part}
             files.write_lines(path, [by_problem.get(kept["problem"], kept) for kept in files.read_lines(path)])
 
-    def sample(
-        self, batch: Mapping[str, str], ids: Mapping[str, list[int]], n: int, temperature: float, budget: int
-    ) -> list[Record]:
+    def rendered(self, prompt: str) -> list[int]:
+        return render(self.tokenizer, prompt, self.chat)
+
+    def sample(self, asked: Sequence[tuple[str, str]], *, n: int, temperature: float, budget: int) -> list[Record]:
+        """Returns n responses to each problem, given with its prompt."""
         groups = self.engine.generate(
-            [ids[problem] for problem in batch],
+            [self.rendered(prompt) for _, prompt in asked],
             n,
-            seeds=[seeds.derive(self.seed, problem) for problem in batch],
+            seeds=[seeds.derive(self.seed, problem) for problem, _ in asked],
             temperature=temperature,
             max_new_tokens=budget,
         )
         return [
             {"problem": problem, "prompt": prompt, **self.answers(group)}
-            for (problem, prompt), group in zip(batch.items(), groups, strict=True)
+            for (problem, prompt), group in zip(asked, groups, strict=True)
         ]
 
     def answers(self, group: Sequence[Rollout]) -> Record:

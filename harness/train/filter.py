@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ from harness.base.errors import UserError
 from harness.base.task import Problem, Task, Verdict, Verifier
 from harness.config import Filter, RolloutConfig
 from harness.rollout.rendering import PLAIN, Chat, render
+from harness.rollout.together import Work
+from harness.verify.alongside import Alongside, judge
 from harness.verify.failures import check_failures
 
 if TYPE_CHECKING:
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
     from harness.rollout.protocol import Sampling
 
 VERSION = 1  # of how pass rates are measured: another one measures again
+
+# Responses that each rank is asked for at a time: so many times what its engine samples at once that few of its places
+# are empty while the last ones end. A process that is killed loses no more.
+RESPONSES = 4096
 
 Say = Callable[[str], None]
 
@@ -47,7 +54,7 @@ class Asker:
 
     model: dict[str, Any]  # its identity
     task: Task
-    engine: Sampling  # with the model's weights
+    engine: Sampling  # of this rank, with the model's weights
     tokenizer: PreTrainedTokenizerBase
     verifier: Verifier
     rollout: RolloutConfig
@@ -69,26 +76,25 @@ class Asker:
             "sampling": [n, self.rollout.temperature, self.rollout.max_new_tokens],
         }
 
-    def right(self, prompts: Mapping[Problem, list[int]], n: int, key: str) -> list[int]:
-        """Counts how many of n responses to each problem are right; the same whatever else is asked beside it."""
-        groups = self.engine.generate(
-            list(prompts.values()),
-            n,
-            seeds=[seeds.derive("filter", key, problem.id) for problem in prompts],
-            temperature=self.rollout.temperature,
-            max_new_tokens=self.rollout.max_new_tokens,
-        )
-        texts = self.tokenizer.batch_decode([r.response for g in groups for r in g], skip_special_tokens=True)
-        asked = [problem for problem in prompts for _ in range(n)]
-        verdicts = self.task.verdicts(list(zip(asked, texts, strict=True)), self.verifier)
-        check_failures(verdicts, self.max_failures)
-        return [verdicts[start : start + n].count(Verdict.RIGHT) for start in range(0, len(verdicts), n)]
+    def verdicts(self, problems: Sequence[Problem], *, n: int, key: str) -> list[list[Verdict]]:
+        """Judges n responses to each problem while others are sampled; the same whatever else is asked beside it."""
+        with Alongside(partial(judge, self.task, self.verifier, self.tokenizer, problems)) as judging:
+            self.engine.generate(
+                [self.prompt(problem) for problem in problems],
+                n,
+                seeds=[seeds.derive("filter", key, problem.id) for problem in problems],
+                temperature=self.rollout.temperature,
+                max_new_tokens=self.rollout.max_new_tokens,
+                on_group=judging.add,
+            )
+            found = judging.verdicts()
+        return [found[start : start + n] for start in range(0, len(found), n)]
 
 
-def pool(asker: Asker, given: Filter | None, cache: Path, at_once: int, say: Say) -> Pool:
+def pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at_once: int, say: Say) -> Pool:
     """Returns the training problems that are not too long and, where a filter is given, neither too hard nor too easy.
 
-    Problems whose counts are not in the cache are asked `at_once` at a time.
+    Problems whose counts are not in the cache are asked `at_once` at a time, by the asker's `verdicts` of all ranks.
     """
     problems, longest = asker.task.problems("train"), asker.rollout.max_prompt_tokens
     record = {"given": len(problems)}
@@ -103,7 +109,9 @@ def pool(asker: Asker, given: Filter | None, cache: Path, at_once: int, say: Say
         key = identities.key(identity)
 
         def right(batch: Sequence[Problem]) -> list[int]:
-            return asker.right({problem: prompts[problem] for problem in batch}, given.n, key)
+            found: list[list[Verdict]] = ask(batch, n=given.n, key=key)
+            check_failures((verdict for row in found for verdict in row), asker.max_failures)
+            return [row.count(Verdict.RIGHT) for row in found]
 
         path = cache / "filters" / f"{asker.task.name}-{key}.json"
         found = measured(path, identity, problems, right, at_once, say)

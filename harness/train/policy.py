@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from harness.base import ranks
+from harness.base import files, ranks
 from harness.base.errors import CellFailure, UserError
 from harness.batch import TokenBatch, TokenStats
 from harness.config import Hardware, Train
 from harness.tokens.head import Head
 from harness.tokens.statistics import token_stats
+from harness.train import packing, weights
 
 
 class Learner:
@@ -30,20 +31,33 @@ class Learner:
     module: nn.Module
 
     def __init__(
-        self, network: nn.Module, train: Train, lr: float, device: str, dtype: torch.dtype, hardware: Hardware
+        self,
+        network: nn.Module,
+        folder: Path,
+        train: Train,
+        lr: float,
+        device: str,
+        dtype: torch.dtype,
+        hardware: Hardware,
     ) -> None:
         self.network = network.train()
         self.train, self.lr, self.device, self.dtype = train, lr, device, dtype
         self.micro, self.recompute = hardware.micro_tokens, hardware.recompute
         model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
+        self.packing = packing.prepared(model)
         if self.recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if ranks.several():
             ranks.shard(network, layers_of(model), device)
+        if model.device.type == "meta":
+            weights.settle(network, model, folder, device)
         else:
             network.to(device)
+        self.weights = dict(self.module.named_parameters())  # a tied head once
+        # What the optimiser updates: the weights, or copies of them beside which its moments lie.
+        self.masters = {name: ranks.on_cpu(x) for name, x in self.weights.items()} if hardware.offload else self.weights
         self.optimizer = torch.optim.AdamW(
-            network.parameters(),
+            self.masters.values(),
             lr=lr,
             betas=(train.betas[0], train.betas[1]),
             weight_decay=train.weight_decay,
@@ -62,7 +76,7 @@ class Learner:
 
         Each pass gathers weights from all ranks, so all must make the same number of passes.
         """
-        parts = list(batch.micro_batches(self.micro))
+        parts = list(batch.micro_batches(self.micro, packing=self.packing))
         return parts + [batch.idle()] * (ranks.most(len(parts)) - len(parts))
 
     def flat(self, batch: TokenBatch, of_tokens: Callable[[TokenBatch], Tensor]) -> Tensor:
@@ -88,24 +102,39 @@ class Learner:
             raise CellFailure(f"the gradient of the {type(self).__name__.lower()} is not finite (its norm is {norm})")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        if self.masters is not self.weights:
+            for name, weight in self.weights.items():
+                self.masters[name].grad = None if weight.grad is None else ranks.on_cpu(weight.grad)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.network.zero_grad(set_to_none=True)
+        self.publish()
         return norm
 
-    def state(self) -> dict[str, Any]:
-        """Returns weights and moments, the same for any number of ranks; of several, the first one has them."""
-        state = {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return ranks.whole_on_first(state) if ranks.several() else state
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Copies to the weights what was done to their masters."""
+        if self.masters is not self.weights:
+            for name, weight in self.weights.items():
+                ranks.here(weight).copy_(ranks.here(self.masters[name]))
 
-    def load_state(self, state: dict[str, dict[str, Any]]) -> None:
-        held, optimizer = self.module.state_dict(), state["optimizer"]
-        self.module.load_state_dict({name: ranks.like(held[name], x) for name, x in state["module"].items()})
+    def state(self) -> dict[str, Tensor]:
+        """Returns weights and moments, themselves and no copies; of several ranks each has its shards."""
         moments = {
-            number: {key: ranks.like(weight, x) for key, x in optimizer["state"][number].items()}
-            for number, weight in enumerate(self.module.parameters())
-            if number in optimizer["state"]
+            f"{kind}.{name}": x
+            for name, master in self.masters.items()
+            for kind, x in self.optimizer.state.get(master, {}).items()
         }
-        self.optimizer.load_state_dict({**optimizer, "state": moments})
+        return {f"weight.{name}": master.detach() for name, master in self.masters.items()} | moments
+
+    def load_state(self, names: Collection[str], fill: Callable[[dict[str, Tensor]], None]) -> None:
+        """Takes over a state of these names, which `fill` writes into the tensors that it is given."""
+        for name, master in self.masters.items():
+            empty = {"step": torch.empty((), device=master.device)}
+            empty |= {kind: torch.empty_like(master) for kind in ("exp_avg", "exp_avg_sq")}
+            self.optimizer.state[master] = {k: x for k, x in empty.items() if f"{k}.{name}" in names}
+        fill(self.state())
+        self.publish()
 
 
 def padded(rows: Sequence[Tensor], device: str) -> Tensor:
@@ -115,6 +144,8 @@ def padded(rows: Sequence[Tensor], device: str) -> Tensor:
 
 def hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
     """Returns the hidden state from which each response token is predicted, flat."""
+    if batch.packed:
+        return packing.hidden_states(backbone, batch, device)
     # Sharing prompts takes two passes, a cache and a mask of ours. Ranks could not do it, since all must make the same
     # passes; nor a model whose layers are recomputed, which keeps no cache; nor one that reads only a window of its
     # context, which has a mask of its own.
@@ -163,13 +194,6 @@ def hidden_after_shared_prompts(backbone: PreTrainedModel, batch: TokenBatch, de
 def targets(batch: TokenBatch, device: str) -> Tensor:
     lengths = batch.prompt_lengths_B.tolist()
     return torch.cat([s[n:] for s, n in zip(batch.sequences, lengths, strict=True)]).to(device, non_blocking=True)
-
-
-def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-    if not isinstance(model.get_output_embeddings(), nn.Linear):
-        raise UserError(f"model {folder} has no linear head, which the token statistics need")
-    return model
 
 
 def head_of(model: PreTrainedModel) -> Head:
@@ -222,8 +246,9 @@ class Policy(Learner):
     def __init__(
         self, folder: Path, train: Train, temperature: float, device: str, dtype: torch.dtype, hardware: Hardware
     ) -> None:
-        self.module, self.temperature = load_model(folder), temperature
-        super().__init__(Scorer(self.module, temperature, device), train, train.lr, device, dtype, hardware)
+        model = weights.outline(folder, AutoModelForCausalLM)
+        self.module, self.temperature = weights.checked(model, folder), temperature
+        super().__init__(Scorer(self.module, temperature, device), folder, train, train.lr, device, dtype, hardware)
 
     def stats(self, batch: TokenBatch, needs: frozenset[str] = frozenset(), *, entropy: bool = True) -> TokenStats:
         """Returns the statistics of the present policy, without gradient."""
@@ -237,11 +262,16 @@ class Policy(Learner):
         grad = "entropy_grad" in needs
         return self._forward(batch, entropy=grad or "entropy_now" in needs, entropy_grad=grad)
 
-    def save(self, folder: Path) -> None:
-        """Saves the model as a folder in the format of transformers."""
-        weights = ranks.whole_on_first(self.module.state_dict())
+    def save(self, folder: Path, *others: Any) -> None:
+        """Saves the model, and others such as its tokenizer, as a folder in the format of transformers."""
+        tied = dict(self.module.named_parameters(remove_duplicate=False)).keys() - self.weights.keys()
+        held = ranks.held(self.module)
+        whole = ranks.whole_on_first({name: x for name, x in held.items() if name not in tied})
         if ranks.number() == 0:
-            self.module.save_pretrained(folder, state_dict=weights)
+            with files.atomic_folder(folder) as place:
+                self.module.save_pretrained(place, state_dict=whole)
+                for each in others:
+                    each.save_pretrained(place)
 
     def _forward(self, batch: TokenBatch, **which: bool) -> TokenStats:
         with self.autocast():
@@ -254,7 +284,7 @@ class ValueModel(nn.Module):
     def __init__(self, folder: Path, device: str) -> None:
         super().__init__()
         self.device = device
-        self.body = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        self.body = weights.outline(folder, AutoModel)
         self.head = nn.Linear(self.body.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -272,7 +302,7 @@ class Critic(Learner):
         self, folder: Path, train: Train, lr: float, device: str, dtype: torch.dtype, hardware: Hardware
     ) -> None:
         self.module = ValueModel(folder, device)
-        super().__init__(self.module, train, lr, device, dtype, hardware)
+        super().__init__(self.module, folder, train, lr, device, dtype, hardware)
 
     def values(self, batch: TokenBatch) -> Tensor:
         with torch.no_grad():

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from harness.base.task import Verdict
+from harness.base.task import Problem, Task, Verdict, Verifier
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from harness.batch import Rollout
 
 
@@ -59,3 +61,16 @@ class Alongside:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.thread.shutdown(cancel_futures=True)
+
+
+def judge(
+    task: Task,
+    verifier: Verifier,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    groups: Mapping[int, list[Rollout]],
+) -> list[Verdict]:
+    """Returns the verdicts on the responses to some of the problems, by their numbers."""
+    texts = tokenizer.batch_decode([r.response for g in groups.values() for r in g], skip_special_tokens=True)
+    asked = [problems[number] for number, group in groups.items() for _ in group]
+    return task.verdicts(list(zip(asked, texts, strict=True)), verifier)

@@ -100,7 +100,7 @@ def train(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer, device: str)
 
 def build(recipe: Recipe, folder: Path) -> None:
     """Makes the model and saves it as an ordinary Hugging Face folder; on a CPU the same bits for the same recipe."""
-    task = recipe.countdown()
+    task = recipe.countdown
     device = recipe.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

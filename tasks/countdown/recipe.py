@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from harness.base import identities, registry
@@ -42,13 +43,14 @@ class Recipe:
                 f"recipe.heads is {self.heads}; each head needs an even share of recipe.hidden ({self.hidden})"
             )
 
+    @cached_property
     def countdown(self) -> Countdown:
         """Returns the task that the specification in `task` means."""
         return registry.build("task", {Countdown.name: Countdown}, self.task)
 
     def identity(self) -> dict[str, Any]:
         """Returns all that defines the model; two ways to write the same task make no difference."""
-        task = identities.of(self.countdown())
+        task = identities.of(self.countdown)
         return {"recipe": {**dataclasses.asdict(self), "task": task}, "version": VERSION}
 
     def summary(self) -> str:
@@ -60,7 +62,7 @@ class Recipe:
         """Returns the shape of the model, which need not be made for that."""
         return Shape(
             architecture="qwen2",
-            vocabulary=2 + len(CHARACTERS) + len(words(self.countdown())),
+            vocabulary=2 + len(CHARACTERS) + len(words(self.countdown)),
             hidden=self.hidden,
             layers=self.layers,
             heads=self.heads,

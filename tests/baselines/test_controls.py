@@ -14,10 +14,9 @@ import control_loops as told
 import loops
 import pytest
 import torch
-import torch.distributed as dist
 from loops import Oracle
+from pairs import on_two_ranks
 from ragged import Case, case
-from torch.multiprocessing import spawn
 
 import baselines
 from harness.base.errors import UserError
@@ -590,16 +589,12 @@ UNEQUAL = ([*range(4, 8), *range(16, 20)], [*range(4), *range(8, 16), *range(20,
 
 
 def rank_main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     torch.save(chosen(UNEQUAL[rank]), folder / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.mark.processes
-def test_two_ranks_choose_the_tokens_that_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    spawn(rank_main, args=(tmp_path,), nprocs=2)
+def test_two_ranks_choose_the_tokens_that_one_does(tmp_path: Path) -> None:
+    on_two_ranks(rank_main, tmp_path)
     alone = chosen(range(24))
     batch = case(2, groups=6, size=4).batch
     for rank, rows in enumerate(UNEQUAL):

@@ -392,17 +392,20 @@ def free_slopes(view: View, spec: str) -> torch.Tensor:
 
 
 CLIPPING = [
+    "grpo(dual_clip=1.3)",
+    "ce_gppo(dual_clip=1.3)",
     "gspo(clip_low=0.3, clip_high=0.2)",
+    "gspo(clip_low=0.3, clip_high=0.2, dual_clip=1.1)",
     "gmpo",
     "cispo(clip_low=0.5, clip_high=0.2)",
     "cispo",
     "dppo(cap=20)",
     "dppo(measure=kl, delta=0.1)",
-    "archer(dual_clip=null, kl_coef=0)",
+    "archer(dual_clip=1.3, kl_coef=0)",
     "aspo(kl_coef=0)",
     "aspo(kl_coef=0, dual_clip=null, inverse_cap=null)",
-    "dcpo(dual_clip=null)",
-    "bapo(dual_clip=null)",
+    "dcpo(dual_clip=1.3)",
+    "bapo(dual_clip=1.3)",
     "abc_grpo",
     "rloo(dual_clip=null)",
     "w_reinforce",
@@ -432,6 +435,7 @@ def test_the_tokens_that_an_objective_says_it_clips_are_those_whose_gradient_cha
         changed_T = ~torch.isclose(slopes_T, free_slopes(view, spec), rtol=1e-9, atol=0)
     live_T = signal.advantages_T != 0
     assert torch.equal((low_T | high_T)[live_T], changed_T[live_T])
+    assert (high_T & (signal.advantages_T < 0)).any() or "dual_clip=1" not in spec, "what the dual clip stops"
     ratio_T = view.ratio_T
     if not spec.startswith("gspo"):
         assert (ratio_T[low_T] < 1).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from harness import cli, config
 from harness.matrix import cells, claim
-from harness.record import made, state
+from harness.record import lease, made
 from harness.record.state import State
 
 GONE = 2**22 + 1  # no process has such a number
@@ -33,8 +34,9 @@ def results(tmp_path: Path) -> Path:
     folder = ours.folder
     (folder / f".matrix.json.{GONE}").write_text("half")
     (folder / f".matrix.json.{os.getpid()}").write_text("half, and a process is at it")
-    (cells(ours)[1].folder / "checkpoints").mkdir()
-    (cells(ours)[1].folder / "checkpoints" / f".step-000001.pt.{GONE}").write_text("half")
+    half = cells(ours)[1].folder / "checkpoints" / f".step-000001.{GONE}"
+    half.mkdir(parents=True)
+    (half / f".rest.json.{GONE}").write_text("half")
     (folder / "report").mkdir()
     (folder / "report" / "report.html").write_text("a report")
     (folder / ".notes.1999x").write_text("somebody's")
@@ -50,20 +52,25 @@ def clean(results: Path, *options: str, code: int) -> None:
     assert end.value.code == code
 
 
+def outside(path: Path) -> bool:
+    """Returns whether a file says who works on what, and nothing of what was done."""
+    return path.name.endswith("lock") or "leases" in path.parts
+
+
 def files(results: Path) -> set[Path]:
-    return {path for path in results.rglob("*") if not path.name.endswith("lock")}
+    return {path for path in results.rglob("*") if not outside(path)}
 
 
 def doomed(results: Path) -> set[Path]:
     ours = {cell.folder for cell in cells(config.load("smoke", [f"results={results}"]))}
     folders = [path.parent for path in (results / "smoke").glob("*/config.yaml") if not path.parent.is_symlink()]
     gone = {path for folder in folders if folder not in ours for path in (folder, *folder.rglob("*"))}
-    return {path for path in gone if not path.name.endswith("lock")} | set((results / "smoke").rglob(f".*.{GONE}"))
+    return {path for path in gone if not outside(path)} | set((results / "smoke").rglob(f".*.{GONE}"))
 
 
 def test_what_no_configuration_means_goes_and_the_rest_stays(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, gone = files(results), doomed(results)
-    assert len([path for path in gone if path.is_dir()]) == 3
+    assert len([path for path in gone if path.is_dir()]) == 4
     clean(results, "--yes", code=0)
     assert files(results) == before - gone
     told = capsys.readouterr().out
@@ -108,12 +115,12 @@ def test_a_cell_that_a_process_works_on_stays(results: Path, capsys: pytest.Capt
         cells(config.load("smoke", [f"results={results}", *more]))[0].folder for more in ([], ["train.lr=0.5"])
     )
     [aside] = made.earlier(ours)
-    with state.lock(ours), state.lock(other):
+    with lease.held(ours), lease.held(other):
         clean(results, "--yes", code=0)
     assert other.is_dir()
     assert aside.is_dir(), "its process may be moving files there"
     told = capsys.readouterr().out
-    assert f"{other} is left: a process works on {other}" in told
+    assert f"{other} is left: process {os.getpid()} on {socket.gethostname()} works on it" in told
     assert "removed 3 of 5" in told
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness import config
+from harness.base.errors import UserError
 from harness.commands import run
 from harness.plan.machine import Device, Machine
 
@@ -28,13 +29,24 @@ def test_cells_share_the_cores(
     cores: int | None, overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config.load("demo", overrides)
-    monkeypatch.setattr(run.os, "cpu_count", lambda: cores)
     monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, cores or 1, 1))
-    assert run.default_jobs(settings) == jobs
+    assert run.local(settings, None).jobs == jobs
+    assert run.local(settings, 3).jobs == 3
 
 
-def test_a_cell_has_the_gpu_alone_and_a_cell_on_the_cpu_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, 8, 1, (GPU,)))
-    for device, jobs in (("auto", 1), ("cuda", 1), ("cpu", 8)):
-        assert run.default_jobs(config.load("demo", [f"hardware.device={device}"])) == jobs
+@pytest.mark.parametrize(
+    ("overrides", "jobs"),
+    [([], 4), (["hardware.ranks=3", "train.prompts=9"], 1), (["hardware.share=0.3"], 12), (["hardware.device=cpu"], 8)],
+)
+def test_cells_share_the_gpus(overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
+    monkeypatch.setattr(run.devices, "gpus", lambda: ["a", "b", "c", "d"])
+    found = run.local(config.load("demo", overrides), None)
+    assert (found.jobs, found.pool is None) == (jobs, "hardware.device=cpu" in overrides)
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
+    monkeypatch.setattr(run.devices, "gpus", lambda: ["a", "b"])
+    with pytest.raises(UserError, match=r"hardware.ranks is 4, and each needs a GPU of its own; here are 2"):
+        run.local(config.load("demo", ["hardware.ranks=4"]), None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import cell, config
-from harness.matrix import Cell
+from harness.matrix import Cell, Shared
 from harness.record.state import State
 
 # Critic, reference model, entropy with gradient, a control with a memory, batch statistics: all that ranks may share.
@@ -21,7 +21,7 @@ SETTINGS += ["eval.every=2", "eval.problems=9", "eval.samples=4", "eval.k=2", "h
 def write(folder: Path, *overrides: str, method: str = METHOD) -> None:
     """What a launcher leaves for the process of a cell."""
     settings = config.load("demo", [*SETTINGS, *overrides])
-    Cell(settings, method, "countdown", "countdown-tiny", seed=0).spec.write(folder)
+    Cell(settings, method, "countdown", "countdown-tiny", seed=0, shared=Shared(settings)).spec.write(folder)
     State("running").write(folder)
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from places import REPOSITORY
 
 from harness import config, matrix
-from harness.launch import local
+from harness.launch import launcher, local
+from harness.launch.local import Local
 from harness.matrix import Cell
+from harness.record.log import MetricsLog
 from harness.record.state import State
 
 pytestmark = pytest.mark.processes
@@ -54,7 +59,7 @@ def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.
     settings = config.load("smoke", [f"results={folder}", f"hardware.timeout_minutes={minutes}"])
     cell, other = matrix.cells(settings)
 
-    def start(each: Cell) -> BaseProcess:
+    def start(each: Cell, gpus: Sequence[str]) -> BaseProcess:
         process = multiprocessing.get_context("fork").Process(
             target=work if each is cell else print, args=(each.folder,)
         )
@@ -64,7 +69,7 @@ def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.
     patch.setattr(local, "start", start)
     patch.setattr(local.forkserver, "ensure_running", lambda: None)
     watcher = Silent()
-    local.run([cell, other], 1, watcher, poll=0.05)
+    launcher.run([cell, other], Local(1, 1), watcher, poll=0.05)
     assert watcher.heard == [cell.key, other.key], "the others go on"
     return cell, State.read(cell.folder)
 
@@ -89,3 +94,21 @@ def test_a_cell_that_is_done_stays_done_though_its_process_lingers(
 def test_a_cell_that_dies_before_it_wrote_anything_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, found = ran(die_at_once, tmp_path, "null", monkeypatch)
     assert (found.state, found.reason) == ("failed", "its process ended by SIGKILL (out of memory?)")
+
+
+@pytest.mark.slow
+def test_two_runs_on_one_folder_share_its_cells(tmp_path: Path) -> None:
+    """Each waits for what the other runs, and both end with the same table."""
+    settings = ["methods=[grpo,clip_b]", "seeds=[0]", "train.steps=2", "train.prompts=8", "train.group=8"]
+    settings += ["eval.problems=4", "eval.samples=4", "eval.k=2", f"results={tmp_path}"]
+    command = [sys.executable, "-m", "harness.cli", "run", "smoke", *settings]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) for _ in range(2)]
+    tables = [run.communicate(timeout=300)[0].partition("countdown, countdown-tiny")[2] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    cells = matrix.cells(config.load("smoke", settings))
+    for cell in cells:
+        assert State.read(cell.folder).state == "done"
+        assert [line["step"] for line in MetricsLog(cell.folder).read()] == [0, 1, 2]
+        assert cell.label.partition(" ")[0] in tables[0]
+    assert len(list((tmp_path / "smoke").glob("*/config.yaml"))) == len(cells), "no attempt was set aside"
+    assert tables[0].partition("curves:")[0] == tables[1].partition("curves:")[0]

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from filelock import FileLock
 from rich.console import Console
 
 from harness import config, matrix
@@ -20,6 +19,7 @@ from harness.base.errors import UserError
 from harness.launch import progress
 from harness.launch.progress import QUIET_SECONDS, RECENT, LiveView, sparkline
 from harness.matrix import Cell
+from harness.record import lease
 from harness.record.made import Made
 from harness.record.state import State
 
@@ -104,7 +104,7 @@ def leave(cell: Cell, state: str, steps: int, reason: str | None = None, durable
 
 def start(cell: Cell, alive: ExitStack, steps: int = 0, reason: str | None = None) -> None:
     leave(cell, "running", steps, reason)
-    alive.enter_context(FileLock(cell.folder / "lock"))
+    alive.enter_context(lease.held(cell.folder))
 
 
 def in_a_terminal(cells: list[Cell], monkeypatch: pytest.MonkeyPatch, width: int = 100) -> tuple[LiveView, Terminal]:

@@ -53,7 +53,53 @@ def test_the_hash_of_a_class_follows_its_module_and_those_it_inherits_from(modul
     assert made.digest(source_base.Base) != base
 
 
-def test_what_is_inherited_from_other_methods_and_tasks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+HELPED = """import sys, torch, yaml
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+import baselines.clip_b as clips
+from entrobench import Control
+from harness.method import View
+from source_helpers import CONSTANT, function
+if TYPE_CHECKING:
+    from source_unseen import Type
+
+class Helped(Control):
+    def weights(self, old, advantages_T, batch):
+        import source_late
+"""
+
+
+def test_the_hash_of_a_class_follows_what_its_module_imports(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts methods and the modules beside a plugin, whatever is imported of them, and nothing that is installed."""
+    names = ("source_helpers", "source_deep", "source_late", "source_unseen")
+    for name in (*names, "source_helped"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in names:
+        (modules / f"{name}.py").write_text("CONSTANT = 1\n")
+    (modules / "source_helpers.py").write_text("from source_deep import CONSTANT\nimport numpy\ndef function(): pass\n")
+    (modules / "source_helped.py").write_text(HELPED)
+    import source_helped  # type: ignore[import-not-found]
+
+    asked: set[str] = set()
+    digest = made.module_digest
+
+    def heard(name: str) -> str:
+        asked.add(name)
+        return digest(name)
+
+    monkeypatch.setattr(made, "module_digest", heard)
+    first = made.digest(source_helped.Helped)
+    assert asked == {"source_helped", "source_helpers", "source_deep", "baselines.clip_b"}
+    for name in names:
+        (modules / f"{name}.py").write_text((modules / f"{name}.py").read_text() + "# edited\n")
+        second = made.digest(source_helped.Helped)
+        assert (second != first) == (name in asked)
+        first = second
+    (modules / "source_helped.py").write_text("half a (")
+    assert made.digest(source_helped.Helped) != first
+
+
+def test_what_methods_and_tasks_have_of_others_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     classes: list[type] = [*components(baselines.METHODS).values(), *tasks.TASKS.values()]
     before = {cls: made.digest(cls) for cls in classes}
     assert len(set(before.values())) == len({cls.__module__ for cls in classes})
@@ -62,7 +108,8 @@ def test_what_is_inherited_from_other_methods_and_tasks_counts(monkeypatch: pyte
         monkeypatch.setattr(made, "module_digest", lambda name, module=module: digest(name) + "x" * (name == module))
         changed = {cls for cls in classes if made.digest(cls) != before[cls]}
         above = {cls for cls in classes if module in {base.__module__ for base in cls.__mro__}}
-        assert changed == (set() if module == "harness.method" else above)
+        calling = {baselines.ClipServo} if module == "baselines.clip_b" else set()
+        assert changed == (set() if module == "harness.method" else above | calling)
         assert len(above) > 1
 
 
@@ -174,10 +221,17 @@ def test_nothing_is_lost_when_it_is_killed_half_way(tmp_path: Path, monkeypatch:
     origin = tmp_path / "origin"
     attempt = made.begin(origin, {"grpo": "1"}, "cpu", None)
     State("done", durable_step=3).write(origin)
-    for name in ("config.yaml", "log.txt", "metrics.jsonl", "evals/a.json", "checkpoints/step-000001.pt", "lock"):
-        (origin / name).parent.mkdir(exist_ok=True)
+    for name in (
+        "config.yaml",
+        "log.txt",
+        "metrics.jsonl",
+        "evals/a.json",
+        "checkpoints/step-000001.pt",
+        "leases/1/owner",
+    ):
+        (origin / name).parent.mkdir(parents=True, exist_ok=True)
         (origin / name).write_text(f"the old {name}")
-    whole = {name: text for name, text in content(origin).items() if name != "lock"}
+    whole = {name: text for name, text in content(origin).items() if not name.startswith("leases")}
     rename = Path.rename
     moved = len({Path(name).parts[0] for name in whole} - {"config.yaml"})
     for calls in range(moved):
@@ -205,5 +259,5 @@ def test_nothing_is_lost_when_it_is_killed_half_way(tmp_path: Path, monkeypatch:
         found = content(aside)
         assert found.pop("log.txt").removesuffix(" and a new line") == "the old log.txt"
         assert found == {name: text for name, text in whole.items() if name != "log.txt"}
-        assert {path.name for path in folder.iterdir()} == {"config.yaml", "lock", "mlflow.lock"}
+        assert {path.name for path in folder.iterdir()} == {"config.yaml", "leases", "mlflow.lock"}
         assert Progress.read(folder, {"grpo": "2"}).state == "planned"

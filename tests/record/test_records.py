@@ -9,7 +9,7 @@ import pytest
 
 from harness import config, matrix
 from harness.base.errors import Damaged
-from harness.record import state
+from harness.record import lease, state
 from harness.record.log import TAIL, MetricsLog, collapse, last_line, last_lines
 from harness.record.spec import CellSpec
 from harness.record.state import Progress, State
@@ -31,7 +31,7 @@ def test_the_state_changes_by_field(tmp_path: Path) -> None:
     assert state.change(tmp_path, reason="halfway") == State("running", "halfway", 4, 2.5)
     assert State.read(tmp_path) == State("running", "halfway", 4, 2.5)
     assert Progress.read(tmp_path).state == "stale", "nobody works on it"
-    with state.lock(tmp_path):
+    with lease.held(tmp_path):
         assert Progress.read(tmp_path).state == "running"
     MetricsLog(tmp_path).append(7, 1.0, {"entropy/mean": 0.5})
     state.change(tmp_path, state="done", reason=None)

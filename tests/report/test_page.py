@@ -77,6 +77,7 @@ def test_folders_and_mlflow_tell_the_same_story(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
+    settings += ["axes={train.lr: [1e-3, 1e-1]}"]
     config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", "results=results"])
     matrix = cells(config)
     for cell in matrix:
@@ -103,6 +104,13 @@ def test_folders_and_mlflow_tell_the_same_story(
     assert [figures.payload(each) for each in every_figure(here)] == [
         figures.payload(each) for each in every_figure(there)
     ]
+    over = titled(here, "Avg@K over train.lr")
+    assert values(over, "x") == {"grpo": [0.001, 0.1], "clip_b": [0.001, 0.1]}
+    assert values(over, "y") == {
+        name: [pytest.approx(row.avg_at_k.mean, rel=1e-4) for row in here.rows if row.method == name and row.avg_at_k]
+        for name in ("grpo", "clip_b")
+    }
+    assert "Avg@K over train.lr" in page.render_page(here)
 
 
 def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_uri: str) -> None:
@@ -309,6 +317,63 @@ def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) ->
                     assert [series["name"] for series in figure.series] == ["grpo", "clip_b"]
     lows, highs = (values(titled_in(told, "one, small", "Entropy over steps"), key) for key in ("low", "high"))
     assert lows == highs  # one seed, one task, one model: nothing to range over
+
+
+def row_at(method: str, level: int, **setting: str) -> Row:
+    """Returns a row whose scores say where it stands."""
+    avg, passed, kept = (Estimate(0.01 * level + x, 0.01 * level, 0.01 * level + 2 * x) for x in (0.1, 0.2, 0.3))
+    own = {key.replace("_", "."): value for key, value in setting.items()}
+    row = Row(method, "countdown", "tiny", 2, "grpo", avg, {1: avg, 2: passed}, None, None, None, {}, 1, 1)
+    return dataclasses.replace(row, entropy_kept=kept, setting=own)
+
+
+def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told: Story) -> None:
+    grid = itertools.product(("1e-05", "1e-06"), ("2", "16"), ("grpo", "clip_b"))
+    rows = [row_at(method, i, train_lr=lr, train_updates=updates) for i, (lr, updates, method) in enumerate(grid)]
+    rows[-1] = dataclasses.replace(rows[-1], avg_at_k=None, pass_at_k={}, entropy_kept=None)  # no cell is done
+    of = dataclasses.replace(told, rows=rows)
+    [section] = [each for each in page.sections_of(of) if each.id == "axes"]
+    names = ("Avg@K", "Pass@2", "Entropy kept")
+    expected = {
+        f"{axis}: countdown, tiny, {held}": [f"{name} over {axis}, {held}" for name in names]
+        for axis, helds in {
+            "train.lr": ("train.updates=2", "train.updates=16"),
+            "train.updates": ("train.lr=1e-05", "train.lr=1e-06"),
+        }.items()
+        for held in helds
+    }
+    assert {group.title: [figure.title for _, figure in group.figures] for group in section.groups} == expected
+
+    passed = titled(of, "Pass@2 over train.lr, train.updates=2")
+    assert (passed.x, passed.y, passed.options) == (
+        "train.lr",
+        "Pass@2",
+        {"log_x": True, "ticks": [1e-6, 1e-5], "cut": True},
+    )
+    assert passed.note.endswith("Held fixed: train.updates=2.")
+    assert values(passed, "x") == {"grpo": [1e-6, 1e-5], "clip_b": [1e-6, 1e-5]}
+    assert values(passed, "y") == {"grpo": [0.24, 0.2], "clip_b": [0.25, 0.21]}
+    assert values(passed, "low") == {"grpo": [0.04, 0.0], "clip_b": [0.05, 0.01]}
+    assert values(passed, "high") == {"grpo": [0.44, 0.4], "clip_b": [0.45, 0.41]}
+    assert passed.header == ["method", "train.lr=1e-06", "train.lr=1e-05"]
+    assert passed.lines == [["grpo", "0.240 ±0.200", "0.200 ±0.200"], ["clip_b", "0.250 ±0.200", "0.210 ±0.200"]]
+
+    kept = titled(of, "Entropy kept over train.updates, train.lr=1e-06")
+    assert kept.options == {"log_x": False, "ticks": [2.0, 16.0]}
+    assert values(kept, "x") == {"grpo": [2.0, 16.0], "clip_b": [2.0]}
+    assert values(kept, "y") == {"grpo": [0.34, 0.36], "clip_b": [0.35]}
+    assert kept.lines[1] == ["clip_b", "0.350 ±0.300", ""]
+    said = page.render_page(of)
+    assert 'id="axes"' in said
+    assert 'aria-label="Entropy kept over train.updates, train.lr=1e-06. train.updates and Entropy kept.' in said
+
+
+def test_an_axis_of_names_keeps_the_order_of_the_configuration(told: Story) -> None:
+    rows = [row_at("grpo", i, train_dtype=dtype) for i, dtype in enumerate(("float32", "bfloat16"))]
+    figure = titled(dataclasses.replace(told, rows=rows), "Avg@K over train.dtype")
+    assert figure.options == {"names": True, "cut": True}
+    assert values(figure, "x") == {"grpo": ["float32", "bfloat16"]}
+    assert [each.id for each in page.sections_of(told) if each.id == "axes"] == [], "without axes there is no section"
 
 
 def titled_in(of: Story, group: str, title: str) -> figures.Figure:

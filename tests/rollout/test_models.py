@@ -44,7 +44,7 @@ def test_shipped_models_have_a_recipe_or_a_path() -> None:
     assert models.resolve("countdown-tiny").recipe == Recipe()
     small = models.resolve("countdown-small").recipe
     assert isinstance(small, Recipe)
-    assert small.countdown() == Countdown(count=4, largest=20, target=100)
+    assert small.countdown == Countdown(count=4, largest=20, target=100)
 
 
 def test_an_unknown_model_is_named() -> None:

@@ -10,8 +10,8 @@ import pytest
 import sharded
 import torch
 import torch.distributed as dist
+from pairs import pair
 from torch import Tensor
-from torch.multiprocessing import spawn
 
 from harness.base import ranks
 from harness.rollout.embedded import EmbeddedEngine
@@ -45,7 +45,7 @@ def rank_main(rank: int, folder: Path) -> None:
 
 @pytest.mark.processes
 def test_each_rank_samples_from_the_weights_that_all_share_or_the_proof_says_where_not(tmp_path: Path) -> None:
-    spawn(rank_main, args=(tmp_path,), nprocs=2)
+    pair(rank_main, tmp_path)
     seen = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
     for name, dtype in CASES.items():
         alone = EmbeddedEngine(EOS, "cpu", dtype)

@@ -22,7 +22,7 @@ from harness.base.fit import SafeConsole
 from harness.batch import TokenBatch, TokenStats
 from harness.commands import check as command
 from harness.method import Component, Control, View
-from harness.study import check, checks, shared
+from harness.study import check, checks, miniature, shared
 
 FIRING = ["clip_b(share=0.2)", "clip_v(share=0.2,reference_denominator=true)", "grpo(kl_coef=0.1,normalise=sequence)"]
 
@@ -303,6 +303,7 @@ def test_every_check_is_known_to_catch_something() -> None:
 def test_a_failure_of_a_check_is_a_failure_of_the_command_and_says_what_to_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(miniature, "ROUNDS", 2)
     wrong = checks.Finding("ranks", False, "they are others", "sort it")
     monkeypatch.setattr(shared, "check", lambda specs, plugins: dict.fromkeys(specs, wrong))
     assert command.call(cli.parse(["check", "grpo"])) == 1

@@ -17,7 +17,7 @@ from harness.base import seeds
 from harness.base.errors import CellFailure
 from harness.batch import Rollout
 from harness.tokens.metrics import Stopwatch
-from harness.train.collect import Collected, chosen
+from harness.train.collect import Collected, chosen, dealt
 from harness.trainer import Trainer
 from tasks import Verdict
 
@@ -28,6 +28,22 @@ RESAMPLE = ["train.resample.multiplier=1.5", "train.resample.max_batches=3"]  # 
 
 def tokens(groups: Sequence[Sequence[Rollout]]) -> list[list[list[int]]]:
     return [[rollout.response for rollout in group] for group in groups]
+
+
+# Who trains on what
+
+
+def test_ranks_get_equally_many_groups_of_each_minibatch_and_about_equally_many_tokens() -> None:
+    assert dealt([5, 1, 1, 1, 9, 2, 3, 4], updates=2, world=2) == [0, 1, 1, 0, 0, 0, 1, 1]
+    assert dealt([90, 9, 1, 8, 2, 7], updates=1, world=2) == [0, 1, 0, 1, 0, 1], "the rest cannot make up for one"
+    sizes = np.random.default_rng(0).lognormal(7.0, 0.6, 256).astype(int).tolist()
+    for updates, world in ((1, 8), (2, 4), (4, 8), (2, 1)):
+        owners = np.array(dealt(sizes, updates, world)).reshape(updates, -1)
+        load = np.zeros((updates, world))
+        for update, rank in itertools.product(range(updates), range(world)):
+            assert (owners[update] == rank).sum() == 256 // updates // world
+            load[update, rank] = np.array(sizes).reshape(updates, -1)[update][owners[update] == rank].sum()
+        assert (load.max(1) < 1.05 * load.mean(1)).all()
 
 
 # Who is asked, and what is kept

@@ -25,6 +25,7 @@ from harness.batch import Rollout
 from harness.config import Filter, RolloutConfig
 from harness.record.spec import CellSpec
 from harness.rollout import models
+from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import Chat
 from harness.train import filter
 from harness.train.filter import Asker, Pool
@@ -77,10 +78,20 @@ class Numbered:
         raise AssertionError("the filter changes no weights")
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], n: int, *, seeds: Sequence[int], temperature: float, max_new_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        n: int,
+        *,
+        seeds: Sequence[int],
+        temperature: float,
+        max_new_tokens: int,
+        on_group: OnGroup,
     ) -> list[list[Rollout]]:
         self.calls.append({"prompts": prompts, "n": n, "seeds": seeds, "how": (temperature, max_new_tokens)})
-        return [[Rollout(list(prompt), [j], [0.0], True) for j in range(n)] for prompt in prompts]
+        groups = [[Rollout(list(prompt), [j], [0.0], True) for j in range(n)] for prompt in prompts]
+        for number, group in reversed(list(enumerate(groups))):  # as they end
+            on_group(number, group)
+        return groups
 
 
 def asker(**changes: Any) -> Asker:
@@ -97,7 +108,7 @@ def asker(**changes: Any) -> Asker:
 
 
 def ask(who: Asker, cache: Path, given: Filter | None = Filter(), at_once: int = 5) -> Pool:  # noqa: B008
-    return filter.pool(who, given, cache, at_once, lambda text: None)
+    return filter.pool(who, who.verdicts, given, cache, at_once, lambda text: None)
 
 
 def ids(pool: Pool) -> list[str]:
@@ -277,9 +288,9 @@ def test_killed_and_run_again_it_goes_on_and_ends_the_same(tmp_path: Path) -> No
     said: list[str] = []
     first, second = asker(engine=Mortal(2)), asker()
     with pytest.raises(Killed):
-        filter.pool(first, Filter(), tmp_path / "killed", 5, said.append)
+        filter.pool(first, first.verdicts, Filter(), tmp_path / "killed", 5, said.append)
     assert said[-1].startswith("difficulty filter: 10 of 17 problems asked")
-    found = filter.pool(second, Filter(), tmp_path / "killed", 5, said.append)
+    found = filter.pool(second, second.verdicts, Filter(), tmp_path / "killed", 5, said.append)
     assert said[-1] == "training problems: 17 given, 2 too hard, 2 too easy, 13 kept"
 
     def asked(*who: Asker) -> list[tuple[list[int], int]]:
@@ -308,7 +319,8 @@ class Slow(Numbered):
 
 def cell_process(cache: Path, out: Path) -> None:
     said: list[str] = []
-    found = filter.pool(asker(engine=Slow(cache / "log")), Filter(), cache, 5, said.append)
+    who = asker(engine=Slow(cache / "log"))
+    found = filter.pool(who, who.verdicts, Filter(), cache, 5, said.append)
     files.write_json(out / f"{os.getpid()}.json", {"kept": ids(found), "said": said})
 
 
@@ -361,7 +373,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def spec(*overrides: str) -> CellSpec:
     settings = config.load("demo", [*SHORT, *overrides])
-    return matrix.Cell(settings, "grpo", "countdown", "countdown-tiny", seed=0).spec
+    return matrix.Cell(settings, "grpo", "countdown", "countdown-tiny", 0, matrix.Shared(settings)).spec
 
 
 def counted(cache: Path) -> dict[str, int]:
@@ -371,7 +383,9 @@ def counted(cache: Path) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_cell_trains_on_what_its_base_model_solves_sometimes(cache: Path, tmp_path: Path) -> None:
+def test_a_cell_trains_on_what_its_base_model_solves_sometimes(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.set_num_threads(1)
     said: list[str] = []
     trainer = cell.build(spec(), tmp_path / "cell", UNASKED, said.append)
@@ -387,5 +401,6 @@ def test_a_cell_trains_on_what_its_base_model_solves_sometimes(cache: Path, tmp_
     # A trained cell that starts again without the cache asks the base model, not the one that it has trained.
     (path,) = cache.glob("filters/*.json")
     path.unlink()
-    cell.build(spec("train.prompts=16"), tmp_path / "cell", UNASKED, said.append)
+    monkeypatch.setattr(cell, "RESPONSES", 24)  # in threes of 8
+    cell.build(spec(), tmp_path / "cell", UNASKED, said.append)
     assert counted(cache) == right, "nor does it matter how many problems are asked at a time"

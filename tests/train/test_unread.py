@@ -12,7 +12,7 @@ import torch
 from trainers import build
 
 from harness import cell
-from harness.matrix import Cell
+from harness.matrix import Cell, Shared
 from harness.record.state import Progress, State
 from harness.rollout.rendering import Chat, left_out
 from tasks import Problem
@@ -57,10 +57,10 @@ def run(folder: Path, capfd: pytest.CaptureFixture[str], code: int | None = None
     torch.set_num_threads(1)
     cells.write(folder, "train.steps=1", "eval.problems=2", "eval.samples=2", "eval.every=0", method="grpo")
     if code is None:
-        cell.run(folder)
+        cell.work(folder)
     else:
         with pytest.raises(SystemExit):
-            cell.run(folder)
+            cell.work(folder)
     return capfd.readouterr().out
 
 
@@ -100,5 +100,5 @@ def test_few_prompts_are_all_looked_at(tmp_path: Path, written: Any, monkeypatch
     monkeypatch.setattr(Countdown, "problems", lambda task, split: problems(task, split)[:5])
     written(lambda i, prompt: f"x{prompt}" if i == 4 else prompt)
     trainer = build(tmp_path)
-    spec = Cell(trainer.config, "grpo", "countdown", "countdown-tiny", seed=0).spec
+    spec = Cell(trainer.config, "grpo", "countdown", "countdown-tiny", 0, Shared(trainer.config)).spec
     assert cell.unread(trainer, spec) == "warning: the tokenizer leaves letters out of 1 of 5 training prompts"

@@ -466,7 +466,7 @@ def test_a_cell_owns_a_verifier_and_closes_it_when_it_fails(
 
     monkeypatch.setattr(cell, "build", build)
     with pytest.raises(SystemExit):
-        cell.run(tmp_path)
+        cell.work(tmp_path)
     ((verifier, pid),) = seen
     assert [worker.process for worker in verifier.workers] == [None] * 3
     assert gone(pid)

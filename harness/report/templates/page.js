@@ -131,6 +131,7 @@
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     };
     if (figure.options.ticks) Object.assign(made.xaxis, { tickmode: "array", tickvals: figure.options.ticks, ticktext: figure.options.ticks.map(String) });
+    if (figure.options.names) made.xaxis.type = "category";
     if (named) made.yaxis = { ...made.yaxis, type: "category", autorange: "reversed" };
     if (figure.kind === "lines" && figure.series.every((series) => series.y.every((y) => y >= 0))) {
       made.yaxis.rangemode = "nonnegative"; // zeros alone would be drawn between -1 and 1

@@ -1,0 +1,89 @@
+"""Measures what launchers add to a cell on two cores: six cells of one step each, two at a time.
+
+A cell's own seconds begin when its process has imported everything, so that to start one counts as the launcher's.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import submitit
+
+from benchmarks.common import show
+from harness import config
+from harness.config import Config
+from harness.launch import launcher
+from harness.launch.launcher import Launcher
+from harness.launch.local import Local
+from harness.launch.ray import Ray
+from harness.launch.slurm import Job, Slurm, Task
+from harness.matrix import Cell, cells
+from harness.record.state import State
+
+CORES = 2
+SETTINGS = ["methods=[grpo,clip_b]", "seeds=[0,1,2]", "train.steps=1", "train.prompts=4", "train.updates=1"]
+SETTINGS += ["train.group=4", "eval.problems=4", "eval.every=0", "checkpoint.save_model=false", "hardware.device=cpu"]
+
+
+class Submitit(Slurm):
+    """Submits to submitit's own executor of this machine, which has no queue: as many as there are cores for."""
+
+    def __init__(self, settings: Config) -> None:
+        super().__init__(settings, "cpu")
+        self.submissions: dict[str, Any] = {}
+
+    def start(self, waiting: Sequence[Cell]) -> list[Task]:
+        return super().start(waiting[: CORES - sum(not job.done() for job in self.submissions.values())])
+
+    def executor(self, cells: int) -> Any:
+        found = submitit.LocalExecutor(self.place)
+        found.update_parameters(timeout_min=60)
+        return found
+
+    def submitted(self, cells: Sequence[Cell]) -> list[Any]:
+        found = super().submitted(cells)
+        self.submissions |= {job.job_id: job for job in found}
+        return found
+
+    def now(self, job: str) -> Job | None:
+        return Job("COMPLETED" if self.submissions[job].done() else "RUNNING", "")
+
+
+class Deaf:
+    def starting(self, running: list[Cell], waiting: int) -> None: ...
+
+    def tick(self, running: list[Cell], waiting: int) -> None: ...
+
+    def ended(self, cell: Cell) -> None: ...
+
+
+LAUNCHERS: dict[str, Callable[[Config], Launcher]] = {
+    "local": lambda settings: Local(CORES, 1),
+    "Ray": lambda settings: Ray(settings, "cpu", CORES),
+    "submitit": Submitit,
+}
+
+
+def main() -> None:
+    rows = []
+    for name, build in LAUNCHERS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            settings = config.load("demo", [*SETTINGS, f"results={folder}"])
+            settings.folder.mkdir()
+            matrix = cells(settings)
+            start = time.perf_counter()
+            launcher.run(matrix, build(settings), Deaf())
+            wall = time.perf_counter() - start
+            states = [State.read(cell.folder) for cell in matrix]
+            assert all(state.state == "done" for state in states)
+            own = sum(state.seconds for state in states)
+            each = (own / len(matrix), (CORES * wall - own) / len(matrix))
+            rows.append([name, f"{wall:.0f} s", *(f"{seconds:.1f} s" for seconds in each)])
+    show(f"{len(matrix)} cells, {CORES} at a time", ["launcher", "wall", "a cell's own", "beside it, a cell"], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Runs cells wherever a launcher puts them; one that fails or dies costs itself alone.
+
+A launcher knows machines and queues, and nothing of what a cell does. All that becomes of a cell stands in its folder,
+which the cell's process and this one share.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from harness.base.errors import UserError
+from harness.matrix import Cell
+from harness.record import lease, state
+from harness.record.state import State
+
+
+class Running(Protocol):
+    """A cell that a launcher has started."""
+
+    cell: Cell
+
+    def waits(self) -> str | None:
+        """Returns what it waits for in a queue; None where it has a process."""
+        ...
+
+    def code(self) -> int | None:
+        """Returns the exit code of its process, minus the signal that ended it; None before its end."""
+        ...
+
+    def reason(self) -> str:
+        """Returns why its process ended."""
+        ...
+
+    def kill(self) -> None: ...
+
+
+class Launcher(Protocol):
+    """Starts cells; at the end of its context it stops those that run, which keep their checkpoints."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def start(self, waiting: Sequence[Cell]) -> Sequence[Running]:
+        """Starts as many of the first of these cells as there is room for."""
+        ...
+
+
+class Watcher(Protocol):
+    """Hears what happens while cells run."""
+
+    def starting(self, running: list[Cell], waiting: int) -> None:
+        """Hears of the first cell before its process is there, for which it waits long."""
+        ...
+
+    def tick(self, running: list[Cell], waiting: int) -> None: ...
+
+    def ended(self, cell: Cell) -> None: ...
+
+
+def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float = 0.5) -> None:
+    """Runs the cells in order, and waits for those that others run. Interrupted, it stops its own."""
+    waiting, running, elsewhere = list(cells), list[Running](), list[Cell]()
+    began: dict[str, float] = {}
+    watcher.starting(waiting[:1], len(waiting) - 1)
+    with launcher:
+        while waiting or running or elsewhere:
+            for started in launcher.start(waiting) if waiting else ():
+                waiting.remove(started.cell)
+                running.append(started)
+            time.sleep(poll)
+            for each in list(running):
+                cell, code = each.cell, each.code()
+                if code is None:
+                    limit = cell.config.hardware.timeout_minutes
+                    if limit is None or each.waits():
+                        continue
+                    if time.monotonic() - began.setdefault(cell.key, time.monotonic()) > 60 * limit:
+                        each.kill()
+                        failed(cell.folder, f"it took longer than hardware.timeout_minutes ({limit})")
+                    continue
+                if code != lease.BUSY and lease.holder(cell.folder):
+                    continue  # whose end cannot be seen from here: it is believed after a minute without a sign of life
+                running.remove(each)
+                began.pop(cell.key, None)
+                if code == lease.BUSY:
+                    elsewhere.append(cell)
+                    continue
+                if code:  # otherwise it is done, or was asked to stop where it stood
+                    failed(cell.folder, each.reason())
+                watcher.ended(cell)
+            for cell in [cell for cell in elsewhere if not lease.holder(cell.folder)]:
+                elsewhere.remove(cell)
+                if State.read(cell.folder).ended:
+                    watcher.ended(cell)
+                else:
+                    waiting.insert(0, cell)  # it was stopped there
+            queued = [each for each in running if each.waits()]
+            at_work = [each.cell for each in running if each not in queued]
+            watcher.tick([*at_work, *elsewhere], len(waiting) + len(queued))
+
+
+def prepare(cell: Cell) -> None:
+    """Writes down what the process of a cell needs to know, unless another one works on it."""
+    with lease.briefly(cell.folder) as ours:
+        if ours:
+            cell.spec.write(cell.folder)
+
+
+def check_extra(name: str, package: str) -> None:
+    """Refuses a launcher whose package is not installed."""
+    if find_spec(package) is None:
+        raise UserError(f"--launcher {name} needs the extra {name}: pip install 'entrobench[{name}]'")
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Returns what a cell's process finds in its environment, before it imports anything."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONSAFEPATH": "1",  # what lies in the current folder is not what it imports
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",  # bars would fill the logs of cells
+        "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",  # of tqdm's lock, where a cell is stopped
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+
+
+def failed(folder: Path, reason: str) -> None:
+    """Leaves a reason in a cell's folder where its own process left none."""
+    with lease.briefly(folder) as ours:
+        if ours and not State.read(folder).ended:
+            state.change(folder, state="failed", reason=reason)
+
+
+def ended_by(code: int) -> str:
+    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"its process ended by {name}{' (out of memory?)' if code == -signal.SIGKILL else ''}"

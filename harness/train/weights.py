@@ -1,0 +1,85 @@
+"""The weights of a model from its folder: whole on one process, and of several each reads only the rows that it has."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from harness.base import ranks
+from harness.base.errors import UserError
+
+warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that DCP works on one process is no surprise
+
+
+def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Returns the whole language model."""
+    return checked(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa"), folder)
+
+
+def checked(model: PreTrainedModel, folder: Path | str) -> PreTrainedModel:
+    if not isinstance(model.get_output_embeddings(), nn.Linear):
+        raise UserError(f"model {folder} has no linear head, which the token statistics need")
+    return model
+
+
+def outline(folder: Path, kind: Any) -> PreTrainedModel:
+    """Returns a model in float32, as an AutoModel class has it. On several ranks it has no memory before `settle`.
+
+    Where the folder does not hold the weights by their names, as in files that are not safetensors, it is whole there
+    as well.
+    """
+    if ranks.several():
+        config = AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        if stored(model, folder).keys() == dict(model.named_parameters()).keys():
+            if model.can_generate() and (folder / "generation_config.json").is_file():
+                model.generation_config = GenerationConfig.from_pretrained(folder)
+            return model
+        print(f"each of {ranks.count()} ranks reads all of {folder}: its safetensors files lack weights", flush=True)
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def stored(model: PreTrainedModel, folder: Path) -> dict[str, str]:
+    """Returns the names in the folder's files by those in the model; a body may be stored with a head, or without."""
+    keys: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            keys.update(opened.keys())
+    prefix = f"{model.base_model_prefix}."
+    found = {}
+    for name, _ in model.named_parameters():  # a tied head once
+        for key in (name, f"{prefix}{name}", name.removeprefix(prefix)):
+            if key in keys:
+                found[name] = key
+                break
+    return found
+
+
+@torch.no_grad()
+def settle(network: nn.Module, model: PreTrainedModel, folder: Path, device: str) -> None:
+    """Gives memory to an outlined model that is sharded by now, and to the rest of its network, which starts at zero;
+    then reads this rank's shards."""
+    network.to_empty(device=device)
+    model.tie_weights()
+    for parameter in network.parameters():
+        parameter.zero_()
+    for module in model.modules():
+        if module._buffers:
+            model._init_weights(module)  # what is in no file, such as the frequencies of a rotary embedding
+    weights = dict(model.named_parameters())
+    fill({key: weights[name] for name, key in stored(model, folder).items()}, folder)
+
+
+def fill(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Reads tensors by name from the safetensors files of a folder, of shards only the rows that are here."""
+    dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)

@@ -1,0 +1,25 @@
+"""Processes that work on a cell."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def at_work(folder: Path) -> list[str]:
+    """Processes whose command line names the folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += [process.parent.name] if str(folder).encode() in process.read_bytes() else []
+    return found
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 300) -> None:
+    """Waits with the patience that a machine needs whose cores others use too."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

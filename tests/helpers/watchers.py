@@ -1,0 +1,20 @@
+"""Who hears what happens while cells run, and may do something about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.matrix import Cell
+
+
+class Watcher:
+    def __init__(self, tick: Callable[[list[Cell]], None] = lambda running: None) -> None:
+        self.act, self.heard = tick, list[Cell]()
+
+    def starting(self, running: list[Cell], waiting: int) -> None: ...
+
+    def tick(self, running: list[Cell], waiting: int) -> None:
+        self.act(running)
+
+    def ended(self, cell: Cell) -> None:
+        self.heard.append(cell)

@@ -1,0 +1,107 @@
+"""GPUs are handed out so that no rank shares one unless it takes a part of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness import config, matrix
+from harness.base.errors import UserError
+from harness.config import Hardware
+from harness.launch import launcher, local
+from harness.launch.local import Local
+from harness.launch.pool import Pool, room
+from harness.matrix import Cell
+from harness.record import state
+
+
+def test_each_rank_has_a_gpu_of_its_own() -> None:
+    pool, pair = Pool(["a", "b", "c"]), Hardware(ranks=2)
+    taken = pool.take(pair)
+    assert taken is not None
+    assert taken.gpus == ("a", "b")
+    assert pool.take(pair) is None
+    one = pool.take(Hardware())
+    assert one is not None
+    assert one.gpus == ("c",)
+    assert pool.take(Hardware()) is None
+    pool.give_back(taken)
+    again = pool.take(pair)
+    assert again is not None
+    assert again.gpus == ("a", "b")
+
+
+def test_small_cells_fill_a_gpu_before_they_begin_the_next() -> None:
+    pool, small = Pool(["a", "b"]), Hardware(share=0.3)
+    taken = [pool.take(small) for _ in range(7)]
+    assert [each.gpus[0] if each else None for each in taken] == ["a", "a", "a", "b", "b", "b", None]
+    assert taken[1] is not None
+    assert taken[4] is not None
+    pool.give_back(taken[4])
+    pool.give_back(taken[1])
+    assert pool.take(Hardware()) is None, "none is all free"
+    third = Pool(["a"])
+    assert [third.take(Hardware(share=0.1)) is not None for _ in range(11)] == [True] * 10 + [False]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hardware", "number"),
+    [
+        (8, Hardware(), 8),
+        (8, Hardware(ranks=2), 4),
+        (8, Hardware(ranks=3), 2),
+        (2, Hardware(share=0.25), 8),
+        (2, Hardware(share=0.3), 6),
+    ],
+)
+def test_how_many_cells_there_is_room_for(gpus: int, hardware: Hardware, number: int) -> None:
+    pool = Pool([str(gpu) for gpu in range(gpus)])
+    pool.check(hardware)
+    assert room(gpus, hardware) == number
+    assert sum(pool.take(hardware) is not None for _ in range(number + 1)) == number
+
+
+def test_too_few_gpus_are_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"hardware.ranks is 4, .* here are 2"):
+        Pool(["a", "b"]).check(Hardware(ranks=4))
+
+
+class Log:
+    """Notes how many cells ran side by side."""
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def starting(self, running: list[Cell], waiting: int) -> None: ...
+
+    def tick(self, running: list[Cell], waiting: int) -> None:
+        self.most = max(self.most, len(running))
+
+    def ended(self, cell: Cell) -> None: ...
+
+
+def note(folder: str, gpus: tuple[str, ...]) -> None:
+    """Stands for a cell: it notes what it may use, and takes its time."""
+    place = Path(folder)
+    (place / "before").write_text(str(os.times().elapsed))
+    while os.times().elapsed < float((place / "before").read_text()) + 0.3:
+        pass
+    (place / "gpus").write_text(f"{','.join(gpus)} {(place / 'before').read_text()} {os.times().elapsed}")
+    state.change(place, state="done")
+
+
+@pytest.mark.processes
+def test_cells_run_side_by_side_each_on_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config.load("demo", ["seeds=[0]", "hardware.ranks=2", "train.prompts=12", f"results={tmp_path}"])
+    cells, log, pool = matrix.cells(settings), Log(), Pool(["a", "b", "c", "d", "e"])
+    monkeypatch.setattr(local, "work", note)
+    launcher.run(cells, Local(9, 1, pool), log, poll=0.05)
+    assert log.most == 2, "for a third there are too few"
+    seen = [(cell.folder / "gpus").read_text().split() for cell in cells]
+    assert {gpus for gpus, *_ in seen} <= {"a,b", "c,d", "e,a", "b,c", "d,e", "a,c", "b,d", "c,e"} | {"b,e", "a,d"}
+    for one in seen:
+        for other in seen:
+            if one is not other and set(one[0].split(",")) & set(other[0].split(",")):
+                assert float(one[2]) <= float(other[1]) or float(other[2]) <= float(one[1])

@@ -1,0 +1,269 @@
+"""Cells as jobs: of a real SLURM of two machines, both of them here, and of processes that submitit calls jobs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cells import METHOD, SETTINGS, lines
+from watchers import Watcher
+
+from harness import cell, config, matrix
+from harness.base.errors import UserError
+from harness.commands import status
+from harness.commands.common import console
+from harness.launch import launcher, slurm
+from harness.launch.slurm import Job, Slurm
+from harness.matrix import Cell, Shared
+from harness.record.state import State
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+NODES = ("one", "two")
+CONF = """
+ClusterName=here
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+AuthType=auth/none
+CredType=cred/none
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}
+SlurmctldPidFile={folder}/control.pid
+SlurmctldLogFile={folder}/control.log
+SlurmdSpoolDir={folder}/%n
+SlurmdPidFile={folder}/%n.pid
+SlurmdLogFile={folder}/%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_interval=1,batch_sched_delay=0
+SlurmdParameters=config_overrides
+KillWait=2
+NodeName=one NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000
+NodeName=two NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=1000
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A SLURM of two machines of two cores each, which listen on loopback alone."""
+    if not (shutil.which("slurmctld") and shutil.which("slurmd") and os.geteuid() == 0):
+        pytest.skip("slurmctld and slurmd, of Debian's packages of these names, are not installed, or not for root")
+    folder = tmp_path_factory.mktemp("slurm")
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        ports = [server.getsockname()[1] for server in servers]
+    given = {"host": socket.gethostname(), "user": "root", "folder": folder, "ports": ports}
+    (folder / "slurm.conf").write_text(CONF.format(**given))
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        for command in (["slurmctld", "-D"], *(["slurmd", "-D", "-N", node] for node in NODES)):
+            if command[0] == "slurmd":
+                (folder / command[-1]).mkdir()
+            process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+            stack.callback(process.terminate)
+        until(lambda: told("sinfo", "--noheader", "--format=%D %t") == "2 idle")
+        yield
+
+
+def told(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def until(true: Any) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "LOOKS", 0.2)
+    monkeypatch.setattr(slurm, "SETTLING", 5.0)
+
+
+def planned(folder: Path, *overrides: str) -> Cell:
+    settings = config.load("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
+    return Cell(settings, METHOD, "countdown", "countdown-tiny", 0, Shared(settings))
+
+
+def undisturbed(folder: Path, *overrides: str) -> dict[int, dict[str, float]]:
+    """Returns the numbers of the cell that runs here without a break."""
+    here = planned(folder, *overrides)
+    here.spec.write(here.folder)
+    cell.work(here.folder)
+    return lines(here.folder)
+
+
+class Interrupting(Watcher):
+    """Does something once, when the cell has got some way."""
+
+    def __init__(self, cell: Cell, act: Any) -> None:
+        super().__init__(self.look)
+        self.cell, self.act_once, self.acted = cell, act, False
+
+    def look(self, running: list[Cell]) -> None:
+        if not self.acted and State.read(self.cell.folder).durable_step >= 2:
+            self.acted = True
+            self.act_once()
+
+
+@pytest.mark.slurm
+def test_a_cell_of_two_machines_that_is_stopped_goes_on_from_a_checkpoint(cluster: None, tmp_path: Path) -> None:
+    wide = planned(tmp_path, "hardware.nodes=2", "train.steps=8", "checkpoint.every=2")
+    array = Slurm(wide.config, "cpu")
+
+    def interrupt() -> None:
+        [task] = array.tasks
+        subprocess.run(["scancel", "--signal=USR2", task.job], check=True)
+        until(lambda: task.waits() == "SLURM: pending (BeginTime)")
+        # SLURM would wait for as long as the credential of the first life is good.
+        subprocess.run(["scontrol", "update", f"JobId={task.job}", "StartTime=now"], check=True)
+
+    watcher = Interrupting(wide, interrupt)
+    launcher.run([wide], array, watcher, poll=0.05)
+    found = State.read(wide.folder)
+    assert (found.state, found.where) == ("done", [socket.gethostname()] * 2), found
+    log = (wide.folder / "log.txt").read_text()
+    assert log.count("stopped, as it was asked to; the next run goes on from here") == 2, "both ranks, once"
+    assert [*lines(wide.folder)] == [*range(9)]
+
+
+@pytest.mark.slurm
+def test_what_is_left_in_the_queue_is_found_there_and_told(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = planned(tmp_path, "launch.slurm.extra={hold: true}", "methods=[grpo,clip_b]", "seeds=[0]").config
+    cells = matrix.cells(settings)
+    first, second = Slurm(settings, "cpu"), Slurm(settings, "cpu")
+    with second:
+        tasks = first.start(cells)
+        array, _, _ = tasks[0].job.partition("_")
+        assert [task.job for task in tasks] == [f"{array}_0", f"{array}_1"], "one array"
+        assert [task.waits() for task in tasks] == ["SLURM: pending (JobHeldUser)"] * 2
+        assert [task.code() for task in tasks] == [None, None]
+        assert [task.job for task in second.start(cells)] == [task.job for task in tasks], "not submitted again"
+        monkeypatch.setattr(status, "load", lambda given: settings)
+        with console.capture() as shown:
+            status.call(argparse.Namespace())
+        assert shown.get().count("SLURM: pending (JobHeldUser)") == 2
+    until(lambda: all(task.code() is not None for task in tasks))  # whoever leaves takes them out of the queue
+    assert slurm.queued(settings) == {}
+    assert [State.read(each.folder) for each in cells] == [State(), State()]
+
+
+@pytest.mark.slurm
+def test_a_partition_that_is_not_there_is_refused_in_the_words_of_sbatch(cluster: None, tmp_path: Path) -> None:
+    lost = planned(tmp_path, "launch.slurm.partition=nowhere")
+    with pytest.raises(UserError) as error, Slurm(lost.config, "cpu") as array:
+        array.start([lost])
+    said = str(error.value)
+    assert said.startswith("sbatch refuses the jobs: ")
+    assert "nvalid partition name specified; launch.slurm and hardware ask for partition=nowhere, time=240" in said
+
+
+@pytest.mark.slurm
+def test_a_job_that_does_not_come_to_its_cell_says_where_to_look(cluster: None, tmp_path: Path) -> None:
+    broken = planned(tmp_path, "launch.slurm.setup=['echo no such module >&2; exit 3']")
+    launcher.run([broken], Slurm(broken.config, "cpu"), Watcher(), poll=0.05)
+    found = State.read(broken.folder)
+    assert found.state == "failed"
+    assert found.reason is not None
+    said, _, place = found.reason.partition("; see ")
+    assert "failed (NonZeroExitCode)" in said
+    assert "no such module" in Path(place).read_text()
+
+
+class Jobs:
+    """Processes of this machine in the place of SLURM, as submitit has them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.jobs: list[Any] = []
+        patch.setattr(Slurm, "executor", lambda array, cells: self.executor(array))
+        patch.setattr(slurm, "queue", self.queue)
+        patch.setattr(slurm, "cancel", lambda *jobs: None)
+
+    def executor(self, array: Slurm) -> Any:
+        import submitit
+
+        given = submitit.LocalExecutor(array.place, max_num_timeout=slurm.LIVES)
+        given.update_parameters(timeout_min=60)
+        submit = given.submit_array
+
+        def submitted(work: Any) -> Any:
+            self.jobs += (found := submit(work))
+            return found
+
+        given.submit_array = submitted
+        return given
+
+    def out_of_time(self) -> None:
+        """Tells the task of the first job, which is the child of the process that submitit calls the job."""
+        process = self.jobs[0].job_id
+        [task] = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        os.kill(int(task), signal.SIGUSR2)
+
+    def queue(self) -> dict[str, Job]:
+        return {job.job_id: Job("COMPLETED" if job.done() else "RUNNING", "None") for job in self.jobs}
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    pytest.importorskip("submitit", reason="the extra slurm is not installed")
+    return Jobs(monkeypatch)
+
+
+def test_a_job_that_runs_out_of_time_goes_on_with_the_same_numbers(local: Jobs, tmp_path: Path) -> None:
+    steps = ("train.steps=8", "checkpoint.every=2")
+    there = planned(tmp_path / "there", *steps)
+    watcher = Interrupting(there, local.out_of_time)
+    launcher.run([there], Slurm(there.config, "cpu"), watcher, poll=0.05)
+    assert State.read(there.folder).state == "done"
+    assert (there.folder / "log.txt").read_text().count("stopped, as it was asked to") == 1
+    assert lines(there.folder) == undisturbed(tmp_path / "here", *steps)
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("launch.slurm.notice_minutes=240", "launch.slurm.notice_minutes is 240; allowed: less than minutes (240)"),
+        ("hardware.share=0.5", "hardware.share is 0.5; allowed with --launcher slurm: 1, as a job has whole GPUs"),
+    ],
+)
+def test_what_no_job_can_have_is_refused(override: str, why: str, tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="the extra slurm is not installed")
+    with pytest.raises(UserError, match=re.escape(why)):
+        Slurm(planned(tmp_path, override).config, "cpu")
+
+
+def test_where_there_is_no_slurm_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit", reason="the extra slurm is not installed")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    alone = planned(tmp_path)
+    with pytest.raises(UserError, match="there is none on this machine"), Slurm(alone.config, "cpu") as array:
+        array.start([alone])
+
+
+def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UserError, match="needs the extra slurm"):
+        Slurm(planned(tmp_path).config, "cpu")

@@ -1,0 +1,54 @@
+"""The measured steps of the largest cell, beside what the closed form says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import config, matrix
+from harness.base.errors import UserError
+from harness.plan import cost, estimate, probe
+from harness.plan.machine import this_machine
+from harness.record.log import MetricsLog
+from harness.record.state import State
+
+SMALL = ["methods=[grpo,ppo]", "seeds=[0]", "train.steps=50"]
+
+
+def test_the_largest_cell_is_measured_and_all_is_scaled(tmp_path: Path) -> None:
+    settings = config.load("demo", [*SMALL, f"results={tmp_path}"])
+    cells = matrix.cells(settings)
+    plan = estimate.of(settings, cells, this_machine(settings))
+    cell = probe.largest(plan, cells)
+    assert cell.method == "ppo", "which has a critic"
+    short = probe.short(cell, tmp_path / "elsewhere")
+    assert (short.spec.config.train.steps, short.spec.config.eval.problems) == (3, 1)
+    assert short.folder.is_relative_to(tmp_path / "elsewhere")
+    log = MetricsLog(short.folder)
+    short.folder.mkdir(parents=True)
+    for step, spent in enumerate((0.0, 9.0, 2.0, 4.0)):  # the first step takes longer than others
+        times = {"time/update_s": spent, "time/judging_s": 50.0, "time/evaluate_s": 60.0}
+        log.append(step, 0.0, times | {"responses/length": 10.0})
+    State("done").write(short.folder)
+    found = probe.read(cell, short, plan)
+    own = next(each for each in plan.footprints if "ppo" in each.methods)
+    closed = cost.stepping(own.shape, settings, own.needs, 4, cost.SPEEDS["cpu"], cost.EMBEDDED)
+    assert (found.measured, found.assumed, found.length, found.allowed) == (3.0, closed, 10.0, 20)
+    said = probe.told(found, plan)
+    assert said[0].endswith(f"so it is off by a factor of {3.0 / closed:.2g}")
+    assert plan.assumed is not None
+    assert f"the 2 cells take about {round(3.0 / closed * plan.assumed) // 60} min" in said[1]
+
+
+def test_a_cell_that_fails_is_no_measurement(tmp_path: Path) -> None:
+    settings = config.load("demo", [*SMALL, f"results={tmp_path}"])
+    cells = matrix.cells(settings)
+    plan = estimate.of(settings, cells, this_machine(settings))
+    State("failed", "out of memory").write(cells[0].folder)
+    with pytest.raises(UserError, match="the measured cell, grpo seed 0, failed: out of memory"):
+        probe.read(cells[0], cells[0], plan)
+    for cell in cells:
+        State("done").write(cell.folder)
+    with pytest.raises(UserError, match="--probe measures a cell that is to run"):
+        probe.largest(plan, [])

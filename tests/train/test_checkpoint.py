@@ -1,0 +1,231 @@
+"""Checkpoints: any number of ranks reads what any other wrote, and none that is damaged or unfinished is used."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing import spawn
+from trainers import build, records, same, weights
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from harness.base import ranks
+from harness.base.errors import CellFailure
+from harness.config import Hardware, Train
+from harness.train import checkpoint
+from harness.train.checkpoint import Checkpoints
+from harness.train.policy import Critic, Policy
+
+STATE: dict[str, Any] = {
+    "method": {"servo": {"share": 0.1, "count": 3, "none": float("inf")}},
+    "rollouts": {"in_flight": {"7": {"tokens": torch.tensor([5, 6], dtype=torch.int32), "lengths": [2], "lag": 1}}},
+}
+
+
+def save(checkpoints: Checkpoints, step: int) -> None:
+    checkpoints.save(step, {"policy.x": torch.full((3, 2), step / 3), "policy.step": torch.tensor(step / 7)}, STATE)
+
+
+def saved(folder: Path, *steps: int) -> Checkpoints:
+    found = Checkpoints(folder)
+    for step in steps:
+        save(found, step)
+        assert found.written(wait=True) == step
+        assert found.written(wait=True) is None, "it is told once"
+    return found
+
+
+def check(folder: Path, step: int) -> None:
+    """Checks that the newest checkpoint that is whole is the one of a step, with all that was saved."""
+    found = Checkpoints(folder).latest()
+    assert found is not None
+    assert (found.step, found.of("policy"), found.of("critic")) == (step, {"x", "step"}, set())
+    tensors = {"x": torch.zeros(3, 2), "step": torch.zeros(())}
+    found.fill("policy", tensors)
+    assert torch.equal(tensors["x"], torch.full((3, 2), step / 3))
+    assert torch.equal(tensors["step"], torch.tensor(step / 7))
+    assert found.rest["method"] == STATE["method"]
+    ((number, flight),) = found.rest["rollouts"]["in_flight"].items()
+    assert torch.equal(flight.pop("tokens"), STATE["rollouts"]["in_flight"]["7"]["tokens"])
+    assert (number, flight) == ("7", {"lengths": [2], "lag": 1})
+
+
+def test_two_are_kept_and_nothing_unfinished(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none").latest() is None
+    saved(tmp_path, 2, 4, 6)
+    (tmp_path / ".step-000008.12").mkdir()
+    (tmp_path / ".step-000008.12" / "shard").write_text("half")
+    check(tmp_path, 6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004", "step-000006"]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [flip, lambda path: os.truncate(path, 9), Path.unlink])
+@pytest.mark.parametrize("name", ["shard-*", "rest.json", "rest.safetensors", "sums.json"])
+def test_the_one_before_a_damaged_one_is_used(
+    name: str, harm: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path, 2, 4)
+    for step in (4, 2):
+        assert capsys.readouterr().out == ""
+        check(tmp_path, step)
+        (file,) = (tmp_path / f"step-{step:06d}").glob(name)
+        harm(file)
+        if step == 4:
+            check(tmp_path, 2)
+            said = f"warning: the checkpoint {tmp_path / 'step-000004'} is damaged"
+            assert capsys.readouterr().out.startswith(said)
+            assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
+    with pytest.raises(CellFailure, match=r"no checkpoint in .* is whole; remove that folder"):
+        Checkpoints(tmp_path).latest()
+
+
+def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, complete, x = threading.Event(), checkpoint.complete, torch.ones(3)
+
+    def slow(partial: Path, path: Path) -> None:
+        assert go.wait(60)
+        complete(partial, path)
+
+    monkeypatch.setattr(checkpoint, "complete", slow)
+    found = Checkpoints(tmp_path)
+    found.save(2, {"policy.x": x}, {})
+    x.zero_()
+    assert found.written(wait=False) is None
+    assert not (tmp_path / "step-000002").exists()
+    go.set()
+    assert found.written(wait=True) == 2
+    newest = found.latest()
+    assert newest is not None
+    newest.fill("policy", {"x": x})
+    assert torch.equal(x, torch.ones(3))
+
+
+def test_what_fails_beside_the_training_fails_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    found = Checkpoints(tmp_path / "file")
+    save(found, 2)
+    with pytest.raises(FileExistsError):
+        found.written(wait=True)
+
+
+def test_large_tensors_go_to_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PIECE", 16)
+    saved(tmp_path, 2)
+    assert len(list((tmp_path / "step-000002").glob("shard-*"))) == 2
+    check(tmp_path, 2)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.slow
+def test_a_cell_whose_newest_checkpoint_is_damaged_ends_as_if_it_was_not(tmp_path: Path) -> None:
+    settings = ("rollout.lag=1", "train.resample.multiplier=1.5", "checkpoint.every=1")
+    whole = build(tmp_path / "whole", "ppo", *settings)
+    whole.run(lambda step: None)
+    assert [path.name for path in (tmp_path / "whole" / "checkpoints").iterdir()] == ["step-000004"], "the last one"
+
+    def kill(step: int) -> None:
+        if step == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        build(tmp_path / "killed", "ppo", *settings).run(kill)
+    (file,) = (tmp_path / "killed" / "checkpoints" / "step-000002").glob("shard-*")
+    flip(file)
+    again, durable = build(tmp_path / "killed", "ppo", *settings), list[int]()
+    again.run(durable.append)
+    assert durable == [1, 2, 3, 4]
+    assert records(tmp_path / "killed") == records(tmp_path / "whole")
+    assert same(weights(again), weights(whole))
+
+
+@pytest.mark.slow
+def test_moments_in_the_memory_of_the_machine_change_no_bit(tmp_path: Path) -> None:
+    found = []
+    for name, first, then in (("one", False, False), ("other", True, True), ("mixed", True, False)):
+        for steps, offload in ((2, first), (4, then)):
+            overrides = (f"train.steps={steps}", f"hardware.offload={offload}")
+            trainer = build(tmp_path / name, "ppo", *overrides)
+            trainer.run(lambda step: None)
+            assert (trainer.policy.masters is not trainer.policy.weights) == offload
+        found.append((records(tmp_path / name), weights(trainer)))
+    for lines, theirs in found[1:]:
+        assert lines == found[0][0]
+        assert same(theirs, found[0][1])
+
+
+Found = dict[str, Tensor]
+
+
+def hand_over(folder: Path, source: str | None, target: str) -> Found:
+    """Reads the checkpoint of a policy and a critic, or makes a first one, and writes it again; returns it whole."""
+    hardware = Hardware(offload=source is not None)
+    policy = Policy(folder / "model", Train(), 1.0, "cpu", torch.float32, hardware)
+    critic = Critic(folder / "model", Train(), 1e-3, "cpu", torch.float32, hardware)
+    learners: dict[str, Policy | Critic] = {"policy": policy, "critic": critic}
+    if source is None:
+        for learner in learners.values():
+            for name, weight in learner.weights.items():
+                weight.grad = None if name == "model.norm.weight" else torch.randn_like(weight)
+            learner.apply(1e-2)
+    else:
+        found = Checkpoints(folder / source).latest()
+        assert found is not None
+        for who, learner in learners.items():
+            learner.load_state(found.of(who), partial(found.fill, who))
+    tensors = {f"{who}.{name}": x for who, learner in learners.items() for name, x in learner.state().items()}
+    checkpoints = Checkpoints(folder / target)
+    checkpoints.save(1, tensors, {})
+    checkpoints.written(wait=True)
+    return {name: ranks.whole(x) for name, x in tensors.items()} | {
+        f"{who} {name}": ranks.whole(x)
+        for who, each in learners.items()
+        for name, x in each.module.state_dict().items()
+    }
+
+
+def rank_main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=3)
+    torch.save(hand_over(folder, "of one", "of three"), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_three_ranks_and_one_read_each_other_bit_for_bit(tmp_path: Path) -> None:
+    """Of a head with one row two ranks hold nothing, and of a weight without gradient nobody has moments."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 83, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    Qwen2ForCausalLM(Qwen2Config(**sizes, **heads)).save_pretrained(tmp_path / "model")
+    one = hand_over(tmp_path, None, "of one")
+    spawn(rank_main, args=(tmp_path,), nprocs=3)
+    again = hand_over(tmp_path, "of three", "of one again")
+    for found in (*(torch.load(tmp_path / f"{rank}.pt") for rank in range(3)), again):
+        assert found.keys() == one.keys()
+        assert all(torch.equal(found[name], x) for name, x in one.items())
+    assert "policy.exp_avg.model.embed_tokens.weight" in one
+    assert "policy.exp_avg.model.norm.weight" not in one
+    assert "policy.weight.lm_head.weight" not in one, "it is the embedding"
+    files = list((tmp_path / "of three" / "step-000001").glob("shard-0000[123]-*"))
+    assert len(files) == 3

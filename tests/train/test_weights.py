@@ -1,0 +1,103 @@
+"""Each rank reads its own rows of a model's weights, the same bits as from_pretrained has, and nothing is left out."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing import spawn
+from transformers import AutoModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from harness.config import Hardware, Train
+from harness.train import weights
+from harness.train.policy import Critic, Learner, Policy
+
+SIZES = {
+    "vocab_size": 83,  # odd, so that the ranks have unequal shares
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+ARGUMENTS = (Train(), 1.0, "cpu", torch.float32, Hardware())
+
+
+def models(folder: Path) -> list[Path]:
+    """Makes a tied model, one in several files of another type, and one whose files hold no head and no prefix."""
+    torch.manual_seed(0)
+    tied = Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, **SIZES))
+    tied.generation_config.temperature = 0.25
+    tied.generation_config.do_sample = True
+    tied.save_pretrained(folder / "tied")
+    untied = Qwen3ForCausalLM(Qwen3Config(tie_word_embeddings=False, head_dim=8, **SIZES))
+    untied.to(torch.bfloat16).save_pretrained(folder / "untied", max_shard_size="4KB")
+    assert len(list((folder / "untied").glob("*.safetensors"))) > 2
+    tied.base_model.save_pretrained(folder / "body")
+    config = json.loads((folder / "tied" / "config.json").read_text())
+    (folder / "body" / "config.json").write_text(json.dumps(config))
+    return [folder / name for name in ("tied", "untied", "body")]
+
+
+def mine(learner: Learner) -> dict[str, torch.Tensor]:
+    assert all(isinstance(weight, DTensor) for weight in learner.weights.values())
+    return {name: weight.to_local() for name, weight in learner.weights.items()}  # type: ignore[attr-defined]
+
+
+def rank_main(rank: int, folder: Path, paths: list[Path]) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    for path in paths:
+        policy, critic = Policy(path, *ARGUMENTS), Critic(path, Train(), 1e-3, "cpu", torch.float32, Hardware())
+        frequencies = policy.module.model.rotary_emb.inv_freq
+        tied = policy.module.lm_head.weight is policy.module.model.embed_tokens.weight
+        assert tied == (path.name != "untied")
+        policy.save(folder / f"{path.name} saved")
+        torch.save((mine(policy), mine(critic), frequencies), folder / f"{path.name}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+def test_two_ranks_hold_the_rows_of_the_whole_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    paths = models(tmp_path)
+    spawn(rank_main, args=(tmp_path, paths), nprocs=2)
+    assert "reads all" not in capfd.readouterr().out
+    for path in paths:
+        policy = weights.load_model(path)
+        body = AutoModel.from_pretrained(path, dtype=torch.float32)
+        critic = {f"body.{name}": weight for name, weight in body.named_parameters()}
+        critic |= {"head.weight": torch.zeros(1, 16), "head.bias": torch.zeros(1)}
+        for rank in range(2):
+            found = torch.load(tmp_path / f"{path.name}-{rank}.pt", weights_only=False)
+            for shards, all_of_it in ((found[0], dict(policy.named_parameters())), (found[1], critic)):
+                assert shards.keys() == all_of_it.keys()
+                for name, weight in all_of_it.items():
+                    rows = -(-len(weight) // 2)  # of the first rank
+                    assert torch.equal(shards[name], weight.detach()[rank * rows : (rank + 1) * rows]), name
+                    assert shards[name].dtype == torch.float32
+            assert torch.equal(found[2], policy.model.rotary_emb.inv_freq)
+        if path.name != "body":  # which has no settings for generation
+            policy.save_pretrained(tmp_path / f"{path.name} whole")
+            saved, whole = (content(tmp_path / f"{path.name} {way}") for way in ("saved", "whole"))
+            assert saved == whole
+            assert "generation_config.json" in saved
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_weights_that_no_file_has_are_missed(tmp_path: Path) -> None:
+    tied, untied, body = models(tmp_path)
+    names = dict(weights.load_model(tied).named_parameters()).keys()
+    assert weights.stored(weights.load_model(tied), body).keys() == names
+    model = weights.load_model(untied)
+    lacking = dict(model.named_parameters()).keys() - weights.stored(model, body)
+    norms = {f"model.layers.{layer}.self_attn.{name}_norm.weight" for layer in range(3) for name in "qk"}
+    assert lacking == {"lm_head.weight", *norms}
