@@ -76,18 +76,19 @@ class Opened:
         self.context.close()
 
     def draw_all(self) -> int:
-        """Scrolls through the page as a reader does; returns how many figures there are."""
+        """Scrolls through the page as a slow reader does, to the next figure when one is drawn; returns how many."""
         self.page.evaluate(
             """async () => {
-                for (const element of document.querySelectorAll('.plot')) {
-                    element.scrollIntoView();
-                    await new Promise((resolve) => setTimeout(resolve, 30));
+                const end = Date.now() + 120_000;
+                for (const plot of document.querySelectorAll('.plot')) {
+                    plot.scrollIntoView();
+                    while (!plot.querySelector('.main-svg')) {
+                        if (Date.now() > end) throw new Error(`${plot.id || plot.className} was not drawn`);
+                        await new Promise((resolve) => setTimeout(resolve, 10));
+                    }
                 }
                 scrollTo(0, 0);
             }"""
-        )
-        self.page.wait_for_function(
-            "[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('.main-svg'))", timeout=60_000
         )
         return int(self.page.locator(".plot").count())
 
