@@ -88,7 +88,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def parts_of(arguments: argparse.Namespace) -> list[Part]:
-    from harness.record.runs import reader
+    from harness.record.reader import reader
     from harness.report import select
     from harness.report.board import Board
     from harness.report.read import Experiment

@@ -1,21 +1,18 @@
-"""Reads runs out of MLflow: an SQLite file on this machine directly, since loading MLflow takes seconds, and any other
-store through MLflow's client."""
+"""Runs of MLflow, read out of the tables of an SQLite file or through MLflow's client."""
 
 from __future__ import annotations
 
 import math
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Protocol
 
-from harness.base.errors import UserError
 from harness.record.artifacts import place
-from harness.record.store import database, probe, store, unusable
+from harness.record.store import store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -60,25 +57,6 @@ class Reader(Protocol):
 
     def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
         """Returns the metrics of each run whose names are wanted."""
-
-
-@contextmanager
-def reader(uri: str) -> Iterator[Reader]:
-    path = database(uri)
-    if path is None:
-        with store(uri, write=False) as client:
-            yield Client(client)
-        return
-    probe(path, uri, write=False)
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-            yield Direct(connection, uri)
-    except (sqlite3.Error, OSError) as error:
-        if str(error).startswith("no such"):  # a table or a column
-            raise UserError(
-                f"the MLflow store at {uri} was written by an unknown version of MLflow: {error}"
-            ) from error
-        raise unusable(uri, error) from error
 
 
 class Direct:

@@ -16,6 +16,14 @@ from harness.base.errors import UserError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+ENVIRONMENT = {  # of MLflow's client, where nobody has set it
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # a server that is away must not hold up a run
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
+
 
 @contextmanager
 def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
@@ -74,13 +82,7 @@ def probe(path: Path, uri: str, write: bool) -> None:
 
 @functools.cache
 def client_of(uri: str) -> MlflowClient:
-    for name, value in {
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # a server that is away must not hold up a run
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    }.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException

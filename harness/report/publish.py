@@ -14,7 +14,8 @@ from harness.config import Config, told
 from harness.matrix import Cell
 from harness.record.artifacts import Artifacts
 from harness.record.origin import origin
-from harness.record.runs import FINAL, reader
+from harness.record.reader import reader
+from harness.record.runs import FINAL
 from harness.record.store import store
 from harness.record.sync import experiment_of, name_of
 from harness.report import board, leaderboard

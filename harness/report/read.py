@@ -15,7 +15,8 @@ from harness.base.errors import UserError, nearest
 from harness.base.statistics import Floats, pass_at_k
 from harness.record.made import sources_in
 from harness.record.outcome import FILE, TAG
-from harness.record.runs import Reader, Run, reader
+from harness.record.reader import reader
+from harness.record.runs import Reader, Run
 from harness.record.spec import FILE as SPEC
 from harness.record.spec import CellSpec
 from harness.report import board

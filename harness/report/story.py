@@ -19,7 +19,7 @@ from harness.base.statistics import pass_at_k
 from harness.config import Config, told
 from harness.matrix import Cell
 from harness.record.log import MetricsLog
-from harness.record.runs import reader
+from harness.record.reader import reader
 from harness.record.spec import CellSpec
 from harness.record.state import OUTDATED, Progress, State
 from harness.report import leaderboard

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 import requests
-from matrices import BEGAN, STEPS, fill, right_of
+from matrices import BEGAN, STEPS, experiment, fill, right_of
 from rich.console import Console
 from servers import mlflow_server
 
@@ -20,9 +22,14 @@ from harness import config as configs
 from harness.base import files
 from harness.commands import sync as command
 from harness.matrix import cells
-from harness.record import evaluation, store
+from harness.record import evaluation, runs, served, store
 from harness.record.evaluation import Evaluated
 from harness.record.made import Made
+from harness.record.outcome import FILE as OUTCOME
+from harness.record.reader import asked_directly, reader
+from harness.record.runs import FINAL, Client
+from harness.record.served import Served
+from harness.record.spec import FILE as SPEC
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -159,6 +166,69 @@ def test_who_does_not_is_told_in_one_sentence(
     for name in ("sync", "leaderboard"):
         assert call(name) == (2, "", f"entrobench: the MLflow store at {guarded} {words}\n")
     nobody_reads(password or PASSWORD, tmp_path)
+
+
+def test_a_server_says_the_same_directly_and_through_its_client(
+    guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say_who(monkeypatch, "admin", PASSWORD)
+    experiment(tmp_path, guarded, name="same", failed=[("clip_b", 1)])
+    for module in (runs, served):
+        monkeypatch.setattr(module, "PAGE", 3)
+    with store.store(guarded, write=False) as client, reader(guarded) as direct:
+        assert isinstance(direct, Served)
+        through = Client(client)
+        known = direct.experiments()
+        assert known == through.experiments()
+        assert len(direct.runs(known["same"])) == 4
+        first, second = direct.runs(known["same"])[:2]
+        client.delete_run(second.id)
+        client.log_metric(first.id, f"{FINAL}half", 0.5)
+        found = direct.runs(known["same"])
+        assert found == through.runs(known["same"])
+        assert len(found) == 3
+        assert found[0].finals == {f"{FINAL}half": 0.5}
+        for name in (OUTCOME, SPEC, "evals/countdown-000000.json", "no such"):
+            assert direct.texts(found, name) == through.texts(found, name)
+        assert [text is None for text in direct.texts(found, OUTCOME)] == [
+            run.tags["status"] != "done" for run in found
+        ]
+        assert direct.listed(found[0], "evals") == through.listed(found[0], "evals") != []
+        assert direct.curves(found, "entropy/mean".__eq__) == through.curves(found, "entropy/mean".__eq__)
+
+
+def test_the_table_of_a_server_needs_no_mlflow(guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    say_who(monkeypatch, "admin", PASSWORD)
+    experiment(tmp_path, guarded, name="light")
+    code = f"""
+import sys
+from harness import cli
+try:
+    cli.main(["leaderboard", "--experiment", "light", "--uri", {guarded!r}, "--format", "csv"])
+except SystemExit as end:
+    sys.exit(end.code or bool({{"mlflow", "torch"}} & sys.modules.keys()))
+"""
+    told = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert [row["method"] for row in csv.DictReader(told.splitlines())] == ["grpo", "clip_b"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "name", "directly"),
+    [
+        ("https://somewhere", "MLFLOW_TRACKING_USERNAME", True),
+        ("https://somewhere", "MLFLOW_TRACKING_TOKEN", False),
+        ("https://somewhere", "MLFLOW_TRACKING_CLIENT_CERT_PATH", False),
+        ("databricks", "MLFLOW_TRACKING_USERNAME", False),
+    ],
+)
+def test_other_ways_to_sign_in_are_left_to_the_client(
+    uri: str, name: str, directly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(name, "anything")
+    assert asked_directly(uri) == directly
+    files.write_text(tmp_path / ".mlflow" / "credentials", "[mlflow]\n")
+    assert not asked_directly(uri)
 
 
 def test_who_may_not_is_told_so(call: Caller, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:

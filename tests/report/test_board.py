@@ -14,7 +14,7 @@ from boards import Made, listed, told
 
 from harness.config import Config
 from harness.record import store, sync
-from harness.record.runs import reader
+from harness.record.reader import reader
 from harness.record.state import change
 from harness.report import board, publish
 from harness.report.read import Experiment

@@ -16,7 +16,7 @@ from harness.base import files
 from harness.base.errors import UserError
 from harness.base.statistics import Estimate
 from harness.config import Config
-from harness.record import runs, store, sync
+from harness.record import reader, runs, store, sync
 from harness.record.log import MetricsLog
 from harness.record.spec import CellSpec
 from harness.record.state import State
@@ -223,7 +223,7 @@ def test_a_flag_of_a_task_is_a_footnote_of_its_table_alone(matrix: Matrix) -> No
 def test_runs_come_in_pages(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(5):
         matrix.add("grpo", seed, {"countdown": draw(seed, 0.5)})
-    with runs.reader(matrix.uri) as direct, store.store(matrix.uri, write=False) as client:
+    with reader.reader(matrix.uri) as direct, store.store(matrix.uri, write=False) as client:
         (experiment,) = (number for name, number in direct.experiments().items() if name == "demo")
         whole = direct.runs(experiment)
         assert len(whole) == 5

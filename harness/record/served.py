@@ -1,0 +1,84 @@
+"""Reads runs from a server of MLflow by its web interface, without MLflow's client."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote
+
+import requests
+
+from harness.record.runs import FINAL, PAGE, TOGETHER, Client, Curves, Run
+from harness.record.store import ENVIRONMENT, store
+
+ACTIVE = "ACTIVE_ONLY"  # not deleted
+HANDED_OUT = re.compile(r"mlflow-artifacts:/([^/].*)")  # where files are that the server itself hands out
+
+
+class Served:
+    """Asks a server for what every table needs, and leaves the rest to MLflow's client."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri, self.session = uri, requests.Session()
+        user, password = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD"))
+        if user and password:
+            self.session.auth = user, password
+
+    def experiments(self) -> dict[str, str]:
+        return {each["name"]: each["experiment_id"] for each in self.found("experiments", view_type=ACTIVE)}
+
+    def runs(self, experiment: str) -> list[Run]:
+        found = self.found(
+            "runs", experiment_ids=[experiment], run_view_type=ACTIVE, order_by=["attributes.start_time ASC"]
+        )
+        return [self.run(each["info"], each["data"]) for each in found]
+
+    def run(self, info: dict[str, Any], data: dict[str, Any]) -> Run:
+        tags, params, metrics = (
+            {pair["key"]: pair["value"] for pair in data.get(name, ())} for name in ("tags", "params", "metrics")
+        )
+        finals = {key: float(value) for key, value in metrics.items() if key.startswith(FINAL)}
+        return Run(info["run_id"], info.get("run_name", ""), tags, params, info["artifact_uri"], finals)
+
+    def found(self, what: str, **given: Any) -> Iterator[dict[str, Any]]:
+        """Yields all that a search finds, page by page."""
+        given["max_results"] = PAGE
+        while True:
+            page = self.ask("POST", f"2.0/mlflow/{what}/search", json=given).json()
+            yield from page.get(what, ())
+            if not page.get("next_page_token"):
+                return
+            given["page_token"] = page["next_page_token"]
+
+    def ask(self, method: str, path: str, **given: Any) -> requests.Response:
+        timeout = float(os.environ.get(name := "MLFLOW_HTTP_REQUEST_TIMEOUT", ENVIRONMENT[name]))
+        answer = self.session.request(method, f"{self.uri.rstrip('/')}/api/{path}", timeout=timeout, **given)
+        answer.raise_for_status()
+        return answer
+
+    def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
+        places = [HANDED_OUT.fullmatch(run.artifacts) for run in runs]
+        if None in places:
+            with store(self.uri, write=False) as client:
+                return Client(client).texts(runs, path)
+        with ThreadPoolExecutor(TOGETHER) as threads:
+            return list(threads.map(self.text, [f"{place[1]}/{path}" for place in places if place]))
+
+    def text(self, path: str) -> bytes | None:
+        try:
+            return self.ask("GET", f"2.0/mlflow-artifacts/artifacts/{quote(path)}").content
+        except requests.HTTPError as error:
+            if error.response.status_code != 404:
+                raise
+            return None
+
+    def listed(self, run: Run, folder: str) -> list[str]:
+        with store(self.uri, write=False) as client:
+            return Client(client).listed(run, folder)
+
+    def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
+        with store(self.uri, write=False) as client:
+            return Client(client).curves(runs, wanted)
