@@ -1,8 +1,8 @@
 """Cells on the machines of a Ray cluster: an existing one, or one of this machine alone that is started for them.
 
 Ray finds room for a cell, on one machine or on several, and notices when a machine is lost: the cell is then started
-again elsewhere, and goes on from its last checkpoint. Records go through the results folder, which every machine must
-see.
+again elsewhere, and goes on from its last checkpoint. Records go through the results folder where every machine sees
+it; elsewhere a cell begins with a copy of its folder, and what it writes is fetched.
 """
 
 from __future__ import annotations
@@ -10,21 +10,26 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from harness.base import files
 from harness.base.errors import UserError
 from harness.config import Config, Hardware
 from harness.launch import remote
 from harness.launch.launcher import check_extra, ended_by, environment, prepare
+from harness.launch.mirror import Piece, Receiver, Sender, Whole
 from harness.matrix import Cell
+from harness.record import lease
 
 LOSSES = 3  # so often a cell is started again since its machine was lost
 ANSWER = 5.0  # seconds for the cluster to answer
@@ -32,6 +37,9 @@ LOOK = 60.0  # seconds for its machines to say whether they see the results fold
 ENDING = 10.0  # seconds for cells to end
 # Seconds from the failure of a rank to the end of its cell: its reason may be a machine whose loss is not known yet.
 DOUBT = 45.0
+STREAM = {"num_returns": "streaming", "_generator_backpressure_num_objects": 8}  # so many wait to be fetched
+SCRATCH = "entrobench-ray-"  # begins the names of folders for cells on machines that do not see the results
+LOOK_APART = 2.0  # seconds from one look at what a cell has written, on its machine, to the next
 STORE = 100 * 2**20  # bytes for Ray's objects, of which there are hardly any, in a cluster of our own
 
 
@@ -43,6 +51,7 @@ class Task:
         self.losses, self.why = 0, ""
         self.result: int | None = None
         self.failed: float | None = None  # when a part of it did
+        self.held = contextlib.ExitStack()  # the lease of a cell whose machine cannot take it
         self.ask()
 
     def ask(self) -> None:
@@ -58,9 +67,36 @@ class Task:
         prepare(self.cell)
         hardware = self.cell.config.hardware
         place = self.cluster.run(meeting_place, (), self.group, 0, {})
+        if self.cluster.apart:
+            self.begin_apart(hardware, place)
+            return
         for node in range(hardware.nodes):
             given = str(self.cell.folder.absolute()), os.getcwd(), hardware, node, place
             self.parts.append(self.cluster.run(work, given, self.group, node, self.cluster.bundle))
+
+    def begin_apart(self, hardware: Hardware, place: Any) -> None:
+        """Sends the cell's folder, which this process holds until the cell has ended there."""
+        import ray
+
+        if self.cell.folder not in files.rooms and self.held.enter_context(lease.held(self.cell.folder, 0)) is None:
+            self.end(lease.BUSY)
+            return
+        self.folder = Receiver(self.cell.folder)
+        sent = [ray.put(change) for change in Sender(self.cell.folder).changes()]
+        given = self.cell.folder.name, sent, os.getcwd(), hardware, place
+        self.fetched = self.cluster.run(work_apart, given, self.group, 0, self.cluster.bundle, **STREAM)
+        self.parts = [self.fetched.completed()]
+
+    def fetch(self) -> list[int]:
+        """Does here what the cell has done on its machine since the last look; returns its exit code when it ended."""
+        import ray
+
+        while ray.wait([self.fetched], timeout=0)[0]:
+            told = ray.get(next(self.fetched))
+            if isinstance(told, int):
+                return [told]
+            self.folder.take(told)
+        return []
 
     def waits(self) -> str | None:
         return None if self.parts else f"Ray: its machine was lost ({self.losses} of {LOSSES} times), waits for another"
@@ -75,9 +111,9 @@ class Task:
             if self.cluster.placed([self]):
                 self.begin()
             return None
-        done, _ = ray.wait(self.parts, num_returns=len(self.parts), timeout=0)
         try:
-            codes = ray.get(done)
+            done, _ = ray.wait(self.parts, num_returns=len(self.parts), timeout=0)
+            codes = self.fetch() if self.cluster.apart else ray.get(done)
             if any(codes):
                 self.failed = self.failed or time.monotonic()
             if len(codes) == len(self.parts) or (self.failed and time.monotonic() - self.failed > DOUBT):
@@ -107,6 +143,7 @@ class Task:
     def end(self, code: int) -> None:
         self.result = code
         self.stop()
+        self.held.close()
 
     def stop(self) -> None:
         """Gives its room back, which ends whatever runs there."""
@@ -133,6 +170,7 @@ class Ray:
             self.bundle["GPU"] = hardware.ranks * hardware.share
         self.asked: dict[str, Task] = {}
         self.running: list[Task] = []
+        self.apart = False  # whether some machine does not see the results folder
 
     def __enter__(self) -> Ray:
         connect(self.bundle)
@@ -157,6 +195,8 @@ class Ray:
         parts = [part for task in left for part in task.parts]
         if parts:
             ray.wait(parts, num_returns=len(parts), timeout=ENDING)
+        for task in left:
+            task.held.close()
         ray.shutdown()
 
     def start(self, waiting: Sequence[Cell]) -> list[Task]:
@@ -178,14 +218,16 @@ class Ray:
         known = ray.util.placement_group_table()
         return [task for task in tasks if known.get(task.group.id.hex(), {}).get("state") == "CREATED"]
 
-    def run(self, function: Any, given: tuple[Any, ...], group: Any, node: int, takes: dict[str, float]) -> Any:
+    def run(
+        self, function: Any, given: tuple[Any, ...], group: Any, node: int, takes: dict[str, float], **more: Any
+    ) -> Any:
         """Starts a function on a machine of a cell; returns the promise of what it returns."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as Placed
 
         options = {"num_cpus": takes.get("CPU", 0), "num_gpus": takes.get("GPU", 0), "max_retries": 0}
         there = Placed(group, placement_group_bundle_index=node)
-        return ray.remote(function).options(**options, scheduling_strategy=there).remote(*given)
+        return ray.remote(function).options(**options, **more, scheduling_strategy=there).remote(*given)
 
     def check_room(self) -> None:
         """Refuses cells for which the cluster will never have room."""
@@ -201,7 +243,7 @@ class Ray:
             )
 
     def check_folder(self) -> None:
-        """Refuses machines that do not see the results folder."""
+        """Finds out whether all machines see the results folder, which those of one cell must share."""
         import ray
         from ray.exceptions import RayError
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
@@ -219,11 +261,12 @@ class Ray:
                     seen = ray.get(promise, timeout=0)
                 except RayError as error:
                     raise UserError(f"{name} of the Ray cluster cannot run entrobench: {last_line(error)}") from error
-                if not seen:
+                if not seen and self.config.hardware.nodes > 1:
                     raise UserError(
-                        f"{name} of the Ray cluster does not see {folder}; choose results= on a file system that all "
-                        "machines share, under the same path"
+                        f"{name} of the Ray cluster does not see {folder}, as the machines of one cell must "
+                        "(hardware.nodes); choose results= on a file system that all share, under the same path"
                     )
+                self.apart |= not seen
 
 
 def connect(bundle: dict[str, float]) -> None:
@@ -292,3 +335,33 @@ def work(folder: str, cwd: str, hardware: Hardware, node: int, place: tuple[str,
     numbers = range(hardware.ranks)
     meetings = [remote.meeting(node * hardware.ranks + n, n, hardware.world, *place) for n in numbers]
     return remote.ended([remote.start(folder, {**environment(hardware.threads), **each}) for each in meetings])
+
+
+def work_apart(
+    name: str, sent: Sequence[Any], cwd: str, hardware: Hardware, place: tuple[str, int]
+) -> Iterator[Piece | Whole | int]:
+    """Does a cell in a folder of this machine, which begins with what was sent; yields what is new there, and in the
+    end the exit code."""
+    import ray
+
+    sweep()
+    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-") as scratch:
+        folder = Path(scratch, name)
+        folder.mkdir()
+        receiver, sender = Receiver(folder), Sender(folder)
+        for each in sent:
+            receiver.take(ray.get(each))
+        sender.mark()
+        with ThreadPoolExecutor(1) as thread:
+            ends = thread.submit(work, str(folder), cwd, hardware, 0, place)
+            while not wait([ends], LOOK_APART).done:
+                yield from sender.changes()
+        yield from sender.changes()
+    yield ends.result()  # after which nothing here may be running any more
+
+
+def sweep() -> None:
+    """Removes what was left here by processes that were killed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        if lease.born(int(left.name.removeprefix(SCRATCH).partition("-")[0])) is None:
+            shutil.rmtree(left, ignore_errors=True)

@@ -67,7 +67,11 @@ class Losing(Watcher):
         self.cell, self.ray, self.cluster, self.lost = cell, ray, cluster, False
 
     def look(self, running: list[Cell]) -> None:
-        if running and not self.lost and 2 <= State.read(self.cell.folder).durable_step < 8:
+        if (
+            running
+            and not self.lost
+            and 2 <= State.read(self.cell.folder).durable_step < self.cell.config.train.steps - 2
+        ):
             from ray.util import placement_group_table
 
             [task] = self.ray.running
@@ -78,11 +82,15 @@ class Losing(Watcher):
             self.lost = True
 
 
-@pytest.mark.parametrize("machines", [1, 2])
+@pytest.mark.parametrize(
+    ("machines", "shared", "steps"), [(1, True, 10), (2, True, 10), (1, False, 24)], ids=["one", "two", "apart"]
+)
 def test_a_cell_one_of_whose_machines_is_lost_goes_on_elsewhere(
-    machines: int, cluster: Any, address: str, tmp_path: Path
+    machines: int, shared: bool, steps: int, cluster: Any, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = planned(tmp_path / "there", "train.steps=10", f"hardware.nodes={machines}")
+    if not shared:
+        monkeypatch.setattr(clusters, "sees", os.path.islink)  # as the probe is none
+    there = planned(tmp_path / "there", f"train.steps={steps}", f"hardware.nodes={machines}")
     there.folder.mkdir(parents=True)
     ray = Ray(there.config, "cpu")
     watcher = Losing(there, ray, cluster)
@@ -92,9 +100,9 @@ def test_a_cell_one_of_whose_machines_is_lost_goes_on_elsewhere(
     found = State.read(there.folder)
     assert (found.state, found.where) == ("done", [socket.gethostname()] * machines), found
     assert "it is started again, 1 of 3" in (there.folder / "log.txt").read_text()
-    assert [*lines(there.folder)] == [*range(11)]
+    assert [*lines(there.folder)] == [*range(steps + 1)]
     if machines == 1:
-        here = planned(tmp_path / "here", "train.steps=10")
+        here = planned(tmp_path / "here", f"train.steps={steps}")
         here.spec.write(here.folder)
         cell.work(here.folder)
         assert lines(there.folder) == lines(here.folder)
@@ -124,13 +132,13 @@ def test_cells_too_large_for_the_cluster_are_refused(address: str, tmp_path: Pat
     assert "and 0 of 3 have as much" in said
 
 
-def test_a_results_folder_that_machines_do_not_see_is_refused(
+def test_a_results_folder_that_not_all_machines_of_a_cell_see_is_refused(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clusters, "sees", os.path.islink)  # as the probe is none
-    said = refusal(planned(tmp_path).config)
+    said = refusal(planned(tmp_path, "hardware.nodes=2").config)
     assert f"does not see {tmp_path}" in said
-    assert "choose results= on a file system that all machines share" in said
+    assert "choose results= on a file system that all share" in said
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["nobody there", "no Ray there"])

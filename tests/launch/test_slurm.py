@@ -128,13 +128,20 @@ class Interrupting(Watcher):
 
 
 @pytest.mark.slurm
-def test_a_cell_of_two_machines_that_is_stopped_goes_on_from_a_checkpoint(cluster: None, tmp_path: Path) -> None:
-    wide = planned(tmp_path, "hardware.nodes=2", "train.steps=8", "checkpoint.every=2")
+@pytest.mark.parametrize(
+    ("machines", "command"),
+    [(2, ["scancel", "--signal=USR2"]), (1, ["scontrol", "requeue"])],
+    ids=["time is up", "preempted"],
+)
+def test_a_cell_whose_machines_are_taken_away_goes_on_from_a_checkpoint(
+    machines: int, command: list[str], cluster: None, tmp_path: Path
+) -> None:
+    wide = planned(tmp_path, f"hardware.nodes={machines}", "train.steps=8", "checkpoint.every=2")
     array = Slurm(wide.config, "cpu")
 
     def interrupt() -> None:
         [task] = array.tasks
-        subprocess.run(["scancel", "--signal=USR2", task.job], check=True)
+        subprocess.run([*command, task.job], check=True)
         until(lambda: task.waits() == "SLURM: pending (BeginTime)")
         # SLURM would wait for as long as the credential of the first life is good.
         subprocess.run(["scontrol", "update", f"JobId={task.job}", "StartTime=now"], check=True)
@@ -142,9 +149,9 @@ def test_a_cell_of_two_machines_that_is_stopped_goes_on_from_a_checkpoint(cluste
     watcher = Interrupting(wide, interrupt)
     launcher.run([wide], array, watcher, poll=0.05)
     found = State.read(wide.folder)
-    assert (found.state, found.where) == ("done", [socket.gethostname()] * 2), found
-    log = (wide.folder / "log.txt").read_text()
-    assert log.count("stopped, as it was asked to; the next run goes on from here") == 2, "both ranks, once"
+    assert (found.state, found.where) == ("done", [socket.gethostname()] * machines), found
+    stops = (wide.folder / "log.txt").read_text().count("stopped, as it was asked to; the next run goes on from here")
+    assert stops == (2 if machines == 2 else 0), "both ranks, once; a job that is killed hears of nothing before"
     assert [*lines(wide.folder)] == [*range(9)]
 
 
