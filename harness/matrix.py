@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -14,7 +15,7 @@ import baselines
 import tasks
 from harness import composition
 from harness.base import devices, files, identities, registry
-from harness.base.errors import UserError, nearest, without_password
+from harness.base.errors import Damaged, UserError, nearest, without_password
 from harness.composition import Method
 from harness.config import Config, told, variants
 from harness.method import Composition
@@ -224,7 +225,7 @@ def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path
 def claim(config: Config) -> None:
     """Makes sure that the results folder is this matrix's own, and marks it."""
     check_owner(config)
-    if not (config.folder / MARKER).exists():
+    if named_in(config.folder / MARKER) is None:
         files.write_json(config.folder / MARKER, {"matrix": config.name})
 
 
@@ -232,10 +233,29 @@ def check_owner(config: Config) -> None:
     """Refuses a results folder that is another's."""
     folder, marker = config.folder, config.folder / MARKER
     if marker.exists():
-        owner = files.read_json(marker)["matrix"]
+        owner = named_in(marker) or recorded_in(folder)
+        if owner is None:
+            raise Damaged(marker, f'it must be {{"matrix": "{config.name}"}} if the folder is of this matrix')
         if owner != config.name:
             raise UserError(
                 f"{folder} belongs to the matrix {owner!r}, not {config.name!r}; choose another name= or results="
             )
     elif folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} holds files that entrobench did not make; choose another name= or results=")
+
+
+def named_in(marker: Path) -> str | None:
+    """Returns the matrix that a marker names; None where there is none, or none that can be read."""
+    try:
+        found = files.read_json(marker)
+    except (FileNotFoundError, Damaged):
+        return None
+    return found.get("matrix") if isinstance(found, dict) else None
+
+
+def recorded_in(folder: Path) -> str | None:
+    """Returns the matrix that the cells in a folder are of by their own records."""
+    for record in folder.glob("*/config.yaml"):
+        with contextlib.suppress(Damaged):
+            return CellSpec.read(record.parent).matrix
+    return None

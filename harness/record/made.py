@@ -60,8 +60,11 @@ class Made:
             return None
         given = files.read_json(path)
         known = [each.name for each in dataclasses.fields(cls)]
-        if not isinstance(given, dict) or given.keys() != set(known) or not isinstance(given["sources"], dict):
+        if not isinstance(given, dict) or given.keys() != set(known):
             raise Damaged(path, f"it must hold {', '.join(known)}")
+        kinds = {"attempt": str, "started": int | float, "sources": dict, "versions": dict}
+        if wrong := [name for name, kind in kinds.items() if not isinstance(given[name], kind)]:
+            raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
         return cls(**given)
 
     def write(self, folder: Path) -> None:
@@ -242,7 +245,7 @@ def sources_in(tags: Mapping[str, str]) -> dict[str, str] | None:
 
 def unnoted(folder: Path) -> Made:
     """Writes the record of an attempt of which there is none, so that it can be set aside as any other."""
-    lines = MetricsLog(folder).read()
+    lines, _ = MetricsLog(folder).whole()
     started = lines[0]["time"] if lines else folder.stat().st_mtime
     made = Made("", started, None, None, None, sources={}, versions={}, processor="", device="")
     made.write(folder)
