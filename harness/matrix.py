@@ -39,8 +39,11 @@ class Shared:
         self.methods, self.tasks = baselines.table(config.plugins), tasks.table(config.plugins)
         self.method = cache(lambda spec: Method.of(spec, self.methods, config.method_options))
         self.task = cache(lambda spec: registry.build("task", self.tasks, spec))
+        self.method_identity = cache(lambda spec: self.method(spec).identity())
+        self.task_identity = cache(lambda spec: identities.of(self.task(spec)))
         self.made_of = cache(lambda spec: composition.composed(spec, self.methods))
         self.model = cache(models.resolve)
+        self.model_identity = cache(lambda name: self.model(name).identity())
         self.known: dict[tuple[str, str], Settled] = {}
 
     def settled(self, config: Config, model: str) -> Settled:
@@ -113,10 +116,10 @@ class Cell:
         """Returns all that defines the result, which paths, launchers, trackers and file names do not."""
         shared = self.shared
         return {
-            "method": shared.method(self.method).identity(),
-            "task": identities.of(shared.task(self.task)),
-            "evaluation_tasks": [identities.of(shared.task(spec)) for spec in self.evaluation_tasks],
-            "model": shared.model(self.model).identity(),
+            "method": shared.method_identity(self.method),
+            "task": shared.task_identity(self.task),
+            "evaluation_tasks": [shared.task_identity(spec) for spec in self.evaluation_tasks],
+            "model": shared.model_identity(self.model),
             "seed": self.seed,
             **shared.settled(self.config, self.model).identity,
         }
@@ -142,7 +145,7 @@ class Cell:
         varied += [told(self.config.setting)] if self.config.axes else []
         return " ".join([*varied, f"seed {self.seed}"])
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         name = re.sub(r"[^\w.+-]+", "_", "-".join([self.method, self.task, Path(self.model).name]))
         return self.config.folder / f"{name[:LONGEST_NAME]}-s{self.seed}-{self.key}"

@@ -68,7 +68,8 @@ def run(config: Config, jobs: int | None = None, where: str = "local", *, keep_s
     console.print(
         f"matrix {config.name}: {len(matrix)} cells, {len(matrix) - len(todo)} done before, {len(todo)} to run"
     )
-    tell_outdated(todo, "they begin anew, and the earlier attempts are kept beside them")
+    progress = [(cell, cell.progress()) for cell in todo]
+    tell_outdated(progress, "they begin anew, and the earlier attempts are kept beside them")
     if todo:
         with LiveView(console, matrix, todo, config.tracking_uri) as view:
             launcher.run(todo, launcher_of(where, config, jobs), view)
