@@ -44,7 +44,13 @@ class Shared:
         self.made_of = cache(lambda spec: composition.composed(spec, self.methods))
         self.model = cache(models.resolve)
         self.model_identity = cache(lambda name: self.model(name).identity())
+        self.components = cache(self.classes)
         self.known: dict[tuple[str, str], Settled] = {}
+
+    def classes(self, method: str, tasks: tuple[str, ...]) -> dict[str, type]:
+        """Returns the classes of a method and of tasks, by their names."""
+        built = [*self.method(method).components, *map(self.task, tasks)]
+        return made.named(built, composition.components(self.methods), self.tasks)
 
     def settled(self, config: Config, model: str) -> Settled:
         """Returns one setting of the matrix as it is for a model on this machine."""
@@ -158,12 +164,10 @@ class Cell:
         made_of = self.shared.made_of(self.method)
         return CellSpec(self.key, self.config.name, **axes, identity=self.identity, settings=settings, made_of=made_of)
 
-    @cached_property
+    @property
     def components(self) -> dict[str, type]:
         """Returns the classes of its method and its tasks, by their names."""
-        shared, specs = self.shared, (self.task, *self.config.eval.tasks)
-        built = [*shared.method(self.method).components, *map(shared.task, specs)]
-        return made.named(built, composition.components(shared.methods), shared.tasks)
+        return self.shared.components(self.method, (self.task, *self.config.eval.tasks))
 
     @property
     def sources(self) -> dict[str, str]:

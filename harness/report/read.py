@@ -46,9 +46,13 @@ class Result:
 
     def scores(self, k: int | None) -> Floats:
         """Returns the Avg@K of each problem over all samples (k is None), or its Pass@k."""
-        if k is None:
-            return self.right_JN.mean(axis=1)
-        return pass_at_k(self.right_JN.shape[1], self.right_JN.sum(axis=1), k)
+        samples = self.right_JN.shape[1]
+        return self.right_J / samples if k is None else pass_at_k(samples, self.right_J, k)
+
+    @cached_property
+    def right_J(self) -> np.ndarray:
+        """Returns how many samples of each problem were right."""
+        return self.right_JN.sum(axis=1)
 
 
 Results = Mapping[str, dict[str, Result]]  # by cell and evaluation task
@@ -191,7 +195,7 @@ def version_of(tags: Mapping[str, str]) -> str:
 
 def answers(lines: Sequence[str]) -> np.ndarray:
     """Returns the right answers, problem by sample, of lines of 0 and 1."""
-    return np.array([np.frombuffer(line.encode(), np.uint8) - ord("0") for line in lines], dtype=int)
+    return (np.frombuffer("".join(lines).encode(), np.uint8) - ord("0")).reshape(len(lines), -1).astype(int)
 
 
 def result_of(results: dict[str, Result], task: str, cell: str) -> Result:
