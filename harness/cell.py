@@ -28,7 +28,7 @@ from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python
 from harness.composition import Method, components
 from harness.config import Config
-from harness.record import lease, made, state
+from harness.record import lease, made, state, sums
 from harness.record.log import MetricsLog, collapse
 from harness.record.made import Made
 from harness.record.spec import CellSpec
@@ -161,7 +161,7 @@ class Diary:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.launcher = folder, os.getppid()
-        self.started, self.earlier = time.time(), State.read(folder).seconds
+        self.started, self.earlier = time.time(), State.known(folder).seconds
 
     @property
     def seconds(self) -> float:
@@ -182,7 +182,7 @@ class Diary:
         Not where somebody else works on the cell by now.
         """
         with lease.briefly(self.folder) as ours:
-            if ours and not self.orphaned and State.read(self.folder).state not in unless:
+            if ours and not self.orphaned and State.known(self.folder).state not in unless:
                 state.change(self.folder, state="failed", reason=reason, seconds=self.seconds)
 
     def safe(self, **changes: Any) -> None:
@@ -268,6 +268,7 @@ def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
         trainer.policy.save(folder / "model", trainer.parts.tokenizer)
     if ranks.number() == 0:
         check_complete(trainer)
+        sums.write(folder)
         diary.note(state="done", collapsed=trainer.collapsed)
 
 

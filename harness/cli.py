@@ -92,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(visible(f"entrobench: failed: {error}"), file=sys.stderr)
         code = 1
     except OSError as error:  # a disk that is full, a folder that cannot be written
-        print(visible(f"entrobench: {error.strerror or error}: {error.filename}"), file=sys.stderr)
+        where = f": {error.filename}" if error.filename else ""
+        print(visible(f"entrobench: {error.strerror or error}{where}"), file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("\nentrobench: interrupted; what is done is kept, and the same command goes on", file=sys.stderr)

@@ -216,6 +216,8 @@ class Launch:
 @dataclass
 class Tracking:
     uri: str | None = None  # null: MLFLOW_TRACKING_URI, or else SQLite beside the results
+    # A run whose cells have ended waits so long for MLflow to hold their records; `entrobench sync` does the rest.
+    patience_minutes: float = number(10.0, above=0)
 
 
 @dataclass

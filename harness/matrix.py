@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -14,7 +15,7 @@ import baselines
 import tasks
 from harness import composition
 from harness.base import devices, files, identities, registry
-from harness.base.errors import UserError, nearest, without_password
+from harness.base.errors import Damaged, UserError, nearest, without_password
 from harness.composition import Method
 from harness.config import Config, told, variants
 from harness.method import Composition
@@ -38,9 +39,18 @@ class Shared:
         self.methods, self.tasks = baselines.table(config.plugins), tasks.table(config.plugins)
         self.method = cache(lambda spec: Method.of(spec, self.methods, config.method_options))
         self.task = cache(lambda spec: registry.build("task", self.tasks, spec))
+        self.method_identity = cache(lambda spec: self.method(spec).identity())
+        self.task_identity = cache(lambda spec: identities.of(self.task(spec)))
         self.made_of = cache(lambda spec: composition.composed(spec, self.methods))
         self.model = cache(models.resolve)
+        self.model_identity = cache(lambda name: self.model(name).identity())
+        self.components = cache(self.classes)
         self.known: dict[tuple[str, str], Settled] = {}
+
+    def classes(self, method: str, tasks: tuple[str, ...]) -> dict[str, type]:
+        """Returns the classes of a method and of tasks, by their names."""
+        built = [*self.method(method).components, *map(self.task, tasks)]
+        return made.named(built, composition.components(self.methods), self.tasks)
 
     def settled(self, config: Config, model: str) -> Settled:
         """Returns one setting of the matrix as it is for a model on this machine."""
@@ -112,10 +122,10 @@ class Cell:
         """Returns all that defines the result, which paths, launchers, trackers and file names do not."""
         shared = self.shared
         return {
-            "method": shared.method(self.method).identity(),
-            "task": identities.of(shared.task(self.task)),
-            "evaluation_tasks": [identities.of(shared.task(spec)) for spec in self.evaluation_tasks],
-            "model": shared.model(self.model).identity(),
+            "method": shared.method_identity(self.method),
+            "task": shared.task_identity(self.task),
+            "evaluation_tasks": [shared.task_identity(spec) for spec in self.evaluation_tasks],
+            "model": shared.model_identity(self.model),
             "seed": self.seed,
             **shared.settled(self.config, self.model).identity,
         }
@@ -141,7 +151,7 @@ class Cell:
         varied += [told(self.config.setting)] if self.config.axes else []
         return " ".join([*varied, f"seed {self.seed}"])
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         name = re.sub(r"[^\w.+-]+", "_", "-".join([self.method, self.task, Path(self.model).name]))
         return self.config.folder / f"{name[:LONGEST_NAME]}-s{self.seed}-{self.key}"
@@ -154,12 +164,10 @@ class Cell:
         made_of = self.shared.made_of(self.method)
         return CellSpec(self.key, self.config.name, **axes, identity=self.identity, settings=settings, made_of=made_of)
 
-    @cached_property
+    @property
     def components(self) -> dict[str, type]:
         """Returns the classes of its method and its tasks, by their names."""
-        shared, specs = self.shared, (self.task, *self.config.eval.tasks)
-        built = [*shared.method(self.method).components, *map(shared.task, specs)]
-        return made.named(built, composition.components(shared.methods), shared.tasks)
+        return self.shared.components(self.method, (self.task, *self.config.eval.tasks))
 
     @property
     def sources(self) -> dict[str, str]:
@@ -224,7 +232,7 @@ def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path
 def claim(config: Config) -> None:
     """Makes sure that the results folder is this matrix's own, and marks it."""
     check_owner(config)
-    if not (config.folder / MARKER).exists():
+    if named_in(config.folder / MARKER) is None:
         files.write_json(config.folder / MARKER, {"matrix": config.name})
 
 
@@ -232,10 +240,29 @@ def check_owner(config: Config) -> None:
     """Refuses a results folder that is another's."""
     folder, marker = config.folder, config.folder / MARKER
     if marker.exists():
-        owner = files.read_json(marker)["matrix"]
+        owner = named_in(marker) or recorded_in(folder)
+        if owner is None:
+            raise Damaged(marker, f'it must be {{"matrix": "{config.name}"}} if the folder is of this matrix')
         if owner != config.name:
             raise UserError(
                 f"{folder} belongs to the matrix {owner!r}, not {config.name!r}; choose another name= or results="
             )
     elif folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} holds files that entrobench did not make; choose another name= or results=")
+
+
+def named_in(marker: Path) -> str | None:
+    """Returns the matrix that a marker names; None where there is none, or none that can be read."""
+    try:
+        found = files.read_json(marker)
+    except (FileNotFoundError, Damaged):
+        return None
+    return found.get("matrix") if isinstance(found, dict) else None
+
+
+def recorded_in(folder: Path) -> str | None:
+    """Returns the matrix that the cells in a folder are of by their own records."""
+    for record in folder.glob("*/config.yaml"):
+        with contextlib.suppress(Damaged):
+            return CellSpec.read(record.parent).matrix
+    return None

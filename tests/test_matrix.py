@@ -192,5 +192,5 @@ def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:
     one = cell("tracking.uri=http://me:secret@host", f"results={tmp_path}")
     one.spec.write(one.folder)
     assert one.config.tracking_uri == "http://me:secret@host"
-    assert one.spec.settings["tracking"] == {"uri": "http://me:***@host"}
+    assert one.spec.settings["tracking"]["uri"] == "http://me:***@host"
     assert "secret" not in (one.folder / "config.yaml").read_text()

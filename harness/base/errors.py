@@ -67,6 +67,13 @@ class Damaged(UserError):
         super().__init__(f"{path} is damaged: {why}")
 
 
+class Unwritten(UserError, OSError):
+    """Some place takes no file, or not all of one."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} cannot be written: {why}; make room there, or let it be written")
+
+
 class CellFailure(Exception):
     """Training cannot go on; the message is the reason that users see."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import IO, Any
 
 import yaml
 
-from harness.base.errors import Damaged, Taken
+from harness.base.errors import Damaged, Taken, Unwritten
 
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
 
@@ -22,6 +24,8 @@ def default_cache() -> Path:
     return Path(os.environ.get("ENTROBENCH_CACHE") or Path.home() / ".cache" / "entrobench")
 
 
+TEMPORARY = re.compile(r"\..+\.(\d+)")  # what is being written, with the process that does it
+
 # Where files of a folder are written before they are put in their place, by folder: beside it, if it is not here.
 rooms: dict[Path, Path] = {}
 
@@ -29,15 +33,42 @@ rooms: dict[Path, Path] = {}
 @contextlib.contextmanager
 def place(path: Path, writer: int | None = None) -> Iterator[Path]:
     """Yields where this process, or several for one of them, write what becomes `path`; when they may write no more,
-    that is no place any more."""
+    that is no place any more. What cannot be written to its end leaves nothing."""
     folder, room = next(((f, r) for f, r in rooms.items() if f in path.parents), (path.parent, path.parent))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = room / f".{path.name}.{writer or os.getpid()}"
     try:
-        yield room / f".{path.name}.{writer or os.getpid()}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
     except FileNotFoundError as error:
         if folder.exists() and not room.exists():
             raise Taken(folder) from error
         raise
+    except BaseException as error:
+        remove(temporary)
+        if reason := unwritten(error):
+            raise Unwritten(path, reason) from error
+        raise
+
+
+def unwritten(error: BaseException) -> str | None:
+    """Returns why nothing can be written at some place; None for all other errors."""
+    known = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+    if isinstance(error, OSError) and error.errno in known:
+        return os.strerror(error.errno)
+    return None
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed processes have half written into a folder, in which nobody else may be writing now."""
+    for path in folder.glob(".*"):
+        if TEMPORARY.fullmatch(path.name):
+            remove(path)
 
 
 @contextlib.contextmanager
@@ -91,7 +122,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(path, f"it is no JSON ({error})") from error
 
 

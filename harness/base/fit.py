@@ -132,18 +132,33 @@ def show(
             console.print(Text(title))
         console.print(cards(lines), soft_wrap=False)
         return
+    if width is None:
+        text = aligned(lines if names else lines[1:], columns, " " * pad_edge)
+        console.out(f"{title}\n{text}" if title is not None else text, end="", highlight=False)
+        return
     table = Table(box=None, header_style="dim", pad_edge=pad_edge, show_header=names, title=title, title_justify="left")
     for column in (columns[i] for i in kept):
-        folds = column.folds and width is not None
-        table.add_column(column.name, justify="right" if column.right else "left", no_wrap=not folds, overflow="fold")
+        table.add_column(
+            column.name, justify="right" if column.right else "left", no_wrap=not column.folds, overflow="fold"
+        )
     for line in lines[1:]:
         table.add_row(*(Text(line[i]) for i in kept))
-    if width is None:
-        console.print(printed(table, FULL), end="", soft_wrap=True)
-        return
     console.print(table, crop=False)
     if said := further(lines[0], kept, where):
         console.print(folded(said, width), style="dim")
+
+
+def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str) -> str:
+    """Returns the table where no terminal limits it, a row a line: there may be thousands of them."""
+    sizes = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    told = []
+    for line in lines:
+        padded = [
+            " " * (size - cell_len(text)) + text if column.right else text + " " * (size - cell_len(text))
+            for text, size, column in zip(line, sizes, columns, strict=True)
+        ]
+        told.append(f"{edge}{'  '.join(padded)}".rstrip() + "\n")
+    return "".join(told)
 
 
 def boxed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,9 +32,14 @@ def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> float | 
     coefficient grows large.
     """
     assert 1 <= k <= n, f"Pass@{k} of {n} samples"
+    return 1 - none_right(n, k)[right]
+
+
+@functools.cache
+def none_right(n: int, k: int) -> Floats:
+    """Returns the chance that none of k of n samples is right, by the number of right ones."""
     i = np.arange(n)
-    none_right_C = np.concatenate([[1.0], np.cumprod(np.maximum(n - k - i, 0) / (n - i))])
-    return 1 - none_right_C[right]
+    return np.concatenate([[1.0], np.cumprod(np.maximum(n - k - i, 0) / (n - i))])
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.base import files
 from harness.base.errors import UserError
 from harness.base.units import gib
 from harness.commands.common import Commands, command, console, load, with_config
@@ -18,8 +18,6 @@ from harness.config import Config
 from harness.matrix import cells, check_owner, leftovers
 from harness.record import lease
 from harness.record.made import ASIDE
-
-TEMPORARY = re.compile(r"\..+\.(\d+)")  # of harness.base.files, with the process that was writing it
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,8 @@ class Found:
 
     @property
     def bytes(self) -> int:
-        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
-        return sum(file.lstat().st_size for file in files if not file.is_dir())
+        every = self.path.rglob("*") if self.path.is_dir() else [self.path]
+        return sum(file.lstat().st_size for file in every if not file.is_dir())
 
 
 def add(commands: Commands) -> None:
@@ -72,7 +70,7 @@ def unmeant(config: Config) -> Iterator[Found]:
         yield Found(folder, "an earlier attempt at a cell", owner)
     gone = {*others, *attempts}
     for path in sorted(config.folder.rglob(".*")):
-        match = TEMPORARY.fullmatch(path.name)
+        match = files.TEMPORARY.fullmatch(path.name)
         if match and not alive(int(match[1])) and not gone & {*path.parents}:
             gone.add(path)
             yield Found(path, "left by a process that ended while it wrote")
@@ -91,10 +89,7 @@ def alive(process: int) -> bool:
 def remove(found: Found) -> bool:
     """Removes it, unless a process works on the cell that it belongs to."""
     if found.cell is None:
-        if found.path.is_dir():  # of a checkpoint
-            shutil.rmtree(found.path)
-        else:
-            found.path.unlink(missing_ok=True)
+        files.remove(found.path)
         return True
     if not found.cell.is_dir():  # an attempt at a cell whose folder was deleted
         shutil.rmtree(found.path)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 
 from harness import config as configs
 from harness.base.fit import SafeConsole
 from harness.config import Config
 from harness.matrix import Cell
-from harness.record.state import OUTDATED
+from harness.record.state import OUTDATED, Progress
 
 # Reasons and specs may hold brackets, so no markup; a file or a pipe gets one line a row.
 WIDTH = None if sys.stdout.isatty() else 160
@@ -33,11 +34,11 @@ def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
-def tell_outdated(matrix: list[Cell], what_then: str) -> None:
+def tell_outdated(cells: Iterable[tuple[Cell, Progress]], what_then: str) -> None:
     """Prints which cells were made by another source, and of what."""
     found: dict[str | None, list[str]] = {}
-    for cell in matrix:
-        if (now := cell.progress()).state == OUTDATED:
+    for cell, now in cells:
+        if now.state == OUTDATED:
             found.setdefault(now.reason, []).append(cell.label)
     for reason, labels in found.items():
         number = "1 cell was" if len(labels) == 1 else f"{len(labels)} cells were"

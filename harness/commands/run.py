@@ -16,6 +16,7 @@ from harness.launch.local import Local
 from harness.launch.pool import Pool
 from harness.matrix import Cell, cells, claim
 from harness.plan.machine import samples_with_vllm, this_machine
+from harness.record import sums
 from harness.record.state import OUTDATED, State
 from harness.rollout import choice, models
 
@@ -50,7 +51,7 @@ def run(config: Config, jobs: int | None = None, where: str = "local", *, keep_s
     """Runs the missing cells, feeds MLflow, prints the leaderboard; returns the exit code."""
     from harness.launch import launcher
     from harness.launch.progress import LiveView
-    from harness.report import publish
+    from harness.record.feeder import within
 
     matrix = cells(config)
     if jobs is not None and jobs < 1:
@@ -59,7 +60,7 @@ def run(config: Config, jobs: int | None = None, where: str = "local", *, keep_s
     if any(models.resolve(model).shape() is None for model in config.models):
         fetch_models(config)
         matrix = cells(config)  # anew: the shape of a model, known by now, decides which engine samples from it
-    todo = [cell for cell in matrix if not settled(cell, keep_stale)]
+    todo = [cell for cell in matrix if not settled(cell, keep_stale) or any(sums.changed(cell.folder))]
     if todo:
         check_engines(config)
     claim(config)
@@ -67,17 +68,30 @@ def run(config: Config, jobs: int | None = None, where: str = "local", *, keep_s
     console.print(
         f"matrix {config.name}: {len(matrix)} cells, {len(matrix) - len(todo)} done before, {len(todo)} to run"
     )
-    tell_outdated(todo, "they begin anew, and the earlier attempts are kept beside them")
+    progress = [(cell, cell.progress()) for cell in todo]
+    tell_outdated(progress, "they begin anew, and the earlier attempts are kept beside them")
     if todo:
         with LiveView(console, matrix, todo, config.tracking_uri) as view:
             launcher.run(todo, launcher_of(where, config, jobs), view)
     failed = [cell for cell in matrix if not settled(cell, keep_stale)]
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
+    if not within(60 * config.tracking.patience_minutes, lambda: conclude(config, matrix)):
+        raise UserError(
+            f"the MLflow store at {config.tracking_uri} took longer than tracking.patience_minutes "
+            f"({config.tracking.patience_minutes:g}); the records are kept: `entrobench sync` feeds it, and then "
+            "`entrobench leaderboard` has the table"
+        )
+    return 1 if failed else 0
+
+
+def conclude(config: Config, matrix: list[Cell]) -> None:
+    """Has MLflow hold all that the cells have recorded, and prints the leaderboard."""
+    from harness.report import publish
+
     sync.sync(config, matrix)
     publish.write(config, matrix)
     leaderboard.show(config, matrix)
-    return 1 if failed else 0
 
 
 def fetch_models(config: Config) -> None:
@@ -92,7 +106,7 @@ def fetch_models(config: Config) -> None:
 def settled(cell: Cell, keep_stale: bool) -> bool:
     """Returns whether nothing of a cell is left to run."""
     state = cell.progress().state
-    return state == "done" or (keep_stale and state == OUTDATED and State.read(cell.folder).state == "done")
+    return state == "done" or (keep_stale and state == OUTDATED and State.known(cell.folder).state == "done")
 
 
 def launcher_of(where: str, config: Config, jobs: int | None) -> Launcher:

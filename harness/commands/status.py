@@ -21,8 +21,8 @@ def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     matrix = cells(config)
     rows, jobs = [], slurm.queued(config)
-    for cell in matrix:
-        progress = cell.progress()
+    found = [(cell, cell.progress()) for cell in matrix]
+    for cell, progress in found:
         job = f"SLURM: {jobs[cell.key]}" if cell.key in jobs else None
         numbers = [
             f"{progress.metrics[k]:.3f}" if k in progress.metrics else "" for k in ("entropy/mean", "reward/mean")
@@ -30,7 +30,7 @@ def call(arguments: argparse.Namespace) -> int:
         step = f"{progress.step}/{cell.config.train.steps}"
         rows.append([cell.label, progress.state, step, *numbers, "; ".join(filter(None, (job, progress.reason)))])
     fit.show(console, COLUMNS, rows, goes=[("entropy", "reward")])
-    tell_outdated(matrix, "`entrobench run` runs them anew, with --keep-stale it keeps those that are done")
+    tell_outdated(found, "`entrobench run` runs them anew, with --keep-stale it keeps those that are done")
     others, attempts = leftovers(config, matrix)
     if others:
         console.print(f"{len(others)} more cells in {config.folder} belong to earlier versions of this configuration")

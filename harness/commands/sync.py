@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.base.errors import without_password
+from harness.base.errors import Damaged, without_password
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
@@ -25,9 +25,10 @@ def call(arguments: argparse.Namespace) -> int:
 
     config = load(arguments)
     matrix = cells(config)
-    sync(config, matrix)
+    damaged = sync(config, matrix)
     publish.write(config, matrix)
-    console.print(f"MLflow at {without_password(config.tracking_uri)} holds what {len(matrix)} cells have recorded")
+    held = f"what {len(matrix) - damaged} cells have recorded"
+    console.print(f"MLflow at {without_password(config.tracking_uri)} holds {held}")
     if arguments.tensorboard:
         from harness.record import tensorboard
 
@@ -42,12 +43,19 @@ def call(arguments: argparse.Namespace) -> int:
             if (cell.folder / "metrics.jsonl").exists():
                 wandb.write(cell.folder, arguments.wandb)
         console.print(f"to upload them: wandb sync {arguments.wandb}/wandb/offline-run-*")
-    return 0
+    return 1 if damaged else 0
 
 
-def sync(config: Config, matrix: list[Cell]) -> None:
+def sync(config: Config, matrix: list[Cell]) -> int:
+    """Feeds MLflow with all cells but those whose records are damaged, and returns how many these are."""
     from harness.record.sync import sync as feed
 
+    damaged = 0
     for folder in (each for cell in matrix for each in (*earlier(cell.folder), cell.folder)):
-        if (folder / "state.json").exists():
-            feed(folder, config.tracking_uri)
+        if (folder / "state.json").exists() or (folder / "metrics.jsonl").exists():
+            try:
+                feed(folder, config.tracking_uri)
+            except Damaged as damage:
+                damaged += 1
+                console.print(f"MLflow is not fed: {damage}; `entrobench run` mends the cell", style="yellow")
+    return damaged

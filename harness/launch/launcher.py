@@ -17,6 +17,7 @@ from typing import Protocol
 from harness.base.errors import UserError
 from harness.matrix import Cell
 from harness.record import lease, state
+from harness.record.mend import mend
 from harness.record.state import State
 
 
@@ -99,7 +100,7 @@ def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float
                 watcher.ended(cell)
             for cell in [cell for cell in elsewhere if not lease.holder(cell.folder)]:
                 elsewhere.remove(cell)
-                if State.read(cell.folder).ended:
+                if State.known(cell.folder).ended:
                     watcher.ended(cell)
                 else:
                     waiting.insert(0, cell)  # it was stopped there
@@ -109,9 +110,10 @@ def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float
 
 
 def prepare(cell: Cell) -> None:
-    """Writes down what the process of a cell needs to know, unless another one works on it."""
+    """Mends the records of a cell, and writes down what its process needs to know, unless another one works on it."""
     with lease.briefly(cell.folder) as ours:
         if ours:
+            mend(cell.folder)
             cell.spec.write(cell.folder)
 
 
@@ -136,7 +138,7 @@ def environment(threads: int) -> dict[str, str]:
 def failed(folder: Path, reason: str) -> None:
     """Leaves a reason in a cell's folder where its own process left none."""
     with lease.briefly(folder) as ours:
-        if ours and not State.read(folder).ended:
+        if ours and not State.known(folder).ended:
             state.change(folder, state="failed", reason=reason)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import isfinite
 
 from rich.console import Console, Group
@@ -13,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.base import fit
-from harness.base.errors import UserError
+from harness.base.errors import Damaged
 from harness.base.units import duration
 from harness.matrix import Cell
-from harness.record import sync
+from harness.record.feeder import Feeder
 from harness.record.log import last_lines
 from harness.record.made import Made
 from harness.record.state import OUTDATED, Progress, State
@@ -48,14 +49,22 @@ def phase(cell: Cell, now: Progress) -> str:
         return "starting its process"
     if now.reason is not None or now.step > 0:
         return now.reason or ""
-    return "evaluating before training" if State.read(cell.folder).device else "loading the model"
+    return "evaluating before training" if State.known(cell.folder).device else "loading the model"
 
 
 def reached(cell: Cell, now: Progress) -> int:
     """Returns the step that a cell has reached: before its process runs, that with which it will go on."""
     if now.state == OUTDATED:
         return 0
-    return max(State.read(cell.folder).durable_step, 0) if now.state in STARTING else now.step
+    return max(State.known(cell.folder).durable_step, 0) if now.state in STARTING else now.step
+
+
+def metrics_of(cell: Cell) -> list[dict[str, float]]:
+    """Returns the metrics of the last steps; none where one of these lines is damaged."""
+    try:
+        return [line["metrics"] for line in last_lines(cell.folder, RECENT)]
+    except Damaged:
+        return []
 
 
 @contextmanager
@@ -78,14 +87,15 @@ class LiveView:
     """Cells done, and for each running cell its step, entropy and reward; lines instead where there is no terminal."""
 
     def __init__(self, console: Console, cells: list[Cell], todo: list[Cell], uri: str) -> None:
-        self.console, self.todo, self.uri = console, todo, uri
+        self.console, self.todo = console, todo
+        self.feeder = Feeder(uri, partial(console.print, style="yellow"))
         self.total, self.done, self.failed = len(cells), len(cells) - len(todo), 0
         self.steps_before = {cell.key: reached(cell, cell.progress()) for cell in todo}
         self.steps_todo = sum(cell.config.train.steps - self.steps_before[cell.key] for cell in todo)
         self.steps_ended = 0
         self.last_line = time.monotonic()
         self.fed: dict[str, tuple[str | None, int]] = {}  # the attempt and its step, by cell
-        self.store_away = self.started = False
+        self.started = False
         self.first: tuple[int, float] | None = None  # the clock of the time left begins with the first steps
         self.began, self.said = time.monotonic(), ""
         self.table: Table | None = None
@@ -103,6 +113,7 @@ class LiveView:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.feeder.close()
         if self.live:
             self.live.stop()
 
@@ -142,21 +153,15 @@ class LiveView:
             self.console.print(Text.assemble(("failed  ", "red"), f"{cell.label}: {progress.reason}"))
 
     def feed(self, cell: Cell, *, last: bool = False) -> None:
-        """Bring MLflow up to the last checkpoint; that it is away costs one warning and nothing else."""
-        if self.store_away:
-            return
-        made = Made.read(cell.folder)
-        here = made.attempt if made else None, State.read(cell.folder).durable_step
-        if not last and (here[1] < 0 or here == self.fed.get(cell.key)):
-            return
-        self.fed[cell.key] = here
+        """Has MLflow brought up to the last checkpoint."""
         try:
-            sync.sync(cell.folder, self.uri)
-        except UserError as error:
-            self.store_away = True
-            self.console.print(
-                f"MLflow is not fed: {error}. The records are kept; `entrobench sync` feeds it later.", style="yellow"
-            )
+            made = Made.read(cell.folder)
+            here = made.attempt if made else None, State.read(cell.folder).durable_step
+        except Damaged:  # which the state of the cell tells
+            return
+        if last or (here[1] >= 0 and here != self.fed.get(cell.key)):
+            self.fed[cell.key] = here
+            self.feeder.feed(cell.folder)
 
     def headline(self, running: list[Cell], waiting: int) -> str:
         steps = self.steps_ended + sum(reached(cell, cell.progress()) - self.steps_before[cell.key] for cell in running)
@@ -192,7 +197,7 @@ class LiveView:
         """Returns a cell's row of the picture."""
         now = cell.progress()
         anew = now.state == OUTDATED  # its numbers are those of an earlier attempt
-        recent = [] if anew else [each["metrics"] for each in last_lines(cell.folder, RECENT)]
+        recent = [] if anew else metrics_of(cell)
         texts = []
         for key in NUMBERS.values():
             values = [metrics[key] for metrics in recent if key in metrics]

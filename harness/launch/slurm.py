@@ -89,7 +89,7 @@ class Task:
         if now is not None and not now.over:
             self.over = None
             return None
-        if State.read(self.cell.folder).ended:
+        if State.known(self.cell.folder).ended:
             return 0
         self.over = self.over or time.monotonic()
         return 1 if time.monotonic() - self.over > SETTLING else None
@@ -234,7 +234,7 @@ class Work:
 
     @property
     def state(self) -> State:
-        return State.read(Path(self.folder))
+        return State.known(Path(self.folder))
 
     def checkpoint(self) -> Any:
         """Stops the cell, and returns what its job does when it runs again, for which submitit puts it back into the

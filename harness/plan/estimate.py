@@ -31,6 +31,7 @@ class Plan:
     assumed: float | None  # the same by assumption; None where the shape of a model is unknown
     lacks: list[str]
     at_once: int  # cells side by side
+    progress: list[tuple[Cell, Progress]]
 
     @property
     def seconds(self) -> float | None:
@@ -91,6 +92,7 @@ def of(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | 
         assumed,
         lacks if missing else [],
         at_once or machine.at_once(config),
+        progress,
     )
 
 

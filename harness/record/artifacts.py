@@ -55,12 +55,24 @@ class Artifacts:
             with files.atomic(self.place / folder / source.name) as file, open(source, "rb") as given:
                 shutil.copyfileobj(given, file)
 
+    def holds(self, name: str, text: str) -> bool:
+        """Returns whether a file has this text; of one that a server has, whether it is as long."""
+        if self.place is None:
+            return self.sizes("").get(name) == len(text.encode())
+        path = self.place / name
+        return path.is_file() and path.read_text(errors="replace") == text
+
     def write(self, name: str, text: str) -> None:
         """Sends a text as a file, which replaces an earlier one."""
         if self.place is None:
             self.client.log_text(self.run.info.run_id, text, name)
         else:
             files.write_text(self.place / name, text)
+
+    def sweep(self) -> None:
+        """Removes what a killed process has half written; nobody else may be sending now."""
+        for folder in (self.place, *self.place.glob("*")) if self.place is not None else ():
+            files.sweep(folder)
 
     def bring_home(self) -> None:
         """Has the files beside the database from now on, whatever was moved or copied, and says so to MLflow's own

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.base import files
-from harness.base.errors import Taken
+from harness.base.errors import Damaged, Taken
 
 NAME = "leases"
 BEAT = 5.0  # seconds from one sign of life to the next
@@ -84,10 +84,10 @@ class Lease:
 
     @property
     def owner(self) -> Owner | None:
-        """Returns who took it; None where it is gone."""
+        """Returns who took it; None where it is gone, or where nobody can read it."""
         try:
             return Owner(**files.read_json(self.room / "owner"))
-        except FileNotFoundError:
+        except (FileNotFoundError, Damaged, TypeError):
             return None
 
     @property
@@ -95,7 +95,8 @@ class Lease:
         """Returns whether nobody holds it any more, or gave no sign of life for long."""
         try:
             beat = (self.room / "owner").stat().st_mtime
-            if (self.room / "over").exists() or Owner(**files.read_json(self.room / "owner")).dead:
+            owner = self.owner
+            if (self.room / "over").exists() or (owner is not None and owner.dead):
                 return True
         except FileNotFoundError:  # it has been taken over
             return False

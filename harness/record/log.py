@@ -10,6 +10,8 @@ from typing import Any
 from harness.base import files
 from harness.base.errors import Damaged
 
+FILE = "metrics.jsonl"
+NUMBERS = {int, float}
 TAIL = 2**16  # bytes at the end of the file that are read for the last lines
 
 
@@ -17,7 +19,7 @@ class MetricsLog:
     """metrics.jsonl of a cell: one line a step."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "metrics.jsonl"
+        self.path = folder / FILE
 
     def append(self, step: int, time: float, metrics: dict[str, float]) -> None:
         # On disk when this returns: a checkpoint must not outlive the lines before it.
@@ -30,10 +32,25 @@ class MetricsLog:
         *lines, _ = self.path.read_bytes().split(b"\n")
         return [parsed(line, self.path) for line in lines]
 
+    def whole(self) -> tuple[list[dict[str, Any]], Damaged | None]:
+        """Returns the steps before the first line that is none, or is out of turn, and what is wrong with that line."""
+        found: list[dict[str, Any]] = []
+        for line in self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []:
+            try:
+                record = parsed(line, self.path)
+            except Damaged as damage:
+                return found, damage
+            if record["step"] != len(found):
+                return found, Damaged(self.path, f"step {record['step']} stands where step {len(found)} belongs")
+            found.append(record)
+        return found, None
+
     def truncate(self, step: int) -> None:
         """Forgets what came after a step."""
-        kept = [json.dumps(line) + "\n" for line in self.read() if line["step"] <= step]
-        files.write_text(self.path, "".join(kept))
+        self.write(line for line in self.read() if line["step"] <= step)
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        files.write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | None:
@@ -47,17 +64,20 @@ def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | N
 def parsed(line: bytes, path: Path) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(path, f"one of its lines is no JSON ({error})") from error
     if not isinstance(record, dict) or record.keys() != {"step", "time", "metrics"}:
         raise Damaged(path, "one of its lines is no record of a step")
+    step, time, metrics = record["step"], record["time"], record["metrics"]
+    if type(step) is not int or not isinstance(metrics, dict) or not {*map(type, (time, *metrics.values()))} <= NUMBERS:
+        raise Damaged(path, "one of its lines is no record of a step: a number is missing")
     return record
 
 
 def last_lines(folder: Path, count: int) -> list[dict[str, Any]]:
     """Returns the last whole lines of metrics.jsonl, without reading all of it: at most so many, and of very long ones
     fewer."""
-    path = folder / "metrics.jsonl"
+    path = folder / FILE
     if not path.exists():
         return []
     with open(path, "rb") as file:

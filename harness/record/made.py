@@ -60,8 +60,11 @@ class Made:
             return None
         given = files.read_json(path)
         known = [each.name for each in dataclasses.fields(cls)]
-        if not isinstance(given, dict) or given.keys() != set(known) or not isinstance(given["sources"], dict):
+        if not isinstance(given, dict) or given.keys() != set(known):
             raise Damaged(path, f"it must hold {', '.join(known)}")
+        kinds = {"attempt": str, "started": int | float, "sources": dict, "versions": dict}
+        if wrong := [name for name, kind in kinds.items() if not isinstance(given[name], kind)]:
+            raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
         return cls(**given)
 
     def write(self, folder: Path) -> None:
@@ -143,6 +146,22 @@ def digest(cls: type) -> str:
     The harness itself, Python's own modules and other installed packages do not count: the versions and the commit say
     which they were.
     """
+    if cls in digests:
+        stamps, found = digests[cls]
+        if all(stamp(name) == before for name, before in stamps.items()):
+            return found
+    names = module_names(cls)
+    found = identities.key({name: module_digest(name) for name in names})
+    digests[cls] = {name: stamp(name) for name in names}, found
+    return found
+
+
+# Of each class the files that its hash is of, as they were, and the hash: a matrix asks for it thousands of times.
+digests: dict[type, tuple[dict[str, tuple[str, int, int]], str]] = {}
+
+
+def module_names(cls: type) -> list[str]:
+    """Returns the modules that count for a class."""
     names = [name for name in dict.fromkeys(base.__module__ for base in cls.__mro__) if top(name) not in NO_SOURCES]
     packages = {"baselines", "tasks", *map(top, names)}
     homes = {home(package) for package in packages} - {None}
@@ -151,7 +170,7 @@ def digest(cls: type) -> str:
             ours = top(each) in packages or home(top(each)) in homes
             if ours and each not in names and top(each) not in NO_SOURCES:
                 names.append(each)
-    return identities.key({name: module_digest(name) for name in names})
+    return names
 
 
 def top(name: str) -> str:
@@ -242,7 +261,7 @@ def sources_in(tags: Mapping[str, str]) -> dict[str, str] | None:
 
 def unnoted(folder: Path) -> Made:
     """Writes the record of an attempt of which there is none, so that it can be set aside as any other."""
-    lines = MetricsLog(folder).read()
+    lines, _ = MetricsLog(folder).whole()
     started = lines[0]["time"] if lines else folder.stat().st_mtime
     made = Made("", started, None, None, None, sources={}, versions={}, processor="", device="")
     made.write(folder)

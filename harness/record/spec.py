@@ -33,7 +33,11 @@ class CellSpec:
     @classmethod
     def read(cls, folder: Path) -> CellSpec:
         path = folder / FILE
-        return cls.parse(path.read_bytes(), path)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise Damaged(path, "it is missing") from None
+        return cls.parse(content, path)
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> CellSpec:

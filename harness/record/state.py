@@ -10,7 +10,8 @@ from typing import Any
 
 from harness.base import files
 from harness.base.errors import Damaged
-from harness.record import lease, made
+from harness.record import lease, made, sums
+from harness.record.log import FILE as METRICS
 from harness.record.log import last_line
 from harness.record.made import Made
 
@@ -34,17 +35,32 @@ class State:
     def read(cls, folder: Path) -> State:
         """Returns the state of a cell, which is planned where there is none yet."""
         path = folder / FILE
-        if not path.exists():
+        try:
+            given = files.read_json(path)
+        except FileNotFoundError:
+            if (folder / METRICS).exists():  # which nobody writes before there is a state
+                raise Damaged(path, "it is missing") from None
             return cls()
-        given = files.read_json(path)
-        known = {each.name for each in dataclasses.fields(cls)}
-        if not isinstance(given, dict) or given.keys() != known or given["state"] not in STATES:
-            raise Damaged(path, f"it must hold {', '.join(sorted(known))}, and its state be one of {', '.join(STATES)}")
+        if not isinstance(given, dict) or given.keys() != KNOWN or given["state"] not in STATES:
+            raise Damaged(path, f"it must hold {', '.join(sorted(KNOWN))}, and its state be one of {', '.join(STATES)}")
+        numbers = given["durable_step"], given["seconds"], given["collapsed"] or 0
+        if not {*map(type, numbers)} <= {int, float} or not isinstance(given["reason"], str | None):
+            raise Damaged(path, "its reason must be a text, and its step and its seconds numbers")
         return cls(**given)
+
+    @classmethod
+    def known(cls, folder: Path) -> State:
+        """Returns the state of a cell; one whose record is damaged has failed."""
+        try:
+            return cls.read(folder)
+        except Damaged as damage:
+            return cls("failed", str(damage))
 
     def write(self, folder: Path) -> None:
         assert self.state in STATES
-        files.write_json(folder / FILE, dataclasses.asdict(self))
+        # A reason may quote a text that no encoding has a place for, and that no store would take.
+        told = self.reason and self.reason.encode(errors="backslashreplace").decode()
+        files.write_json(folder / FILE, dataclasses.asdict(self) | {"reason": told})
 
     @property
     def told(self) -> str | None:
@@ -55,6 +71,9 @@ class State:
     @property
     def ended(self) -> bool:
         return self.state in ("done", "failed")
+
+
+KNOWN = {each.name for each in dataclasses.fields(State)}
 
 
 def change(folder: Path, **changes: Any) -> State:
@@ -77,7 +96,14 @@ class Progress:
     @classmethod
     def read(cls, folder: Path, sources: Mapping[str, str] | None = None) -> Progress:
         """Returns how far a cell is; with the hashes of the present sources of its components, what was made by others
-        is outdated."""
+        is outdated. One whose records are damaged has failed, whatever they say."""
+        try:
+            return cls.of_records(folder, sources)
+        except Damaged as damage:
+            return cls("failed", str(damage))
+
+    @classmethod
+    def of_records(cls, folder: Path, sources: Mapping[str, str] | None) -> Progress:
         now = State.read(folder)
         if now.state == "planned":
             return cls("planned")
@@ -88,5 +114,7 @@ class Progress:
                 why = made.by_another_source(record.sources if record else None, sources)
                 if why is not None:
                     return cls(OUTDATED, why)
+        if name == "done":
+            sums.check_sizes(folder)
         last = last_line(folder)
         return cls(name, now.told, last.get("step", 0), last.get("metrics", {}), now.seconds)

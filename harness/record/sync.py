@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from harness.base import files, identities
-from harness.base.errors import UserError
+from harness.base.errors import Damaged, UserError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
+from harness.record import sums
 from harness.record.artifacts import Artifacts, beside
 from harness.record.log import MetricsLog
 from harness.record.made import Made
@@ -29,6 +30,7 @@ from harness.record.state import State
 from harness.record.store import store
 
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
+SENDING = "lines.sending"  # a tag: up to this line steps were sent that no checkpoint covers, all or some of them
 METRICS_PER_CALL = 1000  # MLflow takes no more
 LONGEST_VALUE = 500  # of a parameter or tag, in every version of MLflow
 SENT = ("evals", "samples")  # folders of a cell that has ended
@@ -46,6 +48,7 @@ def sync(folder: Path, uri: str) -> None:
         run = run_of(client, folder, spec, made, uri, lines)
         artifacts = Artifacts(client, run, uri)
         artifacts.bring_home()
+        artifacts.sweep()
         sent = int(run.data.tags.get("lines", 0))
         tags = {
             "status": state.state,
@@ -61,10 +64,16 @@ def sync(folder: Path, uri: str) -> None:
         if told is not None:
             tags[OUTCOME_TAG] = identities.digest(told)
         unsent = list(missing(folder, artifacts)) if state.ended else []
-        lacking = unsent or (told is not None and OUTCOME not in artifacts.sizes(""))
+        lacking = unsent or (told is not None and not artifacts.holds(OUTCOME, json.dumps(told)))
         if tags.items() <= run.data.tags.items() and not lacking:
             return
-        send_metrics(client, run.info.run_id, lines[sent:])
+        for damage, _ in sums.changed(folder) if state.state == "done" else ():
+            raise damage
+        unsure = int(run.data.tags.get(SENDING, sent))  # some of these were sent, before they were run again
+        repeated = held(client, run, lines[sent:unsure])
+        if lines and lines[-1]["step"] > state.durable_step:
+            client.set_tag(run.info.run_id, SENDING, str(max(unsure, len(lines))))
+        send_metrics(client, run.info.run_id, lines[sent:], repeated)
         send_params(client, run.info.run_id, spec)
         send_origin(client, run, spec, made)
         artifacts.send(folder / FILE)
@@ -97,9 +106,9 @@ def run_of(
     from mlflow.exceptions import MlflowException
 
     kept, attempt = folder / "mlflow.json", made.attempt if made else ""
-    if kept.exists():
+    if (known := known_run(kept)) is not None:
         try:
-            run = client.get_run(files.read_json(kept)["run"])
+            run = client.get_run(known)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
@@ -113,6 +122,16 @@ def run_of(
     run = found[0] if found else new_run(client, experiment, spec, made, lines)
     files.write_json(kept, {"run": run.info.run_id})
     return run
+
+
+def known_run(kept: Path) -> str | None:
+    """Returns the id that a cell's folder keeps; None where it keeps none that can be read."""
+    try:
+        found = files.read_json(kept)
+    except (FileNotFoundError, Damaged):
+        return None
+    run = found.get("run") if isinstance(found, dict) else None
+    return run if isinstance(run, str) and run else None
 
 
 def new_run(
@@ -146,14 +165,25 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
     return experiment.experiment_id
 
 
-def send_metrics(client: MlflowClient, run_id: str, lines: list[dict[str, Any]]) -> None:
-    """MLflow keeps one of several equal points (key, value, time, step), so an interrupted call may be repeated."""
+def held(client: MlflowClient, run: Run, lines: list[dict[str, Any]]) -> set[tuple[str, int]]:
+    """Returns which points of these steps a run has, by name and step."""
+    names, steps = {name_of(key) for line in lines for key in line["metrics"]}, {line["step"] for line in lines}
+    points = (point for name in sorted(names) for point in client.get_metric_history(run.info.run_id, name))
+    return {(point.key, point.step) for point in points if point.step in steps}
+
+
+def send_metrics(
+    client: MlflowClient, run_id: str, lines: list[dict[str, Any]], repeated: Container[tuple[str, int]]
+) -> None:
+    """Sends all points but those that are there from steps that have been run again. MLflow keeps one of several equal
+    points (key, value, time, step), so an interrupted call may be repeated."""
     from mlflow.entities import Metric
 
     points = [
         Metric(name_of(key), value, int(line["time"] * 1000), line["step"])
         for line in lines
         for key, value in line["metrics"].items()
+        if (name_of(key), line["step"]) not in repeated
     ]
     for start in range(0, len(points), METRICS_PER_CALL):
         client.log_batch(run_id, points[start : start + METRICS_PER_CALL])

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from harness.base.errors import UserError
-from harness.base.statistics import Estimate, crossed_interval, geometric_interval, mean_interval
+from harness.base.statistics import (
+    Estimate,
+    Floats,
+    crossed_interval,
+    geometric_interval,
+    mean_interval,
+    pass_at_k,
+)
 from harness.config import told
 from harness.record.made import by_another_source
 from harness.report.board import Expected
@@ -225,8 +232,15 @@ def ks_of(results: Sequence[Result], k: int) -> list[int]:
 
 
 def mean(results: Sequence[Result], k: int | None) -> Estimate:
-    return crossed_interval(np.array([result.scores(k) for result in results]))
+    return crossed_interval(scores(results, k))
 
 
 def difference(pairs: Sequence[tuple[Result, Result]], k: int | None) -> Estimate:
-    return crossed_interval(np.array([ours.scores(k) - theirs.scores(k) for ours, theirs in pairs]))
+    ours, theirs = zip(*pairs, strict=True)
+    return crossed_interval(scores(ours, k) - scores(theirs, k))
+
+
+def scores(results: Sequence[Result], k: int | None) -> Floats:
+    """Returns the scores of some seeds, seed by problem; all of them have as many samples."""
+    right_SJ, samples = np.array([result.right_J for result in results]), results[0].right_JN.shape[1]
+    return right_SJ / samples if k is None else pass_at_k(samples, right_SJ, k)

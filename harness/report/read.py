@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.base import identities
 from harness.base.errors import UserError, nearest
 from harness.base.statistics import Floats, pass_at_k
 from harness.record.made import sources_in
@@ -46,9 +47,13 @@ class Result:
 
     def scores(self, k: int | None) -> Floats:
         """Returns the Avg@K of each problem over all samples (k is None), or its Pass@k."""
-        if k is None:
-            return self.right_JN.mean(axis=1)
-        return pass_at_k(self.right_JN.shape[1], self.right_JN.sum(axis=1), k)
+        samples = self.right_JN.shape[1]
+        return self.right_J / samples if k is None else pass_at_k(samples, self.right_J, k)
+
+    @cached_property
+    def right_J(self) -> np.ndarray:
+        """Returns how many samples of each problem were right."""
+        return self.right_JN.sum(axis=1)
 
 
 Results = Mapping[str, dict[str, Result]]  # by cell and evaluation task
@@ -86,8 +91,8 @@ class Experiment:
         """Returns the outcomes that the summaries hold, by digest."""
         found: dict[str, Any] = {}
         for text in self.source.texts(self.summaries, board.OUTCOMES):
-            found |= json.loads(text) if text is not None else {}
-        return found
+            found |= whole(text)
+        return {digest: each for digest, each in found.items() if identities.digest(each) == digest}
 
     def boards(self) -> list[Board]:
         """Returns the matrices that the experiment holds runs of, the newest first."""
@@ -136,12 +141,23 @@ class Experiment:
         for run, text in zip(missing, self.source.texts(missing, FILE), strict=True):
             if text is None:
                 raise UserError(f"the MLflow run of cell {run.tags['cell']} has no {FILE} among its artifacts")
-            self.outcomes[run.tags["cell"]] = json.loads(text)
-        return {cell: self.outcomes[cell] for cell in cells if cell in done}
+            found = whole(text)
+            if TAG not in run.tags or identities.digest(found) == run.tags[TAG]:  # otherwise there is no such outcome
+                self.outcomes[run.tags["cell"]] = found
+        return {cell: self.outcomes[cell] for cell in cells if cell in self.outcomes}
 
     def results(self, cells: Collection[str]) -> Results:
         done = self.done
         return {cell: results_of(outcome, done[cell]) for cell, outcome in self.read(cells).items()}
+
+
+def whole(text: bytes | None) -> dict[str, Any]:
+    """Returns what a file holds; nothing where there is none, or where it is no JSON any more."""
+    try:
+        found = json.loads(text or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def read(uri: str, matrix: str, cells: Collection[str]) -> Results:
@@ -180,7 +196,7 @@ def version_of(tags: Mapping[str, str]) -> str:
 
 def answers(lines: Sequence[str]) -> np.ndarray:
     """Returns the right answers, problem by sample, of lines of 0 and 1."""
-    return np.array([np.frombuffer(line.encode(), np.uint8) - ord("0") for line in lines], dtype=int)
+    return (np.frombuffer("".join(lines).encode(), np.uint8) - ord("0")).reshape(len(lines), -1).astype(int)
 
 
 def result_of(results: dict[str, Result], task: str, cell: str) -> Result:

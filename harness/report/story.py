@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from harness.base import files
-from harness.base.errors import UserError
+from harness.base.errors import Damaged, UserError
 from harness.base.statistics import pass_at_k
 from harness.config import Config, told
 from harness.matrix import Cell
@@ -216,9 +216,16 @@ def of_folders(config: Config, matrix: Sequence[Cell], rows: list[Row], command:
 
 def of_folder(cell: Cell, progress: Progress) -> Told:
     """Returns what a cell has recorded; one that another source has done is done, too, as in the table."""
-    folder = cell.folder
     own = {axis: getattr(cell, axis) for axis in ("method", "task", "model", "seed")}
     own["setting"] = told(cell.config.setting)
+    try:
+        return read_folder(cell, progress, own)
+    except Damaged as damage:
+        return Told(**own, state="failed", reason=str(damage), identity=cell.identity)
+
+
+def read_folder(cell: Cell, progress: Progress, own: dict[str, Any]) -> Told:
+    folder = cell.folder
     if progress.state == "planned":
         return Told(**own, state="planned", identity=cell.identity)
     lines = MetricsLog(folder).read()
@@ -231,7 +238,7 @@ def of_folder(cell: Cell, progress: Progress) -> Told:
         **own,
         state="done" if progress.state == OUTDATED and State.read(folder).state == "done" else progress.state,
         reason=progress.reason,
-        device=files.read_json(folder / "state.json")["device"],
+        device=State.read(folder).device,
         curves=dict(curves),
         evaluations=evaluations(map(files.read_json, sorted((folder / "evals").glob("*.json")))),
         identity=CellSpec.read(folder).identity,

@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 LIMIT_S = 120  # it takes some seconds, and on a busy machine many
@@ -25,9 +27,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def mlflow_server(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Yields the address of a server whose database, `mlflow.db`, and files lie in the folder."""
-    uri = f"http://127.0.0.1:{(port := free_port())}"
+def mlflow_server(
+    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, port: int | None = None
+) -> Iterator[str]:
+    """Yields the address of a server, killed at the end, whose database, `mlflow.db`, and files lie in the folder."""
+    port = port or free_port()
+    uri = f"http://127.0.0.1:{port}"
     place = [
         "--backend-store-uri",
         f"sqlite:///{folder / 'mlflow.db'}",
@@ -67,3 +72,58 @@ def wait(process: subprocess.Popen[bytes], uri: str, log: Path) -> None:
             time.sleep(0.1)
         else:
             return
+
+
+class Between:
+    """What stands between a client and a server: it hands calls on late, refuses some of them, or answers nothing."""
+
+    def __init__(self, behind: str) -> None:
+        self.behind, self.late, self.calls = behind, 0.0, 0
+        self.refuses: Callable[[int], bool] = lambda number: False
+        self.silent = threading.Event()
+        self.heard = threading.Event()
+
+    def answer(self, to: BaseHTTPRequestHandler) -> None:
+        self.calls += 1
+        self.heard.set()
+        number = self.calls
+        body = to.rfile.read(int(to.headers.get("Content-Length", 0)))
+        if self.silent.is_set():
+            time.sleep(3600)
+        time.sleep(self.late)
+        if self.refuses(number):
+            to.send_error(503)
+            return
+        headers = {name: value for name, value in to.headers.items() if name not in ("Host", "Connection")}
+        asked = urllib.request.Request(self.behind + to.path, body or None, headers, method=to.command)
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as found:
+                status, told = found.status, found.read()
+        except urllib.error.HTTPError as error:
+            status, told = error.code, error.read()
+        to.send_response(status)
+        to.send_header("Content-Length", str(len(told)))
+        to.end_headers()
+        to.wfile.write(told)
+
+
+@contextmanager
+def between(behind: str) -> Iterator[tuple[str, Between]]:
+    """Yields an address that stands for the server behind it, and what decides how."""
+    found = Between(behind)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            found.answer(self)
+
+        do_POST = do_PUT = do_PATCH = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", found
+        server.shutdown()

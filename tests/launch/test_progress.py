@@ -15,11 +15,11 @@ from rich.console import Console
 
 from harness import config, matrix
 from harness.base import files
-from harness.base.errors import UserError
 from harness.launch import progress
 from harness.launch.progress import QUIET_SECONDS, RECENT, LiveView, sparkline
 from harness.matrix import Cell
 from harness.record import lease
+from harness.record.feeder import Feeder
 from harness.record.made import Made
 from harness.record.state import State
 
@@ -65,7 +65,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def fed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders that were brought to MLflow, in their order."""
     folders: list[str] = []
-    monkeypatch.setattr(progress.sync, "sync", lambda folder, uri: folders.append(folder.name))
+    monkeypatch.setattr(Feeder, "feed", lambda self, folder: folders.append(folder.name))
     return folders
 
 
@@ -326,35 +326,6 @@ def test_mlflow_is_fed_at_each_checkpoint_and_at_the_end(
     view.ended(one)
     assert counts == [0, 1, 1, 2]
     assert fed == [one.folder.name] * 3
-
-
-@pytest.mark.usefixtures("clock")
-def test_a_store_that_is_away_is_one_warning(
-    cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def away(folder: Path, uri: str) -> None:
-        asked.append(folder)
-        raise UserError("it does not answer")
-
-    monkeypatch.setattr(progress.sync, "sync", away)
-    one, other, *_ = cells
-    out = io.StringIO()
-    view = LiveView(Console(file=out, width=200), cells, cells, "sqlite:///nowhere.db")
-    with view:
-        for cell in (one, other):
-            start(cell, alive)
-            leave(cell, "running", 2, durable=2)
-        for _ in range(2):
-            view.tick([one, other], 2)
-        leave(one, "done", 4, durable=4)
-        view.ended(one)
-    assert out.getvalue().splitlines() == [
-        "MLflow is not fed: it does not answer. The records are kept; `entrobench sync` feeds it later.",
-        "done    grpo seed 0: Avg@K 0.250, entropy 1.000",
-    ]
-    assert len(asked) == 1
 
 
 @pytest.mark.usefixtures("fed")

@@ -107,6 +107,9 @@ def test_copies_of_outcomes_are_read_only_where_they_are_the_same(
     assert told(capsys, *asked).endswith(f"the MLflow run of cell {cell} has no outcome.json among its artifacts\n")
     for place, text in zip(places, kept, strict=True):
         place.write_text(text)
+    assert told(capsys, *asked) != whole, "it is not the outcome of which the run speaks"
+    with store.store(mlflow_uri, write=True) as client:
+        client.set_tag(runs[cell].info.run_id, "outcome", runs[cell].data.tags["outcome"])
     assert told(capsys, *asked) == whole
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,7 @@ from trainers import build, records, same, weights
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from harness.base import ranks
-from harness.base.errors import CellFailure
+from harness.base.errors import CellFailure, Unwritten
 from harness.config import Hardware, Train
 from harness.train import checkpoint
 from harness.train.checkpoint import Checkpoints
@@ -229,3 +230,16 @@ def test_three_ranks_and_one_read_each_other_bit_for_bit(tmp_path: Path) -> None
     assert "policy.weight.lm_head.weight" not in one, "it is the embedding"
     files = list((tmp_path / "of three" / "step-000001").glob("shard-0000[123]-*"))
     assert len(files) == 3
+
+
+def test_a_disk_that_is_full_is_named_and_keeps_nothing_of_the_checkpoint(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        save(checkpoints, 4)
+        with pytest.raises(Unwritten, match=r"step-000004 cannot be written: File too large"):
+            checkpoints.written(wait=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]

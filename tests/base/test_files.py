@@ -1,0 +1,87 @@
+"""Files that are there in full or not at all, also on a disk that is full."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from harness.base import files
+from harness.base.errors import Unwritten
+from harness.commands import leaderboard
+from harness.record import lease
+from harness.record.state import State
+
+ROOM = 64 * 1024  # bytes
+
+
+@pytest.fixture(params=["full", "limited"])
+def narrow(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """Returns a folder that takes few bytes, and what the system says then: a disk of its own, where that is permitted,
+    or a limit of this process."""
+    place = tmp_path / "narrow"
+    place.mkdir()
+    if request.param == "limited":
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
+        yield place, "File too large"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        return
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a disk")
+    yield place, "No space left on device"
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_named_and_kept_no_fuller(narrow: tuple[Path, str]) -> None:
+    place, why = narrow
+    for name in ("state.json", "evals/new.json"):
+        files.write_text(place / "state.json", "before")
+        with pytest.raises(Unwritten) as error:
+            files.write_text(place / name, "x" * 2 * ROOM)
+        assert str(error.value).startswith(f"{place / name} cannot be written: {why}; ")
+        assert (place / "state.json").read_text() == "before"
+        assert [path for path in place.rglob("*") if path.is_file()] == [place / "state.json"]
+    with pytest.raises(Unwritten, match=f"model cannot be written: {why}"), files.atomic_folder(place / "model") as new:
+        (new / "weights").write_bytes(b"x" * 2 * ROOM)
+    assert not [path for path in place.iterdir() if "model" in path.name]
+
+
+def test_a_cell_whose_disk_is_full_keeps_its_state(narrow: tuple[Path, str]) -> None:
+    place, why = narrow
+    cell = place / "cell"
+    cell.mkdir()
+    with lease.held(cell):
+        State("running", durable_step=3).write(cell)
+        with pytest.raises(Unwritten, match=why):
+            State("failed", "y" * 2 * ROOM).write(cell)
+        assert State.read(cell) == State("running", durable_step=3)
+        assert not list(cell.rglob(".state.json*"))
+
+
+def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
+    for name in (".state.json.123", ".step-000002.77/shard", ".hidden", "state.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    files.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "state.json"]
+
+
+def test_a_command_names_the_file_and_the_cause(
+    narrow: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, why = narrow
+    monkeypatch.setattr(leaderboard, "parts_of", lambda arguments: [])
+    monkeypatch.setattr("harness.report.answer.text", lambda *_: "x" * 2 * ROOM)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["leaderboard", "smoke", "--out", str(place / "table.txt")])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"entrobench: {place / 'table.txt'} cannot be written: {why}; ")
+    assert not os.listdir(place)
