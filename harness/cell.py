@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -156,6 +158,9 @@ def check_complete(trainer: Trainer) -> None:
             raise CellFailure(f"the last evaluation of {task.name} lacks samples")
 
 
+LOOK = 0.5  # seconds from one look at whether the launcher is there to the next
+
+
 class Diary:
     """Writes down how far a cell is while this process, or this rank, works on it."""
 
@@ -170,7 +175,21 @@ class Diary:
 
     @property
     def orphaned(self) -> bool:
-        return os.getppid() != self.launcher
+        """Returns whether the process that started this one is gone, or the one that had it forked by a server."""
+        launcher = multiprocessing.parent_process()
+        return os.getppid() != self.launcher or (launcher is not None and not launcher.is_alive())
+
+    def end_with_launcher(self) -> None:
+        """Ends this process soon after its launcher, since nobody waits for it any more. What it was at is lost, and
+        every file is whole."""
+
+        def watch() -> None:
+            while not self.orphaned:
+                time.sleep(LOOK)
+            print("stopped: the launcher is gone; the next run goes on from here", flush=True)
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
 
     def note(self, **changes: Any) -> None:
         if ranks.number() == 0:
@@ -185,15 +204,9 @@ class Diary:
             if ours and not self.orphaned and State.read(self.folder).state not in unless:
                 state.change(self.folder, state="failed", reason=reason, seconds=self.seconds)
 
-    def safe(self, **changes: Any) -> None:
-        """Notes what can be lost no more, which is a moment to stop where nobody waits for the cell."""
-        self.note(**changes)
-        if self.orphaned:
-            sys.exit("stopped: the launcher is gone; the next run goes on from here")
-
     def say(self, text: str) -> None:
         print(text, flush=True)
-        self.safe(reason=text)
+        self.note(reason=text)
 
 
 def work(folder: Path, wait: float | None = None) -> None:
@@ -212,7 +225,7 @@ def run(folder: Path, spec: CellSpec, diary: Diary, device: str) -> None:
         trainer = build(spec, folder, verifier, diary.say)
         diary.note(reason=unread(trainer, spec), device=device, where=where(device))
         signal.signal(signal.SIGUSR2, lambda *_: ranks.leaving.set())
-        trainer.run(lambda step: diary.safe(durable_step=step), ranks.leaving.is_set)
+        trainer.run(lambda step: diary.note(durable_step=step), ranks.leaving.is_set)
         if trainer.done_steps == trainer.last_step:
             finish(trainer, folder, diary)
         else:
@@ -273,7 +286,6 @@ def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
 
 def divide(folder: Path, count: int) -> None:
     """A process for each rank. They end with this one, and all of them when one fails."""
-    launcher = os.getppid()
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
     shared = {"WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     with tempfile.TemporaryDirectory() as meeting:
@@ -288,7 +300,7 @@ def divide(folder: Path, count: int) -> None:
             for rank in range(count)
         ]
         codes: list[int | None] = [None]
-        while None in codes and not any(codes) and os.getppid() == launcher:
+        while None in codes and not any(codes):
             time.sleep(0.1)
             codes = [process.poll() for process in processes]
         for process in processes:
@@ -309,7 +321,9 @@ def main(folder: str, gpus: Sequence[str] = (), wait: float | None = None) -> No
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     write_log(place)
     transformers.utils.logging.disable_progress_bar()
-    with ending(partial(Diary(place).failed, unless=["done"])):
+    diary = Diary(place)
+    diary.end_with_launcher()
+    with ending(partial(diary.failed, unless=["done"])):
         hardware = CellSpec.read(place).config.hardware
         if "RANK" not in os.environ and hardware.nodes > 1:
             raise UserError(

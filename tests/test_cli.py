@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from places import REPOSITORY
 
+from harness.record import lease
 from harness.rollout import choice
 
 pytestmark = pytest.mark.processes
@@ -54,8 +56,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def cells(folder: Path) -> list[Path]:
-    return sorted(path.parent for path in folder.glob("results/demo/*/config.yaml"))
+def cells(folder: Path, matrix: str = "demo") -> list[Path]:
+    return sorted(path.parent for path in folder.glob(f"results/{matrix}/*/config.yaml"))
 
 
 def test_a_matrix_runs_and_leaves_its_records(finished: Path) -> None:
@@ -219,11 +221,31 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     assert "belongs to the matrix 'mine'" in entrobench("run", "demo", cwd=tmp_path, code=2).stderr
 
 
-@pytest.mark.parametrize("moment", ["starting", "running"])
-def test_interrupted_it_says_so_once_and_stops_its_cells(moment: str, tmp_path: Path) -> None:
-    """By Ctrl-C, which a terminal sends to every process of the run: also while the first ones import torch."""
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """Lets Ctrl-C reach the processes of a test, also where a shell has started all tests in its background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_interrupts")
+@pytest.mark.parametrize(
+    ("moment", "sent", "to_all"),
+    [
+        ("starting", signal.SIGINT, True),
+        ("running", signal.SIGINT, True),
+        ("starting", signal.SIGHUP, True),
+        ("running", signal.SIGTERM, False),
+    ],
+)
+def test_interrupted_it_says_so_once_and_stops_its_cells(
+    moment: str, sent: signal.Signals, to_all: bool, tmp_path: Path
+) -> None:
+    """By Ctrl-C or the end of the terminal, which every process of the run hears of, also while the first ones import
+    torch; and by SIGTERM, of which the runner alone hears."""
     with subprocess.Popen(
-        [sys.executable, "-m", "harness.cli", "run", "smoke"],
+        [sys.executable, "-m", "harness.cli", "run", "smoke", f"results={tmp_path / 'results'}"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
@@ -237,10 +259,13 @@ def test_interrupted_it_says_so_once_and_stops_its_cells(moment: str, tmp_path: 
         while moment == "running" and not any(tmp_path.glob("results/smoke/*/metrics.jsonl")):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)
+        owners = [lease.holder(folder) for folder in cells(tmp_path, "smoke")]
+        (os.killpg if to_all else os.kill)(process.pid, sent)
         _, said = process.communicate(timeout=60)
     assert said == "\nentrobench: interrupted; what is done is kept, and the same command goes on\n"
-    assert process.returncode == 130
+    assert process.returncode == 128 + sent
+    assert any(owners) == (moment == "running")
+    assert all(lease.born(owner.process) is None for owner in owners if owner), "no cell outlives the runner"
     told = entrobench("status", "smoke", cwd=tmp_path).stdout
     assert "running" not in told
     assert ("stale" in told) == (moment == "running")

@@ -66,31 +66,53 @@ class Watcher(Protocol):
     def ended(self, cell: Cell) -> None: ...
 
 
+LINGERING = 20.0  # seconds for a process to end once its cell has: a thread may keep it alive for ever
+
+
+class Life:
+    """The time of a cell's process."""
+
+    def __init__(self, running: Running) -> None:
+        self.running, self.before = running, State.read(running.cell.folder)
+        self.began: float | None = None
+        self.over: float | None = None  # since when there is nothing left to do
+
+    def limit(self) -> None:
+        """Ends a process that takes too long, or that goes on though its cell has ended."""
+        if self.running.waits():
+            return
+        cell, now = self.running.cell, time.monotonic()
+        minutes, state = cell.config.hardware.timeout_minutes, State.read(cell.folder)
+        self.began = self.began or now
+        if state.ended and state != self.before:
+            self.over = self.over or now
+            if now - self.over > LINGERING:
+                self.running.kill()
+        elif minutes is not None and now - self.began > 60 * minutes:
+            self.running.kill()
+            failed(cell.folder, f"it took longer than hardware.timeout_minutes ({minutes})")
+
+
 def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float = 0.5) -> None:
     """Runs the cells in order, and waits for those that others run. Interrupted, it stops its own."""
     waiting, running, elsewhere = list(cells), list[Running](), list[Cell]()
-    began: dict[str, float] = {}
+    lives: dict[str, Life] = {}
     watcher.starting(waiting[:1], len(waiting) - 1)
     with launcher:
         while waiting or running or elsewhere:
             for started in launcher.start(waiting) if waiting else ():
                 waiting.remove(started.cell)
                 running.append(started)
+                lives[started.cell.key] = Life(started)
             time.sleep(poll)
             for each in list(running):
                 cell, code = each.cell, each.code()
                 if code is None:
-                    limit = cell.config.hardware.timeout_minutes
-                    if limit is None or each.waits():
-                        continue
-                    if time.monotonic() - began.setdefault(cell.key, time.monotonic()) > 60 * limit:
-                        each.kill()
-                        failed(cell.folder, f"it took longer than hardware.timeout_minutes ({limit})")
+                    lives[cell.key].limit()
                     continue
                 if code != lease.BUSY and lease.holder(cell.folder):
                     continue  # whose end cannot be seen from here: it is believed after a minute without a sign of life
                 running.remove(each)
-                began.pop(cell.key, None)
                 if code == lease.BUSY:
                     elsewhere.append(cell)
                     continue
