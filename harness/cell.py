@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once,
 
 import baselines
 import tasks
-from harness.base import files, ranks
+from harness.base import files, ranks, standing
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python
 from harness.composition import Method, components
@@ -89,7 +90,7 @@ def build(spec: CellSpec, folder: Path, verifier: Verifier, say: Callable[[str],
     most, given = config.verify.max_failures, config.train.filter
     asker = Asker(model.identity(), task, engine, tokenizer, verifier, config.rollout, most, model.chat)
     found = None
-    with led(asker.verdicts) as ask:
+    with standing.here.at("filter"), led(asker.verdicts) as ask:
         if ask is not None:
             at_once = ranks.count() * max(RESPONSES // given.n, 1) if given else 0
             found = pool(asker, ask, given, models.default_cache(), at_once, say)
@@ -222,7 +223,8 @@ def work(folder: Path, wait: float | None = None) -> None:
 
 def run(folder: Path, spec: CellSpec, diary: Diary, device: str) -> None:
     with Verifier.of(spec.config.verify) as verifier:
-        trainer = build(spec, folder, verifier, diary.say)
+        with standing.here.at("loading the model"):
+            trainer = build(spec, folder, verifier, diary.say)
         diary.note(reason=unread(trainer, spec), device=device, where=where(device))
         signal.signal(signal.SIGUSR2, lambda *_: ranks.leaving.set())
         trainer.run(lambda step: diary.note(durable_step=step), ranks.leaving.is_set)
@@ -247,7 +249,8 @@ def owned(folder: Path, wait: float | None) -> Iterator[None]:
                 print(f"another process works on this cell: {lease.holder(folder)}", flush=True)
                 sys.exit(lease.BUSY)
             ranks.of_first(mine)
-            yield
+            with standing.here.kept(mine.room):
+                yield
     else:
         given = ranks.of_first(None)
         assert given is not None
@@ -266,19 +269,42 @@ def ending(note: Callable[[str], None]) -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """Returns what people are told of an error; of one that nobody foresaw the full story goes into the log."""
+    """Returns what people are told of an error, and where it came; of one that nobody foresaw the full story goes into
+    the log."""
+    where = f" (in {standing.here})" if str(standing.here) else ""
     if isinstance(error, CellFailure | UserError):
-        return str(error)
+        return f"{error}{where}"
     traceback.print_exception(error)
+    if lacks_memory(error):
+        return f"out of memory{where}: {memory_peak()}; {MORE_MEMORY}"
     said = str(error).strip() or "no message"
-    return f"{type(error).__name__}: {said.splitlines()[0]}"
+    return f"{type(error).__name__}: {said.splitlines()[0]}{where}"
+
+
+MORE_MEMORY = (
+    "lower hardware.micro_tokens, set hardware.recompute=true or hardware.offload=true, or give it more hardware.ranks"
+)
+
+
+def lacks_memory(error: Exception) -> bool:
+    # On a CPU torch raises what it raises for anything.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def memory_peak() -> str:
+    """Returns the most memory that this process had at once."""
+    if torch.cuda.is_initialized():
+        return f"at most {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of the GPU were in use"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB
+    return f"at most {peak / 2**20:.1f} GiB were in use"
 
 
 def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
     """Keeps the trained model, and calls the cell done if all of its work is there."""
     save = trainer.parts.config.checkpoint.save_model
     if save:
-        trainer.policy.save(folder / "model", trainer.parts.tokenizer)
+        with standing.here.at("saving the model"):
+            trainer.policy.save(folder / "model", trainer.parts.tokenizer)
     if ranks.number() == 0:
         check_complete(trainer)
         diary.note(state="done", collapsed=trainer.collapsed)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.base import files, ranks, seeds
+from harness.base import files, ranks, seeds, standing
 from harness.base.errors import CellFailure
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Signal
@@ -57,7 +57,7 @@ class Trainer:
         self.synchronise(self.done_steps)
         early = False
         while not early and (step := self.done_steps + 1) <= self.last_step:
-            watch = Stopwatch()
+            watch, standing.here.step = Stopwatch(), step
             record = self.train_step(step, watch) if step else dict(self.parts.pool.record)
             self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
             with watch.phase("evaluate"):

@@ -160,17 +160,81 @@ def test_killed_anywhere_it_ends_with_the_same_metrics(finished: Path, tmp_path:
     assert logged(tmp_path) == logged(finished)
 
 
+FAULTS = """
+import os, resource, signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness.method import Control
+
+MENDED = Path(__file__).parent / "mended"
+
+
+def fill_the_disk():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # of any file: no checkpoint fits
+
+
+FAULTS = {
+    "diverges": lambda: torch.tensor(0.0) / 0,
+    "raises": lambda: [][0],
+    "crashes": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "is_killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "lacks_memory": lambda: torch.empty(2**50),
+    "fills_the_disk": fill_the_disk,
+}
+
+
+@dataclass(frozen=True)
+class Faulty(Control):
+    '''Goes wrong in its own way until it is mended.'''
+
+    how: str = ""
+
+    def weights(self, old, advantages_T, batch):
+        found = None if MENDED.exists() else FAULTS[self.how]()
+        return torch.ones_like(advantages_T) * (1 if found is None else found)
+
+
+METHODS = {"faulty": Faulty}
+"""
+ENDS = {  # of each fault, as the table tells it
+    "diverges": "method faulty(how=diverges) gives weights or advantages that are not finite (in step 1)",
+    "raises": "IndexError: list index out of range (in stats of step 1)",
+    "crashes": "its process ended by SIGSEGV in stats of step 1",
+    "is_killed": "its process ended by SIGKILL (out of memory?) in stats of step 1",
+    "lacks_memory": "out of memory (in stats of step 1): at most ",
+    "fills_the_disk": "OSError: [Errno 27] File too large",
+}
+
+
+@pytest.mark.slow
 def test_one_failing_cell_is_one_row(tmp_path: Path) -> None:
-    plugin = "from dataclasses import dataclass\nfrom harness.method import Control\n"
-    plugin += "@dataclass(frozen=True)\nclass Broken(Control):\n    '''Gives weights that are not finite.'''\n"
-    plugin += "    def weights(self, old, advantages_T, batch):\n        return advantages_T / 0\n"
-    plugin += "METHODS = {'broken': Broken}\n"
-    (tmp_path / "broken_method.py").write_text(plugin)
-    short = ["methods=[grpo,broken]", "seeds=[0]", *SHORT[2:], "--plugin", "broken_method"]
+    (tmp_path / "faulty_methods.py").write_text(FAULTS)
+    faulty = [f"faulty(how={how})" for how in ENDS]
+    methods = f"methods=[grpo,{','.join(map(repr, faulty))}]"
+    short = [methods, "seeds=[0]", *SHORT[2:], "train.steps=1", "eval.every=0", "--plugin", "faulty_methods"]
     result = entrobench("run", "demo", *short, cwd=tmp_path, code=1)
-    assert "method broken gives weights or advantages that are not finite" in result.stdout
     rows = json.loads(entrobench("leaderboard", "demo", *short, "--format", "json", cwd=tmp_path).stdout)
-    assert {row["method"]: row["seeds_done"] for row in rows} == {"grpo": 1, "broken": 0}
+    assert {row["method"]: row["seeds_done"] for row in rows} == {"grpo": 1, **dict.fromkeys(faulty, 0)}
+    told = entrobench("status", "demo", *short, cwd=tmp_path).stdout
+    for how, end in ENDS.items():
+        assert end in result.stdout, how
+        assert end[:40] in told, how
+    assert told.count("the end of ") == len(ENDS)
+    for words in ("IndexError: list index out of range\n", "hardware.micro_tokens, set hardware.recompute=true or "):
+        assert f"    {words}" in told or words in told
+
+    (tmp_path / "mended").touch()
+    chosen = ["seeds=[0,1]", "--retry-failed", "--only", faulty[0], "--only", "grpo"]
+    again = entrobench("run", "demo", *short, *chosen, cwd=tmp_path).stdout
+    assert "matrix demo: 1 of 14 cells, 0 done before, 1 to run" in again
+    states = [json.loads((cell / "state.json").read_text())["state"] for cell in cells(tmp_path)]
+    assert sorted(states) == ["done"] * 2 + ["failed"] * (len(ENDS) - 1), "and nothing else has run"
+    wrong = entrobench("run", "demo", *short, "--only", "grp", cwd=tmp_path, code=2).stderr
+    assert "--only is 'grp'; allowed: " in wrong
+    assert "did you mean 'grpo'?" in wrong
 
 
 @pytest.mark.skipif(choice.installed() is not None, reason="vLLM is installed here")

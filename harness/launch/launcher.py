@@ -6,6 +6,7 @@ which the cell's process and this one share.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from harness.base import standing
 from harness.base.errors import UserError
 from harness.matrix import Cell
 from harness.record import lease, state
@@ -74,8 +76,16 @@ class Life:
 
     def __init__(self, running: Running) -> None:
         self.running, self.before = running, State.read(running.cell.folder)
+        self.lease = lease.last(running.cell.folder)  # of an earlier one
         self.began: float | None = None
         self.over: float | None = None  # since when there is nothing left to do
+
+    @property
+    def place(self) -> str:
+        """Returns where it stood last, as the end of a sentence."""
+        last = lease.last(self.running.cell.folder)
+        where = standing.of(last.room) if last and last != self.lease else ""
+        return f" in {where}" if where else ""
 
     def limit(self) -> None:
         """Ends a process that takes too long, or that goes on though its cell has ended."""
@@ -90,7 +100,7 @@ class Life:
                 self.running.kill()
         elif minutes is not None and now - self.began > 60 * minutes:
             self.running.kill()
-            failed(cell.folder, f"it took longer than hardware.timeout_minutes ({minutes})")
+            failed(cell.folder, f"it took longer than hardware.timeout_minutes ({minutes}){self.place}")
 
 
 def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float = 0.5) -> None:
@@ -117,7 +127,7 @@ def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float
                     elsewhere.append(cell)
                     continue
                 if code:  # otherwise it is done, or was asked to stop where it stood
-                    failed(cell.folder, each.reason())
+                    failed(cell.folder, each.reason() + lives[cell.key].place)
                 watcher.ended(cell)
             for cell in [cell for cell in elsewhere if not lease.holder(cell.folder)]:
                 elsewhere.remove(cell)
@@ -156,8 +166,9 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def failed(folder: Path, reason: str) -> None:
-    """Leaves a reason in a cell's folder where its own process left none."""
-    with lease.briefly(folder) as ours:
+    """Leaves a reason in a cell's folder where its own process left none. On a disk that is full that may not be
+    possible: the cell then counts as stopped, and the others go on."""
+    with contextlib.suppress(OSError), lease.briefly(folder) as ours:
         if ours and not State.read(folder).ended:
             state.change(folder, state="failed", reason=reason)
 
