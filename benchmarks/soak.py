@@ -113,7 +113,7 @@ def comes(moment: str, run: Run) -> Callable[[], bool]:
         return lambda: done(folder) > before["done"]
     if moment == "any":
         return lambda: True
-    return lambda: any(standing.of(path.parent).startswith(moment) for path in folder.glob("*/leases/*/standing"))
+    return lambda: any(standing.of(path.parent).startswith(moment) for path in folder.glob("*/leases/*/standing-0"))
 
 
 def wait(run: Run, moment: str, dice: random.Random) -> bool:
@@ -195,7 +195,7 @@ def numbers(metrics: dict[str, float]) -> dict[str, float]:
 def check_mlflow(folder: Path) -> None:
     """Raises AssertionError where MLflow does not hold each cell and each point once."""
     with runs.reader(f"sqlite:///{folder / 'results' / 'mlflow.db'}") as reader:
-        every = reader.runs(reader.experiments()["soak"])
+        every = [run for run in reader.runs(reader.experiments()["soak"]) if "cell" in run.tags]
         points_of = reader.curves(every, lambda name: not name.startswith(("final/", "time/")))
         curves = {run.tags["cell"]: points for run, points in zip(every, points_of, strict=True)}
     cells = {path.parent.name.rpartition("-")[2]: path.parent for path in folder.glob("results/soak/*/config.yaml")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import resource
@@ -192,6 +193,18 @@ class Diary:
 
         threading.Thread(target=watch, daemon=True).start()
 
+    def end_when_still(self, room: Path, minutes: float) -> None:
+        """Ends this process when no rank has come forward for so long; the log then tells where each thread is."""
+
+        def end(who: str) -> None:
+            faulthandler.dump_traceback(2)
+            self.failed(f"{who} for {minutes:g} minutes (hardware.stall_minutes)")
+            os._exit(1)
+
+        threading.Thread(
+            target=standing.here.watch, args=(room, ranks.number(), 60 * minutes, end), daemon=True
+        ).start()
+
     def note(self, **changes: Any) -> None:
         if ranks.number() == 0:
             state.change(self.folder, **changes, seconds=self.seconds)
@@ -216,7 +229,15 @@ def work(folder: Path, wait: float | None = None) -> None:
     with ending(partial(diary.failed, unless=["done"])):
         spec = CellSpec.read(folder)
         device, _ = device_of(spec.config)
-        with ranks.joined(spec.config.hardware.world, device, diary.failed), owned(folder, wait), ending(diary.failed):
+        world, minutes = spec.config.hardware.world, spec.config.hardware.stall_minutes
+        with (
+            ranks.joined(world, device, diary.failed),
+            owned(folder, wait) as room,
+            standing.here.kept(room, ranks.number()),
+            ending(diary.failed),
+        ):
+            if minutes is not None:
+                diary.end_when_still(room, minutes)
             if ranks.of_first(begin(folder, spec) if ranks.number() == 0 else None):
                 run(folder, spec, diary, device)
 
@@ -241,21 +262,21 @@ def where(device: str) -> list[str]:
 
 
 @contextmanager
-def owned(folder: Path, wait: float | None) -> Iterator[None]:
-    """Lets the ranks of this cell write into its folder, and nobody else: the first of them holds it for all."""
+def owned(folder: Path, wait: float | None) -> Iterator[Path]:
+    """Lets the ranks of this cell write into its folder, and nobody else: the first of them holds it for all. Yields
+    the folder of the lease."""
     if ranks.number() == 0:
         with lease.held(folder, wait) as mine:
             if mine is None:
                 print(f"another process works on this cell: {lease.holder(folder)}", flush=True)
                 sys.exit(lease.BUSY)
             ranks.of_first(mine)
-            with standing.here.kept(mine.room):
-                yield
+            yield mine.room
     else:
         given = ranks.of_first(None)
         assert given is not None
         with lease.fenced(given):
-            yield
+            yield given.room
 
 
 @contextmanager
