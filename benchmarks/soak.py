@@ -4,7 +4,7 @@
 
 The victim is a cell, the server that cells are forked from, the runner, or all of them; the moment a phase of a cell, a
 write, or any. What must be as if nothing had happened: every number but times, every sample, every weight, and MLflow
-with each cell and each point once. No process may outlive its runner for more than some seconds, and no memory or files
+with each cell and each point once. No cell may outlive its runner for more than some seconds, and no memory or files
 of the runner may grow while cells come and go.
 """
 
@@ -37,7 +37,7 @@ VICTIMS = ("cell", "server", "runner", "all")
 PHASES = ("loading the model", "rollout", "update", "evaluate", "saving the model")
 MOMENTS = (*PHASES, "importing", "checkpoint", "line", "done", "any")
 LATEST = 20.0  # seconds to wait for a moment
-ORPHANS = 10.0  # seconds for processes to end whose runner was killed
+ORPHANS = 10.0  # seconds for cells to end whose runner was killed
 GROWTH = 48 * 2**20  # bytes that the runner may grow by after a quarter of its cells
 
 
@@ -47,7 +47,7 @@ class Harm:
 
     killed: Counter[str] = field(default_factory=Counter)
     runs: int = 0
-    slowest: float = 0.0  # seconds from the end of a runner to that of its last process
+    slowest: float = 0.0  # seconds from the end of a runner to that of its last cell
 
 
 class Run:
@@ -126,7 +126,7 @@ def wait(run: Run, moment: str, dice: random.Random) -> bool:
 
 
 def kill(run: Run, victim: str) -> float:
-    """Kills a part of a run, if it is there; returns the seconds until nobody is left who has lost his runner."""
+    """Kills a part of a run, if it is there; returns the seconds until no cell is left that has lost its runner."""
     parts = run.parts()
     for name in ("runner", "server", "cell") if victim == "all" else (victim,):
         for process in parts[name][: None if victim == "all" else 1]:
@@ -136,8 +136,8 @@ def kill(run: Run, victim: str) -> float:
         return 0.0
     began = time.monotonic()
     run.close()
-    while left := [each for each in (*parts["server"], *parts["cell"]) if lease.born(each)]:
-        assert time.monotonic() - began < ORPHANS, f"processes {left} outlive their runner"
+    while left := [each for each in parts["cell"] if lease.born(each)]:
+        assert time.monotonic() - began < ORPHANS, f"cells {left} outlive their runner"
         time.sleep(0.02)
     return time.monotonic() - began
 
@@ -251,7 +251,7 @@ def main(minutes: float = 60.0, cells: int = 200, seed: int = 0) -> None:
     print(f"{cells} cells are the same after {harm.killed.total()} kills in {harm.runs} runs:")
     for what, times in sorted(harm.killed.items()):
         print(f"  {times:4d}  {what}")
-    print(f"the last process ended {harm.slowest:.1f} s after its runner, at the latest")
+    print(f"the last cell ended {harm.slowest:.1f} s after its runner, at the latest")
     print(f"open files and MiB of the runner, early and late: {[(n, size >> 20) for n, size in sizes]}")
 
 
