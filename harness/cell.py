@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
+import multiprocessing
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +27,7 @@ from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once,
 
 import baselines
 import tasks
-from harness.base import files, ranks
+from harness.base import files, ranks, standing
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import python
 from harness.composition import Method, components
@@ -87,7 +91,7 @@ def build(spec: CellSpec, folder: Path, verifier: Verifier, say: Callable[[str],
     most, given = config.verify.max_failures, config.train.filter
     asker = Asker(model.identity(), task, engine, tokenizer, verifier, config.rollout, most, model.chat)
     found = None
-    with led(asker.verdicts) as ask:
+    with standing.here.at("filter"), led(asker.verdicts) as ask:
         if ask is not None:
             at_once = ranks.count() * max(RESPONSES // given.n, 1) if given else 0
             found = pool(asker, ask, given, models.default_cache(), at_once, say)
@@ -156,6 +160,9 @@ def check_complete(trainer: Trainer) -> None:
             raise CellFailure(f"the last evaluation of {task.name} lacks samples")
 
 
+LOOK = 0.5  # seconds from one look at whether the launcher is there to the next
+
+
 class Diary:
     """Writes down how far a cell is while this process, or this rank, works on it."""
 
@@ -170,7 +177,33 @@ class Diary:
 
     @property
     def orphaned(self) -> bool:
-        return os.getppid() != self.launcher
+        """Returns whether the process that started this one is gone, or the one that had it forked by a server."""
+        launcher = multiprocessing.parent_process()
+        return os.getppid() != self.launcher or (launcher is not None and not launcher.is_alive())
+
+    def end_with_launcher(self) -> None:
+        """Ends this process soon after its launcher, since nobody waits for it any more. What it was at is lost, and
+        every file is whole."""
+
+        def watch() -> None:
+            while not self.orphaned:
+                time.sleep(LOOK)
+            print("stopped: the launcher is gone; the next run goes on from here", flush=True)
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    def end_when_still(self, room: Path, minutes: float) -> None:
+        """Ends this process when no rank has come forward for so long; the log then tells where each thread is."""
+
+        def end(who: str) -> None:
+            faulthandler.dump_traceback(2)
+            self.failed(f"{who} for {minutes:g} minutes (hardware.stall_minutes)")
+            os._exit(1)
+
+        threading.Thread(
+            target=standing.here.watch, args=(room, ranks.number(), 60 * minutes, end), daemon=True
+        ).start()
 
     def note(self, **changes: Any) -> None:
         if ranks.number() == 0:
@@ -185,15 +218,9 @@ class Diary:
             if ours and not self.orphaned and State.known(self.folder).state not in unless:
                 state.change(self.folder, state="failed", reason=reason, seconds=self.seconds)
 
-    def safe(self, **changes: Any) -> None:
-        """Notes what can be lost no more, which is a moment to stop where nobody waits for the cell."""
-        self.note(**changes)
-        if self.orphaned:
-            sys.exit("stopped: the launcher is gone; the next run goes on from here")
-
     def say(self, text: str) -> None:
         print(text, flush=True)
-        self.safe(reason=text)
+        self.note(reason=text)
 
 
 def work(folder: Path, wait: float | None = None) -> None:
@@ -202,17 +229,26 @@ def work(folder: Path, wait: float | None = None) -> None:
     with ending(partial(diary.failed, unless=["done"])):
         spec = CellSpec.read(folder)
         device, _ = device_of(spec.config)
-        with ranks.joined(spec.config.hardware.world, device, diary.failed), owned(folder, wait), ending(diary.failed):
+        world, minutes = spec.config.hardware.world, spec.config.hardware.stall_minutes
+        with (
+            ranks.joined(world, device, diary.failed),
+            owned(folder, wait) as room,
+            standing.here.kept(room, ranks.number()),
+            ending(diary.failed),
+        ):
+            if minutes is not None:
+                diary.end_when_still(room, minutes)
             if ranks.of_first(begin(folder, spec) if ranks.number() == 0 else None):
                 run(folder, spec, diary, device)
 
 
 def run(folder: Path, spec: CellSpec, diary: Diary, device: str) -> None:
     with Verifier.of(spec.config.verify) as verifier:
-        trainer = build(spec, folder, verifier, diary.say)
+        with standing.here.at("loading the model"):
+            trainer = build(spec, folder, verifier, diary.say)
         diary.note(reason=unread(trainer, spec), device=device, where=where(device))
         signal.signal(signal.SIGUSR2, lambda *_: ranks.leaving.set())
-        trainer.run(lambda step: diary.safe(durable_step=step), ranks.leaving.is_set)
+        trainer.run(lambda step: diary.note(durable_step=step), ranks.leaving.is_set)
         if trainer.done_steps == trainer.last_step:
             finish(trainer, folder, diary)
         else:
@@ -226,20 +262,21 @@ def where(device: str) -> list[str]:
 
 
 @contextmanager
-def owned(folder: Path, wait: float | None) -> Iterator[None]:
-    """Lets the ranks of this cell write into its folder, and nobody else: the first of them holds it for all."""
+def owned(folder: Path, wait: float | None) -> Iterator[Path]:
+    """Lets the ranks of this cell write into its folder, and nobody else: the first of them holds it for all. Yields
+    the folder of the lease."""
     if ranks.number() == 0:
         with lease.held(folder, wait) as mine:
             if mine is None:
                 print(f"another process works on this cell: {lease.holder(folder)}", flush=True)
                 sys.exit(lease.BUSY)
             ranks.of_first(mine)
-            yield
+            yield mine.room
     else:
         given = ranks.of_first(None)
         assert given is not None
         with lease.fenced(given):
-            yield
+            yield given.room
 
 
 @contextmanager
@@ -253,19 +290,42 @@ def ending(note: Callable[[str], None]) -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """Returns what people are told of an error; of one that nobody foresaw the full story goes into the log."""
+    """Returns what people are told of an error, and where it came; of one that nobody foresaw the full story goes into
+    the log."""
+    where = f" (in {standing.here})" if str(standing.here) else ""
     if isinstance(error, CellFailure | UserError):
-        return str(error)
+        return f"{error}{where}"
     traceback.print_exception(error)
+    if lacks_memory(error):
+        return f"out of memory{where}: {memory_peak()}; {MORE_MEMORY}"
     said = str(error).strip() or "no message"
-    return f"{type(error).__name__}: {said.splitlines()[0]}"
+    return f"{type(error).__name__}: {said.splitlines()[0]}{where}"
+
+
+MORE_MEMORY = (
+    "lower hardware.micro_tokens, set hardware.recompute=true or hardware.offload=true, or give it more hardware.ranks"
+)
+
+
+def lacks_memory(error: Exception) -> bool:
+    # On a CPU torch raises what it raises for anything.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def memory_peak() -> str:
+    """Returns the most memory that this process had at once."""
+    if torch.cuda.is_initialized():
+        return f"at most {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of the GPU were in use"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB
+    return f"at most {peak / 2**20:.1f} GiB were in use"
 
 
 def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
     """Keeps the trained model, and calls the cell done if all of its work is there."""
     save = trainer.parts.config.checkpoint.save_model
     if save:
-        trainer.policy.save(folder / "model", trainer.parts.tokenizer)
+        with standing.here.at("saving the model"):
+            trainer.policy.save(folder / "model", trainer.parts.tokenizer)
     if ranks.number() == 0:
         check_complete(trainer)
         sums.write(folder)
@@ -274,7 +334,6 @@ def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
 
 def divide(folder: Path, count: int) -> None:
     """A process for each rank. They end with this one, and all of them when one fails."""
-    launcher = os.getppid()
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
     shared = {"WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     with tempfile.TemporaryDirectory() as meeting:
@@ -289,7 +348,7 @@ def divide(folder: Path, count: int) -> None:
             for rank in range(count)
         ]
         codes: list[int | None] = [None]
-        while None in codes and not any(codes) and os.getppid() == launcher:
+        while None in codes and not any(codes):
             time.sleep(0.1)
             codes = [process.poll() for process in processes]
         for process in processes:
@@ -310,7 +369,9 @@ def main(folder: str, gpus: Sequence[str] = (), wait: float | None = None) -> No
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     write_log(place)
     transformers.utils.logging.disable_progress_bar()
-    with ending(partial(Diary(place).failed, unless=["done"])):
+    diary = Diary(place)
+    diary.end_with_launcher()
+    with ending(partial(diary.failed, unless=["done"])):
         hardware = CellSpec.read(place).config.hardware
         if "RANK" not in os.environ and hardware.nodes > 1:
             raise UserError(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from harness.base.errors import CellFailure, UserError
@@ -72,7 +74,20 @@ def version() -> str:
     return f"{said} (commit {found.stdout.strip()})"
 
 
+def heed_signals() -> None:
+    """Lets SIGTERM, and SIGHUP when a terminal closes, stop this process as Ctrl-C does; not those that it was started
+    to ignore, as by nohup."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
+    heed_signals()
     sys.path.append(os.getcwd())  # where users keep plugin modules; last, since other files there may hide ours
     from harness.base.fit import visible  # not before `python -m` has lost the current folder, see below
 
@@ -95,9 +110,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         where = f": {error.filename}" if error.filename else ""
         print(visible(f"entrobench: {error.strerror or error}{where}"), file=sys.stderr)
         code = 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         print("\nentrobench: interrupted; what is done is kept, and the same command goes on", file=sys.stderr)
-        code = 130
+        code = 128 + stopped.args[0]
     sys.exit(code)
 
 

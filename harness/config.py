@@ -185,6 +185,8 @@ class Hardware:
     cache_gib: float | None = number(None, above=0)
     # A cell that takes longer is stopped and counted as failed.
     timeout_minutes: float | None = number(None, above=0)
+    # A cell none of whose ranks comes forward for so long, not by one response, is stopped and counted as failed.
+    stall_minutes: float | None = number(60.0, above=0)
 
     @property
     def world(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.base import files, ranks, seeds
+from harness.base import files, ranks, seeds, standing
 from harness.base.errors import CellFailure
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Signal
@@ -22,19 +22,13 @@ from harness.rollout.together import led
 from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
 from harness.tokens.metrics import Stopwatch
+from harness.train import invariants
 from harness.train.checkpoint import Checkpoints
 from harness.train.collect import Collector
 from harness.train.evaluate import Sampler, evaluate
 from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy, context_of
 from tasks import Verdict
-
-# Before the first update of a step the policy is the one that `old` came from, so the ratio is 1 up to rounding: for
-# all tokens, or for 99 % of them where a few rare ones may be off by any amount.
-RATIO_TOLERANCE: dict[torch.dtype, tuple[Callable[[Tensor], Tensor | float], float]] = {
-    torch.float32: (torch.max, 1e-3),
-    torch.bfloat16: (metrics.p99, 0.5),
-}
 
 
 class Trainer:
@@ -57,7 +51,7 @@ class Trainer:
         self.synchronise(self.done_steps)
         early = False
         while not early and (step := self.done_steps + 1) <= self.last_step:
-            watch = Stopwatch()
+            watch, standing.here.step = Stopwatch(), step
             record = self.train_step(step, watch) if step else dict(self.parts.pool.record)
             self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
             with watch.phase("evaluate"):
@@ -97,11 +91,14 @@ class Trainer:
                 seed=seeds.derive("method", self.parts.seed, step),
                 progress=(step - 1) / train.steps,
             )
+            invariants.check_rewards(rewards)
             old = self.stats_before(batch, sum_p2=self.config.dynamics.every > 0)
+            invariants.check_statistics(old, policy.vocabulary)
             mismatch = metrics.of_mismatch(batch, old.logp, self.config.correction)
             if not collected.lag:  # otherwise the two are other policies
                 self.check_mismatch(mismatch)
             minibatches = list(batch.split(train.updates))
+            invariants.check_denominators(batch, minibatches)
             uncorrected = method.signal(old, batch, minibatches)
             signal = correct(uncorrected, batch, self.config.correction)
         if not torch.isfinite(signal.weights_T).all() or not torch.isfinite(signal.advantages_T).all():
@@ -124,7 +121,7 @@ class Trainer:
                     log_ratios.append(current.logp.detach() - fixed.old.logp)
                     touched.append(method.touched(current.detach(), fixed, part))
                 if not norms:
-                    self.check_first_ratio(log_ratios)
+                    invariants.check_first_ratio(log_ratios, policy.dtype)
                 losses.append(loss)
                 norms.append(policy.step(step))
         value_record = self.train_critic(minibatches, signal, step, watch) if self.critic else {}
@@ -184,14 +181,6 @@ class Trainer:
         bounds = getattr(self.config.mismatch, str(dtype).removeprefix("torch."))
         proof.check_log_ratios(mismatch, bounds, dtype)
 
-    def check_first_ratio(self, log_ratios: list[Tensor]) -> None:
-        measure, bound = RATIO_TOLERANCE[self.policy.dtype]
-        if (worst := float(measure(torch.cat(log_ratios).abs()))) > bound:
-            raise CellFailure(
-                f"the importance ratio of the first update is not 1 (|log ratio| up to {worst:.2g}): the policy is not "
-                "the one that the old log-probabilities came from"
-            )
-
     def train_critic(
         self, minibatches: list[TokenBatch], signal: Signal, step: int, watch: Stopwatch
     ) -> dict[str, float]:
@@ -248,6 +237,8 @@ class Trainer:
                 max_new_tokens=self.config.rollout.max_new_tokens,
                 max_failures=self.config.verify.max_failures,
             )
+            wanted = [problem.id for problem in task.problems(settings.split)[: settings.problems]]
+            invariants.check_evaluation(result.problems, wanted, result.right, settings.samples)
             name = f"{task.name}-{step:06d}"
             files.write_json(
                 self.folder / "evals" / f"{name}.json",

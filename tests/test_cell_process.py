@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import multiprocessing
+import time
 from pathlib import Path
 
 import pytest
 
 import baselines
 from harness import cell, config, matrix
+from harness.base import standing
 from harness.commands import status
 from harness.commands.common import console
-from harness.record import made, state
+from harness.record import lease, made, state
 from harness.record.made import Made
 from harness.record.state import State
 
@@ -123,3 +126,31 @@ def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, mo
     with pytest.raises(SystemExit, match="failed: "):
         cell.main(str(planned.folder))
     assert State.read(planned.folder) == State("done"), "what was done before is not taken back"
+
+
+def stand_still(folder: Path) -> None:
+    """Comes forward for three seconds, and then no more: as a rank that waits for another one, which stands still."""
+    cell.write_log(folder)
+    with lease.held(folder) as held:
+        assert held is not None
+        with lease.fenced(held), standing.here.kept(held.room, 0):
+            (held.room / "standing-1").write_text("rollout of step 3")
+            cell.Diary(folder).end_when_still(held.room, 0.03)
+            standing.here.enter("update")
+            for _ in range(30):
+                time.sleep(0.1)
+                standing.here.forward()
+            time.sleep(60)
+
+
+@pytest.mark.processes
+def test_a_cell_that_stands_still_is_ended_and_says_where(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=stand_still, args=(tmp_path,))
+    began = time.monotonic()
+    process.start()
+    process.join(30)
+    assert process.exitcode == 1
+    assert time.monotonic() - began > 4.0, "as long as one of them comes forward, it goes on"
+    reason = "rank 1 has stood still in rollout of step 3 for 0.03 minutes (hardware.stall_minutes)"
+    assert (State.read(tmp_path).state, State.read(tmp_path).reason) == ("failed", reason)
+    assert "in stand_still" in (tmp_path / "log.txt").read_text()

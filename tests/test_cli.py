@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from places import REPOSITORY
 
+from harness.record import lease
 from harness.rollout import choice
 
 pytestmark = pytest.mark.processes
@@ -54,8 +56,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def cells(folder: Path) -> list[Path]:
-    return sorted(path.parent for path in folder.glob("results/demo/*/config.yaml"))
+def cells(folder: Path, matrix: str = "demo") -> list[Path]:
+    return sorted(path.parent for path in folder.glob(f"results/{matrix}/*/config.yaml"))
 
 
 def test_a_matrix_runs_and_leaves_its_records(finished: Path) -> None:
@@ -158,17 +160,81 @@ def test_killed_anywhere_it_ends_with_the_same_metrics(finished: Path, tmp_path:
     assert logged(tmp_path) == logged(finished)
 
 
+FAULTS = """
+import os, resource, signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness.method import Control
+
+MENDED = Path(__file__).parent / "mended"
+
+
+def fill_the_disk():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # of any file: no checkpoint fits
+
+
+FAULTS = {
+    "diverges": lambda: torch.tensor(0.0) / 0,
+    "raises": lambda: [][0],
+    "crashes": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "is_killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "lacks_memory": lambda: torch.empty(2**50),
+    "fills_the_disk": fill_the_disk,
+}
+
+
+@dataclass(frozen=True)
+class Faulty(Control):
+    '''Goes wrong in its own way until it is mended.'''
+
+    how: str = ""
+
+    def weights(self, old, advantages_T, batch):
+        found = None if MENDED.exists() else FAULTS[self.how]()
+        return torch.ones_like(advantages_T) * (1 if found is None else found)
+
+
+METHODS = {"faulty": Faulty}
+"""
+ENDS = {  # of each fault, as the table tells it
+    "diverges": "method faulty(how=diverges) gives weights or advantages that are not finite (in step 1)",
+    "raises": "IndexError: list index out of range (in stats of step 1)",
+    "crashes": "its process ended by SIGSEGV in stats of step 1",
+    "is_killed": "its process ended by SIGKILL (out of memory?) in stats of step 1",
+    "lacks_memory": "out of memory (in stats of step 1): at most ",
+    "fills_the_disk": "OSError: [Errno 27] File too large",
+}
+
+
+@pytest.mark.slow
 def test_one_failing_cell_is_one_row(tmp_path: Path) -> None:
-    plugin = "from dataclasses import dataclass\nfrom harness.method import Control\n"
-    plugin += "@dataclass(frozen=True)\nclass Broken(Control):\n    '''Gives weights that are not finite.'''\n"
-    plugin += "    def weights(self, old, advantages_T, batch):\n        return advantages_T / 0\n"
-    plugin += "METHODS = {'broken': Broken}\n"
-    (tmp_path / "broken_method.py").write_text(plugin)
-    short = ["methods=[grpo,broken]", "seeds=[0]", *SHORT[2:], "--plugin", "broken_method"]
+    (tmp_path / "faulty_methods.py").write_text(FAULTS)
+    faulty = [f"faulty(how={how})" for how in ENDS]
+    methods = f"methods=[grpo,{','.join(map(repr, faulty))}]"
+    short = [methods, "seeds=[0]", *SHORT[2:], "train.steps=1", "eval.every=0", "--plugin", "faulty_methods"]
     result = entrobench("run", "demo", *short, cwd=tmp_path, code=1)
-    assert "method broken gives weights or advantages that are not finite" in result.stdout
     rows = json.loads(entrobench("leaderboard", "demo", *short, "--format", "json", cwd=tmp_path).stdout)
-    assert {row["method"]: row["seeds_done"] for row in rows} == {"grpo": 1, "broken": 0}
+    assert {row["method"]: row["seeds_done"] for row in rows} == {"grpo": 1, **dict.fromkeys(faulty, 0)}
+    told = entrobench("status", "demo", *short, cwd=tmp_path).stdout
+    for how, end in ENDS.items():
+        assert end in result.stdout, how
+        assert end[:40] in told, how
+    assert told.count("the end of ") == len(ENDS)
+    for words in ("IndexError: list index out of range\n", "hardware.micro_tokens, set hardware.recompute=true or "):
+        assert f"    {words}" in told or words in told
+
+    (tmp_path / "mended").touch()
+    chosen = ["seeds=[0,1]", "--retry-failed", "--only", faulty[0], "--only", "grpo"]
+    again = entrobench("run", "demo", *short, *chosen, cwd=tmp_path).stdout
+    assert "matrix demo: 1 of 14 cells, 0 done before, 1 to run" in again
+    states = [json.loads((cell / "state.json").read_text())["state"] for cell in cells(tmp_path)]
+    assert sorted(states) == ["done"] * 2 + ["failed"] * (len(ENDS) - 1), "and nothing else has run"
+    wrong = entrobench("run", "demo", *short, "--only", "grp", cwd=tmp_path, code=2).stderr
+    assert "--only is 'grp'; allowed: " in wrong
+    assert "did you mean 'grpo'?" in wrong
 
 
 @pytest.mark.skipif(choice.installed() is not None, reason="vLLM is installed here")
@@ -219,11 +285,31 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     assert "belongs to the matrix 'mine'" in entrobench("run", "demo", cwd=tmp_path, code=2).stderr
 
 
-@pytest.mark.parametrize("moment", ["starting", "running"])
-def test_interrupted_it_says_so_once_and_stops_its_cells(moment: str, tmp_path: Path) -> None:
-    """By Ctrl-C, which a terminal sends to every process of the run: also while the first ones import torch."""
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """Lets Ctrl-C reach the processes of a test, also where a shell has started all tests in its background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_interrupts")
+@pytest.mark.parametrize(
+    ("moment", "sent", "to_all"),
+    [
+        ("starting", signal.SIGINT, True),
+        ("running", signal.SIGINT, True),
+        ("starting", signal.SIGHUP, True),
+        ("running", signal.SIGTERM, False),
+    ],
+)
+def test_interrupted_it_says_so_once_and_stops_its_cells(
+    moment: str, sent: signal.Signals, to_all: bool, tmp_path: Path
+) -> None:
+    """By Ctrl-C or the end of the terminal, which every process of the run hears of, also while the first ones import
+    torch; and by SIGTERM, of which the runner alone hears."""
     with subprocess.Popen(
-        [sys.executable, "-m", "harness.cli", "run", "smoke"],
+        [sys.executable, "-m", "harness.cli", "run", "smoke", f"results={tmp_path / 'results'}"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
@@ -237,10 +323,13 @@ def test_interrupted_it_says_so_once_and_stops_its_cells(moment: str, tmp_path: 
         while moment == "running" and not any(tmp_path.glob("results/smoke/*/metrics.jsonl")):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)
+        owners = [lease.holder(folder) for folder in cells(tmp_path, "smoke")]
+        (os.killpg if to_all else os.kill)(process.pid, sent)
         _, said = process.communicate(timeout=60)
     assert said == "\nentrobench: interrupted; what is done is kept, and the same command goes on\n"
-    assert process.returncode == 130
+    assert process.returncode == 128 + sent
+    assert any(owners) == (moment == "running")
+    assert all(lease.born(owner.process) is None for owner in owners if owner), "no cell outlives the runner"
     told = entrobench("status", "smoke", cwd=tmp_path).stdout
     assert "running" not in told
     assert ("stale" in told) == (moment == "running")

@@ -170,7 +170,7 @@ def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: 
     write(tmp_path / "cell", "hardware.ranks=2", "plugins=[one_rank_fails]", method="failing")
     assert divided(tmp_path / "cell", 2) == 1
     state = files.read_json(tmp_path / "cell" / "state.json")
-    assert (state["state"], state["reason"]) == ("failed", "the second rank has had enough")
+    assert (state["state"], state["reason"]) == ("failed", "the second rank has had enough (in stats of step 1)")
 
 
 SIZES = {

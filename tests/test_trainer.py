@@ -199,15 +199,8 @@ def test_a_policy_that_moved_since_the_statistics_is_noticed(dtype: str, tmp_pat
         return stats
 
     trainer.stats_before = moved  # type: ignore[method-assign]
-    with pytest.raises(CellFailure, match="ratio of the first update is not 1"):
+    with pytest.raises(CellFailure, match="the importance ratio of the first update is 1; "):
         trainer.train_step(1, Stopwatch())
-
-
-def test_a_rare_token_may_be_off_in_bfloat16_alone(tmp_path: Path) -> None:
-    off = [torch.zeros(199), torch.tensor([0.7])]
-    build(tmp_path / "short", "grpo", "train.dtype=bfloat16").check_first_ratio(off)
-    with pytest.raises(CellFailure, match=r"ratio of the first update is not 1 \(\|log ratio\| up to 0.7\)"):
-        build(tmp_path / "exact").check_first_ratio(off)
 
 
 def test_a_tokenizer_of_another_model_is_named(tmp_path: Path) -> None:

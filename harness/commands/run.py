@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 
 import tasks
@@ -32,6 +33,10 @@ def add(commands: Commands) -> None:
         help="cells side by side, at most (default: as many as there are GPUs for, or cores)",
     )
     parser.add_argument("--launcher", choices=LAUNCHERS, default="local")
+    parser.add_argument("--retry-failed", action="store_true", help="run the cells that failed, and no others")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="METHOD", help="run the cells of this method, and no others"
+    )
     parser.add_argument(
         "--keep-stale",
         action="store_true",
@@ -41,14 +46,30 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
-    code = run(config, arguments.jobs, arguments.launcher, keep_stale=arguments.keep_stale)
+    code = run(
+        config,
+        arguments.jobs,
+        arguments.launcher,
+        keep_stale=arguments.keep_stale,
+        only=arguments.only,
+        retry_failed=arguments.retry_failed,
+    )
     uri = without_password(config.tracking_uri)
     console.print(f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {uri}")
     return code
 
 
-def run(config: Config, jobs: int | None = None, where: str = "local", *, keep_stale: bool = False) -> int:
-    """Runs the missing cells, feeds MLflow, prints the leaderboard; returns the exit code."""
+def run(
+    config: Config,
+    jobs: int | None = None,
+    where: str = "local",
+    *,
+    keep_stale: bool = False,
+    only: Sequence[str] = (),
+    retry_failed: bool = False,
+) -> int:
+    """Runs the missing cells, or those of some methods and those that failed, feeds MLflow, prints the leaderboard;
+    returns the exit code."""
     from harness.launch import launcher
     from harness.launch.progress import LiveView
     from harness.record.feeder import within
@@ -56,24 +77,28 @@ def run(config: Config, jobs: int | None = None, where: str = "local", *, keep_s
     matrix = cells(config)
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs is {jobs}; allowed: 1 and more")
+    for method in only:
+        one_of("--only", method, config.methods)
     check_problems(config)
     if any(models.resolve(model).shape() is None for model in config.models):
         fetch_models(config)
         matrix = cells(config)  # anew: the shape of a model, known by now, decides which engine samples from it
-    todo = [cell for cell in matrix if not settled(cell, keep_stale) or any(sums.changed(cell.folder))]
+    chosen = [cell for cell in matrix if not only or cell.method in only]
+    if retry_failed:
+        chosen = [cell for cell in chosen if State.known(cell.folder).state == "failed"]
+    todo = [cell for cell in chosen if not settled(cell, keep_stale) or any(sums.changed(cell.folder))]
     if todo:
         check_engines(config)
     claim(config)
     fetch_models(config)
-    console.print(
-        f"matrix {config.name}: {len(matrix)} cells, {len(matrix) - len(todo)} done before, {len(todo)} to run"
-    )
+    number = f"{len(matrix)} cells" if chosen == matrix else f"{len(chosen)} of {len(matrix)} cells"
+    console.print(f"matrix {config.name}: {number}, {len(chosen) - len(todo)} done before, {len(todo)} to run")
     progress = [(cell, cell.progress()) for cell in todo]
     tell_outdated(progress, "they begin anew, and the earlier attempts are kept beside them")
     if todo:
-        with LiveView(console, matrix, todo, config.tracking_uri) as view:
+        with LiveView(console, chosen, todo, config.tracking_uri) as view:
             launcher.run(todo, launcher_of(where, config, jobs), view)
-    failed = [cell for cell in matrix if not settled(cell, keep_stale)]
+    failed = [cell for cell in chosen if not settled(cell, keep_stale)]
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
     if not within(60 * config.tracking.patience_minutes, lambda: conclude(config, matrix)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from harness.base import fit
 from harness.base.fit import Column
@@ -11,6 +12,8 @@ from harness.launch import slurm
 from harness.matrix import cells, leftovers
 
 COLUMNS = [*map(Column, ("cell", "state", "step", "entropy", "reward")), Column("reason", folds=True)]
+
+LINES, TAIL = 5, 4096  # of the log of a cell that failed: so many, of so many bytes at most
 
 
 def add(commands: Commands) -> None:
@@ -30,6 +33,11 @@ def call(arguments: argparse.Namespace) -> int:
         step = f"{progress.step}/{cell.config.train.steps}"
         rows.append([cell.label, progress.state, step, *numbers, "; ".join(filter(None, (job, progress.reason)))])
     fit.show(console, COLUMNS, rows, goes=[("entropy", "reward")])
+    for cell, progress in found:
+        if progress.state == "failed":
+            console.print(f"the end of {cell.folder / 'log.txt'}:", style="red")
+            for line in last_words(cell.folder):
+                console.print(f"    {line}", style="dim")
     tell_outdated(found, "`entrobench run` runs them anew, with --keep-stale it keeps those that are done")
     others, attempts = leftovers(config, matrix)
     if others:
@@ -39,3 +47,13 @@ def call(arguments: argparse.Namespace) -> int:
     if others or attempts:
         console.print("`entrobench clean` removes what no configuration means any more")
     return 0
+
+
+def last_words(folder: Path) -> list[str]:
+    """Returns the last lines of a cell's log."""
+    path = folder / "log.txt"
+    if not path.exists():
+        return []
+    with open(path, "rb") as file:
+        file.seek(max(path.stat().st_size - TAIL, 0))
+        return file.read().decode(errors="replace").splitlines()[-LINES:]

@@ -6,6 +6,7 @@ which the cell's process and this one share.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from harness.base import standing
 from harness.base.errors import UserError
 from harness.matrix import Cell
 from harness.record import lease, state
@@ -67,36 +69,66 @@ class Watcher(Protocol):
     def ended(self, cell: Cell) -> None: ...
 
 
+LINGERING = 20.0  # seconds for a process to end once its cell has: a thread may keep it alive for ever
+
+
+class Life:
+    """The time of a cell's process."""
+
+    def __init__(self, running: Running) -> None:
+        self.running, self.before = running, State.known(running.cell.folder)
+        self.lease = lease.last(running.cell.folder)  # of an earlier one
+        self.began: float | None = None
+        self.over: float | None = None  # since when there is nothing left to do
+
+    @property
+    def place(self) -> str:
+        """Returns where it stood last, as the end of a sentence."""
+        last = lease.last(self.running.cell.folder)
+        where = standing.of(last.room) if last and last != self.lease else ""
+        return f" in {where}" if where else ""
+
+    def limit(self) -> None:
+        """Ends a process that takes too long, or that goes on though its cell has ended."""
+        if self.running.waits():
+            return
+        cell, now = self.running.cell, time.monotonic()
+        minutes, state = cell.config.hardware.timeout_minutes, State.known(cell.folder)
+        self.began = self.began or now
+        if state.ended and state != self.before:
+            self.over = self.over or now
+            if now - self.over > LINGERING:
+                self.running.kill()
+        elif minutes is not None and now - self.began > 60 * minutes:
+            self.running.kill()
+            failed(cell.folder, f"it took longer than hardware.timeout_minutes ({minutes}){self.place}")
+
+
 def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float = 0.5) -> None:
     """Runs the cells in order, and waits for those that others run. Interrupted, it stops its own."""
     waiting, running, elsewhere = list(cells), list[Running](), list[Cell]()
-    began: dict[str, float] = {}
+    lives: dict[str, Life] = {}
     watcher.starting(waiting[:1], len(waiting) - 1)
     with launcher:
         while waiting or running or elsewhere:
             for started in launcher.start(waiting) if waiting else ():
                 waiting.remove(started.cell)
                 running.append(started)
+                lives[started.cell.key] = Life(started)
             time.sleep(poll)
             for each in list(running):
                 cell, code = each.cell, each.code()
                 if code is None:
-                    limit = cell.config.hardware.timeout_minutes
-                    if limit is None or each.waits():
-                        continue
-                    if time.monotonic() - began.setdefault(cell.key, time.monotonic()) > 60 * limit:
-                        each.kill()
-                        failed(cell.folder, f"it took longer than hardware.timeout_minutes ({limit})")
+                    lives[cell.key].limit()
                     continue
                 if code != lease.BUSY and lease.holder(cell.folder):
                     continue  # whose end cannot be seen from here: it is believed after a minute without a sign of life
                 running.remove(each)
-                began.pop(cell.key, None)
                 if code == lease.BUSY:
                     elsewhere.append(cell)
                     continue
                 if code:  # otherwise it is done, or was asked to stop where it stood
-                    failed(cell.folder, each.reason())
+                    failed(cell.folder, each.reason() + lives[cell.key].place)
                 watcher.ended(cell)
             for cell in [cell for cell in elsewhere if not lease.holder(cell.folder)]:
                 elsewhere.remove(cell)
@@ -136,8 +168,9 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def failed(folder: Path, reason: str) -> None:
-    """Leaves a reason in a cell's folder where its own process left none."""
-    with lease.briefly(folder) as ours:
+    """Leaves a reason in a cell's folder where its own process left none. On a disk that is full that may not be
+    possible: the cell then counts as stopped, and the others go on."""
+    with contextlib.suppress(OSError), lease.briefly(folder) as ours:
         if ours and not State.known(folder).ended:
             state.change(folder, state="failed", reason=reason)
 

@@ -9,15 +9,21 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from types import ModuleType, TracebackType
 
+from harness.base.errors import UserError
 from harness.launch.launcher import ended_by, environment, prepare
 from harness.launch.pool import Pool, Taken
 from harness.matrix import Cell
+
+STARTS, PAUSE = 3, 0.5  # of a process: so often, so many seconds apart
+ENDING = 5.0  # seconds for cells to end when they are asked to
+UNKNOWN = 255  # stands for the exit code of a process whose server has ended
 
 
 class Process:
@@ -34,7 +40,8 @@ class Process:
         return self.process.exitcode
 
     def reason(self) -> str:
-        return ended_by(self.process.exitcode or 0)
+        code = self.process.exitcode or 0
+        return "the process that it was forked from has ended" if code == UNKNOWN else ended_by(code)
 
     def kill(self) -> None:
         self.process.kill()
@@ -58,7 +65,8 @@ class Local:
         for each in self.processes:
             each.process.terminate()
         for each in self.processes:
-            each.process.join()
+            each.process.join(ENDING)
+            each.kill()
         self.server.__exit__(kind, error, trace)
 
     def start(self, waiting: Sequence[Cell]) -> list[Process]:
@@ -78,11 +86,23 @@ class Local:
 
 
 def start(cell: Cell, gpus: Sequence[str]) -> BaseProcess:
-    arguments = (str(cell.folder), gpus)
-    process = multiprocessing.get_context("forkserver").Process(target=work, args=arguments, daemon=True)
-    with no_script():
-        process.start()
-    return process
+    """Starts a cell; and the server anew where that has ended, as when the system lacks memory."""
+    for _ in range(STARTS):
+        process = multiprocessing.get_context("forkserver").Process(
+            target=work, args=(str(cell.folder), gpus), daemon=True
+        )
+        with without_interrupts():
+            forkserver.ensure_running()
+        try:
+            with no_script():
+                process.start()
+            return process
+        except (EOFError, ConnectionError):
+            time.sleep(PAUSE)
+    raise UserError(
+        f"the process that imports torch for all cells was ended {STARTS} times while it did so; likely cause: this "
+        "machine lacks memory, so end what else runs here"
+    )
 
 
 @contextmanager
@@ -123,10 +143,10 @@ def server(threads: int) -> Iterator[None]:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Holds back Ctrl-C, and for ever from processes that start meanwhile: a terminal sends it to all of them, but what
-    to do about it is decided here alone.
+    """Holds back Ctrl-C and SIGHUP, and for ever from processes that start meanwhile: a terminal sends them to all of
+    them, but what to do about it is decided here alone.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:

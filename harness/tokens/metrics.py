@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from harness.base import ranks
+from harness.base import ranks, standing
 from harness.batch import Rollout, TokenBatch
 from harness.composition import Signal
 from harness.config import Correction
@@ -28,9 +28,10 @@ class Stopwatch:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        yield
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        with standing.here.at(name):
+            yield
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
         self.seconds[f"time/{name}_s"] = self.seconds.get(f"time/{name}_s", 0.0) + time.perf_counter() - start
 
 

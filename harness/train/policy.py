@@ -18,7 +18,7 @@ from harness.batch import TokenBatch, TokenStats
 from harness.config import Hardware, Train
 from harness.tokens.head import Head
 from harness.tokens.statistics import token_stats
-from harness.train import packing, weights
+from harness.train import invariants, packing, weights
 
 
 class Learner:
@@ -105,7 +105,9 @@ class Learner:
         if self.masters is not self.weights:
             for name, weight in self.weights.items():
                 self.masters[name].grad = None if weight.grad is None else ranks.on_cpu(weight.grad)
+        before = invariants.sample(self.masters)
         self.optimizer.step()
+        invariants.check_changed(before, self.masters, norm, lr)
         self.optimizer.zero_grad(set_to_none=True)
         self.network.zero_grad(set_to_none=True)
         self.publish()
@@ -249,6 +251,11 @@ class Policy(Learner):
         model = weights.outline(folder, AutoModelForCausalLM)
         self.module, self.temperature = weights.checked(model, folder), temperature
         super().__init__(Scorer(self.module, temperature, device), folder, train, train.lr, device, dtype, hardware)
+
+    @property
+    def vocabulary(self) -> int:
+        """Returns how many tokens it gives a probability."""
+        return len(head_of(self.module).weight_VD)
 
     def stats(self, batch: TokenBatch, needs: frozenset[str] = frozenset(), *, entropy: bool = True) -> TokenStats:
         """Returns the statistics of the present policy, without gradient."""

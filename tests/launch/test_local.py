@@ -16,9 +16,11 @@ import pytest
 from places import REPOSITORY
 
 from harness import config, matrix
+from harness.base.errors import UserError
 from harness.launch import launcher, local
 from harness.launch.local import Local
 from harness.matrix import Cell
+from harness.record import lease
 from harness.record.log import MetricsLog
 from harness.record.state import State
 
@@ -70,7 +72,7 @@ def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.
     patch.setattr(local.forkserver, "ensure_running", lambda: None)
     watcher = Silent()
     launcher.run([cell, other], Local(1, 1), watcher, poll=0.05)
-    assert watcher.heard == [cell.key, other.key], "the others go on"
+    assert {*watcher.heard} == {cell.key, other.key}, "the others go on"
     return cell, State.read(cell.folder)
 
 
@@ -84,11 +86,55 @@ def test_a_cell_that_takes_too_long_fails_with_its_reason(
     assert cell.progress().state == "failed"
 
 
+@pytest.mark.parametrize("minutes", ["0.005", "null"])
 def test_a_cell_that_is_done_stays_done_though_its_process_lingers(
+    minutes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the run wait for ever for a process that a thread keeps alive."""
+    monkeypatch.setattr(launcher, "LINGERING", 0.5)
+    _, found = ran(finish_and_sleep, tmp_path, minutes, monkeypatch)
+    assert found == State("done")
+
+
+def test_a_limit_of_time_says_nothing_of_a_cell_that_another_run_works_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, found = ran(finish_and_sleep, tmp_path, "0.005", monkeypatch)
+    """One process works and holds the lease; the other run's process, which waits for that, takes too long."""
+
+    def work_for_a_second(folder: Path) -> None:
+        with lease.held(folder):
+            State("running").write(folder)
+            time.sleep(1.5)
+            State("done").write(folder)
+
+    cell, _ = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))
+    first = multiprocessing.get_context("fork").Process(target=work_for_a_second, args=(cell.folder,))
+    first.start()
+    while not lease.holder(cell.folder):
+        time.sleep(0.01)
+    _, found = ran(sleep, tmp_path, "0.005", monkeypatch)
+    first.join()
     assert found == State("done")
+
+
+def test_a_server_that_dies_while_it_imports_is_started_again_or_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths: list[BaseException] = []
+
+    def start(process: BaseProcess) -> None:
+        if deaths:
+            raise deaths.pop()
+
+    monkeypatch.setattr(BaseProcess, "start", start)
+    monkeypatch.setattr(local.forkserver, "ensure_running", lambda: None)
+    monkeypatch.setattr(local, "PAUSE", 0.0)
+    cell, _ = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))
+    deaths += [EOFError(), ConnectionRefusedError()]
+    assert local.start(cell, ()).daemon
+    deaths += [EOFError()] * local.STARTS
+    with pytest.raises(UserError, match=r"^the process that imports torch for all cells was ended 3 times"):
+        local.start(cell, ())
 
 
 def test_a_cell_that_dies_before_it_wrote_anything_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

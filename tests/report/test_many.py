@@ -20,7 +20,7 @@ from harness.matrix import Cell, cells
 from harness.record import log, sums
 from harness.record.artifacts import FOLDER
 from harness.record.made import Made
-from harness.record.runs import reader
+from harness.record.reader import reader
 from harness.record.state import State
 from harness.record.store import store
 from harness.record.sync import experiment_of

@@ -1,0 +1,261 @@
+"""Kills the processes of a matrix at moments drawn by a seed, and compares what comes of it with an uninterrupted run.
+
+    python -m benchmarks.soak [minutes] [cells] [seed]
+
+The victim is a cell, the server that cells are forked from, the runner, or all of them; the moment a phase of a cell, a
+write, or any. What must be as if nothing had happened: every number but times, every sample, every weight, and MLflow
+with each cell and each point once. No cell may outlive its runner for more than some seconds, and no memory or files
+of the runner may grow while cells come and go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.base import standing
+from harness.record import lease
+from harness.record.reader import reader
+from harness.record.sync import name_of
+
+SETTINGS = ["methods=[grpo,clip_b]", "train.steps=3", "train.prompts=4", "train.updates=2", "train.group=4"]
+SETTINGS += ["eval.problems=4", "eval.samples=4", "eval.k=2", "eval.every=0", "checkpoint.every=1", "dynamics.every=0"]
+SETTINGS += ["name=soak"]
+VICTIMS = ("cell", "server", "runner", "all")
+PHASES = ("loading the model", "rollout", "update", "evaluate", "saving the model")
+MOMENTS = (*PHASES, "importing", "checkpoint", "line", "done", "any")
+LATEST = 20.0  # seconds to wait for a moment
+ORPHANS = 10.0  # seconds for cells to end whose runner was killed
+GROWTH = 48 * 2**20  # bytes that the runner may grow by after a quarter of its cells
+
+
+@dataclass
+class Harm:
+    """Counts what was done."""
+
+    killed: Counter[str] = field(default_factory=Counter)
+    runs: int = 0
+    slowest: float = 0.0  # seconds from the end of a runner to that of its last cell
+
+
+class Run:
+    """A runner as people start it."""
+
+    def __init__(self, folder: Path, settings: list[str]) -> None:
+        self.folder = folder / "results" / "soak"
+        self.log = open(folder / "said.txt", "ab")  # noqa: SIM115  as long as the process
+        command = [sys.executable, "-m", "harness.cli", "run", "demo", *settings, f"results={folder / 'results'}"]
+        self.process = subprocess.Popen(command, cwd=folder, stdout=self.log, stderr=self.log, start_new_session=True)
+
+    def parts(self) -> dict[str, list[int]]:
+        """Returns the ids of its processes by what they are."""
+        children: dict[int, list[int]] = {}
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):  # it has ended
+                told = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+                children.setdefault(int(told[1]), []).append(int(process))
+        server = [child for child in children.get(self.process.pid, []) if b"forkserver" in words(child)]
+        cells = [cell for each in server for cell in children.get(each, [])]
+        return {"runner": [self.process.pid], "server": server, "cell": cells}
+
+    def close(self) -> int:
+        self.log.close()
+        return self.process.wait()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Returns how many files the runner has open, and its memory in bytes."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return len(os.listdir(f"/proc/{self.process.pid}/fd")), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def words(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+# The moments
+
+
+def lines(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*/metrics.jsonl"))
+
+
+def done(folder: Path) -> int:
+    return sum(b'"done"' in path.read_bytes() for path in folder.glob("*/state.json"))
+
+
+def comes(moment: str, run: Run) -> Callable[[], bool]:
+    """Returns what says whether a moment has come since now."""
+    folder = run.folder
+    before = {"line": lines(folder), "done": done(folder)}
+    if moment == "importing":
+        return lambda: bool(run.parts()["server"])
+    if moment == "checkpoint":
+        return lambda: any(folder.glob("*/leases/*/.step-*"))
+    if moment == "line":
+        return lambda: lines(folder) > before["line"]
+    if moment == "done":
+        return lambda: done(folder) > before["done"]
+    if moment == "any":
+        return lambda: True
+    return lambda: any(standing.of(path.parent).startswith(moment) for path in folder.glob("*/leases/*/standing-0"))
+
+
+def wait(run: Run, moment: str, dice: random.Random) -> bool:
+    """Waits for a moment and a little longer, as long as the run goes on; returns whether it does."""
+    come, deadline = comes(moment, run), time.monotonic() + LATEST
+    while run.process.poll() is None and time.monotonic() < deadline and not come():
+        time.sleep(0.002)
+    time.sleep(dice.random() * (3 if moment in ("any", "importing") else 0.05))
+    return run.process.poll() is None
+
+
+def kill(run: Run, victim: str) -> float:
+    """Kills a part of a run, if it is there; returns the seconds until no cell is left that has lost its runner."""
+    parts = run.parts()
+    for name in ("runner", "server", "cell") if victim == "all" else (victim,):
+        for process in parts[name][: None if victim == "all" else 1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    if victim not in ("runner", "all"):
+        return 0.0
+    began = time.monotonic()
+    run.close()
+    while left := [each for each in parts["cell"] if lease.born(each)]:
+        assert time.monotonic() - began < ORPHANS, f"cells {left} outlive their runner"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def harmed(folder: Path, settings: list[str], kills: int, until: float, seed: int) -> Harm:
+    """Runs a matrix to its end though its processes are killed, so many times or until that time comes."""
+    dice, harm = random.Random(seed), Harm()
+    plan = [(moment, victim) for moment in MOMENTS for victim in VICTIMS]
+    dice.shuffle(plan)
+    run = None
+    for number in range(kills):
+        moment, victim = plan[number % len(plan)]
+        if time.monotonic() > until:
+            break
+        if run is None or run.process.poll() is not None:
+            harm.runs += 1
+            run = Run(folder, settings)
+        if not wait(run, moment, dice):
+            if run.close() == 0:  # nothing is left to be killed
+                return harm
+            continue
+        harm.slowest = max(harm.slowest, kill(run, victim))
+        harm.killed[f"{victim} at {moment}"] += 1
+    while run is None or run.close():
+        harm.runs += 1
+        assert harm.runs < kills + 5, f"it does not come to an end; see {folder / 'said.txt'}"
+        run = Run(folder, settings)
+    return harm
+
+
+# What must be the same
+
+
+def records(folder: Path) -> dict[str, dict[str, Any]]:
+    """Returns all that the cells of a matrix have left, by cell, but for times and ids."""
+    found: dict[str, dict[str, Any]] = {}
+    for cell in sorted(path.parent for path in folder.glob("results/soak/*/config.yaml")):
+        kept = [path for part in ("samples", "evals", "model") for path in sorted((cell / part).rglob("*"))]
+        found[cell.name] = {
+            **{str(path.relative_to(cell)): hashlib.sha256(path.read_bytes()).hexdigest() for path in kept},
+            "state": json.loads((cell / "state.json").read_bytes())["state"],
+            "steps": [(line["step"], numbers(line["metrics"])) for line in logged(cell)],
+        }
+    return found
+
+
+def logged(cell: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (cell / "metrics.jsonl").read_bytes().splitlines()]
+
+
+def numbers(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith("time/")}
+
+
+def check_mlflow(folder: Path) -> None:
+    """Raises AssertionError where MLflow does not hold each cell and each point once."""
+    with reader(f"sqlite:///{folder / 'results' / 'mlflow.db'}") as source:
+        every = [run for run in source.runs(source.experiments()["soak"]) if "cell" in run.tags]
+        points_of = source.curves(every, lambda name: not name.startswith(("final/", "time/")))
+        curves = {run.tags["cell"]: points for run, points in zip(every, points_of, strict=True)}
+    cells = {path.parent.name.rpartition("-")[2]: path.parent for path in folder.glob("results/soak/*/config.yaml")}
+    assert len(every) == len(curves), "a cell has several runs"
+    assert curves.keys() == cells.keys()
+    for key, cell in cells.items():
+        wanted: dict[str, list[tuple[int, float]]] = {}
+        for line in logged(cell):
+            for name, value in numbers(line["metrics"]).items():
+                wanted.setdefault(name_of(name), []).append((line["step"], value))
+        there = {name: [(point.step, point.value) for point in points] for name, points in curves[key].items()}
+        assert there == wanted, cell.name
+
+
+# The reference, and whether the runner grows
+
+
+def watched(folder: Path, settings: list[str], cells: int) -> list[tuple[int, int]]:
+    """Runs a matrix to its end; returns open files and memory of the runner after a quarter of the cells and near the
+    end."""
+    run, sizes = Run(folder, settings), list[tuple[int, int]]()
+    while run.process.poll() is None:
+        with contextlib.suppress(OSError):  # it has just ended
+            if done(run.folder) >= (cells // 4, cells - 2)[len(sizes) > 0]:
+                sizes[1:] = [run.size]
+        time.sleep(0.1)
+    assert run.close() == 0, (folder / "said.txt").read_text()
+    return sizes
+
+
+def soak(folder: Path, cells: int, kills: int, minutes: float, seed: int) -> tuple[Harm, list[tuple[int, int]]]:
+    """Raises AssertionError where a killed matrix ends in another way than one that was left in peace."""
+    settings = [*SETTINGS, f"seeds=[{','.join(map(str, range(cells // 2)))}]"]
+    places = [folder / "in-peace", folder / "killed"]
+    for place in places:
+        place.mkdir()
+    sizes = watched(places[0], settings, cells)
+    harm = harmed(places[1], settings, kills, time.monotonic() + 60 * minutes, seed)
+    expected, found = map(records, places)
+    assert len(expected) == cells
+    assert found == expected
+    for place in places:
+        check_mlflow(place)
+    (files, memory), (files_later, memory_later) = sizes[0], sizes[-1]
+    assert files_later <= files + 2, f"the runner has {files_later} open files, {files} before"
+    assert memory_later <= memory + GROWTH, f"the runner has grown from {memory} to {memory_later} bytes"
+    return harm, sizes
+
+
+def main(minutes: float = 60.0, cells: int = 200, seed: int = 0) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        harm, sizes = soak(Path(folder), cells, 10**6, minutes, seed)
+    print(f"{cells} cells are the same after {harm.killed.total()} kills in {harm.runs} runs:")
+    for what, times in sorted(harm.killed.items()):
+        print(f"  {times:4d}  {what}")
+    print(f"the last cell ended {harm.slowest:.1f} s after its runner, at the latest")
+    print(f"open files and MiB of the runner, early and late: {[(n, size >> 20) for n, size in sizes]}")
+
+
+if __name__ == "__main__":
+    given = [float(each) for each in sys.argv[1:]]
+    main(*given[:1], *map(int, given[1:]))
