@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from places import REPOSITORY
 
 from harness import cell as process
 from harness import cli, config, matrix
-from harness.base import locks
+from harness.base import files, locks
+from harness.base.errors import UserError
 from harness.launch.launcher import prepare
 from harness.record import sync
 from harness.record.log import MetricsLog
@@ -115,17 +117,15 @@ def test_where_no_file_can_be_locked_a_file_is_the_lock(
         locks.lock(tmp_path / "mlflow.lock").acquire(timeout=0)
 
 
-@pytest.mark.processes
-def test_who_has_no_home_is_told_what_to_set() -> None:
-    if os.getuid():
-        pytest.skip("this user may not be another")
-    program = "from harness.base.files import default_cache; default_cache()"
-    command = [sys.executable, "-c", f"import os; os.setuid(54321); {program}"]
-    given = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
-    ran = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
-    if "UserError" not in ran.stderr:
-        pytest.skip("another user cannot read this installation")
-    assert "this user has no home folder, where models are kept; set ENTROBENCH_CACHE" in ran.stderr
+def test_who_has_no_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(user: int) -> NoReturn:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("ENTROBENCH_CACHE", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(UserError, match="this user has no home folder, where models are kept; set ENTROBENCH_CACHE"):
+        files.default_cache()
 
 
 @pytest.mark.slow
