@@ -246,13 +246,17 @@ def soak(folder: Path, cells: int, kills: int, minutes: float, seed: int) -> tup
 
 
 def main(minutes: float = 60.0, cells: int = 200, seed: int = 0) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        harm, sizes = soak(Path(folder), cells, 10**6, minutes, seed)
-    print(f"{cells} cells are the same after {harm.killed.total()} kills in {harm.runs} runs:")
-    for what, times in sorted(harm.killed.items()):
-        print(f"  {times:4d}  {what}")
-    print(f"the last cell ended {harm.slowest:.1f} s after its runner, at the latest")
-    print(f"open files and MiB of the runner, early and late: {[(n, size >> 20) for n, size in sizes]}")
+    """Begins with another seed whenever a matrix has ended, until the time is over."""
+    until = time.monotonic() + 60 * minutes
+    while (left := until - time.monotonic()) > 0:
+        with tempfile.TemporaryDirectory() as folder:
+            harm, sizes = soak(Path(folder), cells, 10**6, left / 60, seed)
+        print(f"seed {seed}: {cells} cells are the same after {harm.killed.total()} kills in {harm.runs} runs:")
+        for what, times in sorted(harm.killed.items()):
+            print(f"  {times:4d}  {what}")
+        print(f"the last cell ended {harm.slowest:.1f} s after its runner, at the latest")
+        print(f"open files and MiB of the runner, early and late: {[(n, size >> 20) for n, size in sizes]}", flush=True)
+        seed += 1
 
 
 if __name__ == "__main__":
