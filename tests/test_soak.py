@@ -12,6 +12,5 @@ from benchmarks import soak
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_matrix_whose_processes_are_killed_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
-    harm, sizes = soak.soak(tmp_path, cells=4, kills=4, minutes=0.5, seed=0)
+    harm, _ = soak.soak(tmp_path, cells=4, kills=4, minutes=0.5, seed=0)
     assert harm.killed.total() >= 1
-    assert len(sizes) == 2
