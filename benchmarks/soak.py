@@ -265,5 +265,4 @@ def main(minutes: float = 60.0, cells: int = 200, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    given = [float(each) for each in sys.argv[1:]]
-    main(*given[:1], *map(int, given[1:]))
+    main(*map(int, sys.argv[1:]))
