@@ -30,6 +30,10 @@ types: $(SET_UP_DEV)
 bench: .venv/ready-bench
 	$(BIN)/python -m benchmarks
 
+# An hour of matrices whose processes are killed at random; the tests hold a minute of it.
+soak: $(SET_UP_DEV)
+	$(BIN)/python -m benchmarks.soak
+
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m pytest tests/vllm
 
@@ -66,4 +70,4 @@ bench-vllm: .venv-vllm/ready
 	@.venv-vllm/bin/pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
-.PHONY: demo test test-fast lint types bench test-vllm bench-vllm
+.PHONY: demo test test-fast lint types bench soak test-vllm bench-vllm

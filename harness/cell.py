@@ -168,12 +168,12 @@ class Diary:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.launcher = folder, os.getppid()
-        self.started, self.earlier = time.time(), State.known(folder).seconds
+        self.started, self.earlier = time.monotonic(), State.known(folder).seconds
 
     @property
     def seconds(self) -> float:
         """Returns the seconds of work so far, over all lives of the cell."""
-        return self.earlier + time.time() - self.started
+        return self.earlier + time.monotonic() - self.started
 
     @property
     def orphaned(self) -> bool:

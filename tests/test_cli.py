@@ -132,34 +132,6 @@ def test_status_list_and_report(finished: Path) -> None:
     assert pictures == {"entropy-countdown.svg", "pass_at_2-countdown.svg"}
 
 
-def test_killed_anywhere_it_ends_with_the_same_metrics(finished: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness.cli", "run", "demo", *SHORT, "--jobs", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
-    ) as process:
-        deadline = time.monotonic() + 120
-        while not any(tmp_path.glob("results/demo/*/checkpoints/step-*")):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)
-    assert "stale" in entrobench("status", "demo", *SHORT, cwd=tmp_path).stdout
-    entrobench("run", "demo", *SHORT, cwd=tmp_path)
-
-    def logged(folder: Path) -> dict[str, list[dict[str, float]]]:
-        return {
-            cell.name: [
-                {k: v for k, v in json.loads(line)["metrics"].items() if not k.startswith("time/")}
-                for line in (cell / "metrics.jsonl").read_text().splitlines()
-            ]
-            for cell in cells(folder)
-        }
-
-    assert len(logged(finished)) == 4
-    assert logged(tmp_path) == logged(finished)
-
-
 FAULTS = """
 import os, resource, signal
 from dataclasses import dataclass

@@ -14,14 +14,19 @@ from typing import IO, Any
 
 import yaml
 
-from harness.base.errors import Damaged, Taken, Unwritten
+from harness.base.errors import Damaged, Taken, Unwritten, UserError
 
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
 
 
 def default_cache() -> Path:
     """Where models and problem sets are kept once they are made."""
-    return Path(os.environ.get("ENTROBENCH_CACHE") or Path.home() / ".cache" / "entrobench")
+    if given := os.environ.get("ENTROBENCH_CACHE"):
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "entrobench"
+    except RuntimeError as error:  # neither HOME nor the system says where that is
+        raise UserError("this user has no home folder, where models are kept; set ENTROBENCH_CACHE") from error
 
 
 TEMPORARY = re.compile(r"\..+\.(\d+)")  # what is being written, with the process that does it

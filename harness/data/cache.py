@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from harness.base import files
 from harness.base.errors import UserError, nearest
+from harness.base.locks import lock
 from harness.data import clean, sources
 from harness.data.sets import SETS, Problems, known
 
@@ -107,7 +106,7 @@ def write(name: str, problems: Mapping[str, Problems], counts: clean.Counts, loc
         folder().mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"the cache {folder()} cannot be written ({error.strerror}); set ENTROBENCH_CACHE") from error
-    with FileLock(folder() / f"{name}.lock"):
+    with lock(folder() / f"{name}.lock"):
         before = find_card(name)
         same = before is not None and before["fingerprint"] == content_print
         with files.atomic(folder() / str(about["file"])) as file:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from filelock import FileLock
-
+from harness.base.locks import lock
 from harness.data import overlap
 from harness.data.cache import card, find_card, folder, keep_card, rows
 from harness.data.sets import SETS, TRAINED
@@ -28,7 +27,7 @@ def check() -> dict[str, dict[str, Any]]:
             "near": len({match.evaluated for match in matches}),
             "pairs": [[flat[m.evaluated][1]["id"], trained[m.trained]["id"], round(m.share, 3)] for m in matches],
         }
-        with FileLock(folder() / f"{name}.lock"):
+        with lock(folder() / f"{name}.lock"):
             evaluated = card(name)
             evaluated["overlap"][TRAINED] = results[name]
             keep_card(evaluated)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
+from harness.base.locks import lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -44,7 +44,7 @@ def sync(each: Evaluated, uri: str) -> None:
     """Has MLflow hold the evaluation in one run. The same numbers are never sent as a second one; others, such as those
     of an edited task, have a run of their own. That the run is finished is said last, so it vouches for all the rest.
     """
-    with FileLock(each.folder / "mlflow.lock"), store(uri, write=True) as client:
+    with lock(each.folder / "mlflow.lock"), store(uri, write=True) as client:
         run = run_of(client, each, uri)
         artifacts = Artifacts(client, run, uri)
         artifacts.bring_home()

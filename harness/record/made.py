@@ -20,10 +20,9 @@ from importlib.util import resolve_name
 from pathlib import Path
 from types import FunctionType, ModuleType
 
-from filelock import FileLock
-
 from harness.base import files, identities
 from harness.base.errors import Damaged
+from harness.base.locks import lock
 from harness.record import lease
 from harness.record.log import MetricsLog
 
@@ -263,7 +262,7 @@ def unnoted(folder: Path) -> Made:
     """Writes the record of an attempt of which there is none, so that it can be set aside as any other."""
     lines, _ = MetricsLog(folder).whole()
     started = lines[0]["time"] if lines else folder.stat().st_mtime
-    made = Made("", started, None, None, None, sources={}, versions={}, processor="", device="")
+    made = Made(uuid.uuid4().hex, started, None, None, None, sources={}, versions={}, processor="", device="")
     made.write(folder)
     return made
 
@@ -275,7 +274,7 @@ def set_aside(folder: Path, made: Made) -> Path:
     What has been moved before then stays, whatever was written in its place.
     """
     aside = folder.with_name(f"{folder.name}{ASIDE}{made.attempt[:12]}")
-    with FileLock(folder / "mlflow.lock"):  # nobody sends to MLflow what is only half here
+    with lock(folder / "mlflow.lock"):  # nobody sends to MLflow what is only half here
         files.write_text(aside / "config.yaml", (folder / "config.yaml").read_text())
         for path in sorted(folder.iterdir()):
             if path.name in STAYING:

@@ -8,10 +8,9 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
-
 from harness.base import files, identities
 from harness.base.errors import Damaged, UserError
+from harness.base.locks import lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -42,7 +41,7 @@ def sync(folder: Path, uri: str) -> None:
     Before the cell has ended that is what a checkpoint covers: later steps may be run again. Steps that a failed cell
     has sent are not sent again when it is resumed. The tags are written last, so they vouch for all the rest.
     """
-    with FileLock(folder / "mlflow.lock"), store(uri, write=True) as client:
+    with lock(folder / "mlflow.lock"), store(uri, write=True) as client:
         spec, state, made = CellSpec.read(folder), State.read(folder), Made.read(folder)
         lines = [line for line in MetricsLog(folder).read() if state.ended or line["step"] <= state.durable_step]
         run = run_of(client, folder, spec, made, uri, lines)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock
 
 import tasks
 from harness.base import identities
 from harness.base.errors import UserError, nearest, shown
 from harness.base.files import default_cache
+from harness.base.locks import lock
 from harness.base.schema import typed
 from harness.base.shape import Shape, of_config
 from harness.config import CONFIGS
@@ -79,13 +79,16 @@ class Model:
 
     def made(self, recipe: Recipe, cache: Path, say: Callable[[str], None]) -> Path:
         folder = self.cached(cache)
-        if folder.is_dir():
+        if folder.is_dir() and harmed(folder) is None:
             return folder
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"the cache {cache} cannot be written ({error.strerror}); set ENTROBENCH_CACHE") from error
-        with FileLock(folder.with_suffix(".lock")):
+        with lock(folder.with_suffix(".lock")):
+            if folder.is_dir() and (wrong := harmed(folder)) is not None:
+                say(f"{wrong} is damaged; the model {self.name} is made anew")
+                shutil.rmtree(folder)
             if not folder.is_dir():  # another process may have made it while this one waited
                 say(f"making the model {self.name} ({self.summary()}), once; kept in {folder}")
                 partial = folder.with_suffix(".partial")
@@ -105,7 +108,8 @@ class Model:
         else:
             local = self.revision is None and Path(self.path).is_dir()
             folder = Path(self.path) if local else snapshot(self.path, self.revision)
-        return folder if folder is not None and folder.is_dir() and not missing(folder) else None
+        here = folder is not None and folder.is_dir() and not missing(folder) and harmed(folder) is None
+        return folder if here else None
 
     def parameters(self) -> int | None:
         """Counts the parameters by the headers of the weights.
@@ -127,10 +131,34 @@ class Model:
         return f"the Hugging Face model {self.address}" if self.recipe is None else self.recipe.summary()
 
 
-def parameters_in(file: Path) -> int:
+def header_of(file: Path) -> tuple[dict[str, Any], int]:
+    """Returns what a file of weights says of its tensors, and the number of bytes before them."""
     with open(file, "rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        length = int.from_bytes(stream.read(8), "little")
+        return json.loads(stream.read(min(length, file.stat().st_size))), length + 8
+
+
+def parameters_in(file: Path) -> int:
+    header, _ = header_of(file)
     return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def harmed(folder: Path) -> Path | None:
+    """Returns a file of a model that was cut off, or is missing; None where all are as long as they say."""
+    if lacking := missing(folder):
+        return folder / lacking[0]
+    for file in folder.glob("*.json"):
+        if file.read_bytes().rstrip()[-1:] not in (b"}", b"]"):
+            return file
+    for file in folder.glob("*.safetensors"):
+        try:
+            header, size = header_of(file)
+        except ValueError:
+            return file
+        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        if file.stat().st_size != size + max(ends, default=0):
+            return file
+    return None
 
 
 def missing(folder: Path) -> list[str]:

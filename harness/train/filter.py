@@ -15,10 +15,11 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from harness.base import files, identities, seeds
 from harness.base.errors import UserError
+from harness.base.locks import lock
 from harness.base.task import Problem, Task, Verdict, Verifier
 from harness.config import Filter, RolloutConfig
 from harness.rollout.rendering import PLAIN, Chat, render
@@ -173,13 +174,13 @@ def counts(path: Path) -> dict[str, int]:
 
 @contextmanager
 def exclusive(path: Path, say: Say) -> Iterator[None]:
-    lock = FileLock(path)
+    held = lock(path)
     try:
-        lock.acquire(timeout=0)
+        held.acquire(timeout=0)
     except Timeout:
         say("waiting for another process, which measures the difficulty of the same problems")
-        lock.acquire()
+        held.acquire()
     try:
         yield
     finally:
-        lock.release()
+        held.release()

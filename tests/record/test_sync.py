@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 import math
@@ -294,6 +295,31 @@ def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
         assert len(found) == (after and call == calls)
         sync.sync(folder, uri)
         assert everything(uri) == everything(whole)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_sync_of_a_failed_cell_killed_at_any_call_sends_no_step_twice(
+    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    """What such a cell did after its checkpoint is done again, at another time."""
+    monkeypatch.setattr(sync, "METRICS_PER_CALL", 3)
+    client_of = store.client_of
+    for call in range(1, 16):
+        folder = make_cell(tmp_path / f"{call}" / "cell")
+        uri = f"sqlite:///{shutil.copy(migrated, tmp_path / f'{call}' / 'mlflow.db')}"
+        log_steps(folder, 0, 1, 2, 3)
+        set_state(folder, "failed", durable=1, reason="the loss is not finite")
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            mortal = Mortal(client_of(uri), call, after)
+            patch.setattr(store, "client_of", lambda uri, mortal=mortal: mortal)
+            sync.sync(folder, uri)
+        MetricsLog(folder).truncate(1)
+        log_steps(folder, 2, 3, 4, offset=50)
+        set_state(folder, "done", durable=4)
+        sync.sync(folder, uri)
+        for key in ("entropy/mean", "reward/mean"):
+            assert [step for step, _, _ in history(uri, key)] == [0, 1, 2, 3, 4], call
+    assert mortal.calls > 0, "the last of them was not killed"
 
 
 def test_values_that_are_not_finite_are_kept(tmp_path: Path, mlflow_uri: str) -> None:

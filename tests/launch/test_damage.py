@@ -1,0 +1,107 @@
+"""Cells whose records are damaged while a matrix runs: they fail, and name their file; the others go on."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness import config, matrix
+from harness.commands import status
+from harness.launch import launcher, local
+from harness.launch.local import Local
+from harness.launch.progress import LiveView
+from harness.matrix import MARKER
+from harness.record import lease, sync
+from harness.record.log import MetricsLog
+from harness.record.state import State
+
+pytestmark = pytest.mark.processes
+
+
+def records(folder: Path) -> None:
+    """What a cell leaves that runs."""
+    State("running", durable_step=1, device="cpu").write(folder)
+    for step in (0, 1):
+        MetricsLog(folder).append(step, 1.0, {"entropy/mean": 1.0})
+
+
+def spoil(name: str, content: bytes) -> Callable[[Path], None]:
+    def work(folder: Path) -> None:
+        with lease.held(folder):
+            records(folder)
+            (folder / name).write_bytes(content)
+            os._exit(1)
+
+    return work
+
+
+def say_what_no_encoding_holds(folder: Path) -> None:
+    with lease.held(folder):
+        records(folder)
+        State("failed", "it said \udcff", durable_step=1, device="cpu").write(folder)
+        os._exit(1)
+
+
+def finish(folder: Path) -> None:
+    with lease.held(folder):
+        records(folder)
+        State("done", durable_step=1, device="cpu").write(folder)
+
+
+WORKS = {
+    "state.json": spoil("state.json", b""),
+    "metrics.jsonl": spoil("metrics.jsonl", b'{"step": 0\x00\xff\n'),
+    "made.json": spoil("made.json", b"[]"),
+    "mlflow.json": spoil("mlflow.json", b""),
+    "config.yaml": spoil("config.yaml", b""),
+    "reason": say_what_no_encoding_holds,
+    "whole": finish,
+}
+
+
+def test_each_fails_alone_and_names_its_file(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeds = list(range(len(WORKS)))
+    overrides = ["methods=[grpo]", f"seeds={seeds}", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
+    settings = config.load("smoke", overrides)
+    cells = matrix.cells(settings)
+    matrix.claim(settings)
+    works = dict(zip((cell.folder for cell in cells), WORKS.values(), strict=True))
+
+    def start(cell: matrix.Cell, gpus: Sequence[str]) -> BaseProcess:
+        process = multiprocessing.get_context("fork").Process(target=works[cell.folder], args=(cell.folder,))
+        process.start()
+        return process
+
+    monkeypatch.setattr(local, "start", start)
+    monkeypatch.setattr(local.forkserver, "ensure_running", lambda: None)
+    out = io.StringIO()
+    with LiveView(Console(file=out, width=1000), cells, cells, mlflow_uri) as view:
+        launcher.run(cells, Local(2, 1), view, poll=0.05)
+    found = {name: cell.progress() for name, cell in zip(WORKS, cells, strict=True)}
+    for name in ("state.json", "metrics.jsonl", "made.json"):
+        folder = cells[list(WORKS).index(name)].folder
+        assert found[name].state == "failed"
+        assert str(found[name].reason).startswith(f"{folder / name} is damaged: ")
+        assert str(found[name].reason) in out.getvalue()
+    assert str(found["reason"].reason).startswith("it said \\udcff")
+    said = out.getvalue().splitlines()
+    assert sum(line.startswith("failed  grpo seed ") for line in said) + sum("done    " in line for line in said) == 7
+    (settings.folder / MARKER).write_bytes(b"")
+    matrix.claim(settings)
+    assert matrix.named_in(settings.folder / MARKER) == settings.name, "by the records of its cells"
+
+    fed = {name: cell.folder for name, cell in zip(WORKS, cells, strict=True)}
+    for name in ("mlflow.json", "reason", "whole"):
+        sync.sync(fed[name], mlflow_uri)
+    monkeypatch.setattr(status, "load", lambda arguments: settings)
+    assert status.call(None) == 0  # type: ignore[arg-type]
+    assert "it said \\udcff" in capsys.readouterr().out

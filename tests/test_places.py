@@ -1,0 +1,174 @@
+"""Results in places of all kinds, and machines that are set up in odd ways: it works, or says what it needs."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from filelock import Timeout
+from places import REPOSITORY
+
+from harness import cell as process
+from harness import cli, config, matrix
+from harness.base import files, locks
+from harness.base.errors import UserError
+from harness.launch.launcher import prepare
+from harness.record import sync
+from harness.record.log import MetricsLog
+from harness.record.state import State
+from harness.record.store import store
+from harness.rollout import models
+
+SHORT = ["train.steps=2", "train.prompts=4", "train.group=4", "eval.problems=2", "eval.samples=2", "eval.k=2"]
+SHORT += ["methods=[grpo]", "checkpoint.every=1", "checkpoint.save_model=false"]
+ODD = "Ergebnisse für 方法 🙂 & 'co'"
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns results of a matrix that ran in a folder with an odd name, without a home and in a plain locale."""
+    results = tmp_path_factory.mktemp("places") / ODD
+    plain = {name: value for name, value in os.environ.items() if name != "HOME" and not name.startswith("LC_")}
+    cache = str(models.default_cache())  # made before, wherever that is
+    command = [sys.executable, "-m", "harness.cli", "run", "smoke", *SHORT, f"results={results}"]
+    ran = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env=plain | {"LC_ALL": "C", "LANG": "C", "ENTROBENCH_CACHE": cache},
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    return results
+
+
+def called(capsys: pytest.CaptureFixture[str], results: Path, command: str, *more: str) -> tuple[object, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "smoke", *SHORT, f"results={results}", *more])
+    return ended.value.code, *capsys.readouterr()
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_folder_with_an_odd_name_holds_results_as_any_other(odd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("status", "plan", "sync", "leaderboard", "report"):
+        code, _, err = called(capsys, odd, command)
+        assert (code, err) == (0, ""), command
+    assert [path.name for path in odd.glob("smoke/report/*.html")] == ["report.html"]
+
+
+@pytest.fixture
+def read_only(odd: Path, tmp_path: Path) -> Iterator[Path]:
+    """Returns a copy of the results on a file system where nothing can be written."""
+    place = Path(shutil.copytree(odd, tmp_path / "copy"))
+    mount = ["mount", "--bind", str(place), str(place)]
+    again = ["mount", "-o", "remount,ro,bind", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a folder")
+    try:
+        subprocess.run(again, check=True)
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_copy_that_is_read_only_is_read(read_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("status", "plan", "leaderboard"):
+        code, out, err = called(capsys, read_only, command)
+        assert (code, err) == (0, ""), command
+        assert "grpo" in out
+    for command in ("sync", "report", "run"):
+        code, _, err = called(capsys, read_only, command)
+        assert code == 2
+        assert err.startswith("entrobench: ")
+        assert "Read-only file system" in err or "readonly database" in err
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_where_no_file_can_be_locked_a_file_is_the_lock(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locks.lock(tmp_path / "mlflow.lock"):
+        assert (tmp_path / "mlflow.lock.held").exists()
+        with pytest.raises(Timeout):
+            locks.lock(tmp_path / "mlflow.lock").acquire(timeout=0)
+    with locks.lock(tmp_path / "mlflow.lock"):
+        pass
+    monkeypatch.undo()
+    with locks.lock(tmp_path / "mlflow.lock"), pytest.raises(Timeout):
+        locks.lock(tmp_path / "mlflow.lock").acquire(timeout=0)
+
+
+def test_who_has_no_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(user: int) -> NoReturn:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("ENTROBENCH_CACHE", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(UserError, match="this user has no home folder, where models are kept; set ENTROBENCH_CACHE"):
+        files.default_cache()
+
+
+@pytest.mark.slow
+def test_a_clock_that_goes_backwards_disturbs_no_cell(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "write_log", lambda place: None)
+    [cell] = matrix.cells(config.load("smoke", [*SHORT, f"results={tmp_path / 'results'}"]))
+    now = iter(range(10**9, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))
+    prepare(cell)
+    process.main(str(cell.folder), wait=0)
+    monkeypatch.undo()
+    assert State.read(cell.folder).state == "done"
+    assert 0 < State.read(cell.folder).seconds < 600
+    times = [line["time"] for line in MetricsLog(cell.folder).read()]
+    assert times == sorted(times, reverse=True)
+    for _ in range(2):
+        sync.sync(cell.folder, mlflow_uri)
+    with store(mlflow_uri, write=False) as client:
+        [run] = client.search_runs([client.get_experiment_by_name("smoke").experiment_id])
+        points = client.get_metric_history(run.info.run_id, "entropy/mean")
+    assert sorted(point.step for point in points) == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("harm", ["cut", "empty", "lost"])
+def test_a_model_that_was_cut_off_is_made_anew(name: str, harm: str, tmp_path: Path) -> None:
+    model, said = models.resolve("countdown-tiny"), list[str]()
+    folder = Path(shutil.copytree(model.folder(), model.cached(tmp_path), copy_function=os.link))
+    whole = (folder / name).read_bytes()
+    (folder / name).unlink()  # the original keeps its own
+    if harm != "lost":
+        (folder / name).write_bytes(whole[: len(whole) * 2 // 3] if harm == "cut" else b"")
+    assert models.harmed(folder) is not None
+    built: list[Path] = []
+
+    def build(self: object, place: Path) -> None:
+        built.append(place)
+        shutil.copytree(model.folder(), place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model.recipe), "build", build)
+        assert model.folder(tmp_path, said.append) == folder
+    assert (len(built), (folder / name).read_bytes()) == (1, whole)
+    assert "is damaged; the model countdown-tiny is made anew" in said[0]

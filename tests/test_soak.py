@@ -1,0 +1,16 @@
+"""Half a minute of the soak of benchmarks/soak.py, which takes an hour by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import soak
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_matrix_whose_processes_are_killed_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+    harm, _ = soak.soak(tmp_path, cells=4, kills=4, minutes=0.5, seed=0)
+    assert harm.killed.total() >= 1
