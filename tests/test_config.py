@@ -40,7 +40,7 @@ def test_shipped_configs_say_only_what_differs_from_the_defaults() -> None:
     for path in config.CONFIGS.glob("*.yaml"):
         effective = dict(defaults)
         for layer in config.with_base(path):
-            given = flat(OmegaConf.to_container(layer))
+            given = flat(layer)
             for key, value in given.items():
                 assert effective.get(key, "absent") != value, f"{path.name}: {key} {value} holds already"
             effective |= given
