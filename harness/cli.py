@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.base.errors import CellFailure, UserError
+from harness.base.errors import SENTENCE, CellFailure, UserError, short
 
 if TYPE_CHECKING:
     from harness.commands.parsing import Parser
@@ -89,10 +89,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(visible(f"entrobench: {error}"), file=sys.stderr)
         code = 2
     except CellFailure as error:  # of those that measure here, in this process
-        print(visible(f"entrobench: failed: {error}"), file=sys.stderr)
+        print(visible(f"entrobench: failed: {short(str(error), SENTENCE)}"), file=sys.stderr)
         code = 1
     except OSError as error:  # a disk that is full, a folder that cannot be written
-        print(visible(f"entrobench: {error.strerror or error}: {error.filename}"), file=sys.stderr)
+        said = f"{error.strerror or error}: {short(str(error.filename))}"
+        print(visible(f"entrobench: {short(said, SENTENCE)}"), file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
         print("\nentrobench: interrupted; what is done is kept, and the same command goes on", file=sys.stderr)

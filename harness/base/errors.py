@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = 80  # characters of what somebody wrote, in a sentence about it
+SENTENCE = 300  # characters of an error, behind the name of the program
 LISTED = 150  # characters of the names that are allowed
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend: one clear sentence, exit code 2, no traceback, and no password in it."""
+    """A mistake that the user can mend: one clear sentence on one line, exit code 2, no traceback, and no password in
+    it. Whatever a sentence quotes, it is never longer than SENTENCE."""
 
     def __init__(self, said: str) -> None:
-        super().__init__(without_password(said))
+        super().__init__(short(without_password(" ".join(said.splitlines())), SENTENCE))
 
 
 def without_password(text: str) -> str:
@@ -25,10 +27,10 @@ def without_password(text: str) -> str:
     return re.sub(r"//([^/:@\s]*):[^/\s]*@", r"//\1:***@", text)
 
 
-def short(text: str) -> str:
+def short(text: str, longest: int = LONGEST) -> str:
     """Returns the text, without its middle where it is long: a sentence must stay one that people read."""
-    half = LONGEST // 2 - 2
-    return text if len(text) <= LONGEST else f"{text[:half]} .. {text[-half:]}"
+    half = longest // 2 - 2
+    return text if len(text) <= longest else f"{text[:half]} .. {text[-half:]}"
 
 
 def shown(value: Any) -> str:

@@ -60,8 +60,8 @@ KEYS = [each.name for each in dataclasses.fields(Whole)]
 @pytest.mark.parametrize(
     ("bounds", "words", "inside", "outside"),
     [
-        ({}, "any number", (-1e300, 0, 10**400), ()),
-        ({"least": 1}, "1 and more", (1, 10**400), (0.999, -1)),
+        ({}, "any number", (-1e300, 0, 2**63 - 1), (2**63, -(10**400))),
+        ({"least": 1}, "1 and more", (1, 2**63 - 1), (0.999, -1, 10**400)),
         ({"above": 0}, "more than 0", (5e-324, 1e300), (0, -1)),
         ({"most": 5}, "at most 5", (5, -1e300), (5.001,)),
         ({"below": 5}, "less than 5", (4.999,), (5,)),
