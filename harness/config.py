@@ -10,17 +10,20 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, prod
 from pathlib import Path
 from typing import Any, ClassVar, cast, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
 from harness.base import written
-from harness.base.errors import UserError, nearest, short, shown
+from harness.base.errors import UserError, nearest, short, shown, without_password
 from harness.base.schema import choice, number, numbers, section, typed
 
 CONFIGS = Path(__file__).parent.parent / "configs"
+MOST_CELLS = 5_000  # of a matrix
+LONGEST_SPEC = 2_000  # characters of a method or a task with its options
+NAME = re.compile(r"\w[\w .,+=@()-]{0,99}")  # of a matrix: of its folder, and of its experiment in MLflow
 KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")  # of an override
 
 
@@ -307,6 +310,8 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
     config: Config = typed(Config(), given, "")
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
+    check_names(config)
+    check_number(config)
     settings = variants(config)
     config.axes = {key: list(dict.fromkeys(each.setting[key] for each in settings)) for key in config.axes}
     validate(config)
@@ -344,6 +349,34 @@ def is_list(key: str) -> bool:
     return get_origin(hint) is list
 
 
+def check_names(config: Config) -> None:
+    """Refuses what would lead out of the results folder or break an address of MLflow, and a password in a file."""
+    if not NAME.fullmatch(config.name):
+        raise UserError(
+            f"name is {shown(config.name)}; allowed: up to 100 letters, digits, blanks and _ . , + = @ ( ) -, "
+            "the first of them a letter, a digit or _"
+        )
+    if found := re.search(r"[?#%]", config.results):
+        raise UserError(f"results is {shown(config.results)}; an address of MLflow is made of it, without {found[0]}")
+    uri = config.tracking.uri or ""
+    if without_password(uri) != uri:
+        raise UserError(
+            "tracking.uri holds a password, and configurations are written down; leave it out and set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or for a database the whole MLFLOW_TRACKING_URI"
+        )
+
+
+def check_number(config: Config) -> None:
+    """Refuses a matrix, or a specification in it, so large that nobody can have meant it."""
+    axes = (config.methods, config.tasks, config.models, config.seeds, *config.axes.values())
+    number = prod(len(values) for values in axes if isinstance(values, list))
+    if number > MOST_CELLS:
+        raise UserError(f"the matrix has {number} cells; allowed: {MOST_CELLS}, so divide it into several")
+    for spec in (*config.methods, *config.tasks, *config.eval.tasks, config.baseline):
+        if len(spec) > LONGEST_SPEC:
+            raise UserError(f"{shown(spec)} has {len(spec)} characters; allowed: {LONGEST_SPEC}")
+
+
 def validate(config: Config) -> None:
     """Refuses fields that each allow their value, but not together."""
     train, evaluation = config.train, config.eval
@@ -352,7 +385,7 @@ def validate(config: Config) -> None:
         if not values:
             raise UserError(f"{axis} is empty; a matrix needs at least one")
         if len(set(values)) < len(values):
-            raise UserError(f"{axis} names {next(v for v in values if values.count(v) > 1)!r} twice")
+            raise UserError(f"{axis} names {shown(next(v for v in values if values.count(v) > 1))} twice")
     if train.prompts % train.updates:
         raise UserError(f"train.updates is {train.updates}; it must divide train.prompts ({train.prompts})")
     hardware = config.hardware

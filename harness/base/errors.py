@@ -23,8 +23,10 @@ class UserError(ValueError):
 
 
 def without_password(text: str) -> str:
-    """Returns a text that may quote an address as http://user:password@host, with that password made unreadable."""
-    return re.sub(r"//([^/:@\s]*):[^/\s]*@", r"//\1:***@", text)
+    """Returns a text that may quote an address as http://user:password@host, or one that ends in ?password=.., with
+    that password made unreadable."""
+    text = re.sub(r"//([^/:@\s]*):[^/\s]*@", r"//\1:***@", text)
+    return re.sub(r"([?&](?:password|passwd|secret|token)=)[^&\s]+", r"\1***", text)
 
 
 def short(text: str, longest: int = LONGEST) -> str:

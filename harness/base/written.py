@@ -11,7 +11,7 @@ from harness.base.errors import UserError, short
 from harness.base.files import YAML_LOADER
 
 LARGEST = 1_000_000  # bytes of a file
-MOST = 20_000  # values in it
+MOST = 9_000  # values in it; OmegaConf itself takes no more than 10,000
 DEEPEST = 20  # lists and mappings in one another
 
 
@@ -53,7 +53,7 @@ def check(text: str, where: str) -> None:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             values += isinstance(event, yaml.NodeEvent)
             if depth > DEEPEST or values > MOST:
-                raise UserError(f"{line} goes too far; allowed: {MOST} values, {DEEPEST} levels deep")
+                raise UserError(f"{line} goes too far; allowed: {MOST} values and names, {DEEPEST} levels deep")
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise UserError(f"{where} cannot be read: {reason(error)}") from error
 

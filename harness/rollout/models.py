@@ -223,10 +223,12 @@ def read(file: Path) -> Model:
     for key, stated in (("recipe", recipe), ("shape", shape)):
         if not isinstance(stated, dict | None):
             raise UserError(f"{key} of {short(str(file))} is {shown(stated)}; it must be a mapping of keys")
+    if not isinstance(path, str | None):
+        raise UserError(f"path of {short(str(file))} is {shown(path)}; it must be text")
     chat = typed(Chat(), given, "")
     if path is not None:
         found = None if shape is None else typed(Shape, shape, "shape.")
-        where, revision = located(str(path))
+        where, revision = located(path)
         return Model(file.stem, path=where, revision=revision, chat=chat, stated=found)
     if shape is not None:
         raise UserError(f"{file} states the shape of a model that is made by its recipe; leave it out")
