@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from harness.base.errors import CellFailure, UserError
+from harness.base.errors import SENTENCE, CellFailure, UserError, short
 
 if TYPE_CHECKING:
     from harness.commands.parsing import Parser
@@ -104,11 +104,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(visible(f"entrobench: {error}"), file=sys.stderr)
         code = 2
     except CellFailure as error:  # of those that measure here, in this process
-        print(visible(f"entrobench: failed: {error}"), file=sys.stderr)
+        print(visible(f"entrobench: failed: {short(str(error), SENTENCE)}"), file=sys.stderr)
         code = 1
     except OSError as error:  # a disk that is full, a folder that cannot be written
-        where = f": {error.filename}" if error.filename else ""
-        print(visible(f"entrobench: {error.strerror or error}{where}"), file=sys.stderr)
+        where = f": {short(str(error.filename))}" if error.filename else ""
+        print(visible(f"entrobench: {short(f'{error.strerror or error}{where}', SENTENCE)}"), file=sys.stderr)
         code = 2
     except KeyboardInterrupt as stopped:
         print("\nentrobench: interrupted; what is done is kept, and the same command goes on", file=sys.stderr)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.base import identities, registry
-from harness.base.errors import UserError, one_of
+from harness.base.errors import UserError, one_of, shown
 from harness.method import NEEDS, Component, Composition, Control, Objective, View
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Method:
         objectives = [(name, component) for name, component in named if isinstance(component, Objective)]
         controls = [(name, component) for name, component in named if isinstance(component, Control)]
         made_of = composed(spec, table)
-        told = f"method {spec!r}" + (f", which is {made_of}," if made_of else "")
+        told = f"method {shown(spec)}" + (f", which is {made_of}," if made_of else "")
         if len(objectives) > 1:
             raise UserError(f"{told} has {len(objectives)} objectives; allowed: one, and any number of controls")
         types = [type(control) for _, control in controls]
@@ -261,7 +261,7 @@ def components(table: Table) -> dict[str, type[Component]]:
     return {name: entry for name, entry in table.items() if not isinstance(entry, Composition)}
 
 
-def expanded(spec: str, table: Table) -> list[str]:
+def expanded(spec: str, table: Table, above: tuple[str, ...] = ()) -> list[str]:
     """Returns the parts of a spec, with those of a composition in the place of its name."""
     parts = []
     for part in registry.split(spec, "+"):
@@ -273,8 +273,10 @@ def expanded(spec: str, table: Table) -> list[str]:
             parts.append(part)
         elif options:
             raise UserError(f"method {name} stands for {entry.spec} and has no options; write that out with yours")
+        elif name in above:
+            raise UserError(f"method {name} stands for {entry.spec}, and so for itself; compose it of others")
         else:
-            parts += expanded(entry.spec, table)
+            parts += expanded(entry.spec, table, (*above, name))
     return parts
 
 

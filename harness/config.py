@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil, floor
+from math import ceil, floor, prod
 from pathlib import Path
 from typing import Any, ClassVar, cast, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.base.errors import UserError, nearest, short, shown
-from harness.base.schema import check_keys, choice, number, numbers, section, typed
+from harness.base import written
+from harness.base.errors import UserError, nearest, short, shown, without_password
+from harness.base.schema import choice, number, numbers, section, typed
 
 CONFIGS = Path(__file__).parent.parent / "configs"
+MOST_CELLS = 5_000  # of a matrix
+LONGEST_SPEC = 2_000  # characters of a method or a task with its options
+NAME = re.compile(r"\w[\w .,+=@()-]{0,99}")  # of a matrix: of its folder, and of its experiment in MLflow
+KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")  # of an override
 
 
 @dataclass
@@ -273,58 +280,69 @@ def find(name: str, folder: Path = CONFIGS) -> Path:
     """A path as it is, or the name of a file in configs/."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
-        if path.is_file():
-            return path
-        raise UserError(f"there is no file {name}")
+        return path
     shipped = {p.stem: p for p in folder.glob("*.yaml")}
     if name not in shipped:
-        raise UserError(f"no configuration is called {name!r}; {nearest(name, shipped)}, or the path of a YAML file")
+        raise UserError(
+            f"no configuration is called {shown(name)}; {nearest(name, shipped)}, or the path of a YAML file"
+        )
     return shipped[name]
 
 
-def with_base(path: Path) -> list[Any]:
+def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
     """The file, after the one that its key `base` names."""
-    layer = OmegaConf.load(path)
-    base = layer.pop("base", None) if isinstance(layer, DictConfig) else None
-    return [*(with_base(find(base)) if base else []), layer]
+    if path in above:
+        raise UserError(f"{short(str(path))} is its own base, by way of {short(str(above[-1]))}; remove one of them")
+    text, where = written.read(path), short(str(path))
+    try:
+        layer = OmegaConf.load(io.StringIO(text))
+    except Exception as error:  # YAML's and OmegaConf's parsers share no base class
+        raise UserError(f"{where} cannot be read as a configuration: {written.reason(error)}") from error
+    if not isinstance(layer, DictConfig):
+        raise UserError(f"{where} holds no mapping of keys")
+    given = cast(dict[str, Any], OmegaConf.to_container(layer))
+    base = given.pop("base", None)
+    if not isinstance(base, str | None):
+        raise UserError(f"base of {where} is {shown(base)}; it must be the name or the path of a configuration")
+    return [*(with_base(find(base), (*above, path)) if base else []), given]
 
 
 def load(name: str, overrides: Iterable[str] = ()) -> Config:
     """Returns the configuration in a file, with `key=value` overrides on top."""
     path = find(name)
-    layers: list[Any] = []
-    try:
-        layers += [*with_base(path), *map(override, overrides)]
-        given = OmegaConf.to_container(OmegaConf.merge(*layers), resolve=True)
-    except UserError:
-        raise
-    except Exception as error:  # YAML's and OmegaConf's parsers share no base class
-        for layer in layers:  # a list in the place of a section, say, cannot be merged: its own key says it better
-            if isinstance(layer, DictConfig):
-                check_keys(cast(dict[str, Any], OmegaConf.to_container(layer)), Config, "")
-        raise UserError(f"{path} cannot be read as a configuration: {first_line(error)}") from error
-    if not isinstance(given, dict):
-        raise UserError(f"{path} holds no mapping of keys")
-    config: Config = typed(Config(), cast(dict[str, Any], given), "")
+    given = functools.reduce(merged, [*with_base(path), *map(override, overrides)])
+    config: Config = typed(Config(), given, "")
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
+    check_names(config)
+    check_number(config)
     settings = variants(config)
     config.axes = {key: list(dict.fromkeys(each.setting[key] for each in settings)) for key in config.axes}
     validate(config)
     return config
 
 
-def override(written: str) -> DictConfig:
-    key, equals, _ = written.partition("=")
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Returns one layer of a configuration over another: sections key by key, all else as a whole."""
+    sections = [key for key in above if isinstance(below.get(key), dict) and isinstance(above[key], dict)]
+    return {**below, **above, **{key: merged(below[key], above[key]) for key in sections}}
+
+
+def override(given: str) -> dict[str, Any]:
+    """Returns what `key=value` says."""
+    key, equals, value = given.partition("=")
     if not (key and equals):
-        raise UserError(f"{short(written)!r} is not an override; write key=value, for example train.steps=10")
+        raise UserError(f"{shown(given)} is not an override; write key=value, for example train.steps=10")
+    if not KEY.fullmatch(key):
+        raise UserError(f"{shown(key)} is no key; write train.steps=10, and a list as a whole, such as seeds=[0,1]")
+    written.check(value, f"the override {shown(given)}")
     try:
-        given = OmegaConf.from_dotlist([written])
+        found = OmegaConf.from_dotlist([given])
     except Exception as error:
-        raise UserError(f"the override {short(written)!r} cannot be read: {first_line(error)}") from error
-    if is_list(key) and isinstance(value := OmegaConf.select(given, key), str | int | float) and value != "":
-        OmegaConf.update(given, key, [value])  # seeds=0 is seeds=[0]
-    return given
+        raise UserError(f"the override {shown(given)} cannot be read: {written.reason(error)}") from error
+    if is_list(key) and isinstance(value := OmegaConf.select(found, key), str | int | float) and value != "":
+        OmegaConf.update(found, key, [value])  # seeds=0 is seeds=[0]
+    return cast(dict[str, Any], OmegaConf.to_container(found))
 
 
 def is_list(key: str) -> bool:
@@ -335,8 +353,32 @@ def is_list(key: str) -> bool:
     return get_origin(hint) is list
 
 
-def first_line(error: Exception) -> str:
-    return short(str(error).partition("\n")[0])
+def check_names(config: Config) -> None:
+    """Refuses what would lead out of the results folder or break an address of MLflow, and a password in a file."""
+    if not NAME.fullmatch(config.name):
+        raise UserError(
+            f"name is {shown(config.name)}; allowed: up to 100 letters, digits, blanks and _ . , + = @ ( ) -, "
+            "the first of them a letter, a digit or _"
+        )
+    if found := re.search(r"[?#%]", config.results):
+        raise UserError(f"results is {shown(config.results)}; an address of MLflow is made of it, without {found[0]}")
+    uri = config.tracking.uri or ""
+    if without_password(uri) != uri:
+        raise UserError(
+            "tracking.uri holds a password, and configurations are written down; leave it out and set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or for a database the whole MLFLOW_TRACKING_URI"
+        )
+
+
+def check_number(config: Config) -> None:
+    """Refuses a matrix, or a specification in it, so large that nobody can have meant it."""
+    axes = (config.methods, config.tasks, config.models, config.seeds, *config.axes.values())
+    number = prod(len(values) for values in axes if isinstance(values, list))
+    if number > MOST_CELLS:
+        raise UserError(f"the matrix has {number} cells; allowed: {MOST_CELLS}, so divide it into several")
+    for spec in (*config.methods, *config.tasks, *config.eval.tasks, config.baseline):
+        if len(spec) > LONGEST_SPEC:
+            raise UserError(f"{shown(spec)} has {len(spec)} characters; allowed: {LONGEST_SPEC}")
 
 
 def validate(config: Config) -> None:
@@ -347,7 +389,7 @@ def validate(config: Config) -> None:
         if not values:
             raise UserError(f"{axis} is empty; a matrix needs at least one")
         if len(set(values)) < len(values):
-            raise UserError(f"{axis} names {next(v for v in values if values.count(v) > 1)!r} twice")
+            raise UserError(f"{axis} names {shown(next(v for v in values if values.count(v) > 1))} twice")
     if train.prompts % train.updates:
         raise UserError(f"train.updates is {train.updates}; it must divide train.prompts ({train.prompts})")
     hardware = config.hardware

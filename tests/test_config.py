@@ -40,7 +40,7 @@ def test_shipped_configs_say_only_what_differs_from_the_defaults() -> None:
     for path in config.CONFIGS.glob("*.yaml"):
         effective = dict(defaults)
         for layer in config.with_base(path):
-            given = flat(OmegaConf.to_container(layer))
+            given = flat(layer)
             for key, value in given.items():
                 assert effective.get(key, "absent") != value, f"{path.name}: {key} {value} holds already"
             effective |= given
@@ -138,6 +138,30 @@ def test_the_field_is_every_method_there_is() -> None:
         (f"train.steps={'x' * 999}", ["train.steps is 'xxx", "xxx'; it must be a whole number"]),
         (f"train.{'x' * 999}=1", ["unknown key train.xxx", "allowed: betas"]),
         (f"methods=[{'x' * 999}", ["the override 'methods=[xxx", "cannot be read"]),
+        ("seeds.0=1", ["'seeds.0' is no key", "a list as a whole, such as seeds=[0,1]"]),
+        ("seeds={0:1}", ["seeds is {'0:1': None}; it must be a list"]),
+        ("tasks: {}", ["'tasks: {}' is not an override"]),
+        ("seeds=[[]]", ["seeds[0] is []; it must be a whole number"]),
+        ("schlüssel=1", ["unknown key schlüssel; allowed: "]),
+        (f"seeds=[{'9' * 30}]", ["seeds[0] is 999", "allowed: whole numbers up to 9223372036854775807"]),
+        (f"train.lr={'9' * 400}", ["train.lr is 999", "allowed: whole numbers up to 9223372036854775807"]),
+        ("axes={train.lr: [1e-6, .nan]}", ["train.lr is nan; allowed: more than 0"]),
+        ("tracking.uri=http://me:secret@host", ["tracking.uri holds a password", "MLFLOW_TRACKING_PASSWORD"]),
+        ("tracking.uri='postgresql://host/db?user=me&password=secret'", ["tracking.uri holds a password"]),
+        *((f"name={name}", ["name is ", "allowed: up to 100 letters"]) for name in ("../../x", "..", "a/b", "x" * 101)),
+        *((f"results={path}", ["results is ", "an address of MLflow"]) for path in ("q?x", "p%41", "a#b")),
+        ("seeds=[&a 1, *a]", ["line 1 has a YAML anchor"]),
+        ("name=!!binary aGk=", ["line 1 has a YAML tag (tag:yaml.org,2002:binary)"]),
+        ("name=${oc.env:HOME}", ["'${oc.env:HOME}'; nothing is filled in for ${...}"]),
+        (r'name="\0"', [r"has '\x00', with a character that is none"]),
+        ("name=\ud800", ["cannot be read"]),
+        (f"name={'[' * 5000}", ["goes too far; allowed: 9000 values and names, 20 levels deep"]),
+        (f"seeds={[*range(5001)]}", ["the matrix has 10002 cells; allowed: 5000"]),
+        (
+            "axes={train.lr: [1, 2], eval.temperature: [1, 2], seeds: 3}",
+            ["axes.seeds is 3; it must be a list of values"],
+        ),
+        (f"methods=[{'+'.join(['clip_b'] * 400)}]", ["has 2799 characters; allowed: 2000"]),
     ],
 )
 def test_mistakes_are_one_sentence(override: str, words: list[str]) -> None:
@@ -181,16 +205,53 @@ def test_candidates_are_counted_by_the_decimal_that_was_written() -> None:
     assert resample.train.resample.superset(100) == 1100
 
 
-def test_unreadable_files(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.yaml"
-    broken.write_text("methods: [grpo\ntrain: {")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"methods: [grpo\ntrain: {", r"given\.yaml cannot be read: did not find expected .* \(line 2\)$"),
+        (b"name: \xe9", r"given\.yaml is no UTF-8 \(byte 6\); save it as UTF-8$"),
+        (b"name: a\0b", r"given\.yaml cannot be read: unacceptable character #x0000"),
+        (b"- grpo", r"given\.yaml holds no mapping of keys$"),
+        (b"5", r"given\.yaml cannot be read as a configuration"),
+        (b"base: [1]", r"base of .*given\.yaml is \[1\]; it must be the name or the path"),
+        (b"base: dmo", "no configuration is called 'dmo'.*did you mean 'demo'"),
+        (b"a: &a [x, x]\nb: [*a, *a]", r"given\.yaml, line 1 has a YAML anchor"),
+        (b"name: ${name}", r"given\.yaml, line 1 has '\$\{name\}'; nothing is filled in"),
+        (b"seeds: [0, 0", r"given\.yaml cannot be read"),
+        (
+            b"seeds: 1\nseeds: 2",
+            r"given\.yaml cannot be read as a configuration: found duplicate key seeds \(line 2\)$",
+        ),
+        (b"a: " + b"[" * 5000, r"given\.yaml, line 1 goes too far"),
+        (b"methods: [" + b"grpo, " * 10_000 + b"]", r"given\.yaml, line 1 goes too far"),
+        (b"#" * 1_000_001, r"given\.yaml has more than 1000000 bytes"),
+    ],
+)
+def test_unreadable_files(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "given.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=words) as error:
+        config.load(str(path))
+    assert len(str(error.value)) <= 300
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "folder.yaml").mkdir()
     for name, words in [
-        (str(broken), "cannot be read"),
         ("dmo", "did you mean 'demo'"),
         (str(tmp_path / "no.yaml"), "no file"),
+        (str(tmp_path / "folder.yaml"), "no file"),
     ]:
         with pytest.raises(UserError, match=words):
             config.load(name)
+
+
+def test_a_configuration_is_not_its_own_base(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
+    one.write_text(f"base: {other}")
+    other.write_text(f"base: {one}")
+    with pytest.raises(UserError, match=r"one\.yaml is its own base, by way of .*other\.yaml; remove one of them$"):
+        config.load(str(one))
 
 
 def test_one_evaluation_task_may_have_settings_of_its_own() -> None:

@@ -10,25 +10,29 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = 80  # characters of what somebody wrote, in a sentence about it
+SENTENCE = 300  # characters of an error, behind the name of the program
 LISTED = 150  # characters of the names that are allowed
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend: one clear sentence, exit code 2, no traceback, and no password in it."""
+    """A mistake that the user can mend: one clear sentence on one line, exit code 2, no traceback, and no password in
+    it. Whatever a sentence quotes, it is never longer than SENTENCE."""
 
     def __init__(self, said: str) -> None:
-        super().__init__(without_password(said))
+        super().__init__(short(without_password(" ".join(said.splitlines())), SENTENCE))
 
 
 def without_password(text: str) -> str:
-    """Returns a text that may quote an address as http://user:password@host, with that password made unreadable."""
-    return re.sub(r"//([^/:@\s]*):[^/\s]*@", r"//\1:***@", text)
+    """Returns a text that may quote an address as http://user:password@host, or one that ends in ?password=.., with
+    that password made unreadable."""
+    text = re.sub(r"//([^/:@\s]*):[^/\s]*@", r"//\1:***@", text)
+    return re.sub(r"([?&](?:password|passwd|secret|token)=)[^&\s]+", r"\1***", text)
 
 
-def short(text: str) -> str:
+def short(text: str, longest: int = LONGEST) -> str:
     """Returns the text, without its middle where it is long: a sentence must stay one that people read."""
-    half = LONGEST // 2 - 2
-    return text if len(text) <= LONGEST else f"{text[:half]} .. {text[-half:]}"
+    half = longest // 2 - 2
+    return text if len(text) <= longest else f"{text[:half]} .. {text[-half:]}"
 
 
 def shown(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -10,10 +11,11 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, TypeVar
 
-from harness.base.errors import UserError
+from harness.base.errors import UserError, short, shown
 
 T = TypeVar("T")
 OFFERS = {"METHODS": "entrobench.methods", "TASKS": "entrobench.tasks"}  # tables of a module, groups of entry points
+NAME = re.compile(r"[A-Za-z_][\w-]{0,99}")  # as it is written in a configuration
 OURS = ("baselines", "configs", "entrobench", "harness", "tasks")  # packages, which a plugin beside them cannot replace
 
 
@@ -23,6 +25,8 @@ def extended(
     """Returns our table with all that is offered for it; `check` raises UserError where an offer cannot be taken."""
     table = dict(ours)
     for name, cls, plugin in offered(offer, plugins):
+        if not (isinstance(name, str) and NAME.fullmatch(name)):
+            raise UserError(f"plugin {plugin} names a {kind} {shown(name)}; allowed: letters, digits, _ and -")
         check(name, cls, plugin)
         if table.setdefault(name, cls) is not cls:
             where = table[name].__module__
@@ -45,7 +49,7 @@ def offered(offer: str, plugins: Iterable[str]) -> Iterator[tuple[str, Any, str]
             raise UserError(f"plugin {plugin} has neither {' nor '.join(OFFERS)}; it was read from {origin(module)}")
         given = getattr(module, offer, {})
         if not isinstance(given, Mapping):
-            raise UserError(f"{offer} of plugin {plugin} is {given!r}; it must be a dict of names and classes")
+            raise UserError(f"{offer} of plugin {plugin} is {shown(given)}; it must be a dict of names and classes")
         for name, cls in given.items():
             yield name, cls, plugin
 
@@ -58,11 +62,16 @@ def installed(group: str, path: tuple[str, ...]) -> list[EntryPoint]:
 
 def imported(plugin: str) -> ModuleType:
     if not all(part.isidentifier() for part in plugin.split(".")):
-        raise UserError(f"plugin {plugin!r} is no name of a module; write it as in an import, for example my_methods")
+        raise UserError(
+            f"plugin {shown(plugin)} is no name of a module; write it as in an import, for example my_methods"
+        )
     try:
         return importlib.import_module(plugin)
     except ImportError as error:
-        raise UserError(f"plugin {plugin} cannot be imported: {error}") from error
+        raise UserError(f"plugin {short(plugin)} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever its own code does when it is imported
+        said = f"{type(error).__name__}: {short(str(error))}" if str(error) else type(error).__name__
+        raise UserError(f"plugin {short(plugin)} ends in an error when it is imported ({said})") from error
 
 
 def origin(module: ModuleType) -> str:

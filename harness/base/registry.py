@@ -1,4 +1,11 @@
-"""Specs such as `clip_b(share=0.02, mode=paper)` resolved against a table of dataclasses; imports no torch."""
+"""Specs such as `clip_b(share=0.02, mode=paper)` resolved against a table of dataclasses; imports no torch.
+
+    spec   = name [ "(" [ key "=" value { "," key "=" value } ] ")" ]
+    value  = scalar | "[" [ scalar { "," scalar } ] "]"
+    scalar = number | true | false | null | words | 'text, it''s quoted' | "text with \\n, \\t, \\" and \\\\"
+
+Words hold letters, digits and _ . / ~ + - with blanks between; text with anything else stands in quotes.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +15,24 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
-import yaml
-
-from harness.base.errors import UserError, nearest, shown
+from harness.base.errors import UserError, nearest, short, shown
 from harness.base.schema import typed
 
 T = TypeVar("T")
 QUOTED_OR_ONE = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|.""", re.DOTALL)
 SPEC = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
+INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
+FLOAT = re.compile(
+    r"[-+]?(?:(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})(?:e[-+]?\d{1,4})?|\.inf|\.nan)", re.ASCII | re.IGNORECASE
+)
+WORDS = re.compile(r"[\w./~+-]+(?: +[\w./~+-]+)*")
+SINGLE, DOUBLE = re.compile(r"'((?:[^']|'')*)'"), re.compile(r'"((?:[^"\\]|\\["\\nt])*)"')
+ESCAPED = {'\\"': '"', "\\\\": "\\", "\\n": "\n", "\\t": "\t"}
+NAMED = {  # as YAML reads them, in which configurations are written
+    **dict.fromkeys(("true", "yes", "on"), True),
+    **dict.fromkeys(("false", "no", "off"), False),
+    **dict.fromkeys(("null", "~"), None),
+}
 
 
 def split(spec: str, separator: str) -> list[str]:
@@ -32,19 +49,54 @@ def split(spec: str, separator: str) -> list[str]:
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
     """`name(key=value, ...)` -> name and options."""
+    if not spec.strip().isprintable():
+        raise UserError(f"{shown(spec)} holds a character that cannot be seen; allowed in double quotes: \\n and \\t")
     match = SPEC.fullmatch(spec)
     if match is None:
         raise UserError(f"{shown(spec)} is no specification; write name or name(key=value, ...)")
     name, inside = match.groups()
-    options = {}
+    options: dict[str, Any] = {}
     for part in split(inside or "", ","):
         if not part.strip():
             continue
-        key, equals, value = part.partition("=")
+        key, equals, written = (each.strip() for each in part.partition("="))
         if not equals:
-            raise UserError(f"{part.strip()!r} in {spec!r} is no option; write key=value")
-        options[key.strip()] = yaml.safe_load(value)
+            raise UserError(f"{shown(part.strip())} in {shown(spec)} is no option; write key=value")
+        if key in options:
+            raise UserError(f"{shown(spec)} says {short(key)} twice")
+        options[key] = value(written, short(f"{name}.{key}"))
     return name, options
+
+
+def value(written: str, key: str) -> Any:
+    """Returns what an option's value means."""
+    if not (written.startswith("[") and written.endswith("]")):
+        return scalar(written, key)
+    parts = split(written[1:-1], ",")
+    return [scalar(part.strip(), key) for part in parts if part.strip() or len(parts) > 1]
+
+
+def scalar(written: str, key: str) -> bool | int | float | str | None:
+    """Returns what one value means that is no list."""
+    if INTEGER.fullmatch(written):
+        return int(written)
+    if FLOAT.fullmatch(written):
+        return float(written.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    if (name := written.lower()) in NAMED:
+        return NAMED[name]
+    if WORDS.fullmatch(written):
+        return written
+    if single := SINGLE.fullmatch(written):
+        text = single[1].replace("''", "'")
+    elif double := DOUBLE.fullmatch(written):
+        text = re.sub(r"\\.", lambda found: ESCAPED[found[0]], double[1])
+    else:
+        raise UserError(
+            f"{key} is written {shown(written)}; write a number, a word, text in quotes, or a list such as [0.1, 0.2]"
+        )
+    if "${" in text:
+        raise UserError(f"{key} is {shown(text)}; nothing is filled in for ${{...}}, so write the value itself")
+    return text
 
 
 def build(

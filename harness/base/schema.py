@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from harness.base.errors import UserError, nearest, one_of, short, shown
 
 ALLOWED = "allowed"  # the entry of a field's metadata that holds a Range, or the names of a choice
+LARGEST = 2**63 - 1  # of whole numbers, as databases and tensors hold them
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -38,7 +39,7 @@ class Range:
 
     def holds(self, value: float) -> bool:
         return (
-            (isinstance(value, int) or isfinite(value) or value in (self.least, self.most))
+            (abs(value) <= LARGEST if isinstance(value, int) else isfinite(value) or value in (self.least, self.most))
             and (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and (self.most is None or value <= self.most)
@@ -100,11 +101,21 @@ def check_value(declared: dataclasses.Field[Any], value: Any, key: str) -> None:
         return
     if isinstance(value, list) and allowed.length not in (None, len(value)):
         raise UserError(f"{key} is {shown(value)}; allowed: exactly {allowed.length} numbers")
-    several = enumerate(value) if isinstance(value, list) else ()
-    for name, one in [(key, value), *((f"{key}[{i}]", one) for i, one in several)]:
+    for name, one in each_of(key, value):
+        check_size(name, one)
         if isinstance(one, int | float) and not allowed.holds(one):
             endless = one in (inf, -inf) and inf not in (allowed.least, allowed.most)
             raise UserError(f"{name} is {one}; allowed: {allowed}{', and finite' if endless else ''}")
+
+
+def each_of(key: str, value: Any) -> list[tuple[str, Any]]:
+    """Returns a value by its key, and what is in it if it is a list."""
+    return [(key, value), *((f"{key}[{i}]", one) for i, one in enumerate(value if isinstance(value, list) else ()))]
+
+
+def check_size(key: str, value: Any) -> None:
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise UserError(f"{key} is {shown(value)}; allowed: whole numbers up to {LARGEST}")
 
 
 def section(hint: Any) -> Any:
@@ -125,6 +136,8 @@ def check_keys(given: Mapping[Any, Any], schema: Any, where: str) -> None:
             raise UserError(f"unknown key {key}; {nearest(str(name), known)}")
         hint = hints[name]
         inner = section(hint)
+        for place, one in each_of(key, value):
+            check_size(place, one)
         if inner is not None and (value is not None or type(None) not in get_args(hint)):
             check_keys(mapping(value, key), inner, f"{where}{name}.")
         elif get_origin(hint) is dict:

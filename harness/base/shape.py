@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from harness.base.errors import UserError
+from harness.base.errors import UserError, short, shown
 from harness.base.schema import check, within
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")  # model_type of those that the embedded engine decodes
-COUNT = within(least=1)
+MOST = 10**9  # of anything in a decoder
+COUNT = within(least=1, most=MOST)
 
 
 @dataclass(frozen=True)
@@ -70,18 +73,31 @@ class Shape:
         return self.body + self.embedding + self.hidden + 1
 
 
+def read(folder: Path) -> dict[str, Any]:
+    """Returns what the config.json in a model's folder says."""
+    path = folder / "config.json"
+    try:
+        given = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{short(str(path))} is no JSON ({short(str(error))}); fetch or save the model anew") from error
+    if not isinstance(given, dict):
+        raise UserError(
+            f"{short(str(path))} holds {shown(given)}; it must be a mapping of keys, as transformers saves it"
+        )
+    return given
+
+
 def of_config(given: Mapping[str, Any]) -> Shape | None:
     """Returns the shape that a config.json states; None where it states none in the terms of such decoders."""
-    needed = (
-        "model_type",
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-    )
-    if any(given.get(key) is None for key in needed):
+    counts = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    if any(given.get(key) is None for key in ("model_type", *counts)):
         return None
+    if not isinstance(given["model_type"], str):
+        raise UserError(f"model_type is {shown(given['model_type'])} in a model's config.json; it must be text")
+    for key in (*counts, "num_key_value_heads", "head_dim"):
+        value = given.get(key)
+        if value is not None and not (type(value) is int and 1 <= value <= MOST):
+            raise UserError(f"{key} is {shown(value)} in a model's config.json; it must be a whole number, 1 to {MOST}")
     heads = given["num_attention_heads"]
     return Shape(
         architecture=given["model_type"],

@@ -7,7 +7,7 @@ import difflib
 import re
 from typing import Any, NoReturn
 
-from harness.base.errors import UserError, nearest, one_of, shown
+from harness.base.errors import UserError, nearest, one_of, short, shown
 from harness.base.schema import KINDS
 from harness.config import CONFIGS
 
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
             raise UserError(f"{self.own} needs {names}{where}")
         if found := INVALID.fullmatch(message):
             name, kind, value = found.groups()
-            raise UserError(f"{name} is {value}; it must be {KIND.get(kind, kind)}")
+            raise UserError(f"{name} is {short(value)}; it must be {KIND.get(kind, kind)}")
         raise UserError(f"{self.own}: {message.removeprefix('argument ')}")
 
     @property

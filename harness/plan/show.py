@@ -16,6 +16,7 @@ from harness.plan import cost
 from harness.plan.cost import SPEEDS, Asked
 from harness.plan.estimate import Plan
 
+AGES = 10**9  # seconds from now on which no date is worth telling
 DETAILED = GIB  # from so many bytes on it is worth saying what they are for
 
 
@@ -96,14 +97,11 @@ def side_by_side(plan: Plan, seconds: float) -> str:
     """Returns when all cells are done, and what that takes."""
     hardware, side = plan.config.hardware, min(plan.at_once, plan.missing)
     wall = seconds * ceil(plan.missing / side) / plan.missing  # cells are taken for equally long
-    end = datetime.now() + timedelta(seconds=wall)
+    end = f", so until {datetime.now() + timedelta(seconds=wall):%a %d %b %Y %H:%M} if begun now" if wall < AGES else ""
     on_gpu = plan.kind == "cuda"
     hours = seconds / 3600 * hardware.world * (hardware.share if on_gpu else hardware.threads)
     cells = "1 cell" if side == 1 else f"{side} cells"
-    return (
-        f"{cells} at once: {long(wall)}, so until {end:%a %d %b %Y %H:%M} if begun now; "
-        f"{hours:,.1f} {'GPU' if on_gpu else 'core'}-hours"
-    )
+    return f"{cells} at once: {long(wall)}{end}; {hours:,.1f} {'GPU' if on_gpu else 'core'}-hours"
 
 
 def parts(bytes_of: Mapping[str, int]) -> str:

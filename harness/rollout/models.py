@@ -13,15 +13,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import tasks
-from harness.base import identities
-from harness.base.errors import UserError, nearest, shown
+from harness.base import identities, written
+from harness.base.errors import UserError, nearest, short, shown
 from harness.base.files import default_cache
 from harness.base.locks import lock
 from harness.base.schema import typed
 from harness.base.shape import Shape, of_config
+from harness.base.shape import read as read_config
 from harness.config import CONFIGS
 from harness.data.sources import hub_failures
 from harness.rollout.rendering import PLAIN, Chat
@@ -124,7 +123,7 @@ class Model:
         """Returns the shape that its folder states if it is here, else that of its file or its recipe."""
         folder = self.here()
         if folder is not None:
-            return of_config(json.loads((folder / "config.json").read_text()))
+            return of_config(read_config(folder))
         return self.stated if self.recipe is None else self.recipe.shape()
 
     def summary(self) -> str:
@@ -241,10 +240,7 @@ def shipped_shapes() -> dict[str, Shape]:
 
 
 def read(file: Path) -> Model:
-    try:
-        given = yaml.safe_load(file.read_text())
-    except yaml.YAMLError as error:
-        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
+    given = written.load(file)
     if not isinstance(given, dict) or ("path" in given) == ("recipe" in given):
         raise UserError(
             f"{file} must hold one key, path (of a Hugging Face folder, or its name on the hub) or recipe; beside it "
@@ -253,11 +249,13 @@ def read(file: Path) -> Model:
     path, recipe, shape = (given.pop(key, None) for key in ("path", "recipe", "shape"))
     for key, stated in (("recipe", recipe), ("shape", shape)):
         if not isinstance(stated, dict | None):
-            raise UserError(f"{key} of {file} is {stated!r}; it must be a mapping of keys")
+            raise UserError(f"{key} of {short(str(file))} is {shown(stated)}; it must be a mapping of keys")
+    if not isinstance(path, str | None):
+        raise UserError(f"path of {short(str(file))} is {shown(path)}; it must be text")
     chat = typed(Chat(), given, "")
     if path is not None:
         found = None if shape is None else typed(Shape, shape, "shape.")
-        where, revision = located(str(path))
+        where, revision = located(path)
         return Model(file.stem, path=where, revision=revision, chat=chat, stated=found)
     if shape is not None:
         raise UserError(f"{file} states the shape of a model that is made by its recipe; leave it out")

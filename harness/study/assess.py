@@ -21,7 +21,7 @@ import tasks
 from harness.base import files, fit, identities
 from harness.base.fit import Column
 from harness.base.schema import check_value, number
-from harness.base.shape import of_config
+from harness.base.shape import of_config, read
 from harness.base.statistics import Estimate, mean_interval, pass_at_k
 from harness.batch import Rollout
 from harness.cell import device_of
@@ -145,7 +145,7 @@ class EngineOnDemand:
     def __init__(self, folder: Path, eos: int, budget: int, *, beyond_context: bool) -> None:
         self.folder, self.eos, self.budget = folder, eos, budget
         self.device, self.dtype = device_of(Config())
-        shape = of_config(json.loads((folder / "config.json").read_text()))
+        shape = of_config(read(folder))
         # vLLM has no room beyond a model's context.
         self.name = choice.resolve("embedded" if beyond_context else "auto", self.device, shape)
 

@@ -1,0 +1,73 @@
+"""YAML that people wrote: plain values in a file of a sensible size; nothing that repeats, constructs or fills in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.base.errors import UserError, short
+from harness.base.files import YAML_LOADER
+
+LARGEST = 1_000_000  # bytes of a file
+MOST = 9_000  # values in it; OmegaConf itself takes no more than 10,000
+DEEPEST = 20  # lists and mappings in one another
+
+
+def read(path: Path) -> str:
+    """Returns the text of a file that `check` lets pass."""
+    if not path.is_file():
+        raise UserError(f"there is no file {short(str(path))}")
+    if path.stat().st_size > LARGEST:
+        raise UserError(f"{short(str(path))} has more than {LARGEST} bytes; no file of settings is that large")
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{short(str(path))} is no UTF-8 (byte {error.start}); save it as UTF-8") from error
+    check(text, short(str(path)))
+    return text
+
+
+def load(path: Path) -> Any:
+    """Returns what a file says."""
+    text = read(path)
+    try:
+        return yaml.load(text, YAML_LOADER)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: of a date that is none, or a number without end
+        raise UserError(f"{short(str(path))} cannot be read: {reason(error)}") from error
+
+
+def check(text: str, where: str) -> None:
+    """Refuses text that is no YAML, or that uses more of YAML than plain values, lists and mappings."""
+    depth = values = 0
+    try:
+        for event in yaml.parse(text, YAML_LOADER):
+            line = f"{where}, line {event.start_mark.line + 1}"
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                raise UserError(f"{line} has a YAML anchor (& or *); write the value itself, or in quotes")
+            if getattr(event, "tag", None):
+                raise UserError(f"{line} has a YAML tag ({short(event.tag)}); write the value without it, or in quotes")
+            if isinstance(event, yaml.ScalarEvent):
+                check_scalar(event.value, line)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            values += isinstance(event, yaml.NodeEvent)
+            if depth > DEEPEST or values > MOST:
+                raise UserError(f"{line} goes too far; allowed: {MOST} values and names, {DEEPEST} levels deep")
+    except (yaml.YAMLError, UnicodeEncodeError) as error:
+        raise UserError(f"{where} cannot be read: {reason(error)}") from error
+
+
+def check_scalar(text: str, where: str) -> None:
+    """Refuses what would be filled in from elsewhere, and characters that no file or database takes."""
+    if "${" in text:
+        raise UserError(f"{where} has {short(text)!r}; nothing is filled in for ${{...}}, so write the value itself")
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{where} has {short(ascii(text))}, with a character that is none")
+
+
+def reason(error: Exception) -> str:
+    """Returns what a parser says, with the line that it says it of."""
+    mark = getattr(error, "problem_mark", None)
+    said = short(getattr(error, "problem", None) or str(error).partition("\n")[0])
+    return said if mark is None else f"{said} (line {mark.line + 1})"

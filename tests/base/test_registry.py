@@ -1,0 +1,91 @@
+"""Specs have a small grammar of their own: what each value means, and that nothing else is read into one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import yaml
+
+from harness import config
+from harness.base import registry
+from harness.base.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("3", 3),
+        ("-0", 0),
+        ("010", 10),
+        ("9" * 40, 10**40 - 1),
+        ("1.0e-3", 0.001),
+        ("1e9", 1e9),
+        (".5", 0.5),
+        ("3.", 3.0),
+        ("-.inf", -math.inf),
+        ("true", True),
+        ("No", False),
+        ("off", False),
+        ("null", None),
+        ("~", None),
+        ("k3", "k3"),
+        ("owner/name-1.5b", "owner/name-1.5b"),
+        ("Answer briefly.", "Answer briefly."),
+        ("2024-01-01", "2024-01-01"),
+        ("1+1", "1+1"),
+        ("''", ""),
+        (r"'It''s {$x^2$}, \boxed{}'", r"It's {$x^2$}, \boxed{}"),
+        (r'"One\nTwo\t\"three\" \\boxed"', 'One\nTwo\t"three" \\boxed'),
+        ("[]", []),
+        ("[ 0.6, .4 ]", [0.6, 0.4]),
+        ("[a, 'b, c', null]", ["a", "b, c", None]),
+    ],
+)
+def test_what_a_value_means(written: str, value: Any) -> None:
+    found = registry.parse(f"clip_b(mu={written})")[1]["mu"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_nan_is_a_number() -> None:
+    assert math.isnan(registry.parse("clip_b(mu=.nan)")[1]["mu"])
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("!!python/object/apply:os.system [id]", "!!binary aGk=", "&a 1", "*a", "<<", "{a: 1}", "a: 1", "1:30"),
+        *("%YAML 1.1", "| text", "> text", "@a", "`a`", "# no", "a # no", "[[1]]", "[1", "1]", "[a,,b]", "[,]", "(1)"),
+        *("", "'a", '"a', "'a' 'b'", "a'b", r'"\boxed"', r'"\ud800"', r'"\x41"', "${oc.env:HOME}", "'${oc.env:HOME}'"),
+        *("[" * 5000 + "]" * 5000, "(" * 5000 + ")" * 5000),
+    ],
+)
+def test_nothing_else_is_a_value(written: str) -> None:
+    # What YAML makes a list of, or a comment, or leaves open, is told of the spec or of the option.
+    with pytest.raises(UserError, match=r"^(clip_b\.mu is|'clip_b\(mu=).*; ?.*") as error:
+        registry.parse(f"clip_b(mu={written})")
+    assert len(str(error.value)) <= 300
+
+
+@pytest.mark.parametrize("character", ["\x00", "\n", "\x1b", "\x7f", "\u202e", "\u2028", "\ud800"])
+def test_what_cannot_be_seen_is_in_no_spec(character: str) -> None:
+    with pytest.raises(UserError, match="holds a character that cannot be seen"):
+        registry.parse(f"aime24(instruction='a{character}b')")
+
+
+def test_an_option_is_written_once() -> None:
+    with pytest.raises(UserError, match=r"^'clip_b\(mu=1, mu=2\)' says mu twice$"):
+        registry.parse("clip_b(mu=1, mu=2)")
+
+
+def test_the_options_of_shipped_configurations_are_what_yaml_says_they_are() -> None:
+    """A cell is who it was when options were read by YAML."""
+    read = 0
+    for path in config.CONFIGS.glob("*.yaml"):
+        for spec in config.load(str(path)).methods:
+            for part in registry.split(spec, "+"):
+                for key, value in registry.parse(part)[1].items():
+                    assert value == yaml.safe_load(part.partition(f"{key}=")[2].rstrip(")").partition(",")[0])
+                    read += 1
+    assert read > 20
