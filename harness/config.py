@@ -311,7 +311,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
     """Returns the configuration in a file, with `key=value` overrides on top."""
     path = find(name)
     given = functools.reduce(merged, [*with_base(path), *map(override, overrides)])
-    config: Config = typed(Config(), given, "")
+    config: Config = typed(Config(), written.filled(given, given), "")
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
     check_names(config)

@@ -152,7 +152,7 @@ def test_the_field_is_every_method_there_is() -> None:
         *((f"results={path}", ["results is ", "an address of MLflow"]) for path in ("q?x", "p%41", "a#b")),
         ("seeds=[&a 1, *a]", ["line 1 has a YAML anchor"]),
         ("name=!!binary aGk=", ["line 1 has a YAML tag (tag:yaml.org,2002:binary)"]),
-        ("name=${oc.env:HOME}", ["'${oc.env:HOME}'; nothing is filled in for ${...}"]),
+        ("name=${oc.env:HOME}", ["'${oc.env:HOME}'; allowed as a whole value: the key of another, as ${train.lr}"]),
         (r'name="\0"', [r"has '\x00', with a character that is none"]),
         ("name=\ud800", ["cannot be read"]),
         (f"name={'[' * 5000}", ["goes too far; allowed: 9000 values and names, 20 levels deep"]),
@@ -216,7 +216,7 @@ def test_candidates_are_counted_by_the_decimal_that_was_written() -> None:
         (b"base: [1]", r"base of .*given\.yaml is \[1\]; it must be the name or the path"),
         (b"base: dmo", "no configuration is called 'dmo'.*did you mean 'demo'"),
         (b"a: &a [x, x]\nb: [*a, *a]", r"given\.yaml, line 1 has a YAML anchor"),
-        (b"name: ${name}", r"given\.yaml, line 1 has '\$\{name\}'; nothing is filled in"),
+        (b"name: ${name}", r"^\$\{name\} cannot be filled in: name leads to itself$"),
         (b"seeds: [0, 0", r"given\.yaml cannot be read"),
         (
             b"seeds: 1\nseeds: 2",
@@ -233,6 +233,16 @@ def test_unreadable_files(content: bytes, words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=words) as error:
         config.load(str(path))
     assert len(str(error.value)) <= 300
+
+
+def test_a_value_may_be_that_of_another_key(tmp_path: Path) -> None:
+    path = tmp_path / "given.yaml"
+    path.write_text("base: smoke\ntrain: {prompts: '${eval.k}', group: '${train.prompts}'}\neval: {k: 4}\nseeds: [1]")
+    assert config.load(str(path)).train.group == 4
+    assert config.load(str(path), ["eval.k=2", "seeds=[0,'${eval.k}']"]).seeds == [0, 2]
+    for wrong in ("${eval}", "${eval.samples.x}", "${no.such}", "${train.group}"):
+        with pytest.raises(UserError, match=r"cannot be filled in"):
+            config.load(str(path), [f"eval.k='{wrong}'"])
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

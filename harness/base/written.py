@@ -1,7 +1,10 @@
-"""YAML that people wrote: plain values in a file of a sensible size; nothing that repeats, constructs or fills in."""
+"""YAML that people wrote: plain values in a file of a sensible size, and `${key}` for the plain value of another key;
+nothing that repeats or constructs."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import yaml
 from harness.base.errors import UserError, short
 from harness.base.files import YAML_LOADER
 
+REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
 LARGEST = 1_000_000  # bytes of a file
 MOST = 9_000  # values in it; OmegaConf itself takes no more than 10,000
 DEEPEST = 20  # lists and mappings in one another
@@ -43,11 +47,12 @@ def check(text: str, where: str) -> None:
     depth = values = 0
     try:
         for event in yaml.parse(text, YAML_LOADER):
+            assert event.start_mark is not None  # of what was parsed from a text
             line = f"{where}, line {event.start_mark.line + 1}"
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 raise UserError(f"{line} has a YAML anchor (& or *); write the value itself, or in quotes")
-            if getattr(event, "tag", None):
-                raise UserError(f"{line} has a YAML tag ({short(event.tag)}); write the value without it, or in quotes")
+            if tag := getattr(event, "tag", None):
+                raise UserError(f"{line} has a YAML tag ({short(tag)}); write the value without it, or in quotes")
             if isinstance(event, yaml.ScalarEvent):
                 check_scalar(event.value, line)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -60,10 +65,29 @@ def check(text: str, where: str) -> None:
 
 def check_scalar(text: str, where: str) -> None:
     """Refuses what would be filled in from elsewhere, and characters that no file or database takes."""
-    if "${" in text:
-        raise UserError(f"{where} has {short(text)!r}; nothing is filled in for ${{...}}, so write the value itself")
+    if "${" in text and not REFERENCE.fullmatch(text):
+        raise UserError(f"{where} has {short(text)!r}; allowed as a whole value: the key of another, as ${{train.lr}}")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(f"{where} has {short(ascii(text))}, with a character that is none")
+
+
+def filled(value: Any, whole: Mapping[str, Any], by: tuple[str, ...] = ()) -> Any:
+    """Returns what people wrote, with the value of another key in the place of each `${key}`; `by`: through which."""
+    if isinstance(value, dict):
+        return {key: filled(each, whole, by) for key, each in value.items()}
+    if isinstance(value, list):
+        return [filled(each, whole, by) for each in value]
+    found = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    key = found[1]
+    there: Any = whole
+    for name in key.split("."):
+        there = there.get(name) if isinstance(there, dict) else None
+    if there is None or isinstance(there, dict | list) or key in by:
+        why = "leads to itself" if key in by else "is no plain value that is written in the configuration"
+        raise UserError(f"${{{short(key)}}} cannot be filled in: {short(key)} {why}")
+    return filled(there, whole, (*by, key))
 
 
 def reason(error: Exception) -> str:
