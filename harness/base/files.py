@@ -65,7 +65,7 @@ def unwritten(error: BaseException) -> str | None:
 
 def remove(path: Path) -> None:
     """Removes a file or a folder, if it is there."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

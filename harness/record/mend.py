@@ -35,6 +35,11 @@ def mend(folder: Path) -> None:
         seconds = lines[-1]["time"] - lines[0]["time"] if lines else 0.0  # at least nearly
         State("running", seconds=seconds).write(folder)
         say(folder, f"{damage}; the cell goes on without it")
+    try:
+        sums.noted(folder)
+    except Damaged as damage:
+        (folder / sums.FILE).unlink()
+        say(folder, f"{damage}; the cell goes on without it")
     attempt = attempt_of(folder, begun=bool(lines or saved))
     damages = dict(harms(folder, max(saved, default=-1)))
     if attempt is None or not damages:
@@ -85,11 +90,8 @@ def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
                 check_evaluation(folder / "evals" / f"{task}-{line['step']:06d}.json")
             except Damaged as error:
                 yield error, line["step"]
-    try:
-        for wrong, name in sums.changed(folder):
-            yield wrong, int(found[1]) if (found := STEP.fullmatch(name)) else 0
-    except Damaged:  # the sums, which are written anew when the cell is done
-        (folder / sums.FILE).unlink()
+    for wrong, name in sums.changed(folder):
+        yield wrong, int(found[1]) if (found := STEP.fullmatch(name)) else 0
 
 
 def check_evaluation(path: Path) -> None:

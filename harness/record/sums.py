@@ -52,7 +52,12 @@ def check_sizes(folder: Path) -> None:
 def changed(folder: Path) -> Iterator[tuple[Damaged, str]]:
     """Yields what is wrong with each record that is not as it was when the cell was done, with its name; this reads all
     of them."""
-    for name, (_, told) in noted(folder).items():
+    try:
+        found = noted(folder)
+    except Damaged as damage:
+        yield damage, FILE
+        return
+    for name, (_, told) in found.items():
         path = folder / name
         if not path.is_file():
             yield Damaged(path, "it is missing"), name

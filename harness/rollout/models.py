@@ -107,8 +107,9 @@ class Model:
         else:
             local = self.revision is None and Path(self.path).is_dir()
             folder = Path(self.path) if local else snapshot(self.path, self.revision)
-        here = folder is not None and folder.is_dir() and not missing(folder) and harmed(folder) is None
-        return folder if here else None
+        if self.path is None and folder is not None and harmed(folder) is not None:
+            return None  # it will be made anew
+        return folder if folder is not None and folder.is_dir() and not missing(folder) else None
 
     def parameters(self) -> int | None:
         """Counts the parameters by the headers of the weights.
@@ -143,9 +144,7 @@ def parameters_in(file: Path) -> int:
 
 
 def harmed(folder: Path) -> Path | None:
-    """Returns a file of a model that was cut off, or is missing; None where all are as long as they say."""
-    if lacking := missing(folder):
-        return folder / lacking[0]
+    """Returns a file of a model that was cut off; None where all are as long as they say."""
     for file in folder.glob("*.json"):
         if file.read_bytes().rstrip()[-1:] not in (b"}", b"]"):
             return file

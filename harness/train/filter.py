@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import Timeout
 
 from harness.base import files, identities, seeds
-from harness.base.errors import UserError
+from harness.base.errors import Damaged, UserError
 from harness.base.locks import lock
 from harness.base.task import Problem, Task, Verdict, Verifier
 from harness.config import Filter, RolloutConfig
@@ -169,7 +169,11 @@ def measured(
 
 
 def counts(path: Path) -> dict[str, int]:
-    return dict(files.read_json(path)["right"]) if path.exists() else {}
+    """Returns what was counted before; nothing where that cannot be read, so that it is counted again."""
+    try:
+        return dict(files.read_json(path)["right"])
+    except (FileNotFoundError, Damaged):
+        return {}
 
 
 @contextmanager

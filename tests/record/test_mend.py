@@ -99,6 +99,7 @@ GOES_ON, ANEW = "the cell goes on", "the cell begins anew, and the earlier attem
 HARM = [
     ("state.json", empty, GOES_ON),
     ("state.json", Path.unlink, GOES_ON),
+    ("sums.json", empty, GOES_ON),
     ("metrics.jsonl", Path.unlink, ANEW),
     ("metrics.jsonl", cut, ANEW),
     ("metrics.jsonl", garble, ANEW),
