@@ -219,8 +219,9 @@ def watched(folder: Path, settings: list[str], cells: int) -> list[tuple[int, in
     run, sizes = Run(folder, settings), list[tuple[int, int]]()
     while run.process.poll() is None:
         with contextlib.suppress(OSError):  # it has just ended
-            if done(run.folder) >= (cells // 4, cells - 2)[len(sizes) > 0]:
-                sizes[1:] = [run.size]
+            enough = done(run.folder) >= (cells // 4, cells - 2)[len(sizes) > 0]
+            if enough and (size := run.size)[0]:  # otherwise it has just ended, too
+                sizes[1:] = [size]
         time.sleep(0.1)
     assert run.close() == 0, (folder / "said.txt").read_text()
     return sizes
