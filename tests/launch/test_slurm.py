@@ -127,6 +127,22 @@ class Interrupting(Watcher):
             self.act_once()
 
 
+@pytest.mark.parametrize(("sent", "gone"), [(signal.SIGINT, ["7"]), (signal.SIGTERM, []), (signal.SIGHUP, [])])
+def test_only_ctrl_c_takes_the_array_out_of_the_queue(
+    sent: signal.Signals, gone: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal that is closed, or a login node that restarts, leaves it there."""
+    cancelled: list[str] = []
+    monkeypatch.setattr(slurm, "cancel", lambda *jobs: cancelled.extend(jobs))
+    monkeypatch.setattr(slurm, "queue", lambda: {"7": Job("RUNNING", "")})
+    one = planned(tmp_path)
+    array = Slurm(one.config, "cpu")
+    with pytest.raises(KeyboardInterrupt), array:
+        array.tasks = [slurm.Task(one, "7", array)]
+        raise KeyboardInterrupt(sent)
+    assert cancelled == gone
+
+
 @pytest.mark.slurm
 def test_a_cell_of_two_machines_that_is_stopped_goes_on_from_a_checkpoint(cluster: None, tmp_path: Path) -> None:
     wide = planned(tmp_path, "hardware.nodes=2", "train.steps=8", "checkpoint.every=2")
