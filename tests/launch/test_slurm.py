@@ -137,8 +137,8 @@ def test_only_ctrl_c_takes_the_array_out_of_the_queue(
     monkeypatch.setattr(slurm, "queue", lambda: {"7": Job("RUNNING", "")})
     one = planned(tmp_path)
     array = Slurm(one.config, "cpu")
+    array.tasks = [slurm.Task(one, "7", array)]
     with pytest.raises(KeyboardInterrupt), array:
-        array.tasks = [slurm.Task(one, "7", array)]
         raise KeyboardInterrupt(sent)
     assert cancelled == gone
 
