@@ -1,11 +1,11 @@
 """Kills the processes of a matrix at moments drawn by a seed, and compares what comes of it with an uninterrupted run.
 
-    python -m benchmarks.soak [minutes] [cells] [seed]
+    python -m benchmarks.soak [minutes] [cells] [seed] [ranks]
 
-The victim is a cell, the server that cells are forked from, the runner, or all of them; the moment a phase of a cell, a
-write, or any. What must be as if nothing had happened: every number but times, every sample, every weight, and MLflow
-with each cell and each point once. No cell may outlive its runner for more than some seconds, and no memory or files
-of the runner may grow while cells come and go.
+The victim is a cell, one of its ranks if it has several, the server that cells are forked from, the runner, or all of
+them; the moment a phase of a cell, a write, or any. What must be as if nothing had happened: every number but times,
+every sample, every weight, and MLflow with each attempt and each point once. No cell may outlive its runner for more
+than some seconds, and no memory or files of the runner may grow while cells come and go.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTINGS += ["name=soak"]
 VICTIMS = ("cell", "server", "runner", "all")
 PHASES = ("loading the model", "rollout", "update", "evaluate", "saving the model")
 MOMENTS = (*PHASES, "importing", "checkpoint", "line", "done", "any")
-LATEST = 20.0  # seconds to wait for a moment
+LATEST = 60.0  # seconds to wait for a moment
 ORPHANS = 10.0  # seconds for cells to end whose runner was killed
 GROWTH = 32 * 2**20  # bytes that the runner may grow by after a quarter of its cells
 
@@ -69,7 +69,8 @@ class Run:
                 children.setdefault(int(told[1]), []).append(int(process))
         server = [child for child in children.get(self.process.pid, []) if b"forkserver" in words(child)]
         cells = [cell for each in server for cell in children.get(each, [])]
-        return {"runner": [self.process.pid], "server": server, "cell": cells}
+        ranks = [rank for cell in cells for rank in children.get(cell, []) if b"cell.rank" in words(rank)]
+        return {"runner": [self.process.pid], "server": server, "cell": cells, "rank": ranks}
 
     def close(self) -> int:
         self.log.close()
@@ -114,7 +115,15 @@ def comes(moment: str, run: Run) -> Callable[[], bool]:
         return lambda: done(folder) > before["done"]
     if moment == "any":
         return lambda: True
-    return lambda: any(standing.of(path.parent).startswith(moment) for path in folder.glob("*/leases/*/standing-0"))
+    began = time.time()
+
+    def there() -> bool:
+        with contextlib.suppress(FileNotFoundError):  # a lease was given back
+            places = [path for path in folder.glob("*/leases/*/standing-0") if path.stat().st_mtime > began]
+            return any(standing.of(path.parent).startswith(moment) for path in places)
+        return False
+
+    return there
 
 
 def wait(run: Run, moment: str, dice: random.Random) -> bool:
@@ -129,7 +138,7 @@ def wait(run: Run, moment: str, dice: random.Random) -> bool:
 def kill(run: Run, victim: str) -> float:
     """Kills a part of a run, if it is there; returns the seconds until no cell is left that has lost its runner."""
     parts = run.parts()
-    for name in ("runner", "server", "cell") if victim == "all" else (victim,):
+    for name in parts if victim == "all" else (victim,):
         for process in parts[name][: None if victim == "all" else 1]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -137,7 +146,7 @@ def kill(run: Run, victim: str) -> float:
         return 0.0
     began = time.monotonic()
     run.close()
-    while left := [each for each in parts["cell"] if lease.born(each)]:
+    while left := [each for each in (*parts["cell"], *parts["rank"]) if lease.born(each)]:
         assert time.monotonic() - began < ORPHANS, f"cells {left} outlive their runner"
         time.sleep(0.02)
     return time.monotonic() - began
@@ -146,7 +155,8 @@ def kill(run: Run, victim: str) -> float:
 def harmed(folder: Path, settings: list[str], kills: int, until: float, seed: int) -> Harm:
     """Runs a matrix to its end though its processes are killed, so many times or until that time comes."""
     dice, harm = random.Random(seed), Harm()
-    plan = [(moment, victim) for moment in MOMENTS for victim in VICTIMS]
+    victims = (*VICTIMS, "rank") if "hardware.ranks=1" not in settings else VICTIMS
+    plan = [(moment, victim) for moment in MOMENTS for victim in victims]
     dice.shuffle(plan)
     run = None
     for number in range(kills):
@@ -196,7 +206,8 @@ def numbers(metrics: dict[str, float]) -> dict[str, float]:
 def check_mlflow(folder: Path) -> None:
     """Raises AssertionError where MLflow does not hold each cell and each point once."""
     with reader(f"sqlite:///{folder / 'results' / 'mlflow.db'}") as source:
-        every = [run for run in source.runs(source.experiments()["soak"]) if "cell" in run.tags]
+        # One that was killed before its first attempt began has a run without an attempt, which says so.
+        every = [run for run in source.runs(source.experiments()["soak"]) if run.tags.get("attempt")]
         points_of = source.curves(every, lambda name: not name.startswith(("final/", "time/")))
         curves = {run.tags["cell"]: points for run, points in zip(every, points_of, strict=True)}
     cells = {path.parent.name.rpartition("-")[2]: path.parent for path in folder.glob("results/soak/*/config.yaml")}
@@ -220,16 +231,19 @@ def watched(folder: Path, settings: list[str], cells: int) -> list[tuple[int, in
     run, sizes = Run(folder, settings), list[tuple[int, int]]()
     while run.process.poll() is None:
         with contextlib.suppress(OSError):  # it has just ended
-            if done(run.folder) >= (cells // 4, cells - 2)[len(sizes) > 0]:
-                sizes[1:] = [run.size]
+            enough = done(run.folder) >= (cells // 4, cells - 2)[len(sizes) > 0]
+            if enough and (size := run.size)[0]:  # otherwise it has just ended, too
+                sizes[1:] = [size]
         time.sleep(0.1)
     assert run.close() == 0, (folder / "said.txt").read_text()
     return sizes
 
 
-def soak(folder: Path, cells: int, kills: int, minutes: float, seed: int) -> tuple[Harm, list[tuple[int, int]]]:
+def soak(
+    folder: Path, cells: int, kills: int, minutes: float, seed: int, ranks: int = 1
+) -> tuple[Harm, list[tuple[int, int]]]:
     """Raises AssertionError where a killed matrix ends in another way than one that was left in peace."""
-    settings = [*SETTINGS, f"seeds=[{','.join(map(str, range(cells // 2)))}]"]
+    settings = [*SETTINGS, f"seeds=[{','.join(map(str, range(cells // 2)))}]", f"hardware.ranks={ranks}"]
     places = [folder / "in-peace", folder / "killed"]
     for place in places:
         place.mkdir()
@@ -250,12 +264,12 @@ def check_growth(early: tuple[int, int], late: tuple[int, int]) -> None:
     assert late[1] <= early[1] + GROWTH, f"the runner has grown from {early[1]} to {late[1]} bytes"
 
 
-def main(minutes: float = 60.0, cells: int = 200, seed: int = 0) -> None:
+def main(minutes: float = 60.0, cells: int = 200, seed: int = 0, ranks: int = 1) -> None:
     """Begins with another seed whenever a matrix has ended, until the time is over."""
     until = time.monotonic() + 60 * minutes
     while (left := until - time.monotonic()) > 0:
         with tempfile.TemporaryDirectory() as folder:
-            harm, sizes = soak(Path(folder), cells, 10**6, left / 60, seed)
+            harm, sizes = soak(Path(folder), cells, 10**6, left / 60, seed, ranks)
         check_growth(*sizes)
         print(f"seed {seed}: {cells} cells are the same after {harm.killed.total()} kills in {harm.runs} runs:")
         for what, times in sorted(harm.killed.items()):

@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -128,6 +129,8 @@ class Slurm:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, KeyboardInterrupt) and error.args not in ((), (signal.SIGINT,)):
+            return  # a terminal was closed, or a login node restarts: the array runs on
         cancel(*(task.job for task in self.tasks if task.code() is None))
 
     def start(self, waiting: Sequence[Cell]) -> list[Task]:

@@ -127,6 +127,22 @@ class Interrupting(Watcher):
             self.act_once()
 
 
+@pytest.mark.parametrize(("sent", "gone"), [(signal.SIGINT, ["7"]), (signal.SIGTERM, []), (signal.SIGHUP, [])])
+def test_only_ctrl_c_takes_the_array_out_of_the_queue(
+    sent: signal.Signals, gone: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal that is closed, or a login node that restarts, leaves it there."""
+    cancelled: list[str] = []
+    monkeypatch.setattr(slurm, "cancel", lambda *jobs: cancelled.extend(jobs))
+    monkeypatch.setattr(slurm, "queue", lambda: {"7": Job("RUNNING", "")})
+    one = planned(tmp_path)
+    array = Slurm(one.config, "cpu")
+    array.tasks = [slurm.Task(one, "7", array)]
+    with pytest.raises(KeyboardInterrupt), array:
+        raise KeyboardInterrupt(sent)
+    assert cancelled == gone
+
+
 @pytest.mark.slurm
 @pytest.mark.parametrize(
     ("machines", "command"),
