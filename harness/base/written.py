@@ -43,11 +43,12 @@ def check(text: str, where: str) -> None:
     depth = values = 0
     try:
         for event in yaml.parse(text, YAML_LOADER):
+            assert event.start_mark is not None
             line = f"{where}, line {event.start_mark.line + 1}"
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 raise UserError(f"{line} has a YAML anchor (& or *); write the value itself, or in quotes")
-            if getattr(event, "tag", None):
-                raise UserError(f"{line} has a YAML tag ({short(event.tag)}); write the value without it, or in quotes")
+            if tag := getattr(event, "tag", None):
+                raise UserError(f"{line} has a YAML tag ({short(tag)}); write the value without it, or in quotes")
             if isinstance(event, yaml.ScalarEvent):
                 check_scalar(event.value, line)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
