@@ -45,6 +45,7 @@ from harness.train import sources
 from harness.train.filter import RESPONSES, Asker, pool
 from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy, check_vocabulary
+from harness.train.weights import opened
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
@@ -79,7 +80,7 @@ def build(spec: CellSpec, folder: Path, verifier: Verifier, say: Callable[[str],
     if "values" in method.needs:
         critic_lr = vars(method.objective)["critic_lr"]  # every objective that needs values has one
         critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware)
-    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer = opened(AutoTokenizer, base)
     check_vocabulary(tokenizer, policy.module, base)
     chosen = choice.resolve(config.rollout.engine, device, model.shape())
     engine = engines.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)

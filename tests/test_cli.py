@@ -32,13 +32,17 @@ SHORT = [
 SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=2"]
 
 
+# Of the hub and of a server of MLflow, which the commands here have no use for.
+SECRETS = {"HF_TOKEN": "hf_0123456789", "MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "open-sesame"}
+
+
 def entrobench(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     result = subprocess.run(
         [sys.executable, "-m", "harness.cli", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200", **SECRETS},
         timeout=120,
         check=False,
     )
@@ -67,6 +71,15 @@ def test_a_matrix_runs_and_leaves_its_records(finished: Path) -> None:
         lines = [json.loads(line) for line in (cell / "metrics.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
         assert {"evals", "samples", "model", "log.txt"} <= {path.name for path in cell.iterdir()}
+
+
+def test_no_secret_of_the_environment_is_written_anywhere(finished: Path) -> None:
+    files = [path for path in finished.rglob("*") if path.is_file()]
+    assert {"mlflow.db", "log.txt", "config.yaml", "leaderboard.html"} <= {path.name for path in files}
+    for path in files:
+        content = path.read_bytes()
+        assert b"hf_0123456789" not in content, path
+        assert b"open-sesame" not in content, path
 
 
 def test_a_second_run_does_nothing_again(finished: Path) -> None:

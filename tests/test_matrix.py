@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,8 @@ def test_groups_of_one_are_for_methods_that_compare_nothing(name: str) -> None:
 
 
 def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:
-    one = cell("tracking.uri=http://me:secret@host", f"results={tmp_path}")
+    loaded = config.load("smoke", [f"results={tmp_path}"])
+    one = cells(dataclasses.replace(loaded, tracking=config.Tracking("http://me:secret@host")))[0]
     one.spec.write(one.folder)
     assert one.config.tracking_uri == "http://me:secret@host"
     assert one.spec.settings["tracking"]["uri"] == "http://me:***@host"

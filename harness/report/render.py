@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from harness.report.leaderboard import Row
 
 FLAG = " †"
 FORMATS = ("table", "md", "csv", "json")
+MARKDOWN = re.compile(r"[\\|]|<(?=[a-zA-Z/!])")  # what would end a cell of Markdown, or begin HTML in it
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is computed by a spreadsheet, not shown
 
 
@@ -120,7 +122,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 def as_markdown(table: Table) -> str:
     header, *body = table.lines
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
-    rows = (" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines)
+    rows = (" | ".join(re.sub(MARKDOWN, r"\\\g<0>", cell) for cell in line) for line in lines)
     return f"**{table.title}**\n\n" + "".join(f"| {row} |\n" for row in rows)
 
 

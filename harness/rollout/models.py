@@ -29,9 +29,10 @@ from tasks import Recipe
 MODELS = CONFIGS / "models"
 NEEDED = {  # of a Hugging Face folder: one file of each row
     "config.json": ("config.json",),
-    "weights": ("*.safetensors", "pytorch_model*.bin"),
+    "weights": ("*.safetensors",),
     "tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.json"),
 }
+PICKLED = "pytorch_model*.bin"  # weights in a form that may run code when it is read
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)  # owner/name
 DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
@@ -164,7 +165,13 @@ def missing(folder: Path) -> list[str]:
 
 
 def complete(folder: Path, name: str) -> Path:
-    if lacking := missing(folder):
+    lacking = missing(folder)
+    if "weights" in lacking and (pickled := next(folder.glob(PICKLED), None)):
+        raise UserError(
+            f"model {shown(name)} has pickled weights ({pickled.name}), which may run code when they are read; save "
+            "them as safetensors, with save_pretrained of transformers on a machine that may run it"
+        )
+    if lacking:
         raise UserError(
             f"model {name!r}: the folder {folder} is no Hugging Face model, it has no {', no '.join(lacking)}"
         )

@@ -40,7 +40,7 @@ from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import instructed
 from harness.train.evaluate import Evaluation, Sampler, evaluate
 from harness.train.policy import context_of
-from harness.train.weights import load_model
+from harness.train.weights import load_model, opened
 from tasks import Task, Verifier
 from tasks.scoring import powers_of_two
 
@@ -201,8 +201,8 @@ def assess(
     asked = [instructed(task, model.chat) for task in asked]
     folder = model.folder(say=say)
     disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    context = None if wanted.beyond_context else context_of(AutoConfig.from_pretrained(folder))
+    tokenizer = opened(AutoTokenizer, folder)
+    context = None if wanted.beyond_context else context_of(opened(AutoConfig, folder))
     sampling = [wanted.of(task) for task in asked]
     budget = max(each["max_new_tokens"] for each in sampling)
     engine = EngineOnDemand(folder, tokenizer.eos_token_id, budget, beyond_context=wanted.beyond_context)

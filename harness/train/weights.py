@@ -15,14 +15,30 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from harness.base import ranks
-from harness.base.errors import UserError
+from harness.base.errors import UserError, short
+
+# Of reading weights. Files of pickles are never read, since they may run code.
+HOW: Mapping[str, Any] = {"attn_implementation": "sdpa", "use_safetensors": True}
 
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that DCP works on one process is no surprise
 
 
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Returns the whole language model."""
-    return checked(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa"), folder)
+    return checked(opened(AutoModelForCausalLM, folder, dtype=dtype, **HOW), folder)
+
+
+def opened(kind: Any, folder: Path | str, **given: Any) -> Any:
+    """Returns what a class of transformers makes of a model's folder, without running any code that lies there."""
+    try:
+        return kind.from_pretrained(folder, trust_remote_code=False, **given)
+    except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"model {short(str(folder))} asks for code of its own (auto_map in its config.json), which is never "
+                "run; use a model of a type that transformers knows"
+            ) from error
+        raise UserError(f"model {short(str(folder))} cannot be read: {str(error).strip().splitlines()[0]}") from error
 
 
 def checked(model: PreTrainedModel, folder: Path | str) -> PreTrainedModel:
@@ -34,19 +50,18 @@ def checked(model: PreTrainedModel, folder: Path | str) -> PreTrainedModel:
 def outline(folder: Path, kind: Any) -> PreTrainedModel:
     """Returns a model in float32, as an AutoModel class has it. On several ranks it has no memory before `settle`.
 
-    Where the folder does not hold the weights by their names, as in files that are not safetensors, it is whole there
-    as well.
+    Where the folder does not hold the weights by their names it is whole there as well.
     """
     if ranks.several():
-        config = AutoConfig.from_pretrained(folder)
+        config = opened(AutoConfig, folder)
         with torch.device("meta"):
-            model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+            model = kind.from_config(config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False)
         if stored(model, folder).keys() == dict(model.named_parameters()).keys():
             if model.can_generate() and (folder / "generation_config.json").is_file():
                 model.generation_config = GenerationConfig.from_pretrained(folder)
             return model
         print(f"each of {ranks.count()} ranks reads all of {folder}: its safetensors files lack weights", flush=True)
-    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    return opened(kind, folder, dtype=torch.float32, **HOW)
 
 
 def stored(model: PreTrainedModel, folder: Path) -> dict[str, str]:

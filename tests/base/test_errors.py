@@ -31,6 +31,12 @@ def test_what_is_long_loses_its_middle() -> None:
     assert shown(None) == "null"
 
 
+def test_a_sentence_is_one_line_of_at_most_300_characters() -> None:
+    said = str(UserError("a" * 200 + "\n" + "b" * 200))
+    assert said == "a" * 148 + " .. " + "b" * 148
+    assert str(UserError("one\ntwo")) == "one two"
+
+
 @pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf])
 def test_at_least_takes_finite_numbers_alone(value: float) -> None:
     at_least(0, temperature=0.0)
@@ -47,6 +53,7 @@ def test_at_least_takes_finite_numbers_alone(value: float) -> None:
         ("sqlite:///results/a:b@c.db", "sqlite:///results/a:b@c.db"),
         ("http://host:5000/#/me@here", "http://host:5000/#/me@here"),
         ("http://me@host", "http://me@host"),
+        ("postgresql://host/db?user=me&password=se@cret", "postgresql://host/db?user=me&password=***"),
     ],
 )
 def test_no_sentence_holds_a_password(said: str, shown: str) -> None:

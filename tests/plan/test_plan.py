@@ -169,7 +169,7 @@ def test_a_shape_is_checked_and_is_no_part_of_the_identity(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"shape.kv_heads is 5; it must divide shape.heads \(28\)"):
         models.read(tmp_path / "mine.yaml")
     (tmp_path / "mine.yaml").write_text(text.replace("layers: 28", "layers: 0"))
-    with pytest.raises(UserError, match=r"shape.layers is 0; allowed: 1 and more"):
+    with pytest.raises(UserError, match=r"shape.layers is 0; allowed: 1 to 1e\+09"):
         models.read(tmp_path / "mine.yaml")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from harness.base.statistics import Estimate
 from harness.report.leaderboard import Row
+from harness.report.plots import plot
 from harness.report.render import render
 
 
@@ -71,3 +72,13 @@ def test_where_no_table_fits_each_method_is_a_card() -> None:
         "  Pass@16              0.250 ±0.125",
     ]
     assert "  entropy, first step  0.500 ±0.125" in lines[lines.index("adaptive_entropy") :]
+
+
+def test_a_dollar_sign_in_a_name_is_no_formula() -> None:
+    """Which matplotlib would refuse where it is none, and draw where it is one."""
+    drawn = plot({"$x^{$": {0.0: [1.0], 1.0: [2.0]}}, "$\\nonsense{$", "of $y$")
+    assert "<!-- $x^{$ -->" in drawn
+
+
+def test_what_would_be_html_in_markdown_is_shown() -> None:
+    assert r"| a\<b>\\\| | 0.250" in render([row("a<b>\\|", 0.25)], "md")

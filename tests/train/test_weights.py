@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing import spawn
-from transformers import AutoModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
+from harness.base.errors import UserError
 from harness.config import Hardware, Train
 from harness.train import weights
 from harness.train.policy import Critic, Learner, Policy
@@ -101,3 +113,18 @@ def test_weights_that_no_file_has_are_missed(tmp_path: Path) -> None:
     lacking = dict(model.named_parameters()).keys() - weights.stored(model, body)
     norms = {f"model.layers.{layer}.self_attn.{name}_norm.weight" for layer in range(3) for name in "qk"}
     assert lacking == {"lm_head.weight", *norms}
+
+
+@pytest.mark.parametrize("kind", [AutoConfig, AutoModel, AutoTokenizer])
+def test_code_in_a_folder_of_a_model_is_never_run(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody is asked whether it may be: an answer could come from anywhere."""
+    names = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoTokenizer": ["own.Tokenizer", None]}
+    stated = {"model_type": "own", "auto_map": names, "tokenizer_class": "Own"}
+    for file in ("config.json", "tokenizer_config.json"):
+        (tmp_path / file).write_text(json.dumps(stated))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    with pytest.raises(UserError, match=r"^model .* (asks for code of its own|cannot be read)"):
+        weights.opened(kind, tmp_path)
+    assert not (tmp_path / "ran").exists()
+    assert sys.stdin.read() == "y\n"

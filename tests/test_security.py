@@ -1,0 +1,114 @@
+"""Nothing that somebody else wrote is run: the claims of docs/security.md that no other test holds."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from places import REPOSITORY
+
+from harness import config
+from harness.base import plugins
+from harness.base.errors import UserError
+from harness.matrix import cells
+from harness.rollout import models
+
+TOPS = ("harness", "baselines", "tasks", "entrobench")
+RUNS = ("eval", "exec", "compile", "__import__")
+UNPICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
+
+
+def calls() -> Iterator[tuple[str, str, ast.Call]]:
+    """Yields each call in the code with its place and the name of what is called."""
+    for top in TOPS:
+        for path in sorted((REPOSITORY / top).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call):
+                    yield f"{path.relative_to(REPOSITORY)}:{node.lineno}", ast.unparse(node.func), node
+
+
+def test_the_code_evaluates_no_text_and_opens_no_pickle() -> None:
+    found = 0
+    for place, name, call in calls():
+        found += 1
+        given = {each.arg: ast.unparse(each.value) for each in call.keywords}
+        assert name not in RUNS, place
+        if name == "torch.load":
+            assert given.get("weights_only") == "True", place
+        if name in ("np.load", "numpy.load"):
+            assert given.get("allow_pickle", "False") == "False", place
+        if name == "yaml.load":
+            assert ast.unparse(call.args[1]) in ("YAML_LOADER", "PlainLoader"), place
+        assert given.get("trust_remote_code", "False") == "False", place
+        assert given.get("shell", "False") == "False", place
+    assert found > 1000
+
+
+def test_nothing_imports_what_unpickles() -> None:
+    for top in TOPS:
+        for path in (REPOSITORY / top).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                assert not {name.partition(".")[0] for name in names} & set(UNPICKLES), path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder where a command is given; modules in it can be imported."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with contextlib.chdir(tmp_path):
+        yield tmp_path
+
+
+def test_a_plugin_is_imported_only_where_it_is_named(folder: Path) -> None:
+    (folder / "not_named.py").write_text("from pathlib import Path\nMETHODS = {}\nPath('imported').touch()\n")
+    cells(config.load("smoke"))
+    assert not (folder / "imported").exists()
+    cells(config.load("smoke", ["plugins=[not_named]"]))
+    assert (folder / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def (", r"SyntaxError: invalid syntax"),
+        ("import sys; sys.exit(3)", r"SystemExit: 3"),
+        ("raise SystemExit", r"\(SystemExit\)"),
+        ("1 / 0", r"ZeroDivisionError: division by zero"),
+        ("raise ValueError('x' * 5000)", r"ValueError: xxx"),
+        ("import missing_module", r"cannot be imported: No module named 'missing_module'"),
+        ("METHODS = 5", r"METHODS of plugin .* is 5; it must be a dict"),
+    ],
+)
+def test_a_plugin_that_breaks_is_one_sentence(code: str, words: str, folder: Path) -> None:
+    (folder / "breaks.py").write_text(code)
+    sys.modules.pop("breaks", None)
+    with pytest.raises(UserError, match=words) as error:
+        list(plugins.offered("METHODS", ["breaks"]))
+    assert "breaks" in str(error.value)
+    assert len(str(error.value)) <= 300
+
+
+def test_pickled_weights_are_refused_by_name(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "pytorch_model.bin"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match=r"pickled weights \(pytorch_model\.bin\).*; save them as safetensors"):
+        models.resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "..", "a/../../outside", "a\\b", "a\0b", "~/x"])
+def test_a_matrix_has_no_name_that_leads_out_of_the_results(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(f'base: smoke\nname: "{name}"'.replace("\\", "\\\\").replace("\0", "\\0"))
+    with pytest.raises(UserError, match=r"name is|a character that is none"):
+        config.load(str(path))
+
+
+def test_no_spec_leads_out_of_the_results(tmp_path: Path) -> None:
+    loaded = config.load("smoke", [f"results={tmp_path}", "tasks='countdown(count=3)'"])
+    assert all(cell.folder.resolve().parent == tmp_path / "smoke" for cell in cells(loaded))
