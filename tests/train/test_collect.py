@@ -186,7 +186,7 @@ def test_tokens_are_counted_whether_or_not_they_are_trained_on(tmp_path: Path) -
 
 
 def test_a_step_trains_on_what_the_policy_of_some_steps_before_samples(tmp_path: Path) -> None:
-    trainer = build(tmp_path, "grpo", "rollout.lag=2", "train.lr=1e-2", "train.steps=5", "checkpoint.every=9")
+    trainer = build(tmp_path, "grpo", "rollout.lag=2", "train.lr=3e-2", "train.steps=5", "checkpoint.every=9")
     policies, trained = [], {}
     train_step, collect = trainer.train_step, trainer.collector.collect
 
