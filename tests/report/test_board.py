@@ -383,5 +383,6 @@ def test_a_thousand_and_one_runs(
 
 
 def test_a_summary_holds_no_password(tmp_path: Path) -> None:
-    made = Made(tmp_path, "https://me:secret@example.org")
+    made = Made(tmp_path, "https://example.org")
+    made.config.tracking.uri = "https://me:secret@example.org"
     assert "secret" not in board.Board.of_config(made.config, made.cells).as_json()
