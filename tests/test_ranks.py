@@ -231,9 +231,11 @@ def test_unequal_shares_add_up_to_one_process(tmp_path: Path) -> None:
         for recompute, least in itertools.product((False, True), (10**6, 0)):
             together = torch.load(tmp_path / f"{rank}-{recompute}-{least}.pt")
             assert together.pop("idle").any() == (rank == 0)
-            # Adam makes steps of the learning rate, 1e-2, out of gradients that are almost nothing but rounding.
             for name, value in together.items():
-                torch.testing.assert_close(value, alone[name], rtol=2e-5, atol=1e-4, msg=name)
+                # Adam makes steps of the learning rate, 1e-2, out of the few gradients that are nothing but rounding.
+                close = torch.isclose(value, alone[name], rtol=2e-5, atol=2e-5).double().mean()
+                assert close > 0.999, name
+                torch.testing.assert_close(value, alone[name], rtol=2e-5, atol=2e-3, msg=name)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
