@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 SEEDS = 286  # of seven methods
 STEPS, METRICS = 10, 50
-WITHIN = 1.0  # seconds of CPU beside what is imported
+WITHIN = 2.0  # seconds of CPU beside what is imported: less than one was seen, but processors differ
 
 
 def leave(matrix: Sequence[Cell]) -> None:
