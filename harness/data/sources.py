@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from harness.base.errors import UserError, nearest
+from harness.base.errors import UserError, nearest, short
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
 BATCH = 65_536  # rows of a Parquet file in memory at once
@@ -212,12 +212,10 @@ def form(row: Any, where: str) -> tuple[Path_, Path_]:
         if isinstance(step_into(row, problem), str) and step_into(row, answer) is not None:
             return problem, answer
     fields = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
-    known = "; ".join(f"{dotted(problem)} with {dotted(answer)}" for problem, answer in FORMS)
-    raise UserError(f"{where} has no problem and answer under names that are known; found: {fields}; known: {known}")
-
-
-def dotted(path: Path_) -> str:
-    return ".".join(map(str, path))
+    raise UserError(
+        f"{where} has no problem and answer under names that are known, such as problem and answer (docs/data.md has "
+        f"all); found: {short(fields)}"
+    )
 
 
 def read(files: Sequence[Path], url: str = "") -> tuple[Counter[tuple[str, str]], int]:

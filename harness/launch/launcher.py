@@ -77,15 +77,15 @@ class Life:
 
     def __init__(self, running: Running) -> None:
         self.running, self.before = running, State.known(running.cell.folder)
-        self.lease = lease.last(running.cell.folder)  # of an earlier one
         self.began: float | None = None
         self.over: float | None = None  # since when there is nothing left to do
 
     @property
     def place(self) -> str:
-        """Returns where it stood last, as the end of a sentence."""
+        """Returns where it stood last, as the end of a sentence. What an earlier process left went with its lease when
+        this cell was prepared."""
         last = lease.last(self.running.cell.folder)
-        where = standing.of(last.room) if last and last != self.lease else ""
+        where = standing.of(last.room) if last else ""
         return f" in {where}" if where else ""
 
     def limit(self) -> None:

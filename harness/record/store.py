@@ -31,7 +31,7 @@ def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
     path = database(uri)
     if path is not None:
         probe(path, uri, write)
-    client = client_of(uri)
+    client = client_of(absolute(uri))
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -45,6 +45,12 @@ def database(uri: str) -> Path | None:
     """The file of an SQLite store."""
     location = uri.removeprefix("sqlite:///")
     return None if location == uri else Path(location.partition("?")[0])
+
+
+def absolute(uri: str) -> str:
+    """Returns an address that means the same in another folder, where this process may be when it is used again."""
+    path = database(uri)
+    return uri if path is None else f"sqlite:///{path.absolute()}{''.join(uri.partition('?')[1:])}"
 
 
 def unusable(uri: str, error: Exception) -> UserError:

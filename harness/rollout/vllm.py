@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.base import ranks, standing
-from harness.base.errors import UserError, at_least
+from harness.base.errors import UserError, at_least, short
 from harness.base.shape import Shape, of_config, read
 from harness.batch import Rollout
 from harness.rollout.choice import check_vllm
@@ -212,9 +212,9 @@ class VllmEngine:
             if "memory" not in str(error):
                 raise
             raise UserError(
-                f"vLLM has not enough memory for its cache of keys and values ({str(error).split('. ')[0]}); "
-                f"hardware.cache_gib is {cache_gib}: raise it where the model needs more; where the machine has less, "
-                "lower it or run fewer cells side by side (--jobs), or set rollout.engine=embedded"
+                f"vLLM has not enough memory ({short(str(error).split('. ')[0])}); hardware.cache_gib is {cache_gib}: "
+                "raise it where the model needs more; where the machine has less, lower it or --jobs, or set "
+                "rollout.engine=embedded"
             ) from error
         self.engine = self.llm.llm_engine
         if ranks.several():

@@ -172,7 +172,7 @@ def counts(path: Path) -> dict[str, int]:
     """Returns what was counted before; nothing where that cannot be read, so that it is counted again."""
     try:
         return dict(files.read_json(path)["right"])
-    except (FileNotFoundError, Damaged):
+    except (FileNotFoundError, NotADirectoryError, Damaged):
         return {}
 
 

@@ -24,6 +24,7 @@ RATIO_TOLERANCE: dict[torch.dtype, tuple[Callable[[Tensor], Tensor | float], flo
     torch.bfloat16: (p99, 0.5),
 }
 NUMBERS = 64  # of each weight, so many are looked at
+SMALLEST_STEP = 1e-8  # learning rate, of which rounding leaves something in any weight of float32
 SMALLEST = 1e-7  # gradient of a number, root mean square, which AdamW does not take for nothing
 
 
@@ -76,7 +77,7 @@ def check_changed(before: Tensor, weights: Mapping[str, Tensor], norm: float, lr
     rank, as under a head of zeros; every rank must come to it."""
     numbers = sum(x.numel() for x in weights.values())
     changed = ranks.most(int(not torch.equal(before, sample(weights))))
-    if lr > 0 and norm / math.sqrt(numbers) > SMALLEST and not changed:
+    if lr > SMALLEST_STEP and norm / math.sqrt(numbers) > SMALLEST and not changed:
         raise broken("an update changes weights", f"none has changed, at a gradient of norm {norm:.3g} and lr {lr:.3g}")
 
 

