@@ -69,7 +69,9 @@ class Watcher(Protocol):
     def ended(self, cell: Cell) -> None: ...
 
 
-LINGERING = 20.0  # seconds for a process to end once its cell has: a thread may keep it alive for ever
+# Seconds for a process to end once its cell has: a thread may keep it alive for ever. A launcher may need most of them
+# to hear that a machine was lost, and then starts the cell again.
+LINGERING = 60.0
 
 
 class Life:
@@ -95,8 +97,9 @@ class Life:
         cell, now = self.running.cell, time.monotonic()
         minutes, state = cell.config.hardware.timeout_minutes, State.known(cell.folder)
         self.began = self.began or now
-        if state.ended and state != self.before:
-            self.over = self.over or now
+        ended = state.ended and state != self.before
+        self.over = (self.over or now) if ended else None
+        if self.over is not None:
             if now - self.over > LINGERING:
                 self.running.kill()
         elif minutes is not None and now - self.began > 60 * minutes:

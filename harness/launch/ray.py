@@ -29,7 +29,8 @@ from harness.launch import remote
 from harness.launch.launcher import check_extra, ended_by, environment, prepare
 from harness.launch.mirror import Piece, Receiver, Sender, Whole
 from harness.matrix import Cell
-from harness.record import lease
+from harness.record import lease, state
+from harness.record.state import State
 
 LOSSES = 3  # so often a cell is started again since its machine was lost
 ANSWER = 5.0  # seconds for the cluster to answer
@@ -134,6 +135,9 @@ class Task:
             return
         with open(self.cell.folder / "log.txt", "a") as log:
             print(f"its machine was lost ({why}); it is started again, {self.losses} of {LOSSES}", file=log)
+        with lease.briefly(self.cell.folder) as ours:
+            if ours and State.known(self.cell.folder).state == "failed":  # so say ranks that missed another one
+                state.change(self.cell.folder, state="running", reason=None)
         self.stop()
         self.ask()
 

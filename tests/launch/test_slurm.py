@@ -98,7 +98,7 @@ def until(true: Any) -> None:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "LOOKS", 0.2)
-    monkeypatch.setattr(slurm, "SETTLING", 5.0)
+    monkeypatch.setattr(slurm, "SETTLING", 12.0)
 
 
 def planned(folder: Path, *overrides: str) -> Cell:
