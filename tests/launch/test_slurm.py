@@ -98,7 +98,7 @@ def until(true: Any) -> None:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "LOOKS", 0.2)
-    monkeypatch.setattr(slurm, "SETTLING", 12.0)
+    monkeypatch.setattr(slurm, "SETTLING", 5.0)
 
 
 def planned(folder: Path, *overrides: str) -> Cell:
@@ -159,7 +159,9 @@ def test_a_cell_whose_machines_are_taken_away_goes_on_from_a_checkpoint(
         [task] = array.tasks
         subprocess.run([*command, task.job], check=True)
         until(lambda: task.waits() == "SLURM: pending (BeginTime)")
-        # SLURM would wait for as long as the credential of the first life is good.
+        # SLURM would wait for as long as the credential of the first life is good, and counts in seconds: a job that
+        # begins in that of the revocation is killed.
+        time.sleep(2)
         subprocess.run(["scontrol", "update", f"JobId={task.job}", "StartTime=now"], check=True)
 
     watcher = Interrupting(wide, interrupt)
