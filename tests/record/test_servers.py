@@ -193,7 +193,9 @@ def test_a_server_says_the_same_directly_and_through_its_client(
         assert [text is None for text in direct.texts(found, OUTCOME)] == [
             run.tags["status"] != "done" for run in found
         ]
-        assert direct.listed(found[0], "evals") == through.listed(found[0], "evals") != []
+        for run in found:
+            assert direct.listed(run, "evals") == through.listed(run, "evals")
+            assert bool(direct.listed(run, "evals")) == (run.tags["status"] == "done")
         assert direct.curves(found, "entropy/mean".__eq__) == through.curves(found, "entropy/mean".__eq__)
 
 
