@@ -7,6 +7,8 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -54,22 +56,37 @@ def forget() -> float:
     return peak()
 
 
-def measure(rank: int, count: int, way: str, folder: Path) -> None:
-    """Writes down what one rank sees; in the way `whole` each reads all of the model before it is divided."""
+@contextmanager
+def measuring(rank: int, count: int, found: dict[str, float], file: Path) -> Iterator[None]:
+    """Is one of so many ranks, of one thread each; the first of them writes into the file what it has found."""
     torch.set_num_threads(1)
     if count > 1:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        place = f"file://{folder}/meeting-{count}-{way}"
-        dist.init_process_group("gloo", init_method=place, rank=rank, world_size=count)
+        dist.init_process_group("gloo", init_method=f"file://{file}.meeting", rank=rank, world_size=count)
+    yield
+    if rank == 0:
+        file.write_text(json.dumps(found))
+    if ranks.several():
+        dist.destroy_process_group()
+
+
+def measure(rank: int, count: int, way: str, folder: Path) -> None:
+    """Measures one rank; in the way `whole` each reads all of the model before it is divided."""
+    found: dict[str, float] = {}
+    with measuring(rank, count, found, folder / f"found-{count}-{way}.json"):
+        load_and_save(found, way, folder / f"checkpoints-{count}", folder / "model")
+
+
+def load_and_save(found: dict[str, float], way: str, kept: Path, model: Path) -> None:
     before = forget()
     with mock.patch.object(weights, "stored", (lambda *_: {}) if way == "whole" else weights.stored):
-        policy = Policy(folder / "model", Train(), 1.0, "cpu", torch.float32, Hardware())
-    found = {"parameters": sum(x.numel() for x in policy.weights.values()), "loading": peak() - before}
+        policy = Policy(model, Train(), 1.0, "cpu", torch.float32, Hardware())
+    found |= {"parameters": sum(x.numel() for x in policy.weights.values()), "loading": peak() - before}
     if way == "parts":
         for weight in policy.weights.values():
             weight.grad = torch.ones_like(weight)
         policy.apply(1e-6)
-        checkpoints, before = Checkpoints(folder / f"checkpoints-{count}"), forget()
+        checkpoints, before = Checkpoints(kept), forget()
         start, thread = time.process_time(), time.thread_time()
         checkpoints.save(1, policy.state(), {})
         found["copy"] = time.thread_time() - thread
@@ -82,10 +99,6 @@ def measure(rank: int, count: int, way: str, folder: Path) -> None:
         policy.load_state(saved.names, partial(weights.fill, folder=saved.path))
         found["read"] = time.process_time() - start
         found["size"] = sum(file.stat().st_size for file in saved.path.iterdir()) / MIB
-    if rank == 0:
-        (folder / f"found-{count}-{way}.json").write_text(json.dumps(found))
-    if ranks.several():
-        dist.destroy_process_group()
 
 
 def main(*sizes: int) -> None:

@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.multiprocessing import spawn
 
-from benchmarks.checkpoints import SHAPES, forget, make, peak
+from benchmarks.checkpoints import SHAPES, forget, make, measuring, peak
 from benchmarks.common import show
 from harness.base import ranks
 from harness.batch import Rollout, TokenBatch
@@ -40,13 +38,15 @@ def rollouts(vocabulary: int) -> list[list[Rollout]]:
 
 
 def measure(rank: int, count: int, folder: Path) -> None:
-    """Writes down what one rank sees of the second of two steps."""
-    torch.set_num_threads(1)
-    if count > 1:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        place = f"file://{folder}/meeting-{count}"
-        dist.init_process_group("gloo", init_method=place, rank=rank, world_size=count)
-    policy = Policy(folder / "model", Train(), 1.0, "cpu", torch.float32, Hardware(micro_tokens=1024))
+    """Measures one rank."""
+    found: dict[str, float] = {}
+    with measuring(rank, count, found, folder / f"found-{count}.json"):
+        two_steps(found, folder / "model")
+
+
+def two_steps(found: dict[str, float], model: Path) -> None:
+    """Leaves what is found of the second."""
+    policy = Policy(model, Train(), 1.0, "cpu", torch.float32, Hardware(micro_tokens=1024))
     groups = rollouts(policy.module.config.vocab_size)
     batch = TokenBatch.of(groups, [0.0, 1.0] * (len(groups) * SIZE // 2), RESPONSE, "cpu")
     for _ in range(2):
@@ -55,12 +55,8 @@ def measure(rank: int, count: int, folder: Path) -> None:
         for part in policy.micro_batches(batch):
             policy.backward(-policy.current(part, NEEDS).logp.sum() / batch.global_tokens())
         policy.apply(1e-6)
-        found = {"seconds": time.process_time() - start, "peak": peak(), "more": peak() - before}
+        found |= {"seconds": time.process_time() - start, "peak": peak(), "more": peak() - before}
     found["parameters"] = sum(x.numel() for x in policy.weights.values())
-    if rank == 0:
-        (folder / f"found-{count}.json").write_text(json.dumps(found))
-    if ranks.several():
-        dist.destroy_process_group()
 
 
 def main(*sizes: int) -> None:

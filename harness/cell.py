@@ -29,7 +29,7 @@ import baselines
 import tasks
 from harness.base import files, ranks, standing
 from harness.base.errors import CellFailure, UserError
-from harness.base.processes import python
+from harness.base.processes import ended, python
 from harness.composition import Method, components
 from harness.config import Config
 from harness.record import lease, made, state, sums
@@ -348,14 +348,7 @@ def divide(folder: Path, count: int) -> None:
             )
             for rank in range(count)
         ]
-        codes: list[int | None] = [None]
-        while None in codes and not any(codes):
-            time.sleep(0.1)
-            codes = [process.poll() for process in processes]
-        for process in processes:
-            process.kill()
-            process.wait()
-    failed = next(filter(None, codes), 0)
+        failed = ended(processes)
     if failed < 0:
         os.kill(os.getpid(), -failed)  # as the rank did, which the launcher knows how to tell
     sys.exit(failed)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
+from collections.abc import Sequence
 
 
 def python(code: str, *arguments: str) -> list[str]:
@@ -11,3 +14,15 @@ def python(code: str, *arguments: str) -> list[str]:
     By itself, Python would put the current folder or PYTHONPATH first, where a user's statistics.py hides Python's.
     """
     return [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}", *arguments]
+
+
+def ended(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Waits for all of them, or until one fails, which ends the others; returns its exit code, or 0."""
+    codes: list[int | None] = [None]
+    while None in codes and not any(codes):
+        time.sleep(0.1)
+        codes = [process.poll() for process in processes]
+    for process in processes:
+        process.kill()
+        process.wait()
+    return next(filter(None, codes), 0)

@@ -24,6 +24,7 @@ from typing import Any
 
 from harness.base import files
 from harness.base.errors import UserError
+from harness.base.processes import ended
 from harness.config import Config, Hardware
 from harness.launch import remote
 from harness.launch.launcher import check_extra, ended_by, environment, prepare
@@ -338,7 +339,7 @@ def work(folder: str, cwd: str, hardware: Hardware, node: int, place: tuple[str,
         os.chdir(cwd)
     numbers = range(hardware.ranks)
     meetings = [remote.meeting(node * hardware.ranks + n, n, hardware.world, *place) for n in numbers]
-    return remote.ended([remote.start(folder, {**environment(hardware.threads), **each}) for each in meetings])
+    return ended([remote.start(folder, {**environment(hardware.threads), **each}) for each in meetings])
 
 
 def work_apart(

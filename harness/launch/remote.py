@@ -6,8 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from harness.base.processes import python
 
@@ -43,15 +42,3 @@ def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(BrokenPipeError):  # it has ended
         process.stdin.write(b"\n")
         process.stdin.flush()
-
-
-def ended(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Waits for all ranks, or until one of them fails, which ends the others; returns its exit code, or 0."""
-    codes: list[int | None] = [None]
-    while None in codes and not any(codes):
-        time.sleep(0.1)
-        codes = [process.poll() for process in processes]
-    for process in processes:
-        process.kill()
-        process.wait()
-    return next(filter(None, codes), 0)
