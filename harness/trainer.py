@@ -28,7 +28,7 @@ from harness.train.collect import Collector
 from harness.train.evaluate import Sampler, evaluate
 from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy, context_of
-from tasks import Verdict
+from tasks import Task, Verdict
 
 
 class Trainer:
@@ -215,46 +215,47 @@ class Trainer:
         return step in (0, self.last_step) or (every > 0 and step % every == 0)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """By rank 0, with the engines of all."""
+        """By rank 0, where each rank samples and judges its share."""
         context = None if self.config.eval.beyond_context else context_of(self.policy.module.config)
         seed = seeds.derive("evaluate", self.parts.seed, step)
         sampler = Sampler(self.engine, self.parts.tokenizer, seed, self.parts.chat, context)
-        with led(sampler.sample) as sample:
-            return {} if sample is None else self.scores(step, dataclasses.replace(sampler, helped=sample))
-
-    def scores(self, step: int, sampler: Sampler) -> dict[str, float]:
         record: dict[str, float] = {}
         for task in self.parts.evaluation_tasks:
-            settings = self.config.eval.of(task.name)
-            result = evaluate(
-                task,
-                sampler,
-                self.parts.verifier,
-                split=settings.split,
-                problems=settings.problems,
-                samples=settings.samples,
-                temperature=settings.temperature,
-                max_new_tokens=self.config.rollout.max_new_tokens,
-                max_failures=self.config.verify.max_failures,
-            )
-            wanted = [problem.id for problem in task.problems(settings.split)[: settings.problems]]
-            invariants.check_evaluation(result.problems, wanted, result.right, settings.samples)
-            name = f"{task.name}-{step:06d}"
-            files.write_json(
-                self.folder / "evals" / f"{name}.json",
-                {
-                    "task": task.name,
-                    "step": step,
-                    "problems": result.problems,
-                    "right": result.right,
-                    "verdicts": result.verdicts,
-                    "metrics": result.metrics,
-                    "flags": task.flags(self.parts.task.name),
-                },
-            )
-            files.write_lines(self.folder / "samples" / f"evaluate-{name}.jsonl", result.samples)
-            record |= {f"eval/{task.name}/{key}": value for key, value in result.metrics.items()}
+            with led(partial(sampler.sample, task, self.parts.verifier)) as sample:
+                if sample is not None:
+                    record |= self.scores(step, task, dataclasses.replace(sampler, helped=sample))
         return record
+
+    def scores(self, step: int, task: Task, sampler: Sampler) -> dict[str, float]:
+        settings = self.config.eval.of(task.name)
+        result = evaluate(
+            task,
+            sampler,
+            self.parts.verifier,
+            split=settings.split,
+            problems=settings.problems,
+            samples=settings.samples,
+            temperature=settings.temperature,
+            max_new_tokens=self.config.rollout.max_new_tokens,
+            max_failures=self.config.verify.max_failures,
+        )
+        wanted = [problem.id for problem in task.problems(settings.split)[: settings.problems]]
+        invariants.check_evaluation(result.problems, wanted, result.right, settings.samples)
+        name = f"{task.name}-{step:06d}"
+        files.write_json(
+            self.folder / "evals" / f"{name}.json",
+            {
+                "task": task.name,
+                "step": step,
+                "problems": result.problems,
+                "right": result.right,
+                "verdicts": result.verdicts,
+                "metrics": result.metrics,
+                "flags": task.flags(self.parts.task.name),
+            },
+        )
+        files.write_lines(self.folder / "samples" / f"evaluate-{name}.jsonl", result.samples)
+        return {f"eval/{task.name}/{key}": value for key, value in result.metrics.items()}
 
     def learners(self) -> dict[str, Policy | Critic]:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,8 @@ def verifier() -> Verifier:
 
 
 def score(doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
-    return score_of(task_of(doc["spec"]), verifier(), doc, results)
+    (responses,) = results
+    return scores(responses, judged(task_of(doc["spec"]), verifier(), problem_of(doc), responses))
 
 
 # For everyone
@@ -56,18 +57,24 @@ def dataset_of(problems: Sequence[Problem], **more: str) -> Dataset:
     return Dataset.from_list([{**vars(problem), **more} for problem in problems])
 
 
-def score_of(task: Task, verifier: Verifier, doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
+def problem_of(doc: Mapping[str, str]) -> Problem:
+    return Problem(doc["id"], doc["prompt"], doc["answer"])
+
+
+def judged(task: Task, verifier: Verifier, problem: Problem, responses: Sequence[str]) -> list[Verdict]:
+    """Returns the verdicts on all responses to a problem; equal ones are judged once."""
+    distinct = list(dict.fromkeys(responses))
+    found = task.verdicts([(problem, response) for response in distinct], verifier)
+    verdicts = dict(zip(distinct, found, strict=True))
+    return [verdicts[response] for response in responses]
+
+
+def scores(responses: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Returns the verdicts on all responses to one problem, as `avg`, and the metrics that follow from them.
 
     Equal responses are read once: to easy problems, most are equal.
     """
-    problem = Problem(doc["id"], doc["prompt"], doc["answer"])
-    (responses,) = results
-    distinct = list(dict.fromkeys(responses))
-    found = task.verdicts([(problem, response) for response in distinct], verifier)
-    judged = dict(zip(distinct, found, strict=True))
-    votes = {response: vote(response) for response in distinct}
-    verdicts = [judged[response] for response in responses]
+    votes = {response: vote(response) for response in dict.fromkeys(responses)}
     number = len(verdicts)
     return {
         "avg": [str(verdict) for verdict in verdicts],
@@ -117,7 +124,7 @@ def powers_of_two(highest: int) -> list[int]:
 
 
 def metric_list(samples: int) -> list[dict[str, Any]]:
-    """Lists what `score` returns for so many samples, in lm-eval's terms."""
+    """Lists what `scores` returns for so many samples, in lm-eval's terms."""
     better = [*(f"pass@{k}" for k in powers_of_two(samples)), f"maj@{samples}"]
     return [
         {"metric": "avg", "aggregation": share_right, "higher_is_better": True},

@@ -28,7 +28,7 @@ from harness.batch import Rollout
 from harness.rollout.rendering import render
 from harness.tokens.metrics import Stopwatch
 from harness.train.parts import Parts
-from harness.verify.alongside import Alongside, judge
+from harness.verify.alongside import Alongside, read
 from harness.verify.failures import TooManyFailures, check_failures
 from tasks import Problem, Verdict
 
@@ -185,7 +185,7 @@ class Collector:
         """Samples responses to the problems at these places, and judges them meanwhile."""
         problems, rollout = self.problems(step, places), self.config.rollout
         parts = self.parts
-        with Alongside(partial(judge, parts.task, parts.verifier, parts.tokenizer, problems)) as judging:
+        with Alongside(partial(read, parts.task, parts.verifier, parts.tokenizer, problems)) as judging:
             with watch.phase("rollout"):
                 groups = self.parts.engine.generate(
                     [self.prompt(problem) for problem in problems],
@@ -196,7 +196,7 @@ class Collector:
                     on_group=judging.add,
                 )
             with watch.phase("verify"):  # what sampling has not hidden
-                verdicts = judging.verdicts()
+                verdicts = [verdict for _, verdict in judging.results()]
         before = watch.seconds.get("time/judging_s", 0.0)
         watch.seconds["time/judging_s"] = before + judging.seconds  # beside the sampling and after it
         assert len(verdicts) == sum(map(len, groups))

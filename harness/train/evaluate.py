@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,9 +29,10 @@ from harness.base.errors import UserError
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import PLAIN, Chat, left_out, render
 from harness.rollout.together import Work
+from harness.verify.alongside import Alongside, read
 from harness.verify.failures import check_failures
-from tasks import Task, Verdict, Verifier
-from tasks.scoring import dataset_of, metric_list, score_of
+from tasks import Problem, Task, Verdict, Verifier
+from tasks.scoring import dataset_of, judged, metric_list, problem_of, scores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -71,25 +73,30 @@ class Sampler:
     heard: Callable[[int, int], None] = silent
     helped: Work | None = None  # `sample`, done by all ranks; None: by this one alone
 
-    def ask(self, task: str, prompts: Mapping[str, str], n: int, temperature: float, budget: int) -> list[Record]:
-        """Returns n responses to the prompt of each problem.
+    def ask(
+        self, task: Task, verifier: Verifier, problems: Sequence[Problem], n: int, temperature: float, budget: int
+    ) -> list[Record]:
+        """Returns n responses to each problem, judged.
 
         A batch depends on its problems alone, not on what was kept.
         """
-        self.check_room(task, [len(self.rendered(prompt)) for prompt in prompts.values()], budget)
+        self.check_room(task.name, [len(self.rendered(problem.prompt)) for problem in problems], budget)
         settings: dict[str, Any] = {"n": n, "temperature": temperature, "budget": budget}
-        sample = self.helped or self.sample
+        sample = self.helped or partial(self.sample, task, verifier)
         if self.kept is None:
-            return sample(list(prompts.items()), **settings)
+            return sample(problems, **settings)
         records: list[Record] = []
-        for path, names in self.batches(list(prompts), n):
-            batch = {problem: prompts[problem] for problem in names}
+        for path, batch in self.batches(problems, n):
             found = known(path, batch)
             if found is None:
-                found = sample(list(batch.items()), **settings)
+                found = sample(batch, **settings)
                 files.write_lines(path, found)
+            else:  # how answers are judged may have changed since
+                for problem, record in zip(batch, found, strict=True):
+                    record["verdicts"] = judged(task, verifier, problem, record["responses"])
+                rejudge(path, found)
             records += found
-            self.heard(len(records), len(prompts))
+            self.heard(len(records), len(problems))
         return records
 
     def batches(self, of_problems: Sequence[T], n: int) -> Iterator[tuple[Path, Sequence[T]]]:
@@ -99,39 +106,44 @@ class Sampler:
         for number, start in enumerate(range(0, len(of_problems), together)):
             yield self.kept / f"{number:04d}.jsonl", of_problems[start : start + together]
 
-    def judged(self, records: Sequence[Record], n: int) -> None:
-        """Keeps the verdicts with the responses; a file may hold more responses than were asked for this time."""
-        for path, part in self.batches(records, n):
-            by_problem = {record["problem"]: record for record in part}
-            files.write_lines(path, [by_problem.get(kept["problem"], kept) for kept in files.read_lines(path)])
-
     def rendered(self, prompt: str) -> list[int]:
         return render(self.tokenizer, prompt, self.chat)
 
-    def sample(self, asked: Sequence[tuple[str, str]], *, n: int, temperature: float, budget: int) -> list[Record]:
-        """Returns n responses to each problem, given with its prompt."""
-        groups = self.engine.generate(
-            [self.rendered(prompt) for _, prompt in asked],
-            n,
-            seeds=[seeds.derive(self.seed, problem) for problem, _ in asked],
-            temperature=temperature,
-            max_new_tokens=budget,
-        )
+    def sample(
+        self,
+        task: Task,
+        verifier: Verifier,
+        problems: Sequence[Problem],
+        *,
+        n: int,
+        temperature: float,
+        budget: int,
+    ) -> list[Record]:
+        """Returns n responses to each problem, which are judged while others are sampled."""
+        with Alongside(partial(read, task, verifier, self.tokenizer, problems)) as reading:
+            groups = self.engine.generate(
+                [self.rendered(problem.prompt) for problem in problems],
+                n,
+                seeds=[seeds.derive(self.seed, problem.id) for problem in problems],
+                temperature=temperature,
+                max_new_tokens=budget,
+                on_group=reading.add,
+            )
+            found = iter(reading.results())
         return [
-            {"problem": problem, "prompt": prompt, **self.answers(group)}
-            for (problem, prompt), group in zip(asked, groups, strict=True)
+            self.record(problem, group, list(islice(found, n))) for problem, group in zip(problems, groups, strict=True)
         ]
 
-    def answers(self, group: Sequence[Rollout]) -> Record:
-        """Returns what is kept of the responses to one problem. Equal ones are decoded once."""
-        responses = [tuple(rollout.response) for rollout in group]
-        distinct = list(dict.fromkeys(responses))
-        texts = dict(zip(distinct, self.tokenizer.batch_decode(distinct, skip_special_tokens=True), strict=True))
+    def record(self, problem: Problem, group: Sequence[Rollout], found: Sequence[tuple[str, Verdict]]) -> Record:
+        """Returns what is kept of the responses to one problem, given their texts and verdicts."""
         return {
-            "responses": [texts[response] for response in responses],
-            "lengths": [len(response) for response in responses],
+            "problem": problem.id,
+            "prompt": problem.prompt,
+            "responses": [text for text, _ in found],
+            "lengths": [len(rollout.response) for rollout in group],
             "finished": [rollout.finished for rollout in group],
-            "distinct": len(distinct),
+            "distinct": len({tuple(rollout.response) for rollout in group}),
+            "verdicts": [verdict for _, verdict in found],
         }
 
     def check_room(self, task: str, lengths: Sequence[int], budget: int) -> None:
@@ -152,29 +164,36 @@ class Sampler:
         return [f"the tokenizer leaves letters out of {some} of {len(prompts)} prompts"] if some else []
 
 
-def known(path: Path, batch: Mapping[str, str]) -> list[Record] | None:
+def known(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
     """Returns the responses that were kept if they are to the same prompts, whatever else was asked; else None."""
     found = {record["problem"]: record for record in files.read_lines(path)} if path.exists() else {}
-    prompts = {problem: found[problem]["prompt"] for problem in batch if problem in found}
-    return [found[problem] for problem in batch] if prompts == batch else None
+    same = all(problem.id in found and found[problem.id]["prompt"] == problem.prompt for problem in batch)
+    return [found[problem.id] for problem in batch] if same else None
+
+
+def rejudge(path: Path, records: Sequence[Record]) -> None:
+    """Keeps new verdicts; a file may hold more responses than were asked for this time."""
+    by_problem = {record["problem"]: record for record in records}
+    files.write_lines(path, [by_problem.get(kept["problem"], kept) for kept in files.read_lines(path)])
 
 
 class EngineLM(LM):
     """An lm-eval model over an engine: the repeats of a request become the samples of one prompt."""
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler, task: Task, verifier: Verifier) -> None:
         super().__init__()
-        self.sampler = sampler
+        self.sampler, self.task, self.verifier = sampler, task, verifier
         self.records: dict[str, Record] = {}  # by problem
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         repeats = Counter(request.doc["id"] for request in requests)
-        prompts = {request.doc["id"]: request.args[0] for request in requests}
+        problems = {request.doc["id"]: problem_of(request.doc) for request in requests}
         settings = requests[0].args[1]
+        assert all(request.args[0] == request.doc["prompt"] for request in requests), "a prompt is the problem's"
         assert len(set(repeats.values())) == 1, "every problem is asked equally often"
         assert not settings["until"], "the engine stops at the end of a sequence and nowhere else"
-        number, task = repeats[requests[0].doc["id"]], requests[0].task_name
-        records = self.sampler.ask(task, prompts, number, settings["temperature"], settings["max_gen_toks"])
+        given = (repeats[requests[0].doc["id"]], settings["temperature"], settings["max_gen_toks"])
+        records = self.sampler.ask(self.task, self.verifier, list(problems.values()), *given)
         self.records = {record["problem"]: record for record in records}
         texts = {record["problem"]: iter(record["responses"]) for record in records}
         return [next(texts[request.doc["id"]]) for request in requests]
@@ -206,10 +225,11 @@ def evaluate(
     available = task.problems(split)
     if not 1 <= (problems or len(available)) <= len(available):
         raise UserError(f"eval.problems is {problems}, but {task.name} has {len(available)} in its {split} split")
+    model = EngineLM(sampler, task, verifier)
     overrides = {
         "custom_dataset": lambda **_: {split: dataset_of(available[:problems])},
         # No partial: lm-eval copies what it is given, and a verifier has processes.
-        "process_results": lambda doc, results: score_of(task, verifier, doc, results),
+        "process_results": lambda doc, results: scores(results[0], model.records[doc["id"]]["verdicts"]),
         "test_split": split,
         "repeats": samples,
         "filter_list": [{"name": FILTER, "filter": [{"function": "take_first_k", "k": samples}]}],
@@ -221,19 +241,16 @@ def evaluate(
             "max_gen_toks": max_new_tokens,
         },
     }
-    model = EngineLM(sampler)
     with quiet():
         # By its file alone: a name that lm-eval has, too, means ours, and beside a plugin's file may lie anything.
         loaded = TaskManager(include_defaults=False).load({**load_yaml(tasks.file(task)), **overrides})
         result = lm_evaluate(model, {**loaded, "groups": {}}, bootstrap_iters=0, log_samples=True)
     assert result is not None
     rows = sorted(result["samples"][task.name], key=lambda row: row["doc_id"])
-    records = [model.records[row["doc"]["id"]] | {"verdicts": row["avg"]} for row in rows]
-    if sampler.kept is not None:
-        sampler.judged(records, samples)
+    records = [model.records[row["doc"]["id"]] for row in rows]
     check_failures((verdict for record in records for verdict in record["verdicts"]), max_failures)
-    scores = {key: value for key, value in result["results"][task.name].items() if key.endswith(f",{FILTER}")}
-    metrics = {key.removesuffix(f",{FILTER}"): value for key, value in scores.items() if "_stderr" not in key}
+    found = {key: value for key, value in result["results"][task.name].items() if key.endswith(f",{FILTER}")}
+    metrics = {key.removesuffix(f",{FILTER}"): value for key, value in found.items() if "_stderr" not in key}
     return Evaluation(
         task=task.name,
         problems=[record["problem"] for record in records],

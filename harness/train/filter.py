@@ -24,7 +24,7 @@ from harness.base.task import Problem, Task, Verdict, Verifier
 from harness.config import Filter, RolloutConfig
 from harness.rollout.rendering import PLAIN, Chat, render
 from harness.rollout.together import Work
-from harness.verify.alongside import Alongside, judge
+from harness.verify.alongside import Alongside, read
 from harness.verify.failures import check_failures
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Asker:
 
     def verdicts(self, problems: Sequence[Problem], *, n: int, key: str) -> list[list[Verdict]]:
         """Judges n responses to each problem while others are sampled; the same whatever else is asked beside it."""
-        with Alongside(partial(judge, self.task, self.verifier, self.tokenizer, problems)) as judging:
+        with Alongside(partial(read, self.task, self.verifier, self.tokenizer, problems)) as judging:
             self.engine.generate(
                 [self.prompt(problem) for problem in problems],
                 n,
@@ -88,7 +88,7 @@ class Asker:
                 max_new_tokens=self.rollout.max_new_tokens,
                 on_group=judging.add,
             )
-            found = judging.verdicts()
+            found = [verdict for _, verdict in judging.results()]
         return [found[start : start + n] for start in range(0, len(found), n)]
 
 

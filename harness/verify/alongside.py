@@ -1,4 +1,4 @@
-"""Judges responses while others are still being sampled."""
+"""Reads and judges responses while others are still being sampled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from harness.base.task import Problem, Task, Verdict, Verifier
 
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 
     from harness.batch import Rollout
 
+T = TypeVar("T")
 
-class Alongside:
+
+class Alongside(Generic[T]):
     """Judges groups in a thread of its own as they come, in whatever order; use it as a context manager.
 
     Groups that have come in the meantime are judged together, which keeps the workers busy and judges equal answers
     once.
     """
 
-    def __init__(self, judge: Callable[[dict[int, list[Rollout]]], list[Verdict]]) -> None:
-        self.judge = judge  # the groups by their numbers, to the verdicts on all their responses
+    def __init__(self, judge: Callable[[dict[int, list[Rollout]]], list[T]]) -> None:
+        self.judge = judge  # the groups by their numbers, to what is found of each of their responses
         self.seconds = 0.0  # of judging
         self.thread = ThreadPoolExecutor(1, "judging")
         self.rounds: list[Future[None]] = []
         self.waiting: queue.SimpleQueue[tuple[int, list[Rollout]]] = queue.SimpleQueue()
-        self.found: dict[int, list[Verdict]] = {}
+        self.found: dict[int, list[T]] = {}
 
     def add(self, number: int, group: list[Rollout]) -> None:
         self.waiting.put((number, group))
@@ -41,18 +43,18 @@ class Alongside:
         start = time.perf_counter()
         groups = dict(self.waiting.get() for _ in range(self.waiting.qsize()))
         if groups:  # unless the last round took them all
-            verdicts = iter(self.judge(groups))
-            self.found |= {number: list(itertools.islice(verdicts, len(group))) for number, group in groups.items()}
+            each = iter(self.judge(groups))
+            self.found |= {number: list(itertools.islice(each, len(group))) for number, group in groups.items()}
         self.seconds += time.perf_counter() - start
 
-    def verdicts(self) -> list[Verdict]:
-        """Waits for the verdicts on all responses and returns them in the order of the groups' numbers.
+    def results(self) -> list[T]:
+        """Waits for what is found of all responses, and returns it in the order of the groups' numbers.
 
         Raises what went wrong in the judging.
         """
         for each in self.rounds:
             each.result()
-        return [verdict for _, verdicts in sorted(self.found.items()) for verdict in verdicts]
+        return [each for _, found in sorted(self.found.items()) for each in found]
 
     def __enter__(self) -> Alongside:
         return self
@@ -63,14 +65,20 @@ class Alongside:
         self.thread.shutdown(cancel_futures=True)
 
 
-def judge(
+def read(
     task: Task,
     verifier: Verifier,
     tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[Problem],
     groups: Mapping[int, list[Rollout]],
-) -> list[Verdict]:
-    """Returns the verdicts on the responses to some of the problems, by their numbers."""
-    texts = tokenizer.batch_decode([r.response for g in groups.values() for r in g], skip_special_tokens=True)
-    asked = [problems[number] for number, group in groups.items() for _ in group]
-    return task.verdicts(list(zip(asked, texts, strict=True)), verifier)
+) -> list[tuple[str, Verdict]]:
+    """Returns the text of each response to some of the problems, by their numbers, and the verdict on it.
+
+    Equal responses to a problem are decoded and judged once: of easy problems, most are equal.
+    """
+    given = [(number, tuple(rollout.response)) for number, group in groups.items() for rollout in group]
+    once = list(dict.fromkeys(given))
+    texts = tokenizer.batch_decode([response for _, response in once], skip_special_tokens=True)
+    asked = [(problems[number], text) for (number, _), text in zip(once, texts, strict=True)]
+    found = dict(zip(once, zip(texts, task.verdicts(asked, verifier), strict=True), strict=True))
+    return [found[each] for each in given]

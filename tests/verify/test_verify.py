@@ -524,7 +524,7 @@ def test_verdicts_stand_in_the_order_of_the_prompts_whenever_groups_end() -> Non
         with Alongside(written) as judging:
             for number in order:
                 judging.add(number, groups[number])
-            assert judging.verdicts() == [R, W, U, W, W, R]
+            assert judging.results() == [R, W, U, W, W, R]
 
 
 def test_groups_are_judged_while_others_are_sampled_and_together_what_came_meanwhile() -> None:
@@ -544,7 +544,7 @@ def test_groups_are_judged_while_others_are_sampled_and_together_what_came_meanw
             judging.add(number, group(W))
         assert rounds == [[3]]
         go_on.set()
-        assert judging.verdicts() == [W, W, W, R]
+        assert judging.results() == [W, W, W, R]
     assert rounds == [[3], [2, 0, 1]]
     assert judging.seconds > 0
 
@@ -557,7 +557,7 @@ def test_what_goes_wrong_beside_the_sampling_is_raised_where_verdicts_are_asked_
         judging.add(5, group(R))
         judging.add(6, group(R))
         with pytest.raises(RuntimeError, match=r"no verdict on \[5"):
-            judging.verdicts()
+            judging.results()
 
 
 def test_what_goes_wrong_in_the_sampling_does_not_wait_for_verdicts() -> None:
