@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ from harness.tokens import statistics as tokenstats
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import Answered, Collected, dealt
 from harness.train.policy import Policy
+from tasks import Problem, Verdict, Verifier
+from tasks.countdown import Countdown
 
 
 @pytest.mark.processes
@@ -108,22 +111,36 @@ def test_what_two_processes_had_in_flight_when_they_were_killed_is_trained_on_by
 
 
 def collecting_rank(rank: int, folder: Path) -> None:
-    """Saves what a rank trains on, what all have in flight, and that of one process as this rank has it."""
-    collector = build(folder / str(rank), "grpo", "hardware.ranks=2", *AHEAD).collector
+    """Saves what a rank trains on, what all have in flight, and that of one process as this rank has it; and which
+    problems of an evaluation it has judged."""
+    trainer = build(folder / str(rank), "grpo", "hardware.ranks=2", *AHEAD)
+    collector = trainer.collector
     found, state = collector.collect(1, Stopwatch()), collector.state()
     collector.load_state(torch.load(folder / "alone.pt"))
-    torch.save((found, state, collector.in_flight), folder / f"{rank}.pt")
+    judged: set[str] = set()
+
+    def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]], _: Verifier) -> list[Verdict]:
+        judged.update(problem.id for problem, _ in pairs)
+        return [task.verdict(*pair) for pair in pairs]
+
+    with mock.patch.object(Countdown, "verdicts", verdicts):
+        scores = trainer.evaluate(0)
+    torch.save((found, state, collector.in_flight, judged, scores), folder / f"{rank}.pt")
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 def test_two_ranks_collect_what_one_process_does(tmp_path: Path) -> None:
-    alone = build(tmp_path / "alone", "grpo", *AHEAD).collector
+    trainer = build(tmp_path / "alone", "grpo", *AHEAD)
+    alone = trainer.collector
     whole, state = alone.collect(1, Stopwatch()), alone.state()
     torch.save(state, tmp_path / "alone.pt")
     on_two_ranks(collecting_rank, tmp_path)
     shares = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
-    for rank, (found, theirs, taken_over) in enumerate(shares):
+    evaluated = [problem.id for problem in trainer.parts.task.problems("test")[:8]]
+    assert [judged for *_, judged, _ in shares] == [set(evaluated[::2]), set(evaluated[1::2])]
+    assert [scores for *_, scores in shares] == [trainer.evaluate(0), {}]
+    for rank, (found, theirs, taken_over, *_) in enumerate(shares):
         assert [plain(each) for each in found.answered] == [plain(each) for each in of_rank(rank, whole)]
         assert (found.generated, found.record) == (whole.generated, whole.record)
         assert {step: each.answered for step, each in taken_over.items()} == {
