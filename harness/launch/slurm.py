@@ -28,8 +28,7 @@ from harness.launch.launcher import check_extra, environment, failed, prepare
 from harness.matrix import Cell
 from harness.record.state import State
 
-FOLDER = "slurm"  # of a matrix: what is submitted, and what SLURM and the processes say before a cell's log begins
-JOBS = "jobs.json"  # in it: the job of each cell, by its key
+JOBS = "slurm.json"  # of a matrix: the job of each cell, by its key
 LOOKS = 2.0  # seconds from one look at the queue to the next
 LIVES = 10_000  # so often a cell may run out of time, as long as each life brings it forward
 SETTLING = 20.0  # seconds after which a job is believed that it has ended: one that is put back may look so before
@@ -64,7 +63,7 @@ def queue() -> dict[str, Job] | None:
 
 def jobs(config: Config) -> dict[str, str]:
     """Returns the job that each cell was submitted as last, by the cell's key."""
-    path = config.folder / FOLDER / JOBS
+    path = config.folder / JOBS
     return files.read_json(path) if path.exists() else {}
 
 
@@ -73,6 +72,19 @@ def queued(config: Config) -> dict[str, Job]:
     known = jobs(config)
     now = (queue() or {}) if known else {}
     return {key: now[job] for key, job in known.items() if job in now and not now[job].over}
+
+
+def private(name: str) -> Path:
+    """Returns the folder for what is submitted, and for what SLURM and the processes say before a cell's log begins.
+
+    The job opens the pickle that lies there: nobody else may write one, whoever may write to the results.
+    """
+    folder = files.default_cache() / f"slurm-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (found := folder.stat()).st_uid != os.getuid() or found.st_mode & 0o022:
+        raise UserError(f"others may write to {folder}, from which jobs run code; take that right away, or the folder")
+    (folder / name).mkdir(exist_ok=True)
+    return folder / name
 
 
 class Task:
@@ -118,13 +130,12 @@ class Slurm:
                 f"launch.slurm.notice_minutes is {slurm.notice_minutes}; allowed: less than minutes ({slurm.minutes})"
             )
         self.config, self.device, self.jobs = config, device, jobs
-        self.place = config.folder.absolute() / FOLDER
+        self.place = private(config.name)
         self.known: dict[str, Job] = {}
         self.looked = float("-inf")
         self.tasks: list[Task] = []
 
     def __enter__(self) -> Slurm:
-        self.place.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(
@@ -142,7 +153,7 @@ class Slurm:
         for cell in new:
             prepare(cell)
         known |= {cell.key: job.job_id for cell, job in zip(new, self.submitted(new), strict=True)}
-        files.write_json(self.place / JOBS, known)
+        files.write_json(self.config.folder / JOBS, known)
         self.known |= {known[cell.key]: Job("PENDING", "") for cell in waiting}  # until a look tells
         self.looked = float("-inf")
         found = [Task(cell, known[cell.key], self) for cell in waiting]

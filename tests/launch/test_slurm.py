@@ -25,7 +25,7 @@ from harness.base.errors import UserError
 from harness.commands import status
 from harness.commands.common import console
 from harness.launch import launcher, slurm
-from harness.launch.slurm import Job, Slurm
+from harness.launch.slurm import Job, Slurm, private
 from harness.matrix import Cell, Shared
 from harness.record.state import State
 
@@ -96,7 +96,9 @@ def until(true: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Looks often, and keeps what is submitted with what else the test leaves."""
+    monkeypatch.setattr(slurm, "private", lambda name: tmp_path)
     monkeypatch.setattr(slurm, "LOOKS", 0.2)
     monkeypatch.setattr(slurm, "SETTLING", 5.0)
 
@@ -152,7 +154,9 @@ def test_only_ctrl_c_takes_the_array_out_of_the_queue(
 def test_a_cell_whose_machines_are_taken_away_goes_on_from_a_checkpoint(
     machines: int, command: list[str], cluster: None, tmp_path: Path
 ) -> None:
-    wide = planned(tmp_path, f"hardware.nodes={machines}", "train.steps=8", "checkpoint.every=2")
+    inside = f"unshare --mount env PATH={Path(sys.executable).parent}:/usr/bin:/bin"  # as a container has it
+    container = [f"launch.slurm.container='{inside}'"] if machines == 1 else []
+    wide = planned(tmp_path, f"hardware.nodes={machines}", "train.steps=8", "checkpoint.every=2", *container)
     array = Slurm(wide.config, "cpu")
 
     def interrupt() -> None:
@@ -171,6 +175,8 @@ def test_a_cell_whose_machines_are_taken_away_goes_on_from_a_checkpoint(
     stops = (wide.folder / "log.txt").read_text().count("stopped, as it was asked to; the next run goes on from here")
     assert stops == (2 if machines == 2 else 0), "both ranks, once; a job that is killed hears of nothing before"
     assert [*lines(wide.folder)] == [*range(9)]
+    scripts = [path.read_text() for path in tmp_path.glob("*submission*.sh")]
+    assert [f"{inside} python -u -m submitit" in script for script in scripts] == [bool(container)] * len(scripts) != []
 
 
 @pytest.mark.slurm
@@ -278,6 +284,23 @@ def test_what_no_job_can_have_is_refused(override: str, why: str, tmp_path: Path
     pytest.importorskip("submitit", reason="the extra slurm is not installed")
     with pytest.raises(UserError, match=re.escape(why)):
         Slurm(planned(tmp_path, override).config, "cpu")
+
+
+def test_nobody_else_can_write_what_a_job_runs(local: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a pickle lie among the results, which others may have the right to write to."""
+    monkeypatch.setattr(slurm, "private", private)
+    monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
+    one = planned(tmp_path / "results")
+    array = Slurm(one.config, "cpu")
+    [task] = array.start([one])
+    local.jobs[0].cancel()
+    folder = tmp_path / "cache" / f"slurm-{os.getuid()}"
+    assert folder.stat().st_mode & 0o077 == 0
+    assert [path.parent.parent for path in tmp_path.rglob("*.pkl")] == [folder]
+    assert slurm.jobs(one.config) == {one.key: task.job}
+    folder.chmod(0o770)
+    with pytest.raises(UserError, match=f"others may write to {folder}"):
+        Slurm(one.config, "cpu")
 
 
 def test_where_there_is_no_slurm_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
