@@ -15,6 +15,7 @@ from harness import cell, config, matrix
 from harness.base import standing
 from harness.commands import status
 from harness.commands.common import console
+from harness.diary import Diary
 from harness.record import lease, made, state
 from harness.record.made import Made
 from harness.record.state import State
@@ -135,7 +136,7 @@ def stand_still(folder: Path) -> None:
         assert held is not None
         with lease.fenced(held), standing.here.kept(held.room, 0):
             (held.room / "standing-1").write_text("rollout of step 3")
-            cell.Diary(folder).end_when_still(held.room, 0.03)
+            Diary(folder).end_when_still(held.room, 0.03)
             standing.here.enter("update")
             for _ in range(30):
                 time.sleep(0.1)

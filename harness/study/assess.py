@@ -24,7 +24,6 @@ from harness.base.schema import check_value, number
 from harness.base.shape import of_config, read
 from harness.base.statistics import Estimate, mean_interval, pass_at_k
 from harness.batch import Rollout
-from harness.cell import device_of
 from harness.config import Config, Hardware, Verify
 from harness.data.cache import find_card
 from harness.data.sets import SETS
@@ -39,6 +38,7 @@ from harness.rollout.proof import check_weights
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import instructed
 from harness.train.evaluate import Evaluation, Sampler, evaluate
+from harness.train.parts import device_of
 from harness.train.policy import context_of
 from harness.train.weights import load_model, opened
 from tasks import Task, Verifier

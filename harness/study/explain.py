@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 import baselines
-from harness import cell
 from harness.base import fit
 from harness.base.errors import UserError
 from harness.base.fit import Column
@@ -31,6 +30,7 @@ from harness.matrix import Cell, Shared
 from harness.tokens import dynamics
 from harness.tokens.dynamics import Row
 from harness.tokens.metrics import Stopwatch
+from harness.train import parts
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 from tasks import Verdict
@@ -45,7 +45,7 @@ def build(config: Config, method: str, folder: str, verifier: Verifier) -> Train
     disable_progress_bar()
     set_verbosity_error()
     planned = Cell(config, method, config.tasks[0], config.models[0], config.seeds[0], Shared(config))
-    trainer = cell.build(planned.spec, Path(folder), verifier, say=lambda _: None)
+    trainer = Trainer(parts.build(planned.spec, verifier, say=lambda _: None), Path(folder))
     trainer.engine.load(trainer.policy.module)
     return trainer
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from harness import cell, config
+from harness import config
 from harness.batch import Rollout
 from harness.matrix import Cell, Shared
 from harness.tokens.metrics import Stopwatch
+from harness.train import parts
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 from tasks import Problem
@@ -32,7 +33,7 @@ def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
     torch.set_num_threads(1)
     settings = config.load("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
     planned = Cell(settings, method, "countdown", "countdown-tiny", seed=0, shared=Shared(settings))
-    trainer = cell.build(planned.spec, folder, Verifier())  # which Countdown asks nothing
+    trainer = Trainer(parts.build(planned.spec, Verifier()), folder)  # which Countdown asks nothing
     trainer.engine.load(trainer.policy.module)
     return trainer
 

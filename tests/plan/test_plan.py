@@ -23,7 +23,7 @@ import transformers
 from places import REPOSITORY
 from rich.console import Console
 
-from harness import cell, config, matrix
+from harness import config, matrix
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.shape import Shape, of_config
@@ -39,6 +39,7 @@ from harness.record.state import State
 from harness.rollout import choice, embedded, models, vllm
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import streaming
+from harness.train import parts
 from harness.train.policy import Critic
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
@@ -230,7 +231,7 @@ def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     settings = config.load("demo", ["train.prompts=4", "train.group=2", "train.updates=2", "eval.problems=2"])
     planned_cell = matrix.Cell(settings, "ppo", "countdown", "countdown-tiny", seed=0, shared=matrix.Shared(settings))
-    trainer = cell.build(planned_cell.spec, tmp_path, Verifier())
+    trainer = Trainer(parts.build(planned_cell.spec, Verifier()), tmp_path)
     shape = models.resolve("countdown-tiny").shape()
     assert shape is not None
     assert isinstance(trainer.critic, Critic)

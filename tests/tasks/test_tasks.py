@@ -22,13 +22,14 @@ from places import REPOSITORY
 from trainers import asked, sampled
 
 import tasks
-from harness import cell, config, matrix
+from harness import config, matrix
 from harness.base.errors import UserError
 from harness.data import cache, check, sets
 from harness.record.spec import CellSpec
 from harness.rollout import models
 from harness.rollout.rendering import Chat, instructed, render
 from harness.tokens.metrics import Stopwatch
+from harness.train import parts
 from harness.train.evaluate import quiet
 from harness.train.filter import Asker
 from harness.trainer import Trainer
@@ -198,7 +199,7 @@ def trainer(tmp_path: Path) -> Trainer:
     planned = matrix.cells(settings)[0]
     assert planned.identity["model"]["chat"] == {"system": "4", "template": TEMPLATE, "template_options": {"end": "6"}}
     planned.spec.write(planned.folder)
-    built = cell.build(CellSpec.read(planned.folder), planned.folder, Verifier())
+    built = Trainer(parts.build(CellSpec.read(planned.folder), Verifier()), planned.folder)
     built.engine.load(built.policy.module)
     return built
 

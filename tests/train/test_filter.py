@@ -17,7 +17,7 @@ import pytest
 import torch
 from trainers import asked
 
-from harness import cell, config, matrix
+from harness import config, matrix
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.task import Problem, Verdict, Verifier
@@ -27,8 +27,9 @@ from harness.record.spec import CellSpec
 from harness.rollout import models
 from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import Chat
-from harness.train import filter
+from harness.train import filter, parts
 from harness.train.filter import Asker, Pool
+from harness.trainer import Trainer
 from harness.verify.failures import TooManyFailures
 from harness.verify.pool import Verifier as Pooled
 
@@ -388,7 +389,7 @@ def test_a_cell_trains_on_what_its_base_model_solves_sometimes(
 ) -> None:
     torch.set_num_threads(1)
     said: list[str] = []
-    trainer = cell.build(spec(), tmp_path / "cell", UNASKED, said.append)
+    trainer = Trainer(parts.build(spec(), UNASKED, said.append), tmp_path / "cell")
     right = counted(cache)
     kept = {name for name, count in right.items() if 1 < count < 7}
     assert 0 < len(kept) < 48, "the tiny model solves some of these problems sometimes"
@@ -401,6 +402,6 @@ def test_a_cell_trains_on_what_its_base_model_solves_sometimes(
     # A trained cell that starts again without the cache asks the base model, not the one that it has trained.
     (path,) = cache.glob("filters/*.json")
     path.unlink()
-    monkeypatch.setattr(cell, "RESPONSES", 24)  # in threes of 8
-    cell.build(spec(), tmp_path / "cell", UNASKED, said.append)
+    monkeypatch.setattr(parts, "RESPONSES", 24)  # in threes of 8
+    parts.build(spec(), UNASKED, said.append)
     assert counted(cache) == right, "nor does it matter how many problems are asked at a time"

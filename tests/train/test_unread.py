@@ -15,6 +15,7 @@ from harness import cell
 from harness.matrix import Cell, Shared
 from harness.record.state import Progress, State
 from harness.rollout.rendering import Chat, left_out
+from harness.train import parts
 from tasks import Problem
 from tasks.countdown import Countdown, base_model
 
@@ -67,7 +68,7 @@ def run(folder: Path, capfd: pytest.CaptureFixture[str], code: int | None = None
 def test_a_warning_stays_with_the_cell(tmp_path: Path, written: Any, capfd: pytest.CaptureFixture[str]) -> None:
     written(lambda i, prompt: f"Solve {prompt}" if i % 7 else prompt)
     said = run(tmp_path, capfd)
-    looked_at = len(Countdown().problems("train")[:: -(-len(Countdown().problems("train")) // cell.LOOKED_AT)])
+    looked_at = len(Countdown().problems("train")[:: -(-len(Countdown().problems("train")) // parts.LOOKED_AT)])
     assert 256 <= looked_at <= 512
     state = State.read(tmp_path)
     assert state.state == "done"
@@ -101,4 +102,4 @@ def test_few_prompts_are_all_looked_at(tmp_path: Path, written: Any, monkeypatch
     written(lambda i, prompt: f"x{prompt}" if i == 4 else prompt)
     trainer = build(tmp_path)
     spec = Cell(trainer.config, "grpo", "countdown", "countdown-tiny", 0, Shared(trainer.config)).spec
-    assert cell.unread(trainer, spec) == "warning: the tokenizer leaves letters out of 1 of 5 training prompts"
+    assert parts.unread(trainer.parts, spec) == "warning: the tokenizer leaves letters out of 1 of 5 training prompts"

@@ -18,6 +18,7 @@ from harness.record.spec import CellSpec
 from harness.record.state import State
 from harness.rollout.vllm import VllmEngine
 from harness.study import theory
+from harness.train import parts
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
@@ -33,7 +34,7 @@ def spec_of(engine: str, seed: int, overrides: Sequence[str]) -> CellSpec:
 
 def build(folder: Path, engine: str, seed: int, overrides: Sequence[str] = ()) -> Trainer:
     torch.set_num_threads(1)
-    return cell.build(spec_of(engine, seed, overrides), folder, Verifier())
+    return Trainer(parts.build(spec_of(engine, seed, overrides), Verifier()), folder)
 
 
 def write(folder: Path, engine: str, seed: int, overrides: Sequence[str]) -> None:
