@@ -6,12 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from servers import guarded_server, mlflow_server
 
 from harness.record import store
 
@@ -30,6 +31,25 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def mlflow_uri(migrated: Path, tmp_path: Path) -> str:
     return f"sqlite:///{shutil.copy(migrated, tmp_path / 'mlflow.db')}"
+
+
+@pytest.fixture(scope="session")
+def server(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of MLflow. It takes seconds to start, so all tests share it, each with experiments of
+    its own."""
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(migrated, folder / "mlflow.db")
+    with mlflow_server(folder) as uri:
+        yield uri
+
+
+@pytest.fixture(scope="session")
+def guarded(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of one that asks for a password."""
+    folder = tmp_path_factory.mktemp("guarded")
+    shutil.copy(migrated, folder / "mlflow.db")
+    with guarded_server(folder) as uri:
+        yield uri
 
 
 @pytest.hookimpl(wrapper=True)

@@ -65,16 +65,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("command", [command for command in OURS if command not in NOT_RUN])
-def test_commands_run(command: str, folder: Path) -> None:
+def test_commands_run(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which has imported what all of them need."""
     arguments = shlex.split(command)[1:]
     if arguments[0] in NAMES_A_MATRIX and "paper" not in arguments:
         arguments = [*("smoke" if each == "demo" else each for each in arguments), *TINY]
     if arguments[0] == "eval":
         arguments += ["--problems", "4"]
-    result = run("-m", "harness.cli", *arguments, cwd=folder)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.strip()
-    assert "Traceback" not in result.stderr
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    out, err = capfd.readouterr()
+    assert ended.value.code == 0, out + err
+    assert out.strip()
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("command", NOT_RUN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import socket
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+import pytest
 
 LIMIT_S = 120  # it takes some seconds, and on a busy machine many
 
@@ -30,7 +33,10 @@ def free_port() -> int:
 def mlflow_server(
     folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, port: int | None = None
 ) -> Iterator[str]:
-    """Yields the address of a server, killed at the end, whose database, `mlflow.db`, and files lie in the folder."""
+    """Yields the address of a server, killed at the end, whose database, `mlflow.db`, and files lie in the folder.
+
+    It has no helpers for jobs, of which MLflow would start eight, and nothing is asked of them here.
+    """
     port = port or free_port()
     uri = f"http://127.0.0.1:{port}"
     place = [
@@ -45,7 +51,7 @@ def mlflow_server(
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**plain, **(environment or {})},
+            env={**plain, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **(environment or {})},
             stdout=log,
             stderr=log,
             start_new_session=True,  # with its workers, so that they end together
@@ -56,6 +62,27 @@ def mlflow_server(
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+PASSWORD = "pass-of-the-admin"  # of the user `admin`
+AUTHENTICATION = """[mlflow]
+default_permission = NO_PERMISSIONS
+database_uri = sqlite:///{folder}/auth.db
+admin_username = admin
+admin_password = {password}
+"""
+
+
+@contextmanager
+def guarded_server(folder: Path) -> Iterator[str]:
+    """Yields the address of a server that asks for a password."""
+    if importlib.util.find_spec("flask_wtf") is None:
+        pytest.skip("Flask-WTF is not installed, which a server with passwords needs; it is in the extra test")
+    settings = folder / "auth.ini"
+    settings.write_text(AUTHENTICATION.format(folder=folder, password=PASSWORD))
+    secrets = {"MLFLOW_AUTH_CONFIG_PATH": str(settings), "MLFLOW_FLASK_SERVER_SECRET_KEY": "of-the-server"}
+    with mlflow_server(folder, "--app-name", "basic-auth", environment=secrets) as uri:
+        yield uri
 
 
 def wait(process: subprocess.Popen[bytes], uri: str, log: Path) -> None:

@@ -1,20 +1,13 @@
 """What MLflow shows by itself: the summary of a matrix, and final numbers at its runs."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from boards import Made, listed, told
+from servers import PASSWORD
 
 from harness.base.statistics import Estimate
 from harness.record import store
@@ -126,55 +119,25 @@ def test_a_page_shows_names_as_they_are() -> None:
     assert (by_name["method"], by_name["Avg@K"], by_name["seeds"]) == ("new<", None, 0)
 
 
-@pytest.fixture(params=["open", "with passwords"])
-def server(
-    request: pytest.FixtureRequest, tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
-    """A server of MLflow on this machine, which may ask for a name and a password."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", mlflow_uri, "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--workers", "1", "--artifacts-destination", str(tmp_path / "files")]
-    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
-    if request.param == "with passwords":
-        pytest.importorskip("flask_wtf", reason="MLflow's own passwords need Flask-WTF")
-        settings = tmp_path / "auth.ini"
-        settings.write_text(
-            f"[mlflow]\ndefault_permission = READ\ndatabase_uri = sqlite:///{tmp_path / 'auth.db'}\n"
-            "admin_username = admin\nadmin_password = correct horse battery\n"
-            "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
-        )
-        environment |= {"MLFLOW_AUTH_CONFIG_PATH": str(settings), "MLFLOW_FLASK_SERVER_SECRET_KEY": "any"}
-        command += ["--app-name", "basic-auth"]
-        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
-        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse battery")
-    with (tmp_path / "server.log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-                break
-            except OSError:
-                assert process.poll() is None, (tmp_path / "server.log").read_text()
-                time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
-
-
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.parametrize("name", ["server", "guarded"])
 def test_a_server_is_fed_and_read_as_a_file_is(
-    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    server: str = request.getfixturevalue(name)
+    if name == "guarded":
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
     made = Made(tmp_path, server, "seeds=[0]", "methods=[grpo,clip_b]").end_all()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     rows = listed(capsys, "--experiment", "made")
     assert [(row["method"], row["seeds_done"]) for row in rows] == [("grpo", 1), ("clip_b", 1)]
     assert sorted(held(server)[2]) == sorted(cell.key for cell in made.cells)
-    if "MLFLOW_TRACKING_PASSWORD" in os.environ:
+    if name == "guarded":
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
         assert "knows no user" in told(capsys, "--experiment", "made")
