@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import on_two_ranks
+from companions import on_ranks
 from ragged import Case, batch_of, case, rollouts
 from torch import Tensor
 
@@ -260,7 +260,7 @@ def rank_main(rank: int, folder: Path) -> None:
 
 @pytest.mark.processes
 def test_two_ranks_see_what_one_process_sees(tmp_path: Path) -> None:
-    on_two_ranks(rank_main, tmp_path)
+    on_ranks(rank_main, tmp_path)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     c = case(0, groups=8)
     for name, alone in measured(c, range(8)).items():

@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 import torch
 from cells import divided, lines, write
+from companions import on_ranks
 from living import at_work, wait_until
-from pairs import on_two_ranks
 from safetensors.torch import load_file
 from trainers import build, sampled, weights
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -135,7 +135,7 @@ def test_two_ranks_collect_what_one_process_does(tmp_path: Path) -> None:
     alone = trainer.collector
     whole, state = alone.collect(1, Stopwatch()), alone.state()
     torch.save(state, tmp_path / "alone.pt")
-    on_two_ranks(collecting_rank, tmp_path)
+    on_ranks(collecting_rank, tmp_path)
     shares = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
     evaluated = [problem.id for problem in trainer.parts.task.problems("test")[:8]]
     assert [judged for *_, judged, _ in shares] == [set(evaluated[::2]), set(evaluated[1::2])]
@@ -242,7 +242,7 @@ def rank_main(rank: int, folder: Path) -> None:
 def test_unequal_shares_add_up_to_one_process(tmp_path: Path) -> None:
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "model")
-    on_two_ranks(rank_main, tmp_path)
+    on_ranks(rank_main, tmp_path)
     alone = trained(tmp_path / "model", range(8), recompute=False)
     for rank in range(2):
         for recompute, least in itertools.product((False, True), (10**6, 0)):

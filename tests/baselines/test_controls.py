@@ -14,8 +14,8 @@ import control_loops as told
 import loops
 import pytest
 import torch
+from companions import on_ranks
 from loops import Oracle
-from pairs import on_two_ranks
 from ragged import Case, case
 
 import baselines
@@ -594,7 +594,7 @@ def rank_main(rank: int, folder: Path) -> None:
 
 @pytest.mark.processes
 def test_two_ranks_choose_the_tokens_that_one_does(tmp_path: Path) -> None:
-    on_two_ranks(rank_main, tmp_path)
+    on_ranks(rank_main, tmp_path)
     alone = chosen(range(24))
     batch = case(2, groups=6, size=4).batch
     for rank, rows in enumerate(UNEQUAL):

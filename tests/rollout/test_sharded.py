@@ -10,7 +10,7 @@ import pytest
 import sharded
 import torch
 import torch.distributed as dist
-from pairs import pair
+from companions import start
 from torch import Tensor
 
 from harness.base import ranks
@@ -45,7 +45,7 @@ def rank_main(rank: int, folder: Path) -> None:
 
 @pytest.mark.processes
 def test_each_rank_samples_from_the_weights_that_all_share_or_the_proof_says_where_not(tmp_path: Path) -> None:
-    pair(rank_main, tmp_path)
+    start(rank_main, tmp_path)
     seen = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
     for name, dtype in CASES.items():
         alone = EmbeddedEngine(EOS, "cpu", dtype)

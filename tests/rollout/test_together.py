@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from torch.multiprocessing import spawn
+from companions import on_ranks
 
 from harness.base import files
 from harness.rollout.together import led
@@ -18,17 +18,14 @@ def tenfold(items: list[int], *, plus: int) -> list[int]:
 
 
 def rank_main(rank: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     with led(tenfold) as work:
         found = None if work is None else [work([1, 2, 3], plus=4), work([7], plus=0)]
     files.write_json(folder / f"{rank}.json", {"found": found})
-    dist.destroy_process_group()
 
 
 @pytest.mark.processes
-def test_two_ranks_share_what_the_first_one_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    spawn(rank_main, args=(tmp_path,), nprocs=2)
+def test_two_ranks_share_what_the_first_one_asks_for(tmp_path: Path) -> None:
+    on_ranks(rank_main, tmp_path)
     assert files.read_json(tmp_path / "0.json")["found"] == [[14, 25, 34], [70]]
     assert files.read_json(tmp_path / "1.json")["found"] is None
 

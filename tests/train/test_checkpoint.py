@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from companions import on_ranks
 from torch import Tensor
-from torch.multiprocessing import spawn
 from trainers import build, records, same, weights
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -204,11 +203,7 @@ def hand_over(folder: Path, source: str | None, target: str) -> Found:
 
 
 def rank_main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=3)
     torch.save(hand_over(folder, "of one", "of three"), folder / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.mark.processes
@@ -220,7 +215,7 @@ def test_three_ranks_and_one_read_each_other_bit_for_bit(tmp_path: Path) -> None
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
     Qwen2ForCausalLM(Qwen2Config(**sizes, **heads)).save_pretrained(tmp_path / "model")
     one = hand_over(tmp_path, None, "of one")
-    spawn(rank_main, args=(tmp_path,), nprocs=3)
+    on_ranks(rank_main, tmp_path, 3)
     again = hand_over(tmp_path, "of three", "of one again")
     for found in (*(torch.load(tmp_path / f"{rank}.pt") for rank in range(3)), again):
         assert found.keys() == one.keys()

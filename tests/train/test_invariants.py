@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import on_two_ranks
+from companions import on_ranks
 from trainers import build
 
 from harness.base.errors import CellFailure
@@ -84,7 +84,7 @@ def divide_by_another_number(rank: int, folder: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 def test_ranks_that_divide_by_other_numbers_are_named(tmp_path: Path) -> None:
-    on_two_ranks(divide_by_another_number, tmp_path)
+    on_ranks(divide_by_another_number, tmp_path)
     for rank in "01":
         assert (tmp_path / rank).read_text() == (
             "this must hold and does not: ranks divide by the same numbers of tokens; these are theirs: "

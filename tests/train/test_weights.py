@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from companions import on_ranks
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing import spawn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -61,24 +59,20 @@ def mine(learner: Learner) -> dict[str, torch.Tensor]:
     return {name: weight.to_local() for name, weight in learner.weights.items()}  # type: ignore[attr-defined]
 
 
-def rank_main(rank: int, folder: Path, paths: list[Path]) -> None:
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    for path in paths:
+def rank_main(rank: int, folder: Path) -> None:
+    for path in (folder / name for name in ("tied", "untied", "body")):
         policy, critic = Policy(path, *ARGUMENTS), Critic(path, Train(), 1e-3, "cpu", torch.float32, Hardware())
         frequencies = policy.module.model.rotary_emb.inv_freq
         tied = policy.module.lm_head.weight is policy.module.model.embed_tokens.weight
         assert tied == (path.name != "untied")
         policy.save(folder / f"{path.name} saved")
         torch.save((mine(policy), mine(critic), frequencies), folder / f"{path.name}-{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.mark.processes
 def test_two_ranks_hold_the_rows_of_the_whole_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     paths = models(tmp_path)
-    spawn(rank_main, args=(tmp_path, paths), nprocs=2)
+    on_ranks(rank_main, tmp_path)
     assert "reads all" not in capfd.readouterr().out
     for path in paths:
         policy = weights.load_model(path)

@@ -1,0 +1,34 @@
+"""Processes that meet as ranks. They are forked from a server that has imported what takes long, once for all
+tests, and has computed nothing yet."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing import start_processes
+
+Work = Callable[[int, Path], None]
+
+
+def on_ranks(work: Work, folder: Path, count: int = 2) -> None:
+    """Has all ranks do what is a function of a module, with their number and a folder for what they find."""
+    start(meet, work, folder, count, count=count)
+
+
+def start(main: Callable[..., None], *given: object, count: int = 2) -> None:
+    """Runs processes, which have to meet by themselves."""
+    multiprocessing.set_forkserver_preload(["harness.trainer"])
+    start_processes(main, args=given, nprocs=count, start_method="forkserver")
+
+
+def meet(rank: int, work: Work, folder: Path, count: int) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=count)
+    work(rank, folder)
+    dist.destroy_process_group()
