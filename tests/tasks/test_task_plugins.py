@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from places import REPOSITORY
+from commands import Commands
 
 import tasks
 from harness import config, matrix
@@ -45,14 +43,6 @@ def installed(tmp_path: Path, example: str, monkeypatch: pytest.MonkeyPatch) -> 
     (info / "entry_points.txt").write_text(f"[entrobench.tasks]\n{lines}")
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
-
-
-def entrobench(*arguments: str, cwd: Path, path: str = "", code: int = 0) -> str:
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{path}", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "harness.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False, timeout=300)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout if code == 0 else done.stderr
 
 
 # Found
@@ -107,35 +97,28 @@ def test_a_plan_knows_the_problems_of_a_plugin(example: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_it_is_listed_planned_trained_on_and_evaluated(tmp_path: Path) -> None:
+def test_it_is_listed_planned_trained_on_and_evaluated(example: str, commands: Commands, tmp_path: Path) -> None:
     """In a folder full of YAML that states the same task, as the cells of earlier runs do."""
-    plugin = ["--plugin", "sums_example"]
-    said = entrobench("list", "tasks", *plugin, cwd=tmp_path, path=str(EXAMPLE))
+    plugin = ["--plugin", example]
+    said = commands.entrobench("list", "tasks", *plugin)
     assert re.search(r"^ *example_sums +Sums of two numbers", said, re.MULTILINE)
     asked = ["smoke", "tasks=[example_sums]", *SMALL, *plugin]
-    assert "evaluation, a cell: 2 x (example_sums 6 problems x 4)" in entrobench(
-        "plan", *asked, cwd=tmp_path, path=str(EXAMPLE)
-    )
-    assert "1 to run" in entrobench("run", *asked, cwd=tmp_path, path=str(EXAMPLE))
+    assert "evaluation, a cell: 2 x (example_sums 6 problems x 4)" in commands.entrobench("plan", *asked)
+    assert "1 to run" in commands.entrobench("run", *asked)
     (cell,) = tmp_path.glob("results/smoke/grpo-example_sums-*/evals/example_sums-000001.json")
     assert '"1+1"' in cell.read_text()
-    said = entrobench("leaderboard", *asked, "--format", "csv", cwd=tmp_path, path=str(EXAMPLE))
+    said = commands.entrobench("leaderboard", *asked, "--format", "csv")
     assert said.splitlines()[1].startswith("grpo,example_sums,countdown-tiny")
     sampled = ["--model", "countdown-tiny", "--tasks", "example_sums(largest=3)", *plugin]
-    said = entrobench("eval", *sampled, cwd=tmp_path, path=str(EXAMPLE))
+    said = commands.entrobench("eval", *sampled)
     assert re.search(r"^example_sums +5 +2 ", said, re.MULTILINE)
 
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_lm_evals_own_command_runs_an_installed_task(installed: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lm_eval", "run", "--include_path", str(EXAMPLE), "--model", "dummy"]
-    path = f"{REPOSITORY}:{EXAMPLE}:{installed}"
-    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-    command += ["--tasks", "example_sums", "--output_path", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"\|unparsed *\|[^|]*\|? *\|? *1", done.stdout), done.stdout
+def test_lm_evals_own_command_runs_an_installed_task(installed: Path, commands: Commands, tmp_path: Path) -> None:
+    said = commands.lm_eval("run", "--include_path", str(EXAMPLE), "--model", "dummy", "--tasks", "example_sums")
+    assert re.search(r"\|unparsed *\|[^|]*\|? *\|? *1", said), said
 
 
 OTHERS = """

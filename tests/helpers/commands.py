@@ -1,0 +1,39 @@
+"""Commands called in this process, which has imported what they need: as processes each would take seconds for that."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import datasets
+import huggingface_hub.constants
+import lm_eval.__main__
+import pytest
+
+from harness import cli
+
+
+class Commands:
+    """Calls commands in a folder as people type them, and returns what they print."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
+        self.capture = capture
+        patch.chdir(folder)
+        patch.setenv("COLUMNS", "200")
+        self.patch = patch
+
+    def entrobench(self, *arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        out, err = self.capture.readouterr()
+        assert ended.value.code == 0, out + err
+        assert "Traceback" not in err, err
+        return out
+
+    def lm_eval(self, *arguments: str) -> str:
+        self.patch.setattr(sys, "argv", ["lm_eval", *arguments])
+        self.patch.setattr(lm_eval.__main__, "setup_logging", lambda: None)  # its handler would outlive the test
+        for constants in (huggingface_hub.constants, datasets.config):
+            self.patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        lm_eval.__main__.cli_evaluate()
+        return self.capture.readouterr().out
