@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
-from places import REPOSITORY
 
 from harness import cli, config
 from harness.base import files
 from harness.commands import leaderboard
-from harness.commands.common import console
 from harness.config import Config
 from harness.matrix import cells
 from harness.record.made import Made, earlier
@@ -48,7 +46,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ran")
     (folder / "beside.txt").write_text("1")
     write(folder, 1)
-    assert "2 to run" in entrobench("run", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        assert "2 to run" in entrobench("run", folder)
     return folder
 
 
@@ -65,24 +65,12 @@ def write(folder: Path, factor: int) -> None:
 
 
 def entrobench(command: str, folder: Path, *options: str, results: str = "results") -> str:
-    """Returns what a command says; what runs cells is a process of its own."""
-    words = [command, "smoke", *TINY, f"results={folder / results}", *options]
-    if command != "run":
-        arguments = cli.parse(words)
-        with console.capture() as said:
-            assert arguments.call(arguments) == 0
-        return said.get()
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.cli", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"},
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+    """Returns what a command says."""
+    arguments = cli.parse([command, "smoke", *TINY, f"results={folder / results}", *options])
+    with redirect_stdout(StringIO()) as said, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        assert arguments.call(arguments) == 0
+    return said.getvalue()
 
 
 def settings(folder: Path, results: str = "results") -> Config:
