@@ -135,25 +135,12 @@ def test_it_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("how", "state", "words"), [(["--thorough"], OK, "samples on c"), ([], UNTRIED, "transformers 5.")]
 )
-def test_of_this_machine(how: list[str], state: str, words: str, tmp_path: Path) -> None:
+def test_of_this_machine(
+    how: list[str], state: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """From the command to the real trials; here the tests run, so the embedded engine does."""
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "harness.cli",
-            "doctor",
-            "smoke",
-            f"results={tmp_path / 'new'}",
-            *how,
-            "--format",
-            "json",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = {each["what"]: each for each in json.loads(result.stdout)}
+    assert command.call(cli.parse(["doctor", "smoke", f"results={tmp_path / 'new'}", *how, "--format", "json"])) == 0
+    found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
     assert found["engine embedded"]["state"] == state
     assert found["engine embedded"]["found"].startswith(words)
     assert found["torch"]["found"].startswith("2.")
