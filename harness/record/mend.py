@@ -61,8 +61,7 @@ def mend(folder: Path) -> None:
 
 
 def say(folder: Path, text: str) -> None:
-    with open(folder / "log.txt", "a") as file:
-        file.write(f"warning: {text}\n")
+    files.append(folder / "log.txt", f"warning: {text}\n")
 
 
 def attempt_of(folder: Path, *, begun: bool) -> Made | None:
