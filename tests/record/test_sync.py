@@ -626,5 +626,9 @@ def test_a_first_use_is_silent_and_leaves_nothing_in_the_working_directory(tmp_p
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["results"]
-    assert {path.name for path in (tmp_path / "here" / "results").iterdir()} == {"mlflow.db", "mlflow.db.lock", "mlartifacts"}
+    assert {path.name for path in (tmp_path / "here" / "results").iterdir()} == {
+        "mlflow.db",
+        "mlflow.db.lock",
+        "mlartifacts",
+    }
     assert json.loads((folder / "mlflow.json").read_text()).keys() == {"run"}
