@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import mlflow  # noqa: F401  loaded before any clock runs
 import pytest
 from matrices import STEPS, fill, specs
 from places import REPOSITORY
