@@ -90,7 +90,10 @@ def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
             except Damaged as error:
                 yield error, line["step"]
     for wrong, name in sums.changed(folder):
-        yield wrong, int(found[1]) if (found := STEP.fullmatch(name)) else 0
+        if name.startswith(f"{sums.MODEL}/"):
+            yield wrong, len(lines)  # the last checkpoint makes it anew
+        else:
+            yield wrong, int(found[1]) if (found := STEP.fullmatch(name)) else 0
 
 
 def check_evaluation(path: Path) -> None:
