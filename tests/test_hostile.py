@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 pytest.importorskip("hypothesis", reason="this needs the extra `test`")
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from baselines import METHODS
@@ -214,6 +214,7 @@ axis = st.sampled_from(["methods", "tasks", "models", "eval.tasks", "plugins"])
 
 @hostile
 @given(st.lists(pieces, max_size=8).map("".join), axis)
+@example("9" * 5000 + "\n", "models")  # a name that is too long for a file
 def test_specs(spec: str, axis: str) -> None:
     ask("run", "smoke", f"{axis}={json.dumps([spec], ensure_ascii=False)}")
 
