@@ -211,8 +211,14 @@ def test_a_store_that_is_down_for_the_whole_run_is_fed_later_and_its_password_wr
     [cell] = matrix.cells(config.load("smoke", settings))
     assert cell.progress().state == "done"
     assert call("sync", nowhere)[0] == 2
+    before = {*real.folder.rglob("outcome.json")}
     assert [call(command, there)[0] for command in ("sync", "run")] == [0, 0]
     check_whole(f"http://127.0.0.1:{real.port}", "down", last=3)
+    [outcome] = {*real.folder.rglob("outcome.json")} - before
+    sent = outcome.read_bytes()
+    outcome.write_bytes(sent.replace(b"1", b"2"))
+    assert call("sync", there)[0] == 0
+    assert outcome.read_bytes() == sent, "what was changed on the server is sent again"
     assert f"http://{masked} cannot be used" in call("doctor", nowhere)[1].replace("\n", "")
     assert "open-sesame" not in said
     written = [path for folder in (tmp_path, real.folder) for path in folder.rglob("*") if path.is_file()]
