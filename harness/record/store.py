@@ -32,8 +32,11 @@ def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
     path = database(uri)
     if path is not None:
         probe(path, uri, write)
-    with lock(path.with_name(f"{path.name}.lock")) if path is not None and write else nullcontext():
-        client = client_of(absolute(uri))  # which makes the tables: two that do so at once fail
+    try:
+        with lock(path.with_name(f"{path.name}.lock")) if path is not None and write else nullcontext():
+            client = client_of(absolute(uri))  # which makes the tables: two that do so at once fail
+    except OSError as error:
+        raise unusable(uri, error) from error
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
