@@ -3,9 +3,10 @@
     python -m benchmarks.soak [minutes] [cells] [seed] [ranks]
 
 The victim is a cell, one of its ranks if it has several, the server that cells are forked from, the runner, or all of
-them; the moment a phase of a cell, a write, or any. What must be as if nothing had happened: every number but times,
-every sample, every weight, and MLflow with each attempt and each point once. No cell may outlive its runner for more
-than some seconds, and no memory or files of the runner may grow while cells come and go.
+them; the moment a phase of a cell, a write, or any, and first of all while the base model of the matrix is saved and
+while problems are filtered. What must be as if nothing had happened: every number but times, every sample, every
+weight, and MLflow with each attempt and each point once. No cell may outlive its runner for more than some seconds,
+and no memory or files of the runner may grow while cells come and go.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,28 @@ from harness.base import standing
 from harness.record import lease
 from harness.record.reader import reader
 from harness.record.sync import name_of
+from tasks.countdown import Countdown
 
 SETTINGS = ["methods=[grpo,clip_b]", "train.steps=3", "train.prompts=4", "train.updates=2", "train.group=4"]
 SETTINGS += ["eval.problems=4", "eval.samples=4", "eval.k=2", "eval.every=0", "checkpoint.every=1", "dynamics.every=0"]
-SETTINGS += ["name=soak"]
+SETTINGS += ["tasks=[countdown(count=2)]", "models=[tiny.yaml]", "train.filter={n: 64, low: 0, high: 1}", "name=soak"]
+MODEL = {
+    "task": "countdown(count=2)",
+    "hidden": 32,
+    "layers": 1,
+    "steps": 60,
+    "batch": 32,
+    "lr": 1e-2,
+    "warmup_steps": 5,
+}
+ASKED = len(Countdown(count=2).problems("train"))  # by the filter, in more than one batch
+# With the victim. These come once in a matrix whose cache is empty, so they are the first that are waited for.
+ONCE = (("making the model", "runner"), ("filter", "all"))
 VICTIMS = ("cell", "server", "runner", "all")
 PHASES = ("loading the model", "rollout", "update", "evaluate", "saving the model")
 MOMENTS = (*PHASES, "importing", "checkpoint", "line", "done", "any")
 LATEST = 60.0  # seconds to wait for a moment
+LONGER = {"any": 3.0, "importing": 3.0, "making the model": 0.0}  # at most so many seconds after it has come
 ORPHANS = 10.0  # seconds for cells to end whose runner was killed
 GROWTH = 32 * 2**20  # bytes that the runner may grow by after a quarter of its cells
 
@@ -55,10 +71,18 @@ class Run:
     """A runner as people start it."""
 
     def __init__(self, folder: Path, settings: list[str]) -> None:
-        self.folder = folder / "results" / "soak"
+        self.folder, self.cache = folder / "results" / "soak", folder / "cache"
+        (folder / "tiny.yaml").write_text(json.dumps({"recipe": MODEL}))
         self.log = open(folder / "said.txt", "ab")  # noqa: SIM115  as long as the process
         command = [sys.executable, "-m", "harness.cli", "run", "demo", *settings, f"results={folder / 'results'}"]
-        self.process = subprocess.Popen(command, cwd=folder, stdout=self.log, stderr=self.log, start_new_session=True)
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, "ENTROBENCH_CACHE": str(self.cache)},
+            stdout=self.log,
+            stderr=self.log,
+            start_new_session=True,
+        )
 
     def parts(self) -> dict[str, list[int]]:
         """Returns the ids of its processes by what they are."""
@@ -101,10 +125,22 @@ def done(folder: Path) -> int:
     return sum(b'"done"' in path.read_bytes() for path in folder.glob("*/state.json"))
 
 
+def half_made(cache: Path) -> bool:
+    return any(cache.glob("models/*.partial"))
+
+
+def half_filtered(cache: Path) -> bool:
+    return any(len(json.loads(path.read_bytes())["right"]) < ASKED for path in cache.glob("filters/*.json"))
+
+
 def comes(moment: str, run: Run) -> Callable[[], bool]:
     """Returns what says whether a moment has come since now."""
     folder = run.folder
     before = {"line": lines(folder), "done": done(folder)}
+    if moment == "making the model":
+        return lambda: half_made(run.cache)
+    if moment == "filter":
+        return lambda: half_filtered(run.cache)
     if moment == "importing":
         return lambda: bool(run.parts()["server"])
     if moment == "checkpoint":
@@ -131,7 +167,7 @@ def wait(run: Run, moment: str, dice: random.Random) -> bool:
     come, deadline = comes(moment, run), time.monotonic() + LATEST
     while run.process.poll() is None and time.monotonic() < deadline and not come():
         time.sleep(0.002)
-    time.sleep(dice.random() * (3 if moment in ("any", "importing") else 0.05))
+    time.sleep(dice.random() * LONGER.get(moment, 0.05))
     return run.process.poll() is None
 
 
@@ -159,8 +195,7 @@ def harmed(folder: Path, settings: list[str], kills: int, until: float, seed: in
     plan = [(moment, victim) for moment in MOMENTS for victim in victims]
     dice.shuffle(plan)
     run = None
-    for number in range(kills):
-        moment, victim = plan[number % len(plan)]
+    for moment, victim in islice(chain(ONCE, cycle(plan)), kills):
         if time.monotonic() > until:
             break
         if run is None or run.process.poll() is not None:
@@ -171,7 +206,8 @@ def harmed(folder: Path, settings: list[str], kills: int, until: float, seed: in
                 return harm
             continue
         harm.slowest = max(harm.slowest, kill(run, victim))
-        harm.killed[f"{victim} at {moment}"] += 1
+        if (moment, victim) not in ONCE or comes(moment, run)():  # otherwise it was over
+            harm.killed[f"{victim} at {moment}"] += 1
     while run is None or run.close():
         harm.runs += 1
         assert harm.runs < kills + 5, f"it does not come to an end; see {folder / 'said.txt'}"
@@ -186,13 +222,18 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns all that the cells of a matrix have left, by cell, but for times and ids."""
     found: dict[str, dict[str, Any]] = {}
     for cell in sorted(path.parent for path in folder.glob("results/soak/*/config.yaml")):
-        kept = [path for part in ("samples", "evals", "model") for path in sorted((cell / part).rglob("*"))]
         found[cell.name] = {
-            **{str(path.relative_to(cell)): hashlib.sha256(path.read_bytes()).hexdigest() for path in kept},
+            **sums(cell, "samples/*", "evals/*", "model/*"),
             "state": json.loads((cell / "state.json").read_bytes())["state"],
             "steps": [(line["step"], numbers(line["metrics"])) for line in logged(cell)],
         }
     return found
+
+
+def sums(folder: Path, *patterns: str) -> dict[str, str]:
+    """Returns the sums of files in a folder, by their paths there."""
+    found = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
 def logged(cell: Path) -> list[dict[str, Any]]:
@@ -206,8 +247,7 @@ def numbers(metrics: dict[str, float]) -> dict[str, float]:
 def check_mlflow(folder: Path) -> None:
     """Raises AssertionError where MLflow does not hold each cell and each point once."""
     with reader(f"sqlite:///{folder / 'results' / 'mlflow.db'}") as source:
-        # One that was killed before its first attempt began has a run without an attempt, which says so.
-        every = [run for run in source.runs(source.experiments()["soak"]) if run.tags.get("attempt")]
+        every = [run for run in source.runs(source.experiments()["soak"]) if "cell" in run.tags]
         points_of = source.curves(every, lambda name: not name.startswith(("final/", "time/")))
         curves = {run.tags["cell"]: points for run, points in zip(every, points_of, strict=True)}
     cells = {path.parent.name.rpartition("-")[2]: path.parent for path in folder.glob("results/soak/*/config.yaml")}
@@ -252,6 +292,9 @@ def soak(
     expected, found = map(records, places)
     assert len(expected) == cells
     assert found == expected
+    base, again = (sums(place / "cache", "models/*/*", "filters/*.json") for place in places)
+    assert len(base) > 1
+    assert again == base
     for place in places:
         check_mlflow(place)
     return harm, sizes

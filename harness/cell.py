@@ -119,7 +119,7 @@ def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
     save = trainer.parts.config.checkpoint.save_model
     if save:
         with standing.here.at("saving the model"):
-            trainer.policy.save(folder / "model", trainer.parts.tokenizer)
+            trainer.policy.save(folder / sums.MODEL, trainer.parts.tokenizer)
     if ranks.number() == 0:
         check_complete(trainer)
         sums.write(folder)

@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 1
     except OSError as error:  # a disk that is full, a folder that cannot be written
         where = f": {short(str(error.filename))}" if error.filename else ""
-        print(visible(f"entrobench: {short(f'{error.strerror or error}{where}', SENTENCE)}"), file=sys.stderr)
+        print(visible(f"entrobench: {UserError(f'{error.strerror or error}{where}')}"), file=sys.stderr)
         code = 2
     except KeyboardInterrupt as stopped:
         print("\nentrobench: interrupted; what is done is kept, and the same command goes on", file=sys.stderr)

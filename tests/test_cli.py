@@ -309,12 +309,16 @@ def test_interrupted_it_says_so_once_and_stops_its_cells(
             assert time.monotonic() < deadline
             time.sleep(0.02)
         owners = [lease.holder(folder) for folder in cells(tmp_path, "smoke")]
+        began = time.monotonic()
         (os.killpg if to_all else os.kill)(process.pid, sent)
+        process.wait(timeout=60)
+        took = time.monotonic() - began
+        assert all(lease.born(owner.process) is None for owner in owners if owner), "no cell outlives the runner"
         _, said = process.communicate(timeout=60)
+    assert took < 10, "the seconds that a stop takes"
     assert said == "\nentrobench: interrupted; what is done is kept, and the same command goes on\n"
     assert process.returncode == 128 + sent
     assert any(owners) == (moment == "running")
-    assert all(lease.born(owner.process) is None for owner in owners if owner), "no cell outlives the runner"
     told = entrobench("status", "smoke", cwd=tmp_path).stdout
     assert "running" not in told
     assert ("stale" in told) == (moment == "running")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from harness.base import standing
-from harness.base.errors import UserError
+from harness.base import files, standing
+from harness.base.errors import Unwritten, UserError
 from harness.matrix import Cell
 from harness.record import lease, state
 from harness.record.mend import mend
@@ -52,8 +52,9 @@ class Launcher(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def start(self, waiting: Sequence[Cell]) -> Sequence[Running]:
-        """Starts as many of the first of these cells as there is room for."""
+    def start(self, waiting: Sequence[Cell]) -> Iterable[Running]:
+        """Starts as many of the first of these cells as there is room for; raises Unprepared for one that cannot be
+        prepared."""
         ...
 
 
@@ -66,9 +67,20 @@ class Watcher(Protocol):
 
     def tick(self, running: list[Cell], waiting: int) -> None: ...
 
-    def ended(self, cell: Cell) -> None: ...
+    def ended(self, cell: Cell, reason: str | None) -> None:
+        """Hears of its end; and of the reason, where the launcher is who gives it."""
+        ...
 
 
+class Unprepared(Exception):
+    """A cell's folder cannot be written, by which that cell has failed alone."""
+
+    def __init__(self, cell: Cell, reason: str) -> None:
+        super().__init__(reason)
+        self.cell = cell
+
+
+LOST = 255  # the exit code of a process whose end nobody could see, since the one that it was forked from has ended
 # Seconds for a process to end once its cell has: a thread may keep it alive for ever. A launcher may need most of them
 # to hear that a machine was lost, and then starts the cell again.
 LINGERING = 60.0
@@ -111,13 +123,19 @@ def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float
     """Runs the cells in order, and waits for those that others run. Interrupted, it stops its own."""
     waiting, running, elsewhere = list(cells), list[Running](), list[Cell]()
     lives: dict[str, Life] = {}
+    again: set[str] = set()  # cells whose process was lost, which is no fault of theirs: they are started once more
     watcher.starting(waiting[:1], len(waiting) - 1)
     with launcher:
         while waiting or running or elsewhere:
-            for started in launcher.start(waiting) if waiting else ():
-                waiting.remove(started.cell)
-                running.append(started)
-                lives[started.cell.key] = Life(started)
+            try:
+                for started in launcher.start(waiting) if waiting else ():
+                    waiting.remove(started.cell)
+                    running.append(started)
+                    lives[started.cell.key] = Life(started)
+            except Unprepared as error:
+                waiting.remove(error.cell)
+                failed(error.cell.folder, str(error))
+                watcher.ended(error.cell, str(error))
             time.sleep(poll)
             for each in list(running):
                 cell, code = each.cell, each.code()
@@ -130,13 +148,19 @@ def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float
                 if code == lease.BUSY:
                     elsewhere.append(cell)
                     continue
-                if code:  # otherwise it is done, or was asked to stop where it stood
-                    failed(cell.folder, each.reason() + lives[cell.key].place)
-                watcher.ended(cell)
+                if code == LOST and cell.key not in again:
+                    again.add(cell.key)
+                    waiting.insert(0, cell)
+                    continue
+                # Without a code it is done, or was asked to stop where it stood.
+                reason = each.reason() + lives[cell.key].place if code else None
+                if reason:
+                    failed(cell.folder, reason)
+                watcher.ended(cell, reason)
             for cell in [cell for cell in elsewhere if not lease.holder(cell.folder)]:
                 elsewhere.remove(cell)
                 if State.known(cell.folder).ended:
-                    watcher.ended(cell)
+                    watcher.ended(cell, None)
                 else:
                     waiting.insert(0, cell)  # it was stopped there
             queued = [each for each in running if each.waits()]
@@ -146,10 +170,17 @@ def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float
 
 def prepare(cell: Cell) -> None:
     """Mends the records of a cell, and writes down what its process needs to know, unless another one works on it."""
-    with lease.briefly(cell.folder) as ours:
-        if ours:
-            mend(cell.folder)
-            cell.spec.write(cell.folder)
+    try:
+        with lease.briefly(cell.folder) as ours:
+            if ours:
+                mend(cell.folder)
+                cell.spec.write(cell.folder)
+    except Unwritten as error:
+        raise Unprepared(cell, str(error)) from error
+    except OSError as error:
+        if (why := files.unwritten(error)) is None:
+            raise
+        raise Unprepared(cell, str(Unwritten(Path(error.filename or cell.folder), why))) from error
 
 
 def check_extra(name: str, package: str) -> None:

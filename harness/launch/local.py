@@ -17,13 +17,12 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType, TracebackType
 
 from harness.base.errors import UserError
-from harness.launch.launcher import ended_by, environment, prepare
+from harness.launch.launcher import LOST, Unprepared, ended_by, environment, prepare
 from harness.launch.pool import Pool, Taken
 from harness.matrix import Cell
 
 STARTS, PAUSE = 3, 0.5  # of a process: so often, so many seconds apart
 ENDING = 5.0  # seconds for cells to end when they are asked to
-UNKNOWN = 255  # stands for the exit code of a process whose server has ended
 
 
 class Process:
@@ -41,7 +40,7 @@ class Process:
 
     def reason(self) -> str:
         code = self.process.exitcode or 0
-        return "the process that it was forked from has ended" if code == UNKNOWN else ended_by(code)
+        return "the process that it was forked from has ended" if code == LOST else ended_by(code)
 
     def kill(self) -> None:
         self.process.kill()
@@ -69,20 +68,23 @@ class Local:
             each.kill()
         self.server.__exit__(kind, error, trace)
 
-    def start(self, waiting: Sequence[Cell]) -> list[Process]:
+    def start(self, waiting: Sequence[Cell]) -> Iterator[Process]:
         for ended in [each for each in self.processes if each.code() is not None]:
             self.processes.remove(ended)
             if self.pool and ended.taken:
                 self.pool.give_back(ended.taken)
-        found = []
         for cell in waiting[: self.jobs - len(self.processes)]:
             taken = self.pool.take(cell.config.hardware) if self.pool else None
             if self.pool and taken is None:
                 break
-            prepare(cell)
-            found.append(Process(cell, taken))
-        self.processes += found
-        return found
+            try:
+                prepare(cell)
+            except Unprepared:
+                if self.pool and taken:
+                    self.pool.give_back(taken)
+                raise
+            self.processes.append(started := Process(cell, taken))
+            yield started
 
 
 def start(cell: Cell, gpus: Sequence[str]) -> BaseProcess:

@@ -136,7 +136,7 @@ class LiveView:
             self.console.print("starting the processes")
         self.started = True
 
-    def ended(self, cell: Cell) -> None:
+    def ended(self, cell: Cell, reason: str | None) -> None:
         self.feed(cell, last=True)
         progress = cell.progress()
         self.done += progress.state == "done"
@@ -150,7 +150,7 @@ class LiveView:
             line = f"{cell.label}: Avg@K {head}, entropy {entropy:.3f}{told}"
             self.console.print(Text.assemble(("done    ", "green"), line))
         else:
-            self.console.print(Text.assemble(("failed  ", "red"), f"{cell.label}: {progress.reason}"))
+            self.console.print(Text.assemble(("failed  ", "red"), f"{cell.label}: {progress.reason or reason}"))
 
     def feed(self, cell: Cell, *, last: bool = False) -> None:
         """Has MLflow brought up to the last checkpoint."""

@@ -27,7 +27,7 @@ from harness.base.errors import UserError
 from harness.base.processes import ended
 from harness.config import Config, Hardware
 from harness.launch import remote
-from harness.launch.launcher import check_extra, ended_by, environment, prepare
+from harness.launch.launcher import Unprepared, check_extra, ended_by, environment, prepare
 from harness.launch.mirror import Piece, Receiver, Sender, Whole
 from harness.matrix import Cell
 from harness.record import lease, state
@@ -66,7 +66,12 @@ class Task:
 
     def begin(self) -> None:
         """Starts the ranks on each machine, after the first machine has said where they meet."""
-        prepare(self.cell)
+        try:
+            prepare(self.cell)
+        except Unprepared as error:
+            self.why = str(error)
+            self.end(1)
+            return
         hardware = self.cell.config.hardware
         place = self.cluster.run(meeting_place, (), self.group, 0, {})
         if self.cluster.apart:
@@ -112,7 +117,7 @@ class Task:
         if not self.parts:
             if self.cluster.placed([self]):
                 self.begin()
-            return None
+            return self.result
         try:
             done, _ = ray.wait(self.parts, num_returns=len(self.parts), timeout=0)
             codes = self.fetch() if self.cluster.apart else ray.get(done)

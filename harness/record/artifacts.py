@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import tempfile
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -56,11 +57,11 @@ class Artifacts:
                 shutil.copyfileobj(given, file)
 
     def holds(self, name: str, text: str) -> bool:
-        """Returns whether a file has this text; of one that a server has, whether it is as long."""
-        if self.place is None:
-            return self.sizes("").get(name) == len(text.encode())
-        path = self.place / name
-        return path.is_file() and path.read_text(errors="replace") == text
+        """Returns whether a file has this text."""
+        if self.sizes("").get(name) != len(text.encode()):
+            return False
+        with tempfile.TemporaryDirectory() as folder:
+            return self.fetch(name, folder).read_text(errors="replace") == text
 
     def write(self, name: str, text: str) -> None:
         """Sends a text as a file, which replaces an earlier one."""

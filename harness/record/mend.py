@@ -61,8 +61,7 @@ def mend(folder: Path) -> None:
 
 
 def say(folder: Path, text: str) -> None:
-    with open(folder / "log.txt", "a") as file:
-        file.write(f"warning: {text}\n")
+    files.append(folder / "log.txt", f"warning: {text}\n")
 
 
 def attempt_of(folder: Path, *, begun: bool) -> Made | None:
@@ -91,7 +90,10 @@ def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
             except Damaged as error:
                 yield error, line["step"]
     for wrong, name in sums.changed(folder):
-        yield wrong, int(found[1]) if (found := STEP.fullmatch(name)) else 0
+        if name.startswith(f"{sums.MODEL}/"):
+            yield wrong, len(lines)  # the last checkpoint makes it anew
+        else:
+            yield wrong, int(found[1]) if (found := STEP.fullmatch(name)) else 0
 
 
 def check_evaluation(path: Path) -> None:

@@ -30,7 +30,11 @@ NOTE = {
 def origin(made: Made | None) -> dict[str, str]:
     """Returns the tags of a run that this user sent, with the commit of the code that made its numbers."""
     tags = {"mlflow.source.name": "entrobench", "mlflow.source.type": "LOCAL", "mlflow.user": user()}
-    return tags | ({"mlflow.source.git.commit": made.commit} if made and made.commit else {})
+    return tags | commit(made)
+
+
+def commit(made: Made | None) -> dict[str, str]:
+    return {"mlflow.source.git.commit": made.commit} if made and made.commit else {}
 
 
 def user() -> str:

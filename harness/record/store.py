@@ -7,11 +7,12 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base.errors import UserError
+from harness.base.locks import lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -31,7 +32,11 @@ def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
     path = database(uri)
     if path is not None:
         probe(path, uri, write)
-    client = client_of(absolute(uri))
+    try:
+        with lock(path.with_name(f"{path.name}.lock")) if path is not None and write else nullcontext():
+            client = client_of(absolute(uri))  # which makes the tables: two that do so at once fail
+    except OSError as error:
+        raise unusable(uri, error) from error
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 

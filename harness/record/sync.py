@@ -20,7 +20,7 @@ from harness.record import sums
 from harness.record.artifacts import Artifacts, beside
 from harness.record.log import MetricsLog
 from harness.record.made import Made
-from harness.record.origin import KIND, NOTE, dataset, origin
+from harness.record.origin import KIND, NOTE, commit, dataset, origin
 from harness.record.outcome import FILE as OUTCOME
 from harness.record.outcome import TAG as OUTCOME_TAG
 from harness.record.outcome import outcome
@@ -101,7 +101,7 @@ def run_of(
     client: MlflowClient, folder: Path, spec: CellSpec, made: Made | None, uri: str, lines: list[dict[str, Any]]
 ) -> Run:
     """Returns the one run of this attempt at the cell: the one whose id the folder keeps, else the one with its tags,
-    else a new one. A cell that failed before it began has an attempt without id."""
+    else the one of a cell that failed before this attempt began, which has no attempt; else a new one."""
     from mlflow.exceptions import MlflowException
 
     kept, attempt = folder / "mlflow.json", made.attempt if made else ""
@@ -116,9 +116,14 @@ def run_of(
             if run.info.lifecycle_stage == "active" and theirs == (spec.cell, attempt):
                 return run
     experiment = experiment_of(client, spec.matrix, uri)
-    same = f"tags.cell = '{spec.cell}' and tags.attempt = '{attempt}'"
-    found = client.search_runs([experiment], same, order_by=["attributes.start_time ASC"])
+    found: list[Run] = []
+    for each in dict.fromkeys((attempt, "")):
+        same = f"tags.cell = '{spec.cell}' and tags.attempt = '{each}'"
+        found += client.search_runs([experiment], same, order_by=["attributes.start_time ASC"])
     run = found[0] if found else new_run(client, experiment, spec, made, lines)
+    if made is not None and run.data.tags["attempt"] != attempt:
+        send_tags(client, run.info.run_id, made.tags() | commit(made))
+        run = client.get_run(run.info.run_id)
     files.write_json(kept, {"run": run.info.run_id})
     return run
 
@@ -224,4 +229,4 @@ def send_origin(client: MlflowClient, run: Run, spec: CellSpec, made: Made | Non
 def send_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:
     from mlflow.entities import RunTag
 
-    client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+    client.log_batch(run_id, tags=[RunTag(key, value[:LONGEST_VALUE]) for key, value in tags.items()])

@@ -10,16 +10,14 @@ class Killed(BaseException):
 
 
 class Mortal:
-    """A client that dies at its n-th call, before it or right after."""
+    """A client that dies right after its n-th call."""
 
-    def __init__(self, client: Any, calls: float, after: bool = False) -> None:
-        self.client, self.calls, self.after = client, calls, after
+    def __init__(self, client: Any, calls: float) -> None:
+        self.client, self.calls = client, calls
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.calls -= 1
-            if self.calls == 0 and not self.after:
-                raise Killed
             result = getattr(self.client, name)(*args, **kwargs)
             if self.calls == 0:
                 raise Killed

@@ -16,5 +16,5 @@ class Watcher:
     def tick(self, running: list[Cell], waiting: int) -> None:
         self.act(running)
 
-    def ended(self, cell: Cell) -> None:
+    def ended(self, cell: Cell, reason: str | None) -> None:
         self.heard.append(cell)

@@ -35,7 +35,7 @@ class Silent:
 
     def tick(self, running: list[Cell], waiting: int) -> None: ...
 
-    def ended(self, cell: Cell) -> None:
+    def ended(self, cell: Cell, reason: str | None) -> None:
         self.heard.append(cell.key)
 
 
@@ -140,6 +140,39 @@ def test_a_server_that_dies_while_it_imports_is_started_again_or_named(
 def test_a_cell_that_dies_before_it_wrote_anything_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, found = ran(die_at_once, tmp_path, "null", monkeypatch)
     assert (found.state, found.reason) == ("failed", "its process ended by SIGKILL (out of memory?)")
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+def test_a_cell_whose_server_dies_is_started_again_once(
+    losses: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(folder: Path) -> None:
+        with open(folder / "lives", "a") as lives:
+            lives.write("x")
+        if (folder / "lives").stat().st_size <= losses:
+            os._exit(launcher.LOST)
+        State("done").write(folder)
+
+    cell, found = ran(work, tmp_path, "null", monkeypatch)
+    expected = State("failed", "the process that it was forked from has ended") if losses > 1 else State("done")
+    assert found == expected
+    assert (cell.folder / "lives").read_text() == "xx"
+
+
+def test_a_cell_whose_folder_cannot_be_written_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its log is on a disk that is full, where what is mended would be noted; the next run goes on."""
+    cell, _ = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))
+    cell.folder.mkdir(parents=True)
+    (cell.folder / "log.txt").symlink_to("/dev/full")
+    (cell.folder / "state.json").touch()
+    _, found = ran(lambda folder: State("done").write(folder), tmp_path, "null", monkeypatch)
+    why = f"{cell.folder / 'log.txt'} cannot be written: No space left on device; make room there, or let it be written"
+    assert (found.state, found.reason) == ("failed", why)
+    (cell.folder / "log.txt").unlink()
+    _, found = ran(lambda folder: State("done").write(folder), tmp_path, "null", monkeypatch)
+    assert found == State("done")
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ class Log:
     def tick(self, running: list[Cell], waiting: int) -> None:
         self.most = max(self.most, len(running))
 
-    def ended(self, cell: Cell) -> None: ...
+    def ended(self, cell: Cell, reason: str | None) -> None: ...
 
 
 def note(folder: str, gpus: tuple[str, ...]) -> None:

@@ -165,7 +165,7 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
             "grpo seed 1 1/4 1.750 ▅ 0.100 ▅",
         ]
         leave(one, "done", 4)
-        view.ended(one)
+        view.ended(one, None)
         start(last, alive)
         view.tick([other, last], 0)
         assert seen(view, terminal) == [
@@ -176,7 +176,7 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
             "clip_b seed 1 0/4 loading the model",
         ]
         leave(other, "failed", 1, "its process ended by SIGKILL (out of memory?)")
-        view.ended(other)
+        view.ended(other, None)
         leave(last, "running", 2)
         view.tick([last], 0)
         # 6 steps less 1 at the first look, in 40 seconds. Only the last cell goes on, with 2 steps.
@@ -184,7 +184,7 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
             "2 of 4 cells done, 1 failed, 1 running, 0 waiting; about 0 min 13 s left"
         )
         leave(last, "done", 4)
-        view.ended(last)
+        view.ended(last, None)
     assert terminal.shown() == [
         "done clip_b seed 0: Avg@K 0.250, entropy 1.000",
         "failed grpo seed 1: its process ended by SIGKILL (out of memory?)",
@@ -323,7 +323,7 @@ def test_mlflow_is_fed_at_each_checkpoint_and_at_the_end(
         view.tick([one, other], 2)
         counts.append(len(fed))
     leave(one, "done", 4, durable=4)
-    view.ended(one)
+    view.ended(one, None)
     assert counts == [0, 1, 1, 2]
     assert fed == [one.folder.name] * 3
 
@@ -348,7 +348,7 @@ def test_without_a_terminal_a_line_is_said_now_and_then(cells: list[Cell], alive
         clock.now += 1
         view.tick([one, other], 2)
         leave(other, "failed", 0, "it took too long")
-        view.ended(other)
+        view.ended(other, None)
     assert out.getvalue().splitlines() == [
         "starting the processes",
         "0 of 4 cells done, 2 running, 2 waiting; time left unknown yet",

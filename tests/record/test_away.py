@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import mlflow  # noqa: F401  loaded before any clock runs
 import pytest
 from matrices import STEPS, fill, specs
 from places import REPOSITORY
@@ -183,29 +184,49 @@ def test_a_database_that_is_locked_is_fed_as_soon_as_it_is_not(
     check_whole(mlflow_uri, "locked")
 
 
-def test_a_store_that_is_down_for_the_whole_run_is_fed_later(
-    real: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_store_that_is_down_for_the_whole_run_is_fed_later_and_its_password_written_nowhere(
+    real: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real matrix, whose cells train meanwhile as ever."""
-    nowhere, uri = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{real.port}"
+    """A real matrix, whose cells train meanwhile as ever; the address with its password is in the environment."""
+    nowhere, there = (f"me:open-sesame@127.0.0.1:{port}" for port in (free_port(), real.port))
     settings = ["methods=[grpo]", "name=down", "train.steps=3", "train.prompts=4", "train.group=4"]
     settings += ["eval.problems=2", "eval.samples=2", "eval.k=2", "checkpoint.every=1", "checkpoint.save_model=false"]
     settings += [f"results={tmp_path / 'results'}"]
+    said = ""
 
-    def call(command: str, uri: str) -> tuple[object, str, str]:
+    def call(command: str, address: str) -> tuple[object, str, str]:
+        nonlocal said
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{address}")
         with pytest.raises(SystemExit) as ended:
-            cli.main([command, "smoke", *settings, f"tracking.uri={uri}"])
-        return ended.value.code, *capsys.readouterr()
+            cli.main([command, "smoke", *settings])
+        out, err = capfd.readouterr()
+        said += out + err
+        return ended.value.code, out, err
 
     code, out, err = call("run", nowhere)
     assert code == 2
     assert out.count("MLflow is not fed: ") <= 1, "a short run has ended before the store was found to be away"
-    assert err.startswith(f"entrobench: the MLflow store at {nowhere} cannot be used: ")
+    masked = nowhere.replace("open-sesame", "***")
+    assert err.startswith(f"entrobench: the MLflow store at http://{masked} cannot be used: ")
     [cell] = matrix.cells(config.load("smoke", settings))
     assert cell.progress().state == "done"
     assert call("sync", nowhere)[0] == 2
-    assert [call("sync", uri)[0] for _ in range(2)] == [0, 0]
-    check_whole(uri, "down", last=3)
+    before = {*real.folder.rglob("outcome.json")}
+    assert [call(command, there)[0] for command in ("sync", "run")] == [0, 0]
+    check_whole(f"http://127.0.0.1:{real.port}", "down", last=3)
+    [outcome] = {*real.folder.rglob("outcome.json")} - before
+    sent = outcome.read_bytes()
+    outcome.write_bytes(sent.replace(b"1", b"2"))
+    assert call("sync", there)[0] == 0
+    assert outcome.read_bytes() == sent, "what was changed on the server is sent again"
+    assert f"http://{masked} cannot be used" in call("doctor", nowhere)[1].replace("\n", "")
+    assert "open-sesame" not in said
+    written = [path for folder in (tmp_path, real.folder) for path in folder.rglob("*") if path.is_file()]
+    assert {"log.txt", "config.yaml", "mlflow.db", "outcome.json", "leaderboard.html"} <= {
+        each.name for each in written
+    }
+    for path in written:  # what MLflow keeps of runs stands in its database as it is
+        assert b"open-sesame" not in path.read_bytes(), path
 
 
 def test_a_server_that_is_killed_amid_a_cell_has_all_in_the_end_once(

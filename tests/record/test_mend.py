@@ -27,7 +27,8 @@ from harness.report.board import Board
 pytestmark = pytest.mark.slow
 
 SHORT = ["train.steps=5", "train.prompts=4", "train.group=4", "eval.problems=3", "eval.samples=2", "eval.k=2"]
-SHORT += ["methods=[grpo]", "checkpoint.every=2", "checkpoint.save_model=false"]
+SHORT += ["methods=[grpo]", "checkpoint.every=2"]
+MODEL = "model/model.safetensors"
 
 
 def cell_in(results: Path) -> Cell:
@@ -95,6 +96,12 @@ def tamper(path: Path) -> None:
     path.write_text(content[:place] + str(1 - int(content[place])) + content[place + 1 :])
 
 
+def flip(path: Path) -> None:
+    """Changes one bit of the last weight."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
 GOES_ON, ANEW = "the cell goes on", "the cell begins anew, and the earlier attempt is kept in"
 HARM = [
     ("state.json", empty, GOES_ON),
@@ -107,6 +114,8 @@ HARM = [
     ("evals/countdown-000000.json", Path.unlink, ANEW),
     ("evals/countdown-000005.json", tamper, ANEW),
     ("samples/evaluate-countdown-000005.jsonl", cut, ANEW),
+    (MODEL, cut, GOES_ON),
+    (MODEL, flip, GOES_ON),
 ]
 
 
@@ -115,8 +124,9 @@ def test_a_cell_that_was_done_is_named_and_done_again(
     name: str, harm: Callable[[Path], None], then: str, cell: Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, first = records(cell.folder), Made.read(cell.folder)
+    model = (cell.folder / MODEL).read_bytes()
     harm(cell.folder / name)
-    if harm not in (tamper, garble):  # what has its size is not seen at a glance
+    if harm not in (tamper, garble, flip):  # what has its size is not seen at a glance
         now = cell.progress()
         assert (now.state, now.metrics) == ("failed", {})
         assert str(now.reason).startswith(f"{cell.folder / name} is damaged: ")
@@ -126,6 +136,7 @@ def test_a_cell_that_was_done_is_named_and_done_again(
     assert then in said
     assert cell.progress().state == "done"
     assert records(cell.folder) == before
+    assert (cell.folder / MODEL).read_bytes() == model
     assert not list(sums.changed(cell.folder))
     again = Made.read(cell.folder)
     assert (again == first) == (then == GOES_ON)
@@ -192,6 +203,32 @@ def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlfl
         assert seeds() == [(0, 1)]
         assert sync.sync(cell.config, [cell]) == 0
         assert seeds() == [(1, 1)]
+
+
+def test_a_model_is_read_again_if_it_was_written_since_and_may_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    for path in (tmp_path / "metrics.jsonl", tmp_path / MODEL):
+        path.write_text("as it was")
+    sums.write(tmp_path)
+    read: list[str] = []
+    digest = sums.digest
+
+    def noting(path: Path) -> str:
+        read.append(path.name)
+        return digest(path)
+
+    monkeypatch.setattr(sums, "digest", noting)
+    assert not list(sums.changed(tmp_path))
+    (tmp_path / MODEL).touch()
+    assert not list(sums.changed(tmp_path))
+    assert read == ["metrics.jsonl", "metrics.jsonl", "model.safetensors"]
+    (tmp_path / MODEL).unlink()
+    assert [name for _, name in sums.changed(tmp_path)] == [MODEL]
+    (tmp_path / "model").rmdir()
+    sums.check_sizes(tmp_path)
+    assert not list(sums.changed(tmp_path))
 
 
 def test_sums_that_are_no_sums_are_named(tmp_path: Path) -> None:

@@ -261,9 +261,8 @@ def everything(uri: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
-    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2)
@@ -276,7 +275,7 @@ def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
         return f"sqlite:///{shutil.copy(migrated, tmp_path / name / 'mlflow.db')}"
 
     def sync_dying_at(call: float, uri: str) -> Mortal:
-        mortal = Mortal(client_of(uri), call, after)
+        mortal = Mortal(client_of(uri), call)
         with monkeypatch.context() as patch:
             patch.setattr(store, "client_of", lambda uri: mortal)
             sync.sync(folder, uri)
@@ -292,14 +291,13 @@ def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
             sync_dying_at(call, uri)
         with store.store(uri, write=False) as client:
             found = client.search_runs([e.experiment_id for e in client.search_experiments()], "tags.status = 'done'")
-        assert len(found) == (after and call == calls)
+        assert len(found) == (call == calls)
         sync.sync(folder, uri)
         assert everything(uri) == everything(whole)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_sync_of_a_failed_cell_killed_at_any_call_sends_no_step_twice(
-    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What such a cell did after its checkpoint is done again, at another time."""
     monkeypatch.setattr(sync, "METRICS_PER_CALL", 3)
@@ -310,7 +308,7 @@ def test_a_sync_of_a_failed_cell_killed_at_any_call_sends_no_step_twice(
         log_steps(folder, 0, 1, 2, 3)
         set_state(folder, "failed", durable=1, reason="the loss is not finite")
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
-            mortal = Mortal(client_of(uri), call, after)
+            mortal = Mortal(client_of(uri), call)
             patch.setattr(store, "client_of", lambda uri, mortal=mortal: mortal)
             sync.sync(folder, uri)
         MetricsLog(folder).truncate(1)
@@ -416,15 +414,27 @@ def test_each_attempt_has_a_run_of_its_own(tmp_path: Path, mlflow_uri: str) -> N
     }
 
 
-def test_a_cell_that_failed_before_it_began_has_a_run(tmp_path: Path, mlflow_uri: str) -> None:
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_cell_that_failed_before_it_began_has_a_run_which_its_first_attempt_takes_up(
+    kept: bool, tmp_path: Path, mlflow_uri: str
+) -> None:
     folder = make_cell(tmp_path / "cell")
     (folder / "made.json").unlink()
     set_state(folder, "failed", durable=-1, reason="its process ended by SIGKILL")
     for _ in range(2):
         sync.sync(folder, mlflow_uri)
-        (folder / "mlflow.json").unlink()
+        [failed] = runs(mlflow_uri)
+        if not kept:
+            (folder / "mlflow.json").unlink()
+    assert (failed.info.status, failed.data.tags["attempt"]) == ("FAILED", "")
+    MADE.write(folder)
+    log_steps(folder, 0, 1)
+    set_state(folder, "done", durable=1)
+    sync.sync(folder, mlflow_uri)
     [run] = runs(mlflow_uri)
-    assert (run.info.status, run.data.tags["attempt"]) == ("FAILED", "")
+    assert (run.info.status, run.info.run_id) == ("FINISHED", failed.info.run_id)
+    assert run.data.tags.items() >= {**MADE.tags(), "mlflow.source.git.commit": "c" * 40, "reason": ""}.items()
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1)
 
 
 # Stores that were moved, copied, or lost files
@@ -616,5 +626,9 @@ def test_a_first_use_is_silent_and_leaves_nothing_in_the_working_directory(tmp_p
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["results"]
-    assert {path.name for path in (tmp_path / "here" / "results").iterdir()} == {"mlflow.db", "mlartifacts"}
+    assert {path.name for path in (tmp_path / "here" / "results").iterdir()} == {
+        "mlflow.db",
+        "mlflow.db.lock",
+        "mlartifacts",
+    }
     assert json.loads((folder / "mlflow.json").read_text()).keys() == {"run"}
