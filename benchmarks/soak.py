@@ -3,7 +3,7 @@
     python -m benchmarks.soak [minutes] [cells] [seed] [ranks]
 
 The victim is a cell, one of its ranks if it has several, the server that cells are forked from, the runner, or all of
-them; the moment a phase of a cell, a write, or any, and first of all while the base model of the matrix is saved and
+them; the moment a phase of a cell, a write, or any, and first of all while the base model of the matrix is made and
 while problems are filtered. What must be as if nothing had happened: every number but times, every sample, every
 weight, and MLflow with each attempt and each point once. No cell may outlive its runner for more than some seconds,
 and no memory or files of the runner may grow while cells come and go.
@@ -53,7 +53,7 @@ VICTIMS = ("cell", "server", "runner", "all")
 PHASES = ("loading the model", "rollout", "update", "evaluate", "saving the model")
 MOMENTS = (*PHASES, "importing", "checkpoint", "line", "done", "any")
 LATEST = 60.0  # seconds to wait for a moment
-LONGER = {"any": 3.0, "importing": 3.0, "making the model": 0.0}  # at most so many seconds after it has come
+LONGER = {"any": 3.0, "importing": 3.0, "making the model": 1.0}  # at most so many seconds after it has come
 ORPHANS = 10.0  # seconds for cells to end whose runner was killed
 GROWTH = 32 * 2**20  # bytes that the runner may grow by after a quarter of its cells
 
@@ -126,7 +126,7 @@ def done(folder: Path) -> int:
 
 
 def half_made(cache: Path) -> bool:
-    return any(cache.glob("models/*.partial"))
+    return any(not path.with_suffix("").is_dir() for path in cache.glob("models/*.lock"))
 
 
 def half_filtered(cache: Path) -> bool:
