@@ -338,7 +338,7 @@ def override(given: str) -> dict[str, Any]:
     written.check(value, f"the override {shown(given)}")
     try:
         found = OmegaConf.from_dotlist([given])
-    except Exception as error:
+    except Exception as error:  # as above
         raise UserError(f"the override {shown(given)} cannot be read: {written.reason(error)}") from error
     if is_list(key) and isinstance(value := OmegaConf.select(found, key), str | int | float) and value != "":
         OmegaConf.update(found, key, [value])  # seeds=0 is seeds=[0]

@@ -14,8 +14,8 @@ from harness.base import fit
 from harness.base.fit import Column
 from harness.composition import STANDS_ON, Method, Table
 from harness.study import checks, miniature, shared
-from harness.study.checks import Finding
 from harness.study.probe import probe
+from harness.study.subject import Finding
 from harness.tokens import dynamics
 
 DRIFT = 0.3  # in logits: the policy has moved so far that some ratios are beyond a clip

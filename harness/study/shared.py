@@ -22,8 +22,8 @@ import torch
 import baselines
 from harness.base import ranks
 from harness.base.processes import python
-from harness.study.checks import Failed, Finding, Subject, compare, kind_of, near, singly
 from harness.study.probe import Outcome, Probe, outcome, tied, whole
+from harness.study.subject import Failed, Finding, Subject, compare, kind_of, near, singly
 
 NAME, WORLD, UPDATES, GROUPS = "ranks", 2, 2, 8
 PATIENCE_S = 60.0  # for the next sign of life

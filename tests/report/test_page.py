@@ -40,9 +40,10 @@ from harness.config import Config
 from harness.matrix import cells
 from harness.record import sync
 from harness.record.made import Made
-from harness.report import figures, page, sentences, story
+from harness.report import figures, gather, page, sentences, story
+from harness.report.gather import of_experiment
 from harness.report.leaderboard import Row, entropy_kept
-from harness.report.story import Board, Story, Told, of_experiment
+from harness.report.story import Board, Story, Told
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +88,7 @@ def test_folders_and_mlflow_tell_the_same_story(
             fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
             Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
         sync.sync(cell.folder, mlflow_uri)
-    here = story.of_folders(config, matrix, leaderboard.rows(config, matrix), "entrobench run smoke")
+    here = gather.of_folders(config, matrix, leaderboard.rows(config, matrix), "entrobench run smoke")
     there = of_experiment(mlflow_uri, "matrix")
     assert (here.command, there.command) == ("entrobench run smoke", None)
     for field in ("name", "baseline", "methods"):
@@ -124,7 +125,7 @@ def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_ur
             sources = {**cell.sources, **(edited if (cell.method, cell.seed) == ("clip_b", 1) else {})}
             Made("attempt", BEGAN, None, None, None, sources, {}, "a processor", "cpu").write(cell.folder)
             sync.sync(cell.folder, mlflow_uri)
-        return story.of_folders(config, matrix, leaderboard.rows(config, matrix), None)
+        return gather.of_folders(config, matrix, leaderboard.rows(config, matrix), None)
 
     def named(of: Story) -> list[Any]:
         return [[line[0] for line in each.lines] for each in every_figure(of) if each.header[0] == "method"]
@@ -608,7 +609,7 @@ def test_the_origin_counts_cells_where_they_differ() -> None:
 
 
 def test_what_a_cell_says_of_its_making_is_read(tmp_path: Path) -> None:
-    assert story.made_of(tmp_path / "made.json") == {}
+    assert gather.made_of(tmp_path / "made.json") == {}
     record = {
         "attempt": "x",
         "started": 0.0,
@@ -618,7 +619,7 @@ def test_what_a_cell_says_of_its_making_is_read(tmp_path: Path) -> None:
         "versions": {"torch": "2"},
     }
     files.write_json(tmp_path / "made.json", record)
-    assert story.made_of(tmp_path / "made.json") == {
+    assert gather.made_of(tmp_path / "made.json") == {
         key: record[key] for key in ("version", "commit", "processor", "versions")
     }
 

@@ -14,7 +14,7 @@ from matrices import HOSTILE, HOSTILE_TEXT, experiment
 
 from harness.record.store import store
 from harness.report import page as pages
-from harness.report.story import of_experiment
+from harness.report.gather import of_experiment
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed; it is in the extra browser"

@@ -23,6 +23,7 @@ from harness.batch import TokenBatch, TokenStats
 from harness.commands import check as command
 from harness.method import Component, Control, View
 from harness.study import check, checks, miniature, shared
+from harness.study.subject import Finding, Subject
 
 FIRING = ["clip_b(share=0.2)", "clip_v(share=0.2,reference_denominator=true)", "grpo(kl_coef=0.1,normalise=sequence)"]
 
@@ -288,7 +289,7 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_each_mistake_is_caught_by_its_check(name: str) -> None:
     kind, expected, words = WRONG[name]
-    subject, right = checks.Subject(name, {**baselines.METHODS, name: kind}), checks.CHECKS[expected]
+    subject, right = Subject(name, {**baselines.METHODS, name: kind}), checks.CHECKS[expected]
     found = checks.finding(expected, right.advice, partial(right.run, subject))
     assert not found.passed, "the mistake was not seen"
     assert re.search(words, found.said)
@@ -304,13 +305,13 @@ def test_a_failure_of_a_check_is_a_failure_of_the_command_and_says_what_to_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(miniature, "ROUNDS", 2)
-    wrong = checks.Finding("ranks", False, "they are others", "sort it")
+    wrong = Finding("ranks", False, "they are others", "sort it")
     monkeypatch.setattr(shared, "check", lambda specs, plugins: dict.fromkeys(specs, wrong))
     assert command.call(cli.parse(["check", "grpo"])) == 1
     printed = capsys.readouterr().out
     assert "grpo, ranks: they are others. Sort it." in printed
     assert "1 of 1 method failed" in printed
-    right = checks.Finding("ranks", True, "they are the same")
+    right = Finding("ranks", True, "they are the same")
     monkeypatch.setattr(shared, "check", lambda specs, plugins: dict.fromkeys(specs, right))
     assert command.call(cli.parse(["check", "grpo", "ppo", "--format", "json"])) == 0
     found = json.loads(capsys.readouterr().out)
@@ -320,7 +321,7 @@ def test_a_failure_of_a_check_is_a_failure_of_the_command_and_says_what_to_do(
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:
-    wrong = checks.Finding("micro-batches", False, "the gradient is another one with each response alone", "x " * 60)
+    wrong = Finding("micro-batches", False, "the gradient is another one with each response alone", "x " * 60)
     found = [check.Report("grpo", [*checks.alone("grpo", baselines.METHODS), wrong])]
     for reports in (found, found * 3):
         file = io.StringIO()
