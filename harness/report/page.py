@@ -17,7 +17,7 @@ import yaml
 
 from harness.base import files
 from harness.base.errors import without_password
-from harness.report import columns, figures, render, sentences
+from harness.report import columns, curves, figures, render, scores, sentences
 from harness.report.figures import Figure
 from harness.report.leaderboard import Row
 from harness.report.story import ANSWERS, QUESTIONS, Story, Told
@@ -133,7 +133,7 @@ def render_page(story: Story) -> str:
 def sections_of(story: Story) -> list[Section]:
     """Returns the sections that consist of figures, with what is empty left out."""
     styles, numbers = figures.styles_of(story), itertools.count(1)
-    trainings = [(each.title, figures.training_figures(each, styles)) for each in story.trainings]
+    trainings = [(each.title, curves.training_figures(each, styles)) for each in story.trainings]
 
     def section(id: str, title: str, text: str, groups: Sequence[tuple[str, list[Figure]]]) -> Section:
         found = [
@@ -150,15 +150,15 @@ def sections_of(story: Story) -> list[Section]:
         return [(title, [f for name in titles for f in found.get(name, [])]) for title, found in trainings]
 
     every = [
-        section("scores", "Scores", "", boards(figures.score_figures)),
+        section("scores", "Scores", "", boards(scores.score_figures)),
         section(
             "axes",
             "Scores over settings",
             "What the configuration varies beside methods, tasks, models and seeds, one axis at a time. All else is "
             "alike within a figure.",
-            figures.axis_groups(story.rows, styles),
+            scores.axis_groups(story.rows, styles),
         ),
-        section("progress", "Scores over steps", SEEDS, boards(figures.progress_figures)),
+        section("progress", "Scores over steps", SEEDS, boards(scores.progress_figures)),
         section("entropy", "Entropy", SEEDS, training("Entropy")),
         section("rewards", "Rewards", SEEDS, training("Rewards")),
         section(
@@ -178,9 +178,9 @@ def sections_of(story: Story) -> list[Section]:
             "Each point is a problem: how often the model solved it before any training, and how often after; on the "
             "line nothing changed. Squares were lost: solved at least once before, never after. Triangles were won: "
             "never before, at least once after.",
-            boards(figures.problem_figures),
+            boards(scores.problem_figures),
         ),
-        section("seeds", "Seeds", "", boards(figures.seed_figures)),
+        section("seeds", "Seeds", "", boards(scores.seed_figures)),
     ]
     return [each for each in every if each.groups]
 
