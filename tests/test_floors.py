@@ -19,7 +19,7 @@ FLOORS = [
     "verify",
     "tasks baselines",
     "rollout",
-    "train trainer cell",
+    "train trainer diary cell",
     "matrix launch plan",
     "report",
     "study",

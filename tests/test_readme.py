@@ -75,6 +75,7 @@ def test_commands_run(
     if arguments[0] == "eval":
         arguments += ["--problems", "4"]
     monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "my_methods", raising=False)  # other tests have others of this name
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     out, err = capfd.readouterr()

@@ -222,7 +222,13 @@ def send_origin(client: MlflowClient, run: Run, spec: CellSpec, made: Made | Non
     """Fills the columns that MLflow itself has for where a run comes from, once."""
     if "mlflow.source.name" in run.data.tags:
         return
-    client.log_inputs(run.info.run_id, [dataset(spec.task, spec.identity.get("task"))])
+    from mlflow.exceptions import MlflowException
+
+    given = [dataset(spec.task, spec.identity.get("task"))]
+    try:
+        client.log_inputs(run.info.run_id, given)
+    except MlflowException:  # as where somebody else sends the same problems at the same time: now they are there
+        client.log_inputs(run.info.run_id, given)
     send_tags(client, run.info.run_id, origin(made))
 
 

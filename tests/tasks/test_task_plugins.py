@@ -29,6 +29,7 @@ SMALL += ["methods=[grpo]", "rollout.max_new_tokens=6"]
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(EXAMPLE)
+    monkeypatch.delitem(sys.modules, "sums_example", raising=False)  # other tests have others of this name
     return "sums_example"
 
 
