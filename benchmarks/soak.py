@@ -313,12 +313,12 @@ def main(minutes: float = 60.0, cells: int = 200, seed: int = 0, ranks: int = 1)
     while (left := until - time.monotonic()) > 0:
         with tempfile.TemporaryDirectory() as folder:
             harm, sizes = soak(Path(folder), cells, 10**6, left / 60, seed, ranks)
-        check_growth(*sizes)
         print(f"seed {seed}: {cells} cells are the same after {harm.killed.total()} kills in {harm.runs} runs:")
         for what, times in sorted(harm.killed.items()):
             print(f"  {times:4d}  {what}")
         print(f"the last cell ended {harm.slowest:.1f} s after its runner, at the latest")
         print(f"open files and MiB of the runner, early and late: {[(n, size >> 20) for n, size in sizes]}", flush=True)
+        check_growth(*sizes)
         seed += 1
 
 
