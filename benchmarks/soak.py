@@ -271,7 +271,8 @@ def watched(folder: Path, settings: list[str], cells: int) -> list[tuple[int, in
     run, sizes = Run(folder, settings), list[tuple[int, int]]()
     while run.process.poll() is None:
         with contextlib.suppress(OSError):  # it has just ended
-            enough = done(run.folder) >= (cells // 4, cells - 2)[len(sizes) > 0]
+            # Not when all are done: it then imports what makes the table.
+            enough = (cells // 4, cells - 2)[len(sizes) > 0] <= done(run.folder) < cells
             if enough and (size := run.size)[0]:  # otherwise it has just ended, too
                 sizes[1:] = [size]
         time.sleep(0.1)
