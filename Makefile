@@ -30,9 +30,11 @@ types: $(SET_UP_DEV)
 bench: .venv/ready-bench
 	$(BIN)/python -m benchmarks
 
-# An hour of matrices whose processes are killed at random; the tests hold a minute of it.
+# An hour of matrices whose processes are killed at random, and ten minutes of odd input; the tests hold three minutes
+# of it.
 soak: $(SET_UP_DEV)
 	$(BIN)/python -m benchmarks.soak
+	ENTROBENCH_EXAMPLES=1000 $(BIN)/python -m pytest tests/test_hostile.py
 
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m pytest tests/vllm
