@@ -90,7 +90,7 @@ class Life:
     """The time of a cell's process."""
 
     def __init__(self, running: Running) -> None:
-        self.running, self.before = running, State.known(running.cell.folder)
+        self.running, self.cell, self.before = running, running.cell, State.known(running.cell.folder)
         self.began: float | None = None
         self.over: float | None = None  # since when there is nothing left to do
 
@@ -98,7 +98,7 @@ class Life:
     def place(self) -> str:
         """Returns where it stood last, as the end of a sentence. What an earlier process left went with its lease when
         this cell was prepared."""
-        last = lease.last(self.running.cell.folder)
+        last = lease.last(self.cell.folder)
         where = standing.of(last.room) if last else ""
         return f" in {where}" if where else ""
 
@@ -106,8 +106,8 @@ class Life:
         """Ends a process that takes too long, or that goes on though its cell has ended."""
         if self.running.waits():
             return
-        cell, now = self.running.cell, time.monotonic()
-        minutes, state = cell.config.hardware.timeout_minutes, State.known(cell.folder)
+        folder, now = self.cell.folder, time.monotonic()
+        minutes, state = self.cell.config.hardware.timeout_minutes, State.known(folder)
         self.began = self.began or now
         ended = state.ended and state != self.before
         self.over = (self.over or now) if ended else None
@@ -116,13 +116,12 @@ class Life:
                 self.running.kill()
         elif minutes is not None and now - self.began > 60 * minutes:
             self.running.kill()
-            failed(cell.folder, f"it took longer than hardware.timeout_minutes ({minutes}){self.place}")
+            failed(folder, f"it took longer than hardware.timeout_minutes ({minutes}){self.place}")
 
 
 def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float = 0.5) -> None:
     """Runs the cells in order, and waits for those that others run. Interrupted, it stops its own."""
-    waiting, running, elsewhere = list(cells), list[Running](), list[Cell]()
-    lives: dict[str, Life] = {}
+    waiting, running, elsewhere = list(cells), list[Life](), list[Cell]()
     again: set[str] = set()  # cells whose process was lost, which is no fault of theirs: they are started once more
     watcher.starting(waiting[:1], len(waiting) - 1)
     with launcher:
@@ -130,21 +129,20 @@ def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float
             try:
                 for started in launcher.start(waiting) if waiting else ():
                     waiting.remove(started.cell)
-                    running.append(started)
-                    lives[started.cell.key] = Life(started)
+                    running.append(Life(started))
             except Unprepared as error:
                 waiting.remove(error.cell)
                 failed(error.cell.folder, str(error))
                 watcher.ended(error.cell, str(error))
             time.sleep(poll)
-            for each in list(running):
-                cell, code = each.cell, each.code()
+            for life in list(running):
+                cell, code = life.cell, life.running.code()
                 if code is None:
-                    lives[cell.key].limit()
+                    life.limit()
                     continue
                 if code != lease.BUSY and lease.holder(cell.folder):
                     continue  # whose end cannot be seen from here: it is believed after a minute without a sign of life
-                running.remove(each)
+                running.remove(life)
                 if code == lease.BUSY:
                     elsewhere.append(cell)
                     continue
@@ -153,7 +151,7 @@ def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float
                     waiting.insert(0, cell)
                     continue
                 # Without a code it is done, or was asked to stop where it stood.
-                reason = each.reason() + lives[cell.key].place if code else None
+                reason = life.running.reason() + life.place if code else None
                 if reason:
                     failed(cell.folder, reason)
                 watcher.ended(cell, reason)
@@ -163,8 +161,8 @@ def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float
                     watcher.ended(cell, None)
                 else:
                     waiting.insert(0, cell)  # it was stopped there
-            queued = [each for each in running if each.waits()]
-            at_work = [each.cell for each in running if each not in queued]
+            queued = [life for life in running if life.running.waits()]
+            at_work = [life.cell for life in running if life not in queued]
             watcher.tick([*at_work, *elsewhere], len(waiting) + len(queued))
 
 

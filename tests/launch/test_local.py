@@ -57,23 +57,38 @@ def die_at_once(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.MonkeyPatch) -> tuple[Cell, State]:
-    settings = config.load("smoke", [f"results={folder}", f"hardware.timeout_minutes={minutes}"])
-    cell, other = matrix.cells(settings)
+def forked(work_of: Callable[[Cell], Callable[[Path], None]], patch: pytest.MonkeyPatch) -> None:
+    """Has the processes of cells forked from this one, and do something else."""
 
-    def start(each: Cell, gpus: Sequence[str]) -> BaseProcess:
-        process = multiprocessing.get_context("fork").Process(
-            target=work if each is cell else print, args=(each.folder,)
-        )
+    def start(cell: Cell, gpus: Sequence[str]) -> BaseProcess:
+        process = multiprocessing.get_context("fork").Process(target=work_of(cell), args=(cell.folder,))
         process.start()
         return process
 
     patch.setattr(local, "start", start)
     patch.setattr(local.forkserver, "ensure_running", lambda: None)
+
+
+def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.MonkeyPatch) -> tuple[Cell, State]:
+    settings = config.load("smoke", [f"results={folder}", f"hardware.timeout_minutes={minutes}"])
+    cell, other = matrix.cells(settings)
+
+    forked(lambda each: work if each is cell else print, patch)
     watcher = Silent()
     launcher.run([cell, other], Local(1, 1), watcher, poll=0.05)
     assert {*watcher.heard} == {cell.key, other.key}, "the others go on"
     return cell, State.read(cell.folder)
+
+
+def test_a_cell_that_has_ended_leaves_no_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each process two are: a matrix of 2,000 cells would come to its end at the system's limit."""
+    cells = matrix.cells(config.load("smoke", [f"results={tmp_path}", "methods=[grpo]", "seeds=[0,1,2,3]"]))
+    forked(lambda _: die_at_once, monkeypatch)
+    numbers: list[int] = []
+    watcher = Silent()
+    monkeypatch.setattr(watcher, "ended", lambda *_: numbers.append(len(os.listdir("/proc/self/fd"))))
+    launcher.run(cells, Local(1, 1), watcher, poll=0.05)
+    assert numbers == numbers[:1] * len(cells)
 
 
 @pytest.mark.parametrize("work", [sleep, start_work_and_sleep])
