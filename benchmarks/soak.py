@@ -154,18 +154,22 @@ def comes(moment: str, run: Run) -> Callable[[], bool]:
     began = time.time()
 
     def there() -> bool:
-        with contextlib.suppress(FileNotFoundError):  # a lease was given back
-            places = [path for path in folder.glob("*/leases/*/standing-0") if path.stat().st_mtime > began]
-            return any(standing.of(path.parent).startswith(moment) for path in places)
-        return False
+        places = [path for path in folder.glob("*/leases/*/standing-0") if path.stat().st_mtime > began]
+        return any(standing.of(path.parent).startswith(moment) for path in places)
 
     return there
+
+
+def holds(come: Callable[[], bool]) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # a lease was given back while this looked
+        return come()
+    return False
 
 
 def wait(run: Run, moment: str, dice: random.Random) -> bool:
     """Waits for a moment and a little longer, as long as the run goes on; returns whether it does."""
     come, deadline = comes(moment, run), time.monotonic() + LATEST
-    while run.process.poll() is None and time.monotonic() < deadline and not come():
+    while run.process.poll() is None and time.monotonic() < deadline and not holds(come):
         time.sleep(0.002)
     time.sleep(dice.random() * LONGER.get(moment, 0.05))
     return run.process.poll() is None
@@ -195,24 +199,28 @@ def harmed(folder: Path, settings: list[str], kills: int, until: float, seed: in
     plan = [(moment, victim) for moment in MOMENTS for victim in victims]
     dice.shuffle(plan)
     run = None
-    for moment, victim in islice(chain(ONCE, cycle(plan)), kills):
-        if time.monotonic() > until:
-            break
-        if run is None or run.process.poll() is not None:
+    try:
+        for moment, victim in islice(chain(ONCE, cycle(plan)), kills):
+            if time.monotonic() > until:
+                break
+            if run is None or run.process.poll() is not None:
+                harm.runs += 1
+                run = Run(folder, settings)
+            if not wait(run, moment, dice):
+                if run.close() == 0:  # nothing is left to be killed
+                    return harm
+                continue
+            harm.slowest = max(harm.slowest, kill(run, victim))
+            if (moment, victim) not in ONCE or holds(comes(moment, run)):  # otherwise it was over
+                harm.killed[f"{victim} at {moment}"] += 1
+        while run is None or run.close():
             harm.runs += 1
+            assert harm.runs < kills + 5, f"it does not come to an end; see {folder / 'said.txt'}"
             run = Run(folder, settings)
-        if not wait(run, moment, dice):
-            if run.close() == 0:  # nothing is left to be killed
-                return harm
-            continue
-        harm.slowest = max(harm.slowest, kill(run, victim))
-        if (moment, victim) not in ONCE or comes(moment, run)():  # otherwise it was over
-            harm.killed[f"{victim} at {moment}"] += 1
-    while run is None or run.close():
-        harm.runs += 1
-        assert harm.runs < kills + 5, f"it does not come to an end; see {folder / 'said.txt'}"
-        run = Run(folder, settings)
-    return harm
+        return harm
+    finally:
+        if run is not None and run.process.poll() is None:  # something went wrong, or Ctrl-C
+            kill(run, "all")
 
 
 # What must be the same
