@@ -274,18 +274,16 @@ def check_mlflow(folder: Path) -> None:
 
 
 def watched(folder: Path, settings: list[str], cells: int) -> list[tuple[int, int]]:
-    """Runs a matrix to its end; returns open files and memory of the runner after a quarter of the cells and near the
-    end."""
-    run, sizes = Run(folder, settings), list[tuple[int, int]]()
+    """Runs a matrix to its end; returns open files and memory of the runner in the second and in the last quarter of
+    the cells, of each the least that was seen: files come and go with every look at a cell."""
+    run, seen = Run(folder, settings), dict[int, list[tuple[int, int]]]()
     while run.process.poll() is None:
         with contextlib.suppress(OSError):  # it has just ended
-            # Not when all are done: it then imports what makes the table.
-            enough = (cells // 4, cells - 2)[len(sizes) > 0] <= done(run.folder) < cells
-            if enough and (size := run.size)[0]:  # otherwise it has just ended, too
-                sizes[1:] = [size]
+            quarter = 4 * done(run.folder) // cells  # the fifth is when all are done, and it makes the table
+            seen.setdefault(quarter, []).append(run.size)
         time.sleep(0.1)
     assert run.close() == 0, (folder / "said.txt").read_text()
-    return sizes
+    return [(min(n for n, _ in seen[each]), min(size for _, size in seen[each])) for each in (1, 3)]
 
 
 def soak(
