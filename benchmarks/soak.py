@@ -73,16 +73,16 @@ class Run:
     def __init__(self, folder: Path, settings: list[str]) -> None:
         self.folder, self.cache = folder / "results" / "soak", folder / "cache"
         (folder / "tiny.yaml").write_text(json.dumps({"recipe": MODEL}))
-        self.log = open(folder / "said.txt", "ab")  # noqa: SIM115  as long as the process
         command = [sys.executable, "-m", "harness.cli", "run", "demo", *settings, f"results={folder / 'results'}"]
-        self.process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, "ENTROBENCH_CACHE": str(self.cache)},
-            stdout=self.log,
-            stderr=self.log,
-            start_new_session=True,
-        )
+        with open(folder / "said.txt", "ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**os.environ, "ENTROBENCH_CACHE": str(self.cache)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def parts(self) -> dict[str, list[int]]:
         """Returns the ids of its processes by what they are."""
@@ -95,10 +95,6 @@ class Run:
         cells = [cell for each in server for cell in children.get(each, [])]
         ranks = [rank for cell in cells for rank in children.get(cell, []) if b"cell.rank" in words(rank)]
         return {"runner": [self.process.pid], "server": server, "cell": cells, "rank": ranks}
-
-    def close(self) -> int:
-        self.log.close()
-        return self.process.wait()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -185,7 +181,7 @@ def kill(run: Run, victim: str) -> float:
     if victim not in ("runner", "all"):
         return 0.0
     began = time.monotonic()
-    run.close()
+    run.process.wait()
     while left := [each for each in (*parts["cell"], *parts["rank"]) if lease.born(each)]:
         assert time.monotonic() - began < ORPHANS, f"cells {left} outlive their runner"
         time.sleep(0.02)
@@ -207,13 +203,13 @@ def harmed(folder: Path, settings: list[str], kills: int, until: float, seed: in
                 harm.runs += 1
                 run = Run(folder, settings)
             if not wait(run, moment, dice):
-                if run.close() == 0:  # nothing is left to be killed
+                if run.process.wait() == 0:  # nothing is left to be killed
                     return harm
                 continue
             harm.slowest = max(harm.slowest, kill(run, victim))
             if (moment, victim) not in ONCE or holds(comes(moment, run)):  # otherwise it was over
                 harm.killed[f"{victim} at {moment}"] += 1
-        while run is None or run.close():
+        while run is None or run.process.wait():
             harm.runs += 1
             assert harm.runs < kills + 5, f"it does not come to an end; see {folder / 'said.txt'}"
             run = Run(folder, settings)
@@ -282,7 +278,7 @@ def watched(folder: Path, settings: list[str], cells: int) -> list[tuple[int, in
             quarter = 4 * done(run.folder) // cells  # the fifth is when all are done, and it makes the table
             seen.setdefault(quarter, []).append(run.size)
         time.sleep(0.1)
-    assert run.close() == 0, (folder / "said.txt").read_text()
+    assert run.process.wait() == 0, (folder / "said.txt").read_text()
     return [(min(n for n, _ in seen[each]), min(size for _, size in seen[each])) for each in (1, 3)]
 
 

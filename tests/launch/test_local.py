@@ -72,7 +72,6 @@ def forked(work_of: Callable[[Cell], Callable[[Path], None]], patch: pytest.Monk
 def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.MonkeyPatch) -> tuple[Cell, State]:
     settings = config.load("smoke", [f"results={folder}", f"hardware.timeout_minutes={minutes}"])
     cell, other = matrix.cells(settings)
-
     forked(lambda each: work if each is cell else print, patch)
     watcher = Silent()
     launcher.run([cell, other], Local(1, 1), watcher, poll=0.05)
