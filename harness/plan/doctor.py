@@ -32,7 +32,7 @@ from harness.plan.machine import Device, Machine, this_machine
 from harness.record import store
 from harness.rollout import choice
 
-PYTHONS = ("3.11", "3.12")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 LIMIT_S = 120.0  # of one trial; importing vLLM from a cold disk takes a good part of a minute
 
 OK = "ok"

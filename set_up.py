@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Makes a virtual environment with entrobench in it. `make demo` and `make test` call this; see --help.
+
+Before anything is downloaded it checks for a Python that fits, and for the module that makes environments.
+It runs on any Python 3, so that an old one can say that it is too old; nothing here is newer than Python 3.6.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+LEAST, MOST = (3, 11), (3, 14)
+# The system's own Python comes first: its package for environments is the likeliest to be there. Then those that this
+# project is tested with most.
+PYTHONS = ("python3", "python3.12", "python3.11", "python3.13", "python3.14", "python")
+PROBE = "import sys; print(*sys.version_info[:3], sep='.')\ntry:\n import ensurepip, venv; print(1)\nexcept ImportError: print(0)"
+LARGE_MB = 10  # a download of this size is worth a line of its own
+QUIET_S = 10  # seconds between two lines of progress where no terminal can show a moving one
+
+
+def fail(sentence):
+    print(sentence, file=sys.stderr)
+    sys.exit(2)
+
+
+def shown(version):
+    return ".".join(map(str, version))
+
+
+def probe(program):
+    """Return the version of a Python and whether it can make environments; None where it does not start."""
+    try:
+        answer = subprocess.run([program, "-c", PROBE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = answer.stdout.decode().split()
+    if answer.returncode or len(lines) != 2:
+        return None
+    return tuple(map(int, lines[0].split("."))), lines[1] == "1"
+
+
+def find_python(asked):
+    """Return the first Python that fits, the one that was asked for if there is one; otherwise say which are here."""
+    names = [asked] if asked else PYTHONS
+    seen, without_venv = [], []
+    for name in names:
+        program = shutil.which(name)
+        answer = program and probe(program)
+        if not answer:
+            continue
+        version, makes_environments = answer
+        seen.append(f"{name} is {shown(version)}")
+        if not LEAST <= version[:2] <= MOST:
+            continue
+        if makes_environments:
+            return program
+        without_venv.append((name, version))
+    if without_venv:
+        name, version = without_venv[0]
+        fail(
+            f"{name} (Python {shown(version)}) lacks the module that makes virtual environments; on Debian and Ubuntu "
+            f"install it with: apt install python{shown(version[:2])}-venv"
+        )
+    here = ", ".join(seen) or (f"{asked} does not start" if asked else "none was found")
+    fail(
+        f"Python {shown(LEAST)} to {shown(MOST)} is needed; {here}. Install one (Debian, Ubuntu: apt install python3 "
+        "python3-venv; Fedora: dnf install python3; macOS: brew install python), or set PYTHON=/path/to/python."
+    )
+
+
+class Progress:
+    """What pip does, as one moving line in a terminal, or a line now and then in a log."""
+
+    def __init__(self):
+        self.begun = self.last = time.monotonic()
+        self.packages, self.megabytes = 0, 0.0
+
+    def read(self, line):
+        text = line.strip()
+        if text.startswith("Installing collected packages"):
+            self.show(f"unpacking {len(text.split(','))} packages", always=True)
+            return
+        size = re.match(r"Downloading (\S+).*\(([\d.]+) (kB|MB|GB)\)", text)
+        if size:
+            megabytes = float(size.group(2)) * {"kB": 1e-3, "MB": 1, "GB": 1e3}[size.group(3)]
+            self.megabytes += megabytes
+            if megabytes >= LARGE_MB:
+                name = os.path.basename(size.group(1)).split("-")[0]
+                self.show(f"downloading {name} ({megabytes:.0f} MB)", always=True)
+        elif text.startswith("Collecting "):
+            self.packages += 1
+            self.show(f"looking at package {self.packages}")
+
+    def show(self, text, always=False):
+        now = time.monotonic()
+        line = f"  {now - self.begun:3.0f} s, {self.megabytes:.0f} MB: {text}"
+        if sys.stdout.isatty():
+            print("\r" + line[:78].ljust(78), end="", flush=True)
+        elif always or now - self.last > QUIET_S:
+            print(line, flush=True)
+            self.last = now
+
+    def end(self):
+        if sys.stdout.isatty():
+            print("\r" + " " * 78 + "\r", end="", flush=True)
+
+
+def pip(python, progress, *arguments):
+    command = [python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", *arguments]
+    with subprocess.Popen(command, cwd=str(ROOT), stdout=subprocess.PIPE, bufsize=0) as process:
+        for line in process.stdout:
+            progress.read(line.decode(errors="replace"))
+    progress.end()
+    if process.returncode:
+        fail("pip could not install what entrobench needs; its own words are above. The same command tries again.")
+
+
+def torch_requirement():
+    """Return the line of pyproject.toml that asks for torch."""
+    return re.search(r'^    "(torch[<>=][^"]*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE).group(1)
+
+
+def install_torch(python, backend, requirement, progress):
+    """Install the build of torch that this machine can use, which the default index does not have for all of them.
+
+    On Linux that index has builds with CUDA alone, gigabytes that a machine without a GPU cannot use. uv knows where
+    the others are, and looks at the driver to choose.
+    """
+    pip(python, progress, "uv")
+    print("Choosing a build of torch for this machine ...", flush=True)
+    environment = dict(os.environ, UV_HTTP_TIMEOUT="60", UV_HTTP_RETRIES="1")
+    command = [python, "-m", "uv", "pip", "install", "--python", python, "--torch-backend", backend, requirement]
+    if subprocess.call(command, cwd=str(ROOT), env=environment):
+        print(
+            "PyTorch's own index did not give one (see above), so torch comes from pip's index: on Linux with CUDA,\n"
+            "some 3 GB more to download.",
+            flush=True,
+        )
+
+
+def size_mb(folder):
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_symlink()) / 1e6
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--into", default=".venv", help="the folder of the environment (%(default)s)")
+    parser.add_argument("--extra", default="", help="extras of pyproject.toml, as dev or test,ray")
+    parser.add_argument("--locked", action="store_true", help="the exact files of requirements.lock, checked by hash")
+    parser.add_argument(
+        "--torch",
+        default="auto",
+        help="which build: auto (by the GPU's driver), cpu, cu130 and the like; default: that of pip's index",
+    )
+    parser.add_argument("--torch-version", help="an exact version, where an extra needs one")
+    parser.add_argument("--python", default=os.environ.get("PYTHON"), help="which Python to take")
+    chosen = parser.parse_args()
+    folder = ROOT / chosen.into
+    python = str(folder / "bin" / "python")
+    begun = time.monotonic()
+    if not os.path.exists(python) or probe(python) is None:
+        base = find_python(chosen.python)
+        print(f"Making {chosen.into} with {base}", flush=True)
+        subprocess.check_call([base, "-m", "venv", "--clear", str(folder)])
+    progress = Progress()
+    if chosen.locked:
+        # The lock names every package, so pip need not look for dependencies; it does check each file's hash.
+        print("Installing requirements.lock (once, some minutes) ...", flush=True)
+        pip(python, progress, "--no-deps", "--require-hashes", "-r", "requirements.lock")
+        pip(python, progress, "--no-deps", "--no-build-isolation", "-e", ".")
+    else:
+        if chosen.torch != "default" and sys.platform == "linux":
+            version = chosen.torch_version
+            requirement = f"torch=={version}" if version else torch_requirement()
+            install_torch(python, chosen.torch, requirement, progress)
+        print("Installing entrobench and what it needs (once, some minutes) ...", flush=True)
+        pip(python, progress, "-e", f".[{chosen.extra}]" if chosen.extra else ".")
+    print(
+        f"{chosen.into} is ready: {time.monotonic() - begun:.0f} s, {progress.megabytes:.0f} MB downloaded by pip, "
+        f"{size_mb(folder):.0f} MB on disk",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
