@@ -19,14 +19,21 @@ LEAST, MOST = (3, 11), (3, 14)
 # The system's own Python comes first: its package for environments is the likeliest to be there. Then those that this
 # project is tested with most.
 PYTHONS = ("python3", "python3.12", "python3.11", "python3.13", "python3.14", "python")
-PROBE = "import sys; print(*sys.version_info[:3], sep='.')\ntry:\n import ensurepip, venv; print(1)\nexcept ImportError: print(0)"
+PROBE = """
+import sys
+print(*sys.version_info[:3], sep=".")
+try:
+    import ensurepip, venv
+    print(1)
+except ImportError:
+    print(0)
+"""
 LARGE_MB = 10  # a download of this size is worth a line of its own
 QUIET_S = 10  # seconds between two lines of progress where no terminal can show a moving one
 
 
-def fail(sentence):
-    print(sentence, file=sys.stderr)
-    sys.exit(2)
+class Refusal(Exception):
+    """A sentence for the person who set this up."""
 
 
 def shown(version):
@@ -63,12 +70,12 @@ def find_python(asked):
         without_venv.append((name, version))
     if without_venv:
         name, version = without_venv[0]
-        fail(
+        raise Refusal(
             f"{name} (Python {shown(version)}) lacks the module that makes virtual environments; on Debian and Ubuntu "
             f"install it with: apt install python{shown(version[:2])}-venv"
         )
     here = ", ".join(seen) or (f"{asked} does not start" if asked else "none was found")
-    fail(
+    raise Refusal(
         f"Python {shown(LEAST)} to {shown(MOST)} is needed; {here}. Install one (Debian, Ubuntu: apt install python3 "
         "python3-venv; Fedora: dnf install python3; macOS: brew install python), or set PYTHON=/path/to/python."
     )
@@ -118,7 +125,9 @@ def pip(python, progress, *arguments):
             progress.read(line.decode(errors="replace"))
     progress.end()
     if process.returncode:
-        fail("pip could not install what entrobench needs; its own words are above. The same command tries again.")
+        raise Refusal(
+            "pip could not install what entrobench needs; its own words are above. The same command tries again."
+        )
 
 
 def torch_requirement():
@@ -189,4 +198,8 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Refusal as refusal:
+        print(refusal, file=sys.stderr)
+        sys.exit(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -17,6 +18,14 @@ from servers import guarded_server, mlflow_server
 from harness.record import store
 
 PROGRAMS = Path(sys.executable).parent
+
+
+def pytest_configure() -> None:
+    """Undo that this process ignores interrupts, as it does behind `nohup` or a shell's `&`. Processes of tests inherit
+    that, and then no Ctrl-C that a test sends would reach them."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

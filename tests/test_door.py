@@ -16,6 +16,7 @@ from matrices import fill
 from places import REPOSITORY
 
 import entrobench
+from benchmarks.patience import HANG
 from harness.record import sync
 from harness.record.made import Made
 
@@ -36,7 +37,7 @@ def run(*arguments: str, cwd: Path, script: str | None = None) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=HANG,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
@@ -320,7 +321,7 @@ def test_the_tour_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     notebook = nbformat.read(TOUR, as_version=4)
     nbformat.validate(notebook)
     place = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
+    NotebookClient(notebook, timeout=int(HANG), kernel_name="python3", resources=place).execute()
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     texts = [output["data"].get("text/plain", "") for output in shown if "data" in output]
     assert any("planned  4" in text for text in texts)

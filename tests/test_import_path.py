@@ -12,6 +12,7 @@ import pytest
 from places import REPOSITORY
 
 import baselines
+from benchmarks.patience import HANG
 from harness.base.errors import UserError
 from harness.base.processes import python
 
@@ -42,7 +43,13 @@ METHODS = {"half": Half}
 def call(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG,
     )
     assert done.returncode == code, f"{arguments}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr

@@ -18,6 +18,7 @@ import pytest
 from filelock import Timeout
 from places import REPOSITORY
 
+from benchmarks.patience import HANG
 from harness import cell as process
 from harness import cli, config, matrix
 from harness.base import files, locks
@@ -46,7 +47,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=REPOSITORY,
         env=plain | {"LC_ALL": "C", "LANG": "C", "ENTROBENCH_CACHE": cache},
         capture_output=True,
-        timeout=300,
+        timeout=HANG,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr.decode()

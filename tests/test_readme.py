@@ -13,6 +13,7 @@ import pytest
 import yaml
 from places import REPOSITORY
 
+from benchmarks.patience import HANG
 from harness import cli, config, matrix
 from harness.commands.common import load
 
@@ -47,7 +48,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        timeout=120,
+        timeout=HANG,
         check=False,
     )
 

@@ -13,7 +13,18 @@ from benchmarks import soak
 @pytest.mark.slow
 def test_a_matrix_whose_processes_are_killed_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     """Also while its base model is made, and while problems are filtered by it."""
-    harm, (early, late) = soak.soak(tmp_path, cells=8, kills=12, minutes=5, seed=0)
+    harm, looks = soak.soak(tmp_path, cells=8, kills=12, minutes=5, seed=0)
     for moment, victim in soak.ONCE:
         assert harm.killed[f"{victim} at {moment}"] == 1
-    assert late[0] <= early[0] + 2, "the runner holds more and more files open"
+    assert soak.kept_open(looks) == set()
+
+
+def test_files_that_outlive_their_cells_are_found() -> None:
+    """Not those that come and go, nor those from before the first cell."""
+    always, database = {"3 pipe:[1]"}, "9 /results/mlflow.db"
+    looks = [soak.Look(done, {*always, database, f"5 pipe:[{done}]"}, 0) for done in range(9)]
+    assert soak.kept_open(looks) == set()
+    leaking = [soak.Look(look.done, look.files | ({"7 pipe:[77]"} if look.done >= 2 else set()), 0) for look in looks]
+    assert soak.kept_open(leaking) == {"7 pipe:[77]"}
+    again = [soak.Look(look.done, look.files | ({"7 pipe:[77]"} if look.done % 3 else set()), 0) for look in looks]
+    assert soak.kept_open(again) == set()

@@ -1,4 +1,5 @@
-"""A wheel holds all that is needed: installed from it, the command works in an empty folder, without the repository."""
+"""A wheel holds all that is needed: installed from it, the command works in an empty folder, without the repository.
+An editable installation, as the README makes it, is not disturbed by files of the current folder."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from places import REPOSITORY
+
+from benchmarks.patience import HANG
 
 pytestmark = pytest.mark.processes
 
@@ -40,45 +43,47 @@ def call(*command: str | Path, cwd: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=HANG,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, since building leaves files beside the sources."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository, since building leaves files beside the sources."""
+    folder = tmp_path_factory.mktemp("source")
     for name in PACKAGES:
-        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
-        shutil.copy(REPOSITORY / name, source)
+        shutil.copy(REPOSITORY / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
     pip: list[str | Path] = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     call(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", out, source, cwd=out)
     [built] = out.iterdir()
     return built
 
 
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheel, which borrows all that it depends on from the running one."""
-    folder = tmp_path_factory.mktemp("environment")
+def installed(folder: Path, *what: str | Path) -> Path:
+    """Install into a new environment, which borrows its dependencies from the running one; return its programs."""
     venv.create(folder, symlinks=True)
-    pip: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "-q",
-        "--disable-pip-version-check",
-        "--python",
-        folder / "bin" / "python",
-    ]
-    call(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    python = folder / "bin" / "python"
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", python]
     [packages] = folder.glob("lib/python*/site-packages")
     # Its .pth files are not read, so that an editable installation of the repository stays out of it.
     (packages / "borrowed.pth").write_text("".join(f"{path}\n" for path in site.getsitepackages()))
+    call(*pip, "install", "--no-deps", "--no-index", "--no-build-isolation", *what, cwd=folder)
     return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(tmp_path_factory.mktemp("environment"), wheel)
 
 
 @pytest.fixture
@@ -114,3 +119,15 @@ def test_it_runs_with_a_plugin_of_the_folder(environment: Path, empty: Path) -> 
     logs = [path.read_text() for path in empty.glob("results/smoke/*/log.txt")]
     assert len(logs) == 2
     assert not any("Traceback" in log for log in logs)
+
+
+def test_files_of_the_current_folder_hide_nothing_of_an_editable_installation(
+    source: Path, empty: Path, tmp_path: Path
+) -> None:
+    programs = installed(tmp_path / "editable", "-e", source)
+    for name in PACKAGES:
+        (empty / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the folder was imported')\n")
+    assert "countdown" in call(programs / "entrobench", "list", "tasks", cwd=empty)
+    assert "matrix demo: 21 cells" in call(programs / "entrobench", "plan", "demo", cwd=empty)
+    place = call(programs / "python", "-P", "-c", "import harness; print(harness.__file__)", cwd=empty).strip()
+    assert Path(place).is_relative_to(source)

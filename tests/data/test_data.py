@@ -23,6 +23,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from places import REAL, REPOSITORY
 
+from benchmarks.patience import HANG
 from harness import cli
 from harness.base.errors import UserError
 from harness.data import cache as kept
@@ -577,7 +578,7 @@ def test_a_killed_preparation_leaves_what_was_there(renames: int, small: Path, t
     prepare.prepare(["aime24"], str(small))
     new = ours(tmp_path / "new" / "aime24.jsonl", [(problem + " new", answer) for problem, answer in SMALL])
     command = [sys.executable, "-c", KILLED, str(new), str(renames)]
-    result = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, timeout=60, check=False)
+    result = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, timeout=HANG, check=False)
     assert result.returncode == -9
     assert [row["problem"] for row in kept.rows("aime24")] == [problem for problem, _ in SMALL]
     prepare.prepare(["aime24"], str(new))
@@ -653,7 +654,7 @@ def test_the_hubs_own_client_fetches_the_files_that_are_wanted(tmp_path: Path, c
         _,
     ):
         environment = {**os.environ, **places, "HF_ENDPOINT": address}
-        subprocess.run([sys.executable, "-c", program], env=environment, timeout=60, check=True)
+        subprocess.run([sys.executable, "-c", program], env=environment, timeout=HANG, check=True)
     assert [row["problem"] for row in kept.rows("aime24")] == [row["problem"] for row in rows]
     assert not list((tmp_path / "hf").rglob("weights.bin"))
 
@@ -662,7 +663,7 @@ def test_the_hubs_own_client_fetches_the_files_that_are_wanted(tmp_path: Path, c
 def test_the_hubs_own_client_offline(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "harness.cli", "data", "prepare", "aime24"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
     assert result.returncode == 2
     assert "HuggingFaceH4/aime_2024 is not to be had from the Hugging Face hub" in result.stderr
     assert len(result.stderr.splitlines()) == 1

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.patience import HANG
+
 
 def at_work(folder: Path) -> list[str]:
     """Processes whose command line names the folder."""
@@ -17,7 +19,7 @@ def at_work(folder: Path) -> list[str]:
     return found
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 300) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = HANG) -> None:
     """Waits with the patience that a machine needs whose cores others use too."""
     deadline = time.monotonic() + seconds
     while not holds():

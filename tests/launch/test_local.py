@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from places import REPOSITORY
 
+from benchmarks.patience import HANG
 from harness import config, matrix
 from harness.base.errors import UserError
 from harness.launch import launcher, local
@@ -196,7 +197,7 @@ def test_two_runs_on_one_folder_share_its_cells(tmp_path: Path) -> None:
     settings += ["eval.problems=4", "eval.samples=4", "eval.k=2", f"results={tmp_path}"]
     command = [sys.executable, "-m", "harness.cli", "run", "smoke", *settings]
     runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) for _ in range(2)]
-    tables = [run.communicate(timeout=300)[0].partition("countdown, countdown-tiny")[2] for run in runs]
+    tables = [run.communicate(timeout=HANG)[0].partition("countdown, countdown-tiny")[2] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     cells = matrix.cells(config.load("smoke", settings))
     for cell in cells:

@@ -18,6 +18,7 @@ from mlflow.store.tracking.dbmodels.models import SqlDataset
 from mortal import Killed, Mortal
 from places import REPOSITORY
 
+from benchmarks.patience import HANG
 from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.config import Config, Correction, Eval, RolloutConfig, Stop, Train
@@ -453,7 +454,7 @@ def test_two_that_send_the_same_problems_at_once_both_do(
     refused: list[MlflowException] = []
 
     def late(self: SqlDataset, **given: Any) -> None:
-        both.wait(timeout=60)
+        both.wait(timeout=HANG)
         made(self, **given)
 
     log_inputs = MlflowClient.log_inputs

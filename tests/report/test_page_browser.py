@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from matrices import HOSTILE, HOSTILE_TEXT, experiment
 
+from benchmarks.patience import HANG
 from harness.record.store import store
 from harness.report import page as pages
 from harness.report.gather import of_experiment
@@ -230,7 +231,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("axe")
     command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "axe-core@4"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     except subprocess.TimeoutExpired:
         pytest.skip("npm did not fetch axe-core within two minutes")
     if done.returncode:

@@ -17,6 +17,7 @@ from places import REPOSITORY
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import is_progress_bar_enabled
 
+from benchmarks.patience import HANG
 from harness import config, matrix
 from harness.base.errors import UserError
 from harness.rollout import models
@@ -326,7 +327,7 @@ def hub() -> Iterator[tuple[str, list[str]]]:
 def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "300", **environment}
     command = [sys.executable, *(["-c", code] if code else ["-m", "harness.cli"]), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=given, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=given, check=False, timeout=HANG)
 
 
 @pytest.mark.processes

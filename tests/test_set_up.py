@@ -1,0 +1,136 @@
+"""set_up.py and the Makefile: which Python they take, what they say where none fits, and what `make test` runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import REPOSITORY
+
+import set_up
+from harness.plan.doctor import PYTHONS
+
+SHELL = shutil.which("sh")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is the whole search path."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("PYTHON", raising=False)
+    return folder
+
+
+def pretend(folder: Path, name: str, version: str, environments: bool = True) -> None:
+    """Make a Python of a version, with or without the module that makes environments."""
+    program = folder / name
+    program.write_text(f"#!{SHELL}\necho {version}\necho {int(environments)}\n")
+    program.chmod(0o755)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("here", "taken"),
+    [
+        ({"python3": "3.13.5"}, "python3"),
+        ({"python3": "3.14.0"}, "python3"),
+        ({"python3": "3.9.2", "python3.12": "3.12.1", "python3.14": "3.14.0"}, "python3.12"),
+        ({"python3": "3.15.0", "python3.11": "3.11.7"}, "python3.11"),
+        ({"python": "3.12.1"}, "python"),
+    ],
+)
+def test_the_first_python_that_fits_is_taken(here: dict[str, str], taken: str, programs: Path) -> None:
+    for name, version in here.items():
+        pretend(programs, name, version)
+    assert set_up.find_python(None) == str(programs / taken)
+
+
+@pytest.mark.processes
+def test_one_that_makes_environments_is_preferred(programs: Path) -> None:
+    pretend(programs, "python3", "3.13.5", environments=False)
+    with pytest.raises(set_up.Refusal, match=r"^python3 \(Python 3\.13\.5\) lacks .* apt install python3\.13-venv$"):
+        set_up.find_python(None)
+    pretend(programs, "python3.14", "3.14.0")
+    assert set_up.find_python(None) == str(programs / "python3.14")
+
+
+@pytest.mark.processes
+def test_one_sentence_names_those_that_do_not_fit(programs: Path) -> None:
+    with pytest.raises(set_up.Refusal, match=r"^Python 3\.11 to 3\.14 is needed; none was found\. Install one"):
+        set_up.find_python(None)
+    with pytest.raises(set_up.Refusal, match="; /nowhere/python does not start"):
+        set_up.find_python("/nowhere/python")
+    pretend(programs, "python3", "3.9.2")
+    pretend(programs, "python3.15", "3.15.0")
+    with pytest.raises(set_up.Refusal, match=r"; python3 is 3\.9\.2\. Install one"):
+        set_up.find_python(None)
+    with pytest.raises(set_up.Refusal, match=r"; python3\.15 is 3\.15\.0\. Install one"):
+        set_up.find_python("python3.15")
+
+
+@pytest.mark.processes
+def test_a_refusal_ends_the_script_before_anything_is_made(tmp_path: Path) -> None:
+    command = [sys.executable, "set_up.py", "--into", str(tmp_path / "environment"), "--python", "/nowhere/python"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "environment").exists()
+
+
+@pytest.mark.processes
+def test_make_says_so_where_there_is_no_python(programs: Path) -> None:
+    for name in ("make", "sh", "test", "echo"):
+        (programs / name).symlink_to(shutil.which(name, path=os.defpath) or pytest.skip(f"{name} is not installed"))
+    command = ["make", ".venv/ready", "--always-make"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Python 3.11 to 3.14 is needed and none was found; ")
+
+
+def test_the_versions_are_those_of_the_project() -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    assert f'requires-python = ">={set_up.shown(set_up.LEAST)},<3.{set_up.MOST[1] + 1}"' in text
+    wanted = [f"3.{minor}" for minor in range(set_up.LEAST[1], set_up.MOST[1] + 1)]
+    assert list(PYTHONS) == wanted
+    for version in wanted:
+        assert f'"Programming Language :: Python :: {version}"' in text
+
+
+def test_progress_adds_up_what_pip_downloads(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = set_up.Progress()
+    for line in (
+        "Collecting numpy<3,>=2",
+        "  Downloading numpy-2.4.6-cp311-cp311-manylinux_2_28_x86_64.whl (16.5 MB)",
+        "  Downloading six-1.17.0-py2.py3-none-any.whl.metadata (1.7 kB)",
+        "Requirement already satisfied: pip in /x (23.2.1)",
+        "Downloading torch-2.13.0-cp313-cp313-manylinux_2_28_x86_64.whl (0.5 GB)",
+        "Installing collected packages: six, numpy, torch",
+    ):
+        progress.read(line)
+    assert progress.megabytes == pytest.approx(16.5 + 0.0017 + 500)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2] for line in lines] == [
+        "downloading numpy (16 MB)",
+        "downloading torch (500 MB)",
+        "unpacking 3 packages",
+    ]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("first", "second", "code"), [(0, 0, 0), (1, 0, 2), (0, 1, 2), (1, 1, 2)])
+def test_make_test_runs_both_halves(first: int, second: int, code: int, tmp_path: Path) -> None:
+    """The second one after failures of the first, too; make itself ends with 2."""
+    program = tmp_path / "python"
+    program.write_text(
+        f'#!{SHELL}\necho "$@" >> {tmp_path}/ran\ncase "$*" in *"not alone"*) exit {first};; *) exit {second};; esac\n'
+    )
+    program.chmod(0o755)
+    command = ["make", "test", f"BIN={tmp_path}", "SET_UP_DEV="]
+    assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False).returncode == code
+    assert len((tmp_path / "ran").read_text().splitlines()) == 2
