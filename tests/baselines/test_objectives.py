@@ -560,6 +560,9 @@ def test_responses_without_signal_can_be_left_out(spec: str) -> None:
     [
         ("gspo(normalise=token)", r"gspo.normalise is 'token'; allowed: sequence"),
         ("gmpo(normalise=constant)", r"gmpo.normalise is 'constant'; allowed: sequence"),
+        ("gmpo+low_prob", "control low_prob weighs single tokens, and objective gmpo takes a response as one product"),
+        ("entropy_advantage+gmpo", "control entropy_advantage weighs single tokens, and objective gmpo"),
+        ("gmpo+repo_r", "control repo_r weighs single tokens, and objective gmpo"),
         ("gmpo+clip_b", "control clip_b weighs single tokens, and objective gmpo takes a response as one product"),
         ("cispo(bound=3, clip_high=0.2)", r"both clip_high \(0.2\) and bound \(3.0\) are given"),
         ("cispo(bound=0.5)", "cispo.bound is 0.5; allowed: 1 and more"),
@@ -582,7 +585,7 @@ def test_what_the_objectives_need() -> None:
     assert method("otb").needs == {"sum_p2"}
     assert method("archer").needs == method("aspo").needs == {"entropy_now", "ref_logp"}
     assert method("archer(kl_coef=0)").needs == {"entropy_now"}
-    assert [name for name in OBJECTIVES if method(name).marks_steps] == ["bapo"]
+    assert [name for name in OBJECTIVES if method(name).marks_steps] == ["bapo", "siren_release"]
     assert [name for name in OBJECTIVES if method(name).min_group == 1] == [
         "w_reinforce",
         "w_reinforce_ppo",
