@@ -76,9 +76,7 @@ ANY_NORM = {
     "dppo({})": lambda c: Loops(dr_grpo(c), brute.dppo("tv", 0.15, 3)),
     "dppo(measure=kl,{})": lambda c: Loops(dr_grpo(c), brute.dppo("kl", 0.05, 3)),
     "dppo(cap=10000, delta=3,{})": lambda c: Loops(dr_grpo(c), brute.dppo("tv", 3, 1e4)),
-    "dppo(measure=kl, delta=0.2, cap=1.5, divide_by_std=true,{})": lambda c: Loops(
-        grpo(c), brute.dppo("kl", 0.2, 1.5)
-    ),
+    "dppo(measure=kl, delta=0.2, cap=1.5, divide_by_std=true,{})": lambda c: Loops(grpo(c), brute.dppo("kl", 0.2, 1.5)),
     "archer({})": lambda c: Loops(
         grpo(c),
         brute.by_entropy(brute.clipped(0.2, 0.2, 10), brute.clipped(0.5, 0.5, 10)),
