@@ -123,6 +123,27 @@ METHODS: dict[str, type[Component] | Composition] = {
     "random_reward": RandomReward,
     "clip_servo": ClipServo,
     "clip_predict": ClipPredict,
+    # Controls on the objective of their release
+    "clip_cov_release": Composition(
+        "grpo(clip_low=1, clip_high=1, dual_clip=null)+clip_cov",
+        "arXiv:2505.22617",
+        "Clip-Cov on the objective of its authors, with the clip of the ratio opened and no dual clip.",
+    ),
+    "kl_cov_release": Composition(
+        "grpo(clip_low=1, clip_high=1e9, dual_clip=null)+kl_cov",
+        "arXiv:2505.22617",
+        "KL-Cov on the objective of its authors, whose ratio has no clip.",
+    ),
+    "stare_release": Composition(
+        "grpo(clip_high=0.28, dual_clip=10)+stare",
+        "arXiv:2606.19236",
+        "STARE on the objective of its authors, with a higher upper clip and dual clip.",
+    ),
+    "siren_release": Composition(
+        "grpo(divide_by_std=false, normalise=constant, clip_low=0.28, clip_high=0.28)+siren",
+        "arXiv:2509.25133",
+        "SIREN on the objective of its authors, without the two normalisers and with wider clips.",
+    ),
 }
 
 

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from math import inf
+from math import floor, inf
 from typing import TYPE_CHECKING
 
 from baselines.grpo import GroupObjective
 from harness.base.schema import choice, number
+from harness.base.shares import share_of
 from harness.method import ClippedObjective, View
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from harness.batch import TokenBatch
 
 
 @dataclass(frozen=True)
@@ -29,16 +32,8 @@ class ByEntropy(ClippedObjective, GroupObjective):
 
     def uncertain(self, view: View) -> Tensor:
         """Says which tokens are of high entropy."""
-        batch, entropy_T = view.batch, view.current.entropy
-        assert entropy_T is not None
-        if not len(entropy_T):
-            return entropy_T > 0
-        entropy_BR = entropy_T.new_full((len(batch), int(batch.lengths_B.max())), inf)
-        entropy_BR[batch.sequence_T, batch.within_T] = entropy_T.detach()
-        # What is above the quantile is above the entropy that stands at its place, rounded down, in their order.
-        place_B = (self.quantile * (batch.lengths_B.double() - 1)).long()
-        bound_B = entropy_BR.sort(1).values.gather(1, place_B[:, None])[:, 0]
-        return entropy_T.detach() > bound_B[batch.sequence_T]
+        assert view.current.entropy is not None
+        return above_quantile(view.current.entropy.detach(), self.quantile, view.batch)
 
     def bounds(self, view: View) -> tuple[Tensor, Tensor]:
         wide = dataclasses.replace(self, clip_low=self.high_entropy_clip_low, clip_high=self.high_entropy_clip_high)
@@ -52,6 +47,18 @@ class ByEntropy(ClippedObjective, GroupObjective):
             return 0.0
         kl_T = self.divergence(view.current)
         return self.kl_coef * (self.high_entropy_kl * kl_T).where(self.uncertain(view), kl_T)
+
+
+def above_quantile(x_T: Tensor, quantile: float, batch: TokenBatch) -> Tensor:
+    """Return which values are above the quantile of their response, interpolated between neighbors in their order."""
+    if not len(x_T):
+        return x_T > 0
+    x_BR = x_T.new_full((len(batch), int(batch.lengths_B.max())), inf)
+    x_BR[batch.sequence_T, batch.within_T] = x_T
+    # A value above the quantile is one above the value at its place, rounded down, in their order.
+    places = [floor(share_of(quantile, length - 1)) for length in batch.lengths_B.tolist()]
+    bound_B = x_BR.sort(1).values.gather(1, batch.lengths_B.new_tensor(places)[:, None])[:, 0]
+    return x_T > bound_B[batch.sequence_T]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from harness.base.errors import UserError
 from harness.base.schema import choice, number
+from harness.base.shares import share_of
 from harness.method import Control
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class ClipB(Control):
             raise UserError(f"mu_high is {self.mu_high}; allowed: only with mode=paper and without share")
 
     def deviation(self, old: TokenStats, batch: TokenBatch) -> Tensor:
-        return old.discriminator - batch.global_mean(old.discriminator)
+        return batch.global_centered(old.discriminator)
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
         deviation_T = self.deviation(old, batch)
@@ -54,7 +55,7 @@ class ClipB(Control):
             return 1.0
         if self.share is not None:
             size_T = deviation_T.abs() if self.mode == "paper" else harm(deviation_T, advantages_T)
-            most = round(self.share * batch.global_tokens())
+            most = round(share_of(self.share, batch.global_tokens()))
             return size_T <= batch.global_kth_largest(size_T, most + 1).clamp(min=0)
         if self.mode == "paper":
             mu_high = self.mu if self.mu_high is None else self.mu_high

@@ -3,10 +3,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import floor
 from typing import TYPE_CHECKING
 
 from harness.base.errors import UserError
 from harness.base.schema import number
+from harness.base.shares import share_of
 from harness.method import Control, View
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class ClipPredict(Control):
         brings_T = (-change_T * missing.sign()).clamp(min=0)
         falling_T = batch.global_sorted(brings_T)
         enough = (falling_T.cumsum(0) < missing.abs()).sum() + 1
-        able = (falling_T > 0).sum().clamp(max=int(self.most * batch.global_tokens()))
+        able = (falling_T > 0).sum().clamp(max=floor(share_of(self.most, batch.global_tokens())))
         return batch.global_order(brings_T) >= enough.minimum(able)
 
     def wanted(self, old: TokenStats, batch: TokenBatch) -> Tensor | float:

@@ -10,6 +10,7 @@ from baselines.clip_b import ClipB
 from baselines.clip_v import ClipV
 from harness.base.errors import UserError
 from harness.base.schema import choice, number
+from harness.base.shares import share_of
 from harness.method import Control, View
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class ClipServo(Control):
         tokens = view.batch.global_tokens()
         kept_T = self.weights(view.old, view.advantages_T, view.batch) * view.old.logp.new_ones(view.old.logp.shape)
         dropped = view.batch.global_count(kept_T == 0)
-        asked = round(self.share(view.old, view.batch) * tokens)
+        asked = round(share_of(self.share(view.old, view.batch), tokens))
         return {"asked": asked / tokens, "dropped": dropped / tokens}
 
     def observe(self, metrics: Mapping[str, float]) -> None:

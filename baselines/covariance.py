@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import floor
 from typing import TYPE_CHECKING
 
 from harness.base.errors import UserError
 from harness.base.schema import number
+from harness.base.shares import share_of
 from harness.method import Control, View
 
 if TYPE_CHECKING:
@@ -16,8 +18,12 @@ if TYPE_CHECKING:
 
 def covariance(old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
     """Returns each token's part of the covariance of advantage and log p over the rollout batch."""
-    deviation_T = advantages_T - batch.global_mean(advantages_T)
-    return deviation_T * (old.logp - batch.global_mean(old.logp))
+    return batch.global_centered(advantages_T) * batch.global_centered(old.logp)
+
+
+def chosen(fraction: float, batch: TokenBatch) -> int:
+    """Return how many tokens a fraction of the rollout batch is: rounded down, and at least one."""
+    return max(floor(share_of(fraction, batch.global_tokens())), 1)
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class ClipCov(Control):
 
     The authors' code selects in each micro-batch, at the update, and not among tokens that the ratio clip has already
     taken; here the selection is over the rollout batch before the update, by seeded chance. Its clip of the ratio is
-    opened: grpo(clip_low=1, clip_high=1)+clip_cov.
+    opened, and there is no dual clip: clip_cov_release.
     """
 
     source = "arXiv:2505.22617"
@@ -47,8 +53,7 @@ class ClipCov(Control):
         cov_T = covariance(old, advantages_T, batch)
         outside_T = (cov_T <= self.lowest) | (cov_T >= self.highest)
         lot_T = batch.uniform_T("clip_cov").masked_fill(outside_T, -1)
-        dropped = max(int(self.fraction * batch.global_tokens()), 1)
-        return outside_T | (batch.global_order(lot_T) >= dropped)
+        return outside_T | (batch.global_order(lot_T) >= chosen(self.fraction, batch))
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,8 @@ class KlCov(Control):
     L_t = coefficient |log p - log p_old| for the max(floor(fraction n), 1) tokens of the rollout batch with the largest
     cov_t = (A - mean A) (log p - mean log p), and 0 for all others.
 
-    The authors' code selects in each micro-batch, and its surrogate has no clip: grpo(clip_low=1, clip_high=1e9,
-    dual_clip=null)+kl_cov. At one update per rollout batch the gradient is that of the objective alone.
+    The authors' code selects in each micro-batch, and its surrogate has no clip: kl_cov_release. At one update per
+    rollout batch the gradient is that of the objective alone.
     """
 
     source = "arXiv:2505.22617"
@@ -68,8 +73,8 @@ class KlCov(Control):
     coefficient: float = number(1.0, least=0)
 
     def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
-        held = max(int(self.fraction * batch.global_tokens()), 1)
-        return {"held": batch.global_order(covariance(old, advantages_T, batch)) < held}
+        order_T = batch.global_order(covariance(old, advantages_T, batch))
+        return {"held": order_T < chosen(self.fraction, batch)}
 
     def term(self, view: View) -> Tensor:
         return self.coefficient * (view.current.logp - view.old.logp).abs() * view.marks["held"]

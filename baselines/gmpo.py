@@ -18,8 +18,9 @@ class Gmpo(GroupObjective):
     d_t = log p_t - log p_old,t, at most clip_high where A > 0 and at least -clip_low where A < 0;
     J_i = A_i exp(mean_t d_t), and the mean over responses.
 
-    As a response is one product of all its tokens, controls that weigh single tokens are refused, and so is every
-    normalisation but that by response. The authors' default is clip_low = clip_high = 0.4, in the logarithm.
+    As a response is one product of all its tokens, controls that weigh single tokens or change their advantages one by
+    one are refused, and so is every normalisation but that by response. The authors' default is clip_low = clip_high =
+    0.4, in the logarithm.
     """
 
     source = "arXiv:2507.20673"

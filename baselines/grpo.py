@@ -20,10 +20,12 @@ class Grouped(Objective):
         return 2
 
     def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
-        return self.compared(batch.grouped(batch.rewards_B), batch).flatten()[batch.sequence_T]
+        rewards_PG = batch.grouped(batch.rewards_B).double()
+        advantages_B = self.compared(rewards_PG, batch).flatten().to(batch.rewards_B.dtype)
+        return advantages_B[batch.sequence_T]
 
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
-        """Returns the advantages of responses; each row of the rewards is the responses to one prompt."""
+        """Return the advantages of responses; each row of the rewards, in double, is the responses to one prompt."""
         raise NotImplementedError
 
 
@@ -38,7 +40,7 @@ class GroupObjective(Grouped):
     divide_by_std: bool = True
 
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
-        advantages_PG = rewards_PG - rewards_PG.mean(1, keepdim=True)
+        advantages_PG = centered(rewards_PG)
         if self.divide_by_std:
             advantages_PG = advantages_PG / (rewards_PG.std(1, keepdim=True) + 1e-6)
         return advantages_PG
@@ -56,3 +58,11 @@ class Grpo(ClippedObjective, GroupObjective):
     """
 
     source = "arXiv:2402.03300"
+
+
+def centered(rewards_PG: Tensor) -> Tensor:
+    """Return the rewards less the mean of their group, exactly 0 in a group of equal rewards."""
+    # The least is taken away first, as the mean of equal numbers is often not that number: a rounding of 1e-9, divided
+    # by a deviation of the same size, would be an advantage.
+    above_PG = rewards_PG - rewards_PG.amin(1, keepdim=True)
+    return above_PG - above_PG.mean(1, keepdim=True)

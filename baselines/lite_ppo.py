@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from baselines.grpo import Grouped
+from baselines.grpo import Grouped, centered
 from harness.method import ClippedObjective
 
 if TYPE_CHECKING:
@@ -26,4 +26,4 @@ class LitePpo(ClippedObjective, Grouped):
         responses = batch.global_responses()
         mean = batch.global_sum(rewards_PG) / responses
         deviation = (batch.global_sum((rewards_PG - mean) ** 2) / (responses - 1)).sqrt()
-        return (rewards_PG - rewards_PG.mean(1, keepdim=True)) / (deviation + 1e-6)
+        return centered(rewards_PG) / (deviation + 1e-6)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from baselines.grpo import Grouped
+from baselines.grpo import Grouped, centered
 from harness.method import ClippedObjective
 
 if TYPE_CHECKING:
@@ -25,4 +25,4 @@ class MaxRl(ClippedObjective, Grouped):
 
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
         mean_P1 = rewards_PG.mean(1, keepdim=True)
-        return (rewards_PG - mean_P1) / mean_P1.masked_fill(mean_P1 <= 0, inf)
+        return centered(rewards_PG) / mean_P1.masked_fill(mean_P1 <= 0, inf)

@@ -19,6 +19,7 @@ class Otb(ClippedObjective, Grouped):
     W_t = sum_{j <= t} (1 - 2 p_j + sum_i p_i^2), the squared norm of the gradient of log p by the logits, added up from
     the start of the response; B_t = sum_i W_it R_i / (sum_i W_it + 1e-8) over the responses of the group that reach
     position t; A_it = R_i - B_t. Where one response alone reaches t, B_t = 0, or with zero_tail=false its own reward.
+    In a group of equal rewards B_t is that reward exactly.
     """
 
     source = "arXiv:2602.07078"
@@ -41,6 +42,10 @@ class Otb(ClippedObjective, Grouped):
             return x_T.new_zeros(cells).index_add(0, cell_T, x_T)[cell_T]
 
         baseline_T = over_group(weights_T * rewards_T) / (over_group(weights_T) + 1e-8)
+        rewards_PG = batch.grouped(batch.rewards_B)
+        equal_P1 = rewards_PG.amax(1, keepdim=True) == rewards_PG.amin(1, keepdim=True)
+        equal_T = equal_P1.expand_as(rewards_PG).flatten()[batch.sequence_T]
+        baseline_T = rewards_T.where(equal_T, baseline_T)  # which 1e-8 and rounding keep it from being
         if self.zero_tail:
             baseline_T = baseline_T.masked_fill(over_group(weights_T * 0 + 1) == 1, 0)
         return (rewards_T - baseline_T).to(old.logp.dtype)

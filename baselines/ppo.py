@@ -40,7 +40,7 @@ class Ppo(ClippedObjective):
         return discounted(delta_T, self.gamma * self.lam, after_T)
 
     def whiten(self, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        return (advantages_T - batch.global_mean(advantages_T)) / (batch.global_std(advantages_T) ** 2 + 1e-8).sqrt()
+        return whitened(advantages_T, batch)
 
     def value_loss(self, values_T: Tensor, old_values_T: Tensor, returns_T: Tensor) -> Tensor:
         loss_T = (values_T - returns_T) ** 2
@@ -48,6 +48,12 @@ class Ppo(ClippedObjective):
             near_T = values_T.clamp(old_values_T - self.value_clip, old_values_T + self.value_clip)
             loss_T = loss_T.maximum((near_T - returns_T) ** 2)
         return 0.5 * loss_T
+
+
+def whitened(advantages_T: Tensor, batch: TokenBatch) -> Tensor:
+    """Return the advantages with mean 0 and deviation 1 over the rollout batch, all 0 where they are equal."""
+    centered_T = batch.global_centered(advantages_T)
+    return (centered_T / (batch.global_mean(centered_T**2) + 1e-8).sqrt()).to(advantages_T.dtype)
 
 
 def discounted(x_T: Tensor, factor: float, after_T: Tensor) -> Tensor:

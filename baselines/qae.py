@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from baselines.grpo import Grouped
 from harness.base.schema import choice, number
+from harness.base.shares import share_of
 from harness.method import ClippedObjective
 
 if TYPE_CHECKING:
@@ -33,6 +34,6 @@ class Qae(ClippedObjective, Grouped):
         if self.mode == "reference":
             baseline_P1 = rewards_PG.quantile(self.quantile, 1, keepdim=True)
         else:
-            place = ceil(round(self.quantile * rewards_PG.shape[1], 9)) - 1
+            place = ceil(share_of(self.quantile, rewards_PG.shape[1])) - 1
             baseline_P1 = rewards_PG.sort(1).values[:, place, None]
         return (rewards_PG - baseline_P1) / (rewards_PG.std(1, keepdim=True) + 1e-6)

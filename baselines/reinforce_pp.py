@@ -3,7 +3,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from baselines.grpo import Grouped
+from baselines.grpo import Grouped, centered
+from baselines.ppo import whitened
 from harness.method import ClippedObjective
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class ReinforcePp(ClippedObjective, Grouped):
     source = "arXiv:2501.03262"
 
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
-        return rewards_PG - rewards_PG.mean(1, keepdim=True)
+        return centered(rewards_PG)
 
     def whiten(self, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        return (advantages_T - batch.global_mean(advantages_T)) / (batch.global_std(advantages_T) ** 2 + 1e-8).sqrt()
+        return whitened(advantages_T, batch)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from baselines.grpo import Grouped
+from baselines.grpo import Grouped, centered
 from harness.method import ClippedObjective
 
 if TYPE_CHECKING:
@@ -26,4 +26,4 @@ class Rloo(ClippedObjective, Grouped):
 
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
         size = rewards_PG.shape[1]
-        return (rewards_PG - rewards_PG.mean(1, keepdim=True)) * (size / (size - 1))
+        return centered(rewards_PG) * (size / (size - 1))

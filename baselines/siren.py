@@ -5,26 +5,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from baselines.archer import above_quantile
 from harness.base.schema import number
 from harness.method import Control, View
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch
+    from harness.batch import TokenBatch, TokenStats
 
 
 @dataclass(frozen=True)
 class Siren(Control):
     """Holds the entropy of the most uncertain positions of each response at what it was in the beginning.
 
-    L = coefficient (H_top - anchor)^2, H_top the mean of the present H over the positions of a mini-batch whose H is
-    not below the quantile of their response, and anchor the same of the first rollout batch before its update. There
-    is no term during the first step, whose end sets the anchor.
+    L = coefficient (H_top - anchor)^2 for a whole mini-batch, however its loss is normalised. H_top is the mean over
+    responses of each one's mean of the present H over its positions with H above the quantile of the response, 0 for
+    a response without such a position; the anchor is the same of the first rollout batch, before its first update.
 
-    H is that of the full vocabulary, and not that of the nucleus of the 0.8 likeliest as in the authors' code. The loss
-    is one number for a mini-batch (with normalise=token it is divided as in the equation). Costs a forward pass of each
-    mini-batch.
+    H is that of the full vocabulary, and not that of the nucleus of mass 0.8 among the 10,000 likeliest tokens as in
+    the authors' code, which also takes the square in each micro-batch. siren_release adds the objective of their
+    script. Costs a forward pass of each mini-batch.
     """
 
     source = "arXiv:2509.25133"
@@ -37,28 +38,32 @@ class Siren(Control):
     def memory(self) -> dict[str, float]:
         return {}
 
+    def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
+        assert old.entropy is not None
+        present = self.top(old.entropy, batch)[1]
+        return {"anchor": present.new_tensor(self.memory["anchor"]) if self.memory else present}
+
     def step_marks(self, view: View) -> Mapping[str, Tensor]:
         assert view.current.entropy is not None
         entropy_T = view.current.entropy.detach()
-        top_T, mean = self.top(entropy_T, view.batch)
-        away = mean - self.memory.get("anchor", mean)
-        weight = 2 * self.coefficient * away * view.batch.global_tokens() / view.batch.global_count(top_T)
-        return {"slope": weight * top_T.to(entropy_T.dtype), "value": self.coefficient * away**2}
+        part_T, top = self.top(entropy_T, view.batch)
+        away = top - view.marks["anchor"]
+        slope_T = 2 * self.coefficient * away * part_T
+        value = self.coefficient * away**2 / view.batch.global_tokens()
+        return {"slope": slope_T.to(entropy_T.dtype), "value": value}
 
     def term(self, view: View) -> Tensor:
         entropy_T = view.current.entropy
         assert entropy_T is not None
-        return view.marks["value"] + view.marks["slope"] * (entropy_T - entropy_T.detach())
+        loss_T = view.marks["value"] + view.marks["slope"] * (entropy_T - entropy_T.detach())
+        return loss_T / view.term_scale_T  # which it will be multiplied by
 
     def top(self, entropy_T: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """Returns the chosen positions, and the mean entropy over them."""
-        sequence_T = batch.sequence_T
-        falling = entropy_T.argsort(descending=True, stable=True)
-        order = falling[sequence_T[falling].argsort(stable=True)]
-        place_T = order.new_empty(order.shape).index_copy(0, order, batch.within_T)
-        kept_B = batch.lengths_B - ((batch.lengths_B - 1).double() * self.quantile).ceil().long()
-        top_T = place_T < kept_B[sequence_T]
-        return top_T, batch.global_sum(entropy_T * top_T) / batch.global_count(top_T)
+        """Return each position's factor in H_top, and H_top."""
+        above_T = above_quantile(entropy_T, self.quantile, batch).double()
+        number_B = batch.per_sequence(above_T).clamp(min=1) * batch.global_responses()
+        part_T = above_T / number_B[batch.sequence_T]
+        return part_T, batch.global_sum(part_T * entropy_T)
 
     def metrics(self, view: View) -> Mapping[str, float]:
         assert view.old.entropy is not None

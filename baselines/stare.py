@@ -3,11 +3,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from harness.base.errors import UserError
 from harness.base.schema import choice, number
+from harness.base.shares import share_of
 from harness.method import Control
 
 if TYPE_CHECKING:
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
 class Stare(Control):
     """Weighs surprising tokens up where they were right, and down where they were wrong, while entropy is too low.
 
-    L+ = the share of the tokens with A > 0 that has the largest -log p, L- likewise for A < 0. While the mean entropy
-    of the rollout batch is below the target, w = positive on L+ (variant o1) and also negative on L- (variant c2);
-    otherwise, and on all other tokens, w = 1. With step > 0 both follow the entropy after each step:
-    positive += step sign(target - H), within 1 to most, and negative -= step sign(target - H), within least to 1.
+    L+ = the ceil(share n) of the n tokens with A > 0 that have the largest -log p, L- likewise for A < 0. While the
+    mean entropy H of the rollout batch is below the target, w = positive on L+ (variant o1) and also negative on L-
+    (variant c2); otherwise, and on all other tokens, w = 1. With step > 0 both follow H in each step before they are
+    used: positive += step sign(target - H), within 1 to most, negative -= step sign(target - H), within least to 1.
+
+    The authors' code selects in each micro-batch, by the present log p. stare_release adds the objective of their
+    script, which leaves step at 0; its value where it is switched on is 0.01.
     """
 
     source = "arXiv:2606.19236"
@@ -52,21 +56,27 @@ class Stare(Control):
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
         assert old.entropy is not None
-        if batch.global_mean(old.entropy) >= self.target:
+        entropy = batch.global_mean(old.entropy).item()
+        if entropy >= self.target:
             return 1.0
-        weights_T = old.logp.new_ones(old.logp.shape)
+        factors, weights_T = self.moved(entropy), old.logp.new_ones(old.logp.shape)
         for side_T, name in ((advantages_T > 0, "positive"), (advantages_T < 0, "negative")):
             if name == "positive" or self.variant == "c2":
-                chosen = round(self.share * batch.global_count(side_T))
+                number_chosen = ceil(share_of(self.share, batch.global_count(side_T)))
                 surprise_T = (-old.logp).masked_fill(~side_T, -inf)
-                weights_T = weights_T.masked_fill(batch.global_order(surprise_T) < chosen, self.memory[name])
+                chosen_T = batch.global_order(surprise_T) < number_chosen
+                weights_T = weights_T.masked_fill(chosen_T, factors[name])
         return weights_T
 
-    def observe(self, metrics: Mapping[str, float]) -> None:
-        entropy, memory = metrics["entropy/mean"], self.memory
+    def moved(self, entropy: float) -> dict[str, float]:
+        """Return both factors as they are for a rollout batch of this mean entropy."""
         move = self.step * ((entropy < self.target) - (entropy > self.target))
-        memory["positive"] = min(max(memory["positive"] + move, 1.0), self.most)
-        memory["negative"] = min(max(memory["negative"] - move, self.least), 1.0)
+        positive = min(max(self.memory["positive"] + move, 1.0), self.most)
+        negative = min(max(self.memory["negative"] - move, self.least), 1.0)
+        return {"positive": positive, "negative": negative}
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        self.memory.update(self.moved(metrics["entropy/mean"]))
 
     def state(self) -> dict[str, float]:
         return dict(self.memory)

@@ -5,6 +5,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from harness.base.schema import number
+from harness.base.shares import share_of
 from harness.method import Control
 
 if TYPE_CHECKING:
@@ -30,4 +31,4 @@ class TopEntropy(Control):
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
         assert old.entropy is not None
-        return batch.global_order(old.entropy) < ceil(self.share * batch.global_tokens())
+        return batch.global_order(old.entropy) < ceil(share_of(self.share, batch.global_tokens()))

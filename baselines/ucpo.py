@@ -25,6 +25,7 @@ class Ucpo(Control):
 
     source = "arXiv:2605.00365"
     min_group = 2
+    by_response = True
 
     tau: float = number(0.2, least=0, most=1)
 

@@ -263,10 +263,17 @@ class TokenBatch:
         """Returns the mean over the tokens of all ranks, in double; every rank must come to it."""
         return self.global_sum(x_T) / self.global_tokens()
 
+    def global_centered(self, x_T: Tensor) -> Tensor:
+        """Return the values less their mean over the tokens of all ranks, in double; every rank must come to it."""
+        # The least is taken away first: equal values are 0 then, and so is their mean, which would round otherwise.
+        least = min(ranks.each(x_T.min().item()))
+        above_T = x_T.double() - least
+        return above_T - self.global_mean(above_T)
+
     def global_std(self, x_T: Tensor) -> Tensor:
         """Returns the population's deviation over the tokens of all ranks (divided by n, not n - 1); every rank must
         come to it."""
-        return self.global_mean((x_T - self.global_mean(x_T)) ** 2).sqrt()
+        return self.global_mean(self.global_centered(x_T) ** 2).sqrt()
 
     def global_kth_largest(self, x_T: Tensor, k: int) -> Tensor:
         """Returns the k-th largest value on all ranks, k = 1 being the largest, or -inf where there are fewer than k;

@@ -7,6 +7,7 @@ others, so that what runs in one configuration runs in all.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -220,6 +221,7 @@ class Method:
             signal.advantages_T,
             signal.marks[name],
             batch,
+            signal.term_scale_T,
         )
 
     def before(self, component: Component, old: TokenStats) -> TokenStats:
@@ -323,7 +325,8 @@ def check_needs(base: str, objective: Objective, controls: list[tuple[str, Contr
 
 def check_weights(base: str, objective: Objective, controls: list[tuple[str, Control]]) -> None:
     for name, control in controls:
-        if not control.by_response and (overrides(control, "weights") or overrides(control, "gate")):
+        weighing = [verb for verb in ("reshape", "weights", "gate") if overrides(control, verb)]
+        if weighing and not control.by_response:
             check_token_weights(f"control {name}", base, objective, "controls that weigh whole responses, or none")
 
 
@@ -343,6 +346,13 @@ def check_rewards(base: str, objective: Objective, controls: list[tuple[str, Con
             raise UserError(
                 f"control {name} shapes rewards, and objective {base} asks which responses are right, whatever their "
                 f"reward; allowed with {base}: controls that leave rewards as they are, or none"
+            )
+    shaping = [(name, control) for name, control in controls if overrides(control, "reward")]
+    for (before, _), (name, control) in itertools.pairwise(shaping):
+        if control.replaces_rewards:
+            raise UserError(
+                f"control {name} replaces all rewards, and so takes away what control {before} made of them; allowed: "
+                f"{name} before {before}, or without it"
             )
 
 

@@ -40,6 +40,7 @@ class View:
     advantages_T: Tensor
     marks: Mapping[str, Tensor]  # what the component has marked before the update, of these tokens
     batch: TokenBatch
+    term_scale_T: Tensor  # the factor of each token's `term` in the loss, by `normalise`
 
     @property
     def ratio_T(self) -> Tensor:
@@ -205,7 +206,10 @@ class Control(Component):
     """Controls the entropy. A verb that it does not override leaves things as they are."""
 
     silent_without_signal: ClassVar[bool] = True  # but not of one that overrides `term` and does not say so
-    by_response: ClassVar[bool] = False  # whether its weights and its gate are the same for all tokens of a response
+    # Whether all tokens of a response have the same weight, the same gate, and the same factor in `reshape`.
+    by_response: ClassVar[bool] = False
+    # Whether `reward` ignores the rewards it is given, so that a control before it would shape them in vain.
+    replaces_rewards: ClassVar[bool] = False
 
     # Forget dropped tokens in the denominator of the loss too, as in the authors' code of some methods.
     reference_denominator: bool = dataclasses.field(default=False, kw_only=True)

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import control_loops as told
 import loops
@@ -16,10 +17,12 @@ import pytest
 import torch
 from companions import on_ranks
 from loops import Oracle
-from ragged import Case, case
+from ragged import Case, batch_of, case
 
 import baselines
+from baselines.siren import Siren
 from harness.base.errors import UserError
+from harness.batch import Rollout
 from harness.composition import Method
 
 TABLE = baselines.table()
@@ -361,8 +364,10 @@ def test_the_weights_of_stare_follow_the_entropy_within_their_bounds() -> None:
     assert found == [(1.35, 0.65), (1.5, 0.5), (1.5, 0.5), (1.25, 0.75), (1.0, 1.0), (1.0, 1.0)]
     c = case(2, groups=6, size=4)
     m = method(spec.replace("target=0.5", "target=9"))
-    m.observe({"entropy/mean": 0.4})
     check(m, c, lambda rows: kept(c, lambda a: told.stare(c, a, 9, 0.1, 1.35, 0.65)), "token")
+    assert m.state() == {"stare": {"positive": 1.1, "negative": 0.9}}, "a look at the batch moves no memory"
+    m.observe({"entropy/mean": 0.4})
+    check(m, c, lambda rows: kept(c, lambda a: told.stare(c, a, 9, 0.1, 1.5, 0.5)), "token")
     state = round_trip(spec, entropies(0.4, 0.3), {"entropy/mean": 0.7})
     assert state == pytest.approx({"positive": 1.5, "negative": 0.5})
 
@@ -400,22 +405,75 @@ def test_repo_doubles_and_halves_towards_its_target() -> None:
 
 
 @pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
-def test_siren_pulls_the_top_entropy_to_that_of_the_first_step(normalise: str) -> None:
+def test_siren_pulls_the_top_entropy_to_that_before_the_first_update(normalise: str) -> None:
     c = case(2, groups=6, size=4)
     m = method(f"grpo(normalise={normalise})+siren(coefficient=0.7, quantile=0.6)")
     signal = m.signal(c.old, c.batch, list(c.batch.split(2)))
     h = told.before(c).entropy
-    top = told.top_positions(c, h, range(24), 0.6)
-    assert 24 < len(top) < 0.6 * len(h)
+    tops = told.top_positions(c, h, range(24), 0.6)
+    assert {0, 1, 2} < {len(top) for top in tops}
+    first = told.top_entropy(c, h, range(24), 0.6)
     logged = m.metrics(signal, c.batch)
-    assert logged == {"siren/entropy_top": pytest.approx(statistics.fmean(h[t] for t in top))}
+    assert logged == {"siren/entropy_top": pytest.approx(first)}
 
-    plain = Oracle(grpo(c))
-    check(m, c, lambda rows: plain, normalise)  # in the first step
+    def pulled_to(anchor: float) -> Callable[[Sequence[int]], Oracle]:
+        return lambda _: told.WithWhole(grpo(c), whole=lambda rows: told.siren_loss(c, rows, 0.7, 0.6, anchor))
+
+    check(m, c, pulled_to(first), normalise)  # in the updates of the first step
+    assert m.state() == {"siren": {}}
     m.observe({"entropy/mean": 0.5, "siren/entropy_top": 0.25})
     m.observe({"entropy/mean": 0.4, "siren/entropy_top": 0.1})
     assert m.state() == {"siren": {"anchor": 0.25}}
-    check(m, c, lambda rows: told.WithTerm(grpo(c), term=told.siren_term(c, rows, 0.7, 0.6, 0.25)), normalise)
+    check(m, c, pulled_to(0.25), normalise)
+
+
+@pytest.mark.parametrize(("length", "above"), [(1, 0), (2, 1), (5, 1), (6, 1), (7, 2), (11, 2), (16, 3)])
+def test_siren_chooses_positions_strictly_above_the_quantile(length: int, above: int) -> None:
+    rollout = Rollout([0], [1] * length, [0.0] * length, True)
+    batch = batch_of([[rollout, rollout]], [0.0, 1.0])
+    rising_T = torch.arange(length, dtype=torch.float64).repeat(2)
+    part_T, top = Siren().top(rising_T, batch)
+    assert part_T.tolist() == ([0.0] * (length - above) + [0.5 / max(above, 1)] * above) * 2
+    assert top.item() == pytest.approx(sum(range(length - above, length)) / max(above, 1))
+
+
+# The objective of a release
+
+
+def released(low: float, high: float, dual: float | None, c: Case, **more: Any) -> told.WithTerm | Oracle:
+    kind = told.WithTerm if "term" in more else Oracle
+    return kind(grpo(c), low=low, high=high, dual=dual, **more)
+
+
+def siren_release(c: Case, _: Sequence[int]) -> Oracle:
+    anchor = told.top_entropy(c, told.before(c).entropy, range(len(c.batch)), 0.8)
+    advantages = loops.group_advantages(c, divide_by_std=False)
+    whole = lambda rows: told.siren_loss(c, rows, 0.005, 0.8, anchor)  # noqa: E731  as a field of the oracle
+    return told.WithWhole(advantages, low=0.28, high=0.28, whole=whole)
+
+
+RELEASES: dict[str, tuple[Callable[[Case, Sequence[int]], Oracle], str]] = {
+    "clip_cov_release": (
+        lambda c, _: released(1, 1, None, c, keep=told.keep_clip_cov(c, grpo(c), 2e-4, 1, 5)),
+        "token",
+    ),
+    "kl_cov_release": (
+        lambda c, _: released(1, 1e9, None, c, term=told.kl_cov_term(c, told.held_by_kl_cov(c, grpo(c), 0.002), 1)),
+        "token",
+    ),
+    "stare_release": (
+        lambda c, _: released(0.2, 0.28, 10, c, keep=told.stare(c, grpo(c), 0.3, 0.1, 1.1, None)),
+        "token",
+    ),
+    "siren_release": (siren_release, "constant"),
+}
+
+
+@pytest.mark.parametrize("spec", RELEASES)
+def test_a_release_has_the_objective_of_its_authors(spec: str) -> None:
+    c, (oracle, normalise) = case(2, groups=6, size=4), RELEASES[spec]
+    check(method(spec), c, lambda rows: oracle(c, rows), normalise)
+    assert spec.removesuffix("_release") in baselines.METHODS
 
 
 def test_the_anchor_of_siren_survives_a_checkpoint() -> None:

@@ -41,6 +41,10 @@ def grpo(c: Case) -> list[float]:
     return loops.group_advantages(c)
 
 
+def dr_grpo(c: Case) -> list[float]:
+    return loops.group_advantages(c, divide_by_std=False)
+
+
 # spec -> the same as loops; {} takes further options of the objective
 ANY_NORM = {
     "grpo(clip_low_positive=0.3, clip_high_negative=0.4,{})": lambda c: Loops(
@@ -69,9 +73,10 @@ ANY_NORM = {
     "vespo(k_positive=0.1, lambda_positive=0.2, k_negative=0.3, lambda_negative=0.1,{})": lambda c: Loops(
         grpo(c), brute.vespo((0.1, 0.2), (0.3, 0.1))
     ),
-    "dppo({})": lambda c: Loops(grpo(c), brute.dppo("tv", 0.15, 1e4)),
-    "dppo(measure=kl,{})": lambda c: Loops(grpo(c), brute.dppo("kl", 0.05, 1e4)),
-    "dppo(measure=kl, delta=0.2, cap=1.5,{})": lambda c: Loops(grpo(c), brute.dppo("kl", 0.2, 1.5)),
+    "dppo({})": lambda c: Loops(dr_grpo(c), brute.dppo("tv", 0.15, 3)),
+    "dppo(measure=kl,{})": lambda c: Loops(dr_grpo(c), brute.dppo("kl", 0.05, 3)),
+    "dppo(cap=10000, delta=3,{})": lambda c: Loops(dr_grpo(c), brute.dppo("tv", 3, 1e4)),
+    "dppo(measure=kl, delta=0.2, cap=1.5, divide_by_std=true,{})": lambda c: Loops(grpo(c), brute.dppo("kl", 0.2, 1.5)),
     "archer({})": lambda c: Loops(
         grpo(c),
         brute.by_entropy(brute.clipped(0.2, 0.2, 10), brute.clipped(0.5, 0.5, 10)),
@@ -290,8 +295,8 @@ SAME = {
     "gspo": "grpo(normalise=sequence)",
     "cispo": "grpo",
     "vespo": "grpo",
-    "dppo": "grpo(normalise=constant)",
-    "dppo(measure=kl)": "grpo(normalise=constant)",
+    "dppo": "dr_grpo",
+    "dppo(measure=kl)": "dr_grpo",
     "archer(kl_coef=0)": "grpo",
     "aspo(kl_coef=0)": "grpo",
     "dcpo": "grpo(normalise=sequence)",
@@ -485,11 +490,11 @@ FAR: dict[str, tuple[brute.Surrogate, list[tuple[list[float], list[float]]], str
         "+--",
     ),
     "dppo(measure=kl, delta=1.3)": (
-        brute.dppo("kl", 1.3, 1e4),
+        brute.dppo("kl", 1.3, 3),
         [([-1e-9, -1e-7], [math.log(0.9)] * 2), ([-1e-9, -1e-4], [math.log(0.9)] * 2)],
         "+-",
     ),
-    "dppo": (brute.dppo("tv", 0.15, 1e4), [([-1, -2], [-30, -30]), ([-1, -0.01], [-1.1, -30])], "--"),
+    "dppo(cap=10000)": (brute.dppo("tv", 0.15, 1e4), [([-1, -2], [-30, -30]), ([-1, -0.01], [-1.1, -30])], "--"),
 }
 
 
@@ -502,7 +507,8 @@ def test_far_from_the_old_policy_the_surrogate_is_that_of_the_formula(spec: str)
     a_T = torch.tensor(a, dtype=torch.float64)[batch.sequence_T]
     now_T, old_T = (torch.tensor([x for pair in pairs for x in pair[i]], dtype=torch.float64) for i in range(2))
     now_T.requires_grad_()
-    values_T = method(spec).objective.surrogate(View(TokenStats(now_T), TokenStats(old_T), a_T, {}, batch))
+    view = View(TokenStats(now_T), TokenStats(old_T), a_T, {}, batch, torch.ones_like(a_T))
+    values_T = method(spec).objective.surrogate(view)
     slopes_T = torch.autograd.grad(values_T.sum(), now_T)[0]
     values, slopes = [], []
     for (now, old), sign in zip(pairs, a, strict=True):
@@ -552,6 +558,9 @@ def test_responses_without_signal_can_be_left_out(spec: str) -> None:
     [
         ("gspo(normalise=token)", r"gspo.normalise is 'token'; allowed: sequence"),
         ("gmpo(normalise=constant)", r"gmpo.normalise is 'constant'; allowed: sequence"),
+        ("gmpo+low_prob", "control low_prob weighs single tokens, and objective gmpo takes a response as one product"),
+        ("entropy_advantage+gmpo", "control entropy_advantage weighs single tokens, and objective gmpo"),
+        ("gmpo+repo_r", "control repo_r weighs single tokens, and objective gmpo"),
         ("gmpo+clip_b", "control clip_b weighs single tokens, and objective gmpo takes a response as one product"),
         ("cispo(bound=3, clip_high=0.2)", r"both clip_high \(0.2\) and bound \(3.0\) are given"),
         ("cispo(bound=0.5)", "cispo.bound is 0.5; allowed: 1 and more"),
@@ -574,7 +583,7 @@ def test_what_the_objectives_need() -> None:
     assert method("otb").needs == {"sum_p2"}
     assert method("archer").needs == method("aspo").needs == {"entropy_now", "ref_logp"}
     assert method("archer(kl_coef=0)").needs == {"entropy_now"}
-    assert [name for name in OBJECTIVES if method(name).marks_steps] == ["bapo"]
+    assert [name for name in OBJECTIVES if method(name).marks_steps] == ["bapo", "siren_release"]
     assert [name for name in OBJECTIVES if method(name).min_group == 1] == [
         "w_reinforce",
         "w_reinforce_ppo",

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from loops import Oracle, discriminators, entropy, responses, softmax, xlogx
+from loops import Oracle, discriminators, entropy, part_of, responses, softmax, xlogx
+from objective_loops import uncertain
 from ragged import Case
 from torch import Tensor
 
@@ -64,6 +65,21 @@ class WithTerm(Oracle):
         return total, gradient
 
 
+@dataclass
+class WithWhole(Oracle):
+    """Adds to the loss of a mini-batch one number, given with its gradient by the logits of tokens."""
+
+    whole: Callable[[Sequence[int]], tuple[float, dict[int, list[float]]]] | None = None
+
+    def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
+        assert self.whole is not None
+        total, gradient = super().loss(case, rows)
+        value, slopes = self.whole(rows)
+        for t, by_logits in slopes.items():
+            gradient[t] = [x + y for x, y in zip(gradient[t], by_logits, strict=True)]
+        return total + value, gradient
+
+
 def sign(x: float) -> int:
     return (x > 0) - (x < 0)
 
@@ -87,16 +103,16 @@ def keep_clip_cov(c: Case, a: Sequence[float], fraction: float, lowest: float, h
     for row, length in enumerate(c.batch.lengths_B.tolist()):
         lots += list(np.random.default_rng(seeds.derive(c.batch.seed, "clip_cov", "token", row)).random(length))
     band = [t for t, x in enumerate(covariances(c, a)) if lowest < x < highest]
-    drawn = sorted(band, key=lambda t: -lots[t])[: max(math.floor(fraction * len(a)), 1)]
+    drawn = sorted(band, key=lambda t: -lots[t])[: max(math.floor(part_of(fraction, len(a))), 1)]
     return [t not in drawn for t in range(len(a))]
 
 
 def held_by_kl_cov(c: Case, a: Sequence[float], fraction: float) -> set[int]:
-    return strongest(covariances(c, a), max(math.floor(fraction * len(a)), 1))
+    return strongest(covariances(c, a), max(math.floor(part_of(fraction, len(a))), 1))
 
 
 def keep_top_entropy(c: Case, share: float) -> list[bool]:
-    chosen = strongest(h := before(c).entropy, math.ceil(share * len(h)))
+    chosen = strongest(h := before(c).entropy, math.ceil(part_of(share, len(h))))
     return [t in chosen for t in range(len(h))]
 
 
@@ -134,7 +150,7 @@ def stare(
         return weights
     for side, weight in ((1, positive), (-1, negative)):
         members = [t for t, x in enumerate(a) if sign(x) == side]
-        for t in sorted(members, key=lambda t: told.logp[t])[: round(share * len(members))]:
+        for t in sorted(members, key=lambda t: told.logp[t])[: math.ceil(part_of(share, len(members)))]:
             weights[t] = 1.0 if weight is None else weight
     return weights
 
@@ -184,7 +200,7 @@ def keep_predicted(c: Case, a: Sequence[float], wanted: float, most: float) -> l
     for t in sorted(range(len(a)), key=lambda t: direction * changes[t]):
         mean = math.fsum(x for x, kept in zip(changes, keep, strict=True) if kept) / len(a)
         no_help = direction * changes[t] >= 0
-        if direction * (wanted - mean) <= 0 or no_help or keep.count(False) >= int(most * len(a)):
+        if direction * (wanted - mean) <= 0 or no_help or keep.count(False) >= math.floor(part_of(most, len(a))):
             break
         keep[t] = False
     return keep
@@ -263,25 +279,28 @@ def kl_cov_term(c: Case, held: set[int], coefficient: float) -> Callable[[int], 
     return term
 
 
-def top_positions(c: Case, h: Sequence[float], rows: Sequence[int], quantile: float) -> list[int]:
-    """Returns the positions whose entropy is not below the quantile of their response, by linear interpolation."""
-    found = []
+def top_positions(c: Case, h: Sequence[float], rows: Sequence[int], quantile: float) -> list[list[int]]:
+    """Return the positions of each response whose entropy is above its quantile."""
+    tops = []
     for span in (responses(c)[row] for row in rows):
-        edge = float(np.quantile([h[t] for t in span], quantile))
-        found += [t for t in span if h[t] >= edge - 1e-12]
-    return found
+        above = uncertain([h[t] for t in span], quantile)
+        tops.append([t for t, is_above in zip(span, above, strict=True) if is_above])
+    return tops
 
 
-def siren_term(
+def top_entropy(c: Case, h: Sequence[float], rows: Sequence[int], quantile: float) -> float:
+    """Return the mean over responses of the mean entropy of their chosen positions, 0 for one without any."""
+    means = [statistics.fmean(h[t] for t in top) if top else 0.0 for top in top_positions(c, h, rows, quantile)]
+    return statistics.fmean(means)
+
+
+def siren_loss(
     c: Case, rows: Sequence[int], coefficient: float, quantile: float, anchor: float
-) -> Callable[[int], tuple[float, list[float]]]:
-    h = now(c).entropy
-    top = top_positions(c, h, rows, quantile)
-    away = statistics.fmean(h[t] for t in top) - anchor
-    tokens = sum(len(responses(c)[row]) for row in rows)
-
-    def term(t: int) -> tuple[float, list[float]]:
-        slope = 2 * coefficient * away * tokens / len(top) * (t in top)
-        return coefficient * away**2, [-slope * s for s in discriminators(softmax(c.logits_TV[t].tolist()))]
-
-    return term
+) -> tuple[float, dict[int, list[float]]]:
+    h, gradient = now(c).entropy, {}
+    away = top_entropy(c, h, rows, quantile) - anchor
+    for top in top_positions(c, h, rows, quantile):
+        for t in top:
+            slope = 2 * coefficient * away / (len(rows) * len(top))
+            gradient[t] = [-slope * s for s in discriminators(softmax(c.logits_TV[t].tolist()))]
+    return coefficient * away**2, gradient

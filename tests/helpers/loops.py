@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from ragged import Case
 
@@ -88,6 +89,11 @@ def whitened(advantages: Sequence[float]) -> list[float]:
 # Which tokens are kept
 
 
+def part_of(share: float, count: int) -> Decimal:
+    """Return the share of a count in decimals, as a person would compute it."""
+    return Decimal(str(share)) * count
+
+
 def centred(values: Sequence[float]) -> list[float]:
     mean = statistics.fmean(values)
     return [x - mean for x in values]
@@ -121,7 +127,7 @@ def keep_clip_v(
         return two_sided(d, sigma, mu, mu_high)
     keep = [x > 0 or -y <= mu * sigma for x, y in zip(a, d, strict=True)]
     dropped = [t for t in range(len(a)) if not keep[t] and a[t] < 0]
-    most = max(int(max_frac * len(a)), 1)
+    most = max(math.floor(part_of(max_frac, len(a))), 1)
     for t in sorted(dropped, key=lambda t: d[t])[most:]:
         keep[t] = True
     return keep
@@ -135,7 +141,7 @@ def keep_share(d: Sequence[float], a: Sequence[float], mode: str, share: float) 
     """Drops, where there are no ties, the right number of tokens, worst first, and none on the safe side."""
     size = [abs(x) if mode == "paper" else -x for x in d]
     candidates = [t for t in range(len(d)) if size[t] > 0 and (mode == "paper" or a[t] < 0)]
-    dropped = sorted(candidates, key=lambda t: -size[t])[: round(share * len(d))]
+    dropped = sorted(candidates, key=lambda t: -size[t])[: round(part_of(share, len(d)))]
     return [t not in dropped for t in range(len(d))]
 
 

@@ -84,8 +84,8 @@ def above_quantile(quantile: float, interpolated: bool) -> Group:
             below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
             baseline = below + (above - below) * (place - math.floor(place))
         else:
-            shares = {r: sum(other <= r for other in rewards) / len(rewards) for r in ordered}
-            baseline = min(r for r, share in shares.items() if share >= quantile)
+            enough = loops.part_of(quantile, len(rewards))
+            baseline = min(r for r in ordered if sum(other <= r for other in rewards) >= enough)
         return [(r - baseline) / (statistics.stdev(rewards) + 1e-6) for r in rewards]
 
     return advantages
@@ -240,11 +240,11 @@ def vespo(positive: tuple[float, float], negative: tuple[float, float]) -> Surro
     return surrogate
 
 
-def uncertain(entropies: list[float], quantile: float) -> list[bool]:
-    """Says which entropies are above the quantile, which is interpolated between neighbours in their order."""
-    ordered, place = sorted(entropies), quantile * (len(entropies) - 1)
+def uncertain(entropies: Sequence[float], quantile: float) -> list[bool]:
+    """Return which entropies are above the quantile, which is interpolated between neighbors in their order."""
+    ordered, place = sorted(entropies), loops.part_of(quantile, len(entropies) - 1)
     below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return [h > below + (above - below) * (place - math.floor(place)) for h in entropies]
+    return [h > below + (above - below) * float(place - math.floor(place)) for h in entropies]
 
 
 def by_entropy(sure: Surrogate, unsure: Surrogate, quantile: float = 0.8) -> Surrogate:

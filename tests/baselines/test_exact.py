@@ -1,0 +1,229 @@
+"""Makes sure that equal rewards are exactly equal, and that a share of a count is the number that was written."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from companions import on_ranks
+from ragged import batch_of, case
+
+import baselines
+from baselines.archer import above_quantile
+from harness.base.errors import UserError
+from harness.base.shares import share_of
+from harness.batch import Rollout, TokenBatch, TokenStats
+from harness.composition import Method
+
+GROUPED = ("grpo", "dr_grpo", "rloo", "lite_ppo", "maxrl", "qae", "qae(mode=paper)", "dppo", "reinforce_pp", "otb")
+
+
+def method(spec: str) -> Method:
+    return Method.of(spec, baselines.table())
+
+
+def responses(lengths: Sequence[int], group: int, budget: int = 7168) -> tuple[TokenStats, TokenBatch]:
+    """Make a rollout batch of right responses, in float32 as training makes it, and what a policy says of it."""
+    rollouts = [Rollout([0], [1] * length, [-1.0] * length, True) for length in lengths]
+    groups = [rollouts[start : start + group] for start in range(0, len(rollouts), group)]
+    batch = TokenBatch.of(groups, [1.0] * len(lengths), budget, "cpu")
+    generator = torch.Generator().manual_seed(len(lengths))
+    logp_T = -torch.rand(sum(lengths), generator=generator) - 0.1
+    ones_T = torch.ones_like(logp_T)
+    return TokenStats(logp_T, 0.7 * ones_T, 0.5 * ones_T, -0.4 * ones_T), batch
+
+
+def advantages(spec: str, old: TokenStats, batch: TokenBatch) -> torch.Tensor:
+    return method(spec).signal(old, batch, [batch]).advantages_T
+
+
+# Equal rewards
+
+
+@pytest.mark.parametrize("group", [8, 12, 16])
+@pytest.mark.parametrize("objective", GROUPED)
+def test_right_responses_of_one_length_have_no_advantage_under_the_overlong_penalty(objective: str, group: int) -> None:
+    old, batch = responses([5809] * group, group)
+    spec = "dapo" if objective == "grpo" else f"{objective}+overlong"
+    rewards_B = method(spec).rewarded(old, batch).rewards_B
+    assert rewards_B.unique().tolist() == [pytest.approx(1 - 0.5 * (5809 - 0.8 * 7168) / (0.2 * 7168))]
+    advantages_T = advantages(spec, old, batch)
+    assert advantages_T.dtype == torch.float32
+    assert not advantages_T.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("objective", GROUPED)
+def test_a_group_of_equal_rewards_has_no_advantage_whatever_the_reward(objective: str, dtype: torch.dtype) -> None:
+    chance = random.Random(0)
+    for group in (2, 3, 7, 8, 12, 16):
+        old, batch = responses([2] * 2 * group, group)
+        batch = dataclasses.replace(batch, rewards_B=batch.rewards_B.to(dtype))
+        for _ in range(20):
+            level, other = chance.uniform(-1, 1), [chance.uniform(-1, 1) for _ in range(group)]
+            batch = dataclasses.replace(batch, rewards_B=batch.rewards_B.new_tensor([level] * group + other))
+            advantages_T = method(objective).objective.advantages(old, batch)
+            assert not advantages_T[: 2 * group].any()
+            assert advantages_T[2 * group :].any() or (objective == "maxrl" and sum(other) <= 0)
+
+
+@pytest.mark.parametrize("spec", ["ppo", "reinforce_pp"])
+def test_whitening_leaves_equal_advantages_at_0(spec: str) -> None:
+    for reward, tokens in itertools.product((0.1, 0.3, 1 / 3, -0.7), (3, 7, 11, 1001)):
+        old, batch = responses([1] * 2 * tokens, 2)
+        columns = {name: x_T.double() for name, x_T in old.columns.items()}
+        old = TokenStats(**columns, values=torch.zeros(2 * tokens, dtype=torch.float64))
+        equal_T = torch.full((2 * tokens,), reward, dtype=torch.float64)
+        assert not method(spec).objective.whiten(equal_T, batch).any()
+        batch = dataclasses.replace(batch, rewards_B=equal_T)
+        assert not advantages(spec, old, batch).any()
+
+
+SIGNED = ("clip_b(share=0.5)", "clip_v(share=0.5)", "quadrant", "entropic", "stare(target=9,share=0.5)", "clip_predict")
+
+
+@pytest.mark.parametrize("control", SIGNED)
+def test_controls_that_look_at_signs_find_none_where_rewards_are_equal(control: str) -> None:
+    old, batch = responses([5809] * 8, 8)
+    signal = method(f"dapo+{control}").signal(old, batch, [batch])
+    assert not (signal.advantages_T * signal.weights_T).any()
+    assert signal.weights_T.unique().tolist() in ([0.0], [1.0])  # quadrant drops all that have no sign
+
+
+def test_the_global_deviation_of_equal_values_is_0() -> None:
+    _, batch = responses([1] * 22, 2)
+    for x in (0.1, 0.3, 1 / 3, 1e6 + 0.1):
+        for dtype in (torch.float32, torch.float64):
+            equal_T = torch.full((22,), x, dtype=dtype)
+            assert not batch.global_centered(equal_T).any()
+            assert batch.global_std(equal_T) == 0
+
+
+def rank_main(rank: int, folder: Path) -> None:
+    torch.save(centered_on(rank), folder / f"{rank}.pt")
+
+
+def centered_on(*ranks: int) -> torch.Tensor:
+    """Return the tokens of the responses on these ranks, centered over those of all ranks that take part."""
+    c = case(2, groups=6, size=4)
+    rows = [row for rank in ranks for row in range(8 * rank, 8 * rank + 8 * (rank + 1))]
+    part = c.batch.take(rows)
+    return part.global_centered(c.old.logp[part.index_T])
+
+
+@pytest.mark.processes
+def test_two_ranks_center_on_the_mean_of_both(tmp_path: Path) -> None:
+    on_ranks(rank_main, tmp_path)
+    together = torch.cat([torch.load(tmp_path / f"{rank}.pt") for rank in range(2)])
+    torch.testing.assert_close(together, centered_on(0, 1), rtol=0, atol=1e-14)
+
+
+# Shares of a count
+
+
+@pytest.mark.parametrize("count", [1, 7, 100, 300, 4096, 123_457])
+def test_a_share_of_a_count_is_that_of_its_decimals(count: int) -> None:
+    for digits in (2, 3, 4):
+        scale = 10**digits
+        for numerator in range(0, scale + 1, 7 if digits < 4 else 97):
+            share = share_of(numerator / scale, count)
+            assert math.floor(share) == numerator * count // scale
+            assert math.ceil(share) == -(-numerator * count // scale)
+            whole, rest = divmod(numerator * count, scale)
+            assert round(share) == whole + (2 * rest > scale or (2 * rest == scale and whole % 2))
+
+
+def tokens(count: int) -> tuple[TokenStats, TokenBatch, torch.Tensor]:
+    """Make a group of two right and wrong responses of so many tokens, none like another."""
+    half = Rollout([0], [1] * (count // 2), [-1.0] * (count // 2), True)
+    batch = batch_of([[half, half]], [0.0, 1.0], budget=count)
+    spread_T = torch.linspace(0.02, 0.98, count, dtype=torch.float64)
+    order_T = torch.randperm(count, generator=torch.Generator().manual_seed(1))
+    entropy_T, p_T = spread_T[order_T], spread_T.flip(0)[order_T]
+    old = TokenStats(p_T.log(), entropy_T, 0.5 * p_T, -0.1 * entropy_T)
+    return old, batch, torch.tensor([-1.0, 1.0], dtype=torch.float64)[batch.sequence_T]
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.07, 7), (0.28, 28), (0.55, 55), (0.56, 56), (0.071, 8)])
+def test_top_entropy_keeps_the_share_that_was_written(share: float, kept: int) -> None:
+    old, batch, advantages_T = tokens(100)
+    weights_T = method(f"top_entropy(share={share})").controls["top_entropy"].weights(old, advantages_T, batch)
+    assert int((weights_T != 0).sum()) == kept  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("fraction", "chosen"), [(0.29, 29), (0.57, 57), (0.58, 58), (0.001, 1)])
+def test_covariance_methods_choose_the_fraction_that_was_written(fraction: float, chosen: int) -> None:
+    old, batch, advantages_T = tokens(100)
+    held_T = method(f"kl_cov(fraction={fraction})").controls["kl_cov"].marks(old, advantages_T, batch)["held"]
+    assert int(held_T.sum()) == chosen
+    # All covariances are in the band here, so that there are enough candidates.
+    clip_cov = method(f"clip_cov(fraction={fraction}, lowest=0, highest=900)").controls["clip_cov"]
+    dropped_T = clip_cov.weights(old, old.logp, batch) == 0
+    assert int(dropped_T.sum()) == chosen  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["clip_b", "clip_v"])
+def test_a_clip_drops_the_share_that_was_written(name: str) -> None:
+    old, batch, advantages_T = tokens(100)
+    for share, dropped in ((0.575, 58), (0.29, 29), (0.145, 14), (0.155, 16)):
+        control = method(f"{name}(share={share}, mode=paper)").controls[name]
+        assert int((control.weights(old, advantages_T, batch) == 0).sum()) == dropped  # type: ignore[union-attr]
+
+
+def test_the_cap_of_clip_v_is_the_share_that_was_written() -> None:
+    old, batch, advantages_T = tokens(100)
+    control = method("clip_v(mu=0, max_frac=0.29)").controls["clip_v"]
+    assert int((control.weights(old, -advantages_T.abs(), batch) == 0).sum()) == 29  # type: ignore[union-attr]
+
+
+def test_a_prediction_drops_at_most_the_share_that_was_written() -> None:
+    old, batch, advantages_T = tokens(100)
+    control = method("clip_predict(target=900, most=0.29)").controls["clip_predict"]
+    assert int((control.weights(old, advantages_T, batch) == 0).sum()) == 29  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("share", "chosen"), [(0.07, 7), (0.071, 8), (0.001, 1), (0, 0)])
+def test_stare_weighs_the_share_that_was_written_rounded_up(share: float, chosen: int) -> None:
+    old, batch, advantages_T = tokens(200)
+    control = method(f"stare(target=9, share={share})").controls["stare"]
+    assert int((control.weights(old, advantages_T, batch) == 1.1).sum()) == chosen  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("quantile", "length", "above"), [(0.29, 101, 71), (0.57, 101, 43), (0.8, 6, 1), (1, 9, 0)])
+def test_a_quantile_lies_at_the_place_that_was_written(quantile: float, length: int, above: int) -> None:
+    rollout = Rollout([0], [1] * length, [0.0] * length, True)
+    batch = batch_of([[rollout]], [0.0], budget=length)
+    assert int(above_quantile(torch.arange(length).double(), quantile, batch).sum()) == above
+
+
+# Controls that would take each other's effect away
+
+
+def test_a_coin_after_a_penalty_is_refused_and_before_it_both_count() -> None:
+    words = (
+        "control random_reward replaces all rewards, and so takes away what control overlong made of them; allowed: "
+        "random_reward before overlong, or without it"
+    )
+    for spec in ("dapo+random_reward", "overlong+random_reward", "grpo+overlong+random_reward"):
+        with pytest.raises(UserError) as error:
+            method(spec)
+        assert str(error.value) == words
+    old, batch = responses([7168, 100] * 8, 8)
+    coins_B = method("random_reward").rewarded(old, batch).rewards_B
+    both_B = method("random_reward+dapo").rewarded(old, batch).rewards_B
+    assert set(coins_B.tolist()) == {0, 1}
+    assert both_B.tolist() == pytest.approx((coins_B - torch.tensor([0.5, 0.0] * 8)).tolist())
+
+
+def test_controls_that_move_the_advantages_of_whole_responses_go_with_a_product_of_ratios() -> None:
+    assert set(method("gmpo+ucpo+unlikeliness").controls) == {"ucpo", "unlikeliness"}
+    old, batch = responses([3, 5, 2, 7], 4)
+    advantages_T = advantages("gmpo+unlikeliness+ucpo", old, batch)
+    for of_response in advantages_T.split([3, 5, 2, 7]):
+        assert len(of_response.unique()) == 1
