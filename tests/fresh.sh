@@ -29,7 +29,7 @@ cd /root/entrobench
 echo "== $(. /etc/os-release && echo "$PRETTY_NAME"), $(python3 --version), $(nproc) cores"
 received() { awk '/:/ && !/lo:/ {sum += $2} END {printf "%d\n", sum / 1e6}' /proc/net/dev; }
 megabytes=$(received); begun=$(date +%s)
-make .venv/ready ${LOCKED:+LOCKED=1} 2>&1 | grep --invert-match WARNING
+make .venv/ready ${LOCKED:+LOCKED=1} 2>&1 | grep --line-buffered --invert-match WARNING
 test -e .venv/ready -o -e .venv/ready-locked
 echo "== set up in $(($(date +%s) - begun)) s, $(($(received) - megabytes)) MB received, $(du -sm .venv | cut -f1) MB on disk"
 begun=$(date +%s)

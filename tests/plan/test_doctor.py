@@ -80,7 +80,16 @@ def test_vllm_that_is_not_installed_has_a_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "state"), [("3.11.7", OK), ("3.12.0", OK), ("3.10.12", BROKEN), ("3.13.1", BROKEN), ("3.1.1", BROKEN)]
+    ("version", "state"),
+    [
+        ("3.11.7", OK),
+        ("3.12.0", OK),
+        ("3.10.12", BROKEN),
+        ("3.13.1", OK),
+        ("3.14.0", OK),
+        ("3.15.0", BROKEN),
+        ("3.1.1", BROKEN),
+    ],
 )
 def test_versions_of_python(version: str, state: str) -> None:
     assert of_python(version).state == state
