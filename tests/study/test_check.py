@@ -259,6 +259,122 @@ class Deaf(Grpo):
         return (batch.right_B.double() - 0.5)[batch.sequence_T]
 
 
+@dataclass(frozen=True)
+class BareDeviation(GroupObjective):
+    """Divides by a deviation that is 0 where a group has no signal."""
+
+    silent_without_signal = True
+
+    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        rewards_GN = batch.grouped(batch.rewards_B)
+        mean_G1, std_G1 = rewards_GN.mean(1, keepdim=True), rewards_GN.std(1, correction=0, keepdim=True)
+        return ((rewards_GN - mean_G1) / std_G1).flatten()[batch.sequence_T]
+
+    def surrogate(self, view: View) -> Tensor:
+        return view.ratio_T * view.advantages_T
+
+
+@dataclass(frozen=True)
+class BareLog(Control):
+    """Takes the log of a distance that is 0 at first."""
+
+    def term(self, view: View) -> Tensor:
+        return 0.01 * (view.current.logp - view.current.logp.detach()).abs().log()
+
+
+@dataclass(frozen=True)
+class Tide(Control):
+    """Closes its gate above the running mean of a number of its own, which no checkpoint sees."""
+
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        return {}
+
+    def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
+        assert old.entropy is not None
+        now = batch.global_mean(old.entropy)
+        return {"level": now, "flood": now > self.memory.get("level", float("inf"))}
+
+    def gate(self, view: View) -> Tensor:
+        return (~view.marks["flood"]).double()
+
+    def metrics(self, view: View) -> Mapping[str, float]:
+        return {"level": float(view.marks["level"])}
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        kept = self.memory.get("level", metrics["level"])
+        self.memory["level"] = 0.9 * kept + 0.1 * metrics["level"]
+
+
+@dataclass(frozen=True)
+class Share(Control):
+    """Scales by the last step's share of right responses, which no checkpoint sees."""
+
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        return {}
+
+    def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
+        now = batch.right_B.double().mean()
+        return advantages_T * (1 + now - self.memory.get("right", now))
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        self.memory["right"] = metrics["reward/mean"]
+
+
+@dataclass(frozen=True)
+class Reversed(Grpo):
+    """Has the value of GRPO and the opposite gradient."""
+
+    def surrogate(self, view: View) -> Tensor:
+        surrogate_T = super().surrogate(view)
+        return 2 * surrogate_T.detach() - surrogate_T
+
+
+@dataclass(frozen=True)
+class Unsigned(Grpo):
+    """Loses the sign of the advantage in a detached weight."""
+
+    def surrogate(self, view: View) -> Tensor:
+        return (view.ratio_T * view.advantages_T).abs().detach() * view.current.logp
+
+
+@dataclass(frozen=True)
+class Doubled(Grpo):
+    """Has the value of GRPO and twice its gradient."""
+
+    def surrogate(self, view: View) -> Tensor:
+        surrogate_T = super().surrogate(view)
+        return 2 * surrogate_T - surrogate_T.detach()
+
+
+@dataclass(frozen=True)
+class ReversedBeyond(Grpo):
+    """Keeps a gradient beyond the clip, with the wrong sign."""
+
+    def beyond(self, ratio_T: Tensor, bound_T: Tensor) -> Tensor:
+        return bound_T * (2 - ratio_T / ratio_T.detach())
+
+
+@dataclass(frozen=True)
+class Leaky(Control):
+    """Lets the entropy's gradient through its gate."""
+
+    needs = frozenset({"entropy_grad"})
+
+    def gate(self, view: View) -> Tensor:
+        assert view.current.entropy is not None
+        return 1 + view.current.entropy
+
+
+@dataclass(frozen=True)
+class LeakyRatio(Control):
+    """Lets the gradient of the ratio through its gate."""
+
+    def gate(self, view: View) -> Tensor:
+        return view.ratio_T.clamp(max=1)
+
+
 WRONG: dict[str, tuple[type[Component], str, str]] = {
     "part_mean": (PartMean, "micro-batches", "in other micro-batches, and"),
     "largest": (Largest, "micro-batches", "max"),
@@ -283,6 +399,16 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
     "proud": (Proud, "composition", r"proud\+ppo: "),
     "lonely": (Lonely, "edges", "not finite where one group of the least size"),
     "nothing": (Nothing, "gradient", "no token has a gradient"),
+    "bare_deviation": (BareDeviation, "edges", "an advantage is not finite where no response is right"),
+    "bare_log": (BareLog, "gradient", "the gradient is not finite on an ordinary batch"),
+    "tide": (Tide, "memory", "state leaves something out"),
+    "share": (Share, "memory", "state leaves something out"),
+    "reversed": (Reversed, "direction", r"at ratio 1 the gradient goes against the advantage for 100\.0%"),
+    "unsigned": (Unsigned, "direction", "at ratio 1 the gradient goes against the advantage for"),
+    "doubled": (Doubled, "direction", "nor that of the surrogate's value: 2 times advantage"),
+    "reversed_beyond": (ReversedBeyond, "direction", "where the policy has moved the gradient goes against"),
+    "leaky": (Leaky, "direction", "a gradient goes through the gate of leaky, by the present entropy"),
+    "leaky_ratio": (LeakyRatio, "direction", "a gradient goes through the gate of leaky_ratio, by the present log p"),
 }
 
 
