@@ -103,7 +103,7 @@ def effect(subject: Subject) -> Finding:
 
 def changes(subject: Subject) -> tuple[str, dict[str, float]]:
     """Measure how much each control changes the gradient on the batches of the other checks."""
-    numbers = {name: change(subject, name) for name in subject.make().controls}
+    numbers = {name: change_by(subject, name) for name in subject.make().controls}
     seen = [f"{name} changes the gradient by {number:.1%}" for name, number in numbers.items() if number]
     idle = [name for name, number in numbers.items() if not number]
     if idle:
@@ -111,7 +111,7 @@ def changes(subject: Subject) -> tuple[str, dict[str, float]]:
     return ", ".join(seen) or "there is no control", {f"effect/{name}": number for name, number in numbers.items()}
 
 
-def change(subject: Subject, name: str) -> float:
+def change_by(subject: Subject, name: str) -> float:
     """Return the largest change of the gradient by a control, over some steps, as a share of the gradient's size."""
     whole = subject.make()
     others = {other: control for other, control in whole.controls.items() if other != name}

@@ -97,7 +97,7 @@ def micro_batches(subject: Subject) -> str:
         compare(expected, outcome(subject.make(), given, 2, unevenly), None, "in other micro-batches")
         compare(expected, outcome(subject.make(), given, 2, singly), None, "with each response alone")
         logged, in_parts = (
-            of_updates([columns_of(subject.make(), given, expected.signal, split)]) for split in (whole, unevenly)
+            of_updates([logged_columns(subject.make(), given, expected.signal, split)]) for split in (whole, unevenly)
         )
         for name, number in logged.items():
             if not math.isclose(number, in_parts[name], rel_tol=CLOSE, abs_tol=1e-12):
@@ -187,7 +187,7 @@ def edges(subject: Subject) -> str:
 
 def record_of_whole(method: Method, given: Probe, found: Outcome) -> dict[str, float]:
     """Returns the method's own numbers, and makes it say what it clips."""
-    logged = {**method.metrics(found.signal, given.batch), **of_updates([columns_of(method, given, found.signal)])}
+    logged = {**method.metrics(found.signal, given.batch), **of_updates([logged_columns(method, given, found.signal)])}
     fixed = stepped(method, given, found.signal, given.batch)
     with torch.no_grad():
         now = given.during(method.needs, given.logits_TV, given.batch.index_T)
@@ -197,7 +197,7 @@ def record_of_whole(method: Method, given: Probe, found: Outcome) -> dict[str, f
     return logged
 
 
-def columns_of(method: Method, given: Probe, signal: Signal, split: Split = whole) -> dict[str, Tensor]:
+def logged_columns(method: Method, given: Probe, signal: Signal, split: Split = whole) -> dict[str, Tensor]:
     """Return the columns that a method logs of an update that is computed in parts."""
     fixed = stepped(method, given, signal, given.batch)
     by_part = []

@@ -12,8 +12,8 @@ from harness.study.computed import factors
 from harness.study.probe import Probe, stepped
 from harness.study.subject import Failed, Subject, require_finite
 
-STEP = 1e-6  # in log p: differences of float64 values then have some ten correct digits
-CLOSE = 1e-5  # relative: above the error of the differences, far below any factor that a formula might have
+NUDGE = 1e-6  # in log p: differences of float64 values then have some ten correct digits
+AGREEING = 1e-5  # relative: above the error of the differences, far below any factor that a formula might have
 MOVED = 0.5  # in logits: many ratios are beyond a clip, where a formula may take another branch
 UNDETACH = "take the gate of detached values: view.current.logp.detach(), and the need entropy_now for the entropy"
 
@@ -44,7 +44,7 @@ class Pull:
 
 def alike(one_T: Tensor, other_T: Tensor) -> Tensor:
     largest = max(one_T.abs().max().item(), other_T.abs().max().item())
-    return (one_T - other_T).abs() <= CLOSE * largest + 1e-12
+    return (one_T - other_T).abs() <= AGREEING * largest + 1e-12
 
 
 def pull(method: Method, given: Probe) -> Pull:
@@ -69,8 +69,8 @@ def pull(method: Method, given: Probe) -> Pull:
     # One place of all responses at a time: a token may count in the surrogate of its whole response, and in no other.
     for place in range(int(batch.within_T.max()) + 1):
         here_T = batch.within_T == place
-        ahead_B, behind_B = (values_at(now.logp.detach() + sign * STEP * here_T) for sign in (1, -1))
-        slope_B = (ahead_B - behind_B) / (2 * STEP)
+        ahead_B, behind_B = (values_at(now.logp.detach() + sign * NUDGE * here_T) for sign in (1, -1))
+        slope_B = (ahead_B - behind_B) / (2 * NUDGE)
         slope_T = slope_B[batch.sequence_T].where(here_T, slope_T)
     require_finite("the gradient by log p", gradient_T, slope_T)
     return Pull(-gradient_T, slope_T, signal.advantages_T * factor_of(method, given, signal) * signal.scale_T)
@@ -98,6 +98,8 @@ def direction(subject: Subject) -> str:
         if pulls.against.any():
             share = pulls.against[pulls.advantages_T != 0].double().mean().item()
             raise Failed(f"{where} the gradient goes against the advantage for {share:.1%} of the tokens that have one")
+    if start.advantages_T.any() and (start.gradient_T * start.advantages_T).sum() <= 0:
+        raise Failed("at ratio 1 a step along the gradient lowers the log p of advantageous tokens: its sign is wrong")
     if start.other.any():
         raise Failed(
             f"at ratio 1 the gradient is neither that of advantage times log p nor that of the surrogate's value: "

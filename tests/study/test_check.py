@@ -340,6 +340,14 @@ class Unsigned(Grpo):
 
 
 @dataclass(frozen=True)
+class LossForSurrogate(Grpo):
+    """Returns a loss where a surrogate is maximised."""
+
+    def surrogate(self, view: View) -> Tensor:
+        return -super().surrogate(view)
+
+
+@dataclass(frozen=True)
 class Doubled(Grpo):
     """Has the value of GRPO and twice its gradient."""
 
@@ -423,6 +431,7 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
     "share": (Share, "memory", "state leaves something out"),
     "reversed": (Reversed, "direction", r"at ratio 1 the gradient goes against the advantage for 100\.0%"),
     "unsigned": (Unsigned, "direction", "at ratio 1 the gradient goes against the advantage for"),
+    "loss_for_surrogate": (LossForSurrogate, "direction", "at ratio 1 a step along the gradient lowers the log p"),
     "doubled": (Doubled, "direction", "nor that of the surrogate's value: 2 times advantage"),
     "reversed_beyond": (ReversedBeyond, "direction", "where the policy has moved the gradient goes against"),
     "leaky": (Leaky, "direction", "a gradient goes through the gate of leaky, by the present entropy"),
