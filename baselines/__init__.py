@@ -147,9 +147,14 @@ METHODS: dict[str, type[Component] | Composition] = {
 }
 
 
-def table(plugins: Iterable[str] = ()) -> dict[str, type[Component] | Composition]:
-    """All methods by name: METHODS, those of installed packages (entry points), and those of plugin modules."""
-    return extended("method", METHODS, "METHODS", plugins, check)
+def table(
+    plugins: Iterable[str] = (), refused: dict[str, UserError] | None = None
+) -> dict[str, type[Component] | Composition]:
+    """Return all methods by name: METHODS, those of installed packages (entry points), and those of plugin modules.
+
+    With `refused` an entry that cannot be taken is left out, and its error is put there; without, the error is raised.
+    """
+    return extended("method", METHODS, "METHODS", plugins, check, refused)
 
 
 def check(name: str, cls: Any, plugin: str) -> None:

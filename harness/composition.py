@@ -212,6 +212,16 @@ class Method:
             for key, value in component.metrics(self.view(name, now, signal, batch)).items()
         }
 
+    def update_metrics(self, current: TokenStats, signal: Signal, batch: TokenBatch) -> dict[str, Tensor]:
+        """Return the columns that the components log of a part of a mini-batch, during the update."""
+        zero_T = signal.weights_T.new_zeros(signal.weights_T.shape)
+        columns: dict[str, Tensor] = {}
+        for name, component in self.named.items():
+            if overrides(component, "update_metrics"):
+                logged = component.update_metrics(self.view(name, current, signal, batch))
+                columns |= {f"{name}/{key}": zero_T + x for key, x in logged.items()}
+        return columns
+
     def view(self, name: str, current: TokenStats, signal: Signal, batch: TokenBatch) -> View:
         """Returns what a component sees of some tokens."""
         component = self.named[name]
@@ -244,11 +254,14 @@ class Method:
         return (signal.term_scale_T * loss_T).sum()
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """Lets each control hear what was logged; what it logged itself also by the keys that it gave."""
+        """Let each control hear the metrics of a step, its own also by the keys of its verbs: `key`, `updates/key`."""
         for name, control in self.controls.items():
-            own = f"{name}/"
-            said = {key.removeprefix(own): value for key, value in metrics.items() if key.startswith(own)}
-            control.observe({**metrics, **said})
+            by_own_key = dict(metrics)
+            for key, value in metrics.items():
+                for logged, heard in ((f"{name}/", ""), (f"updates/{name}/", "updates/")):
+                    if key.startswith(logged):
+                        by_own_key[heard + key.removeprefix(logged)] = value
+            control.observe(by_own_key)
 
     def state(self) -> dict[str, dict[str, float]]:
         return {name: control.state() for name, control in self.controls.items()}

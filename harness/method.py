@@ -55,6 +55,10 @@ class Component:
     # need not be computed. A class that overrides `surrogate` or `term` has to declare it anew.
     silent_without_signal: ClassVar[bool] = False
 
+    # Whether the gradient at ratio 1 is that of advantage times log p, with weights and gates as constant factors, or
+    # else the slope of the surrogate's own value; declared False by an estimator that is neither on purpose.
+    follows_advantage: ClassVar[bool] = True
+
     def __init_subclass__(cls) -> None:
         """Takes back what was declared of a verb that the class overrides."""
         super().__init_subclass__()
@@ -88,6 +92,10 @@ class Component:
 
     def metrics(self, view: View) -> Mapping[str, float]:
         """Returns numbers to log, from the whole rollout batch before the update."""
+        return {}
+
+    def update_metrics(self, view: View) -> Mapping[str, Tensor | float]:
+        """Return columns to log of each update, with an entry for each token of the view or one number for all."""
         return {}
 
 

@@ -106,6 +106,7 @@ class Trainer:
 
         log_ratios: list[Tensor] = []
         touched: list[dict[str, Tensor]] = []
+        logged: list[dict[str, Tensor]] = []
         losses: list[float] = []
         norms: list[float] = []
         with watch.phase("update"):
@@ -118,8 +119,10 @@ class Trainer:
                     part_loss = method.loss(current, fixed, part)
                     policy.backward(part_loss)
                     loss += part_loss.item()
-                    log_ratios.append(current.logp.detach() - fixed.old.logp)
-                    touched.append(method.touched(current.detach(), fixed, part))
+                    now = current.detach()
+                    log_ratios.append(now.logp - fixed.old.logp)
+                    touched.append(method.touched(now, fixed, part))
+                    logged.append(method.update_metrics(now, fixed, part))
                 if not norms:
                     invariants.check_first_ratio(log_ratios, policy.dtype)
                 losses.append(loss)
@@ -134,6 +137,7 @@ class Trainer:
             **mismatch,
             **metrics.of_signal(uncorrected, batch),
             **metrics.of_ratios(log_ratios, touched),
+            **metrics.of_updates(logged),
             **method.metrics(uncorrected, batch),
             **value_record,
             "loss/policy": mean_of_sums(losses),

@@ -23,6 +23,7 @@ from harness.base import files, ranks
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Hardware, Train
 from harness.record.state import State
+from harness.tokens import metrics
 from harness.tokens import statistics as tokenstats
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import Answered, Collected, dealt
@@ -154,6 +155,19 @@ def test_two_ranks_collect_what_one_process_does(tmp_path: Path) -> None:
             # The same tokens in other company are computed by other products of matrices.
             torch.testing.assert_close(other.pop("logp"), packed["logp"], rtol=1e-5, atol=1e-5)
             assert other == {name: value for name, value in packed.items() if name not in ("tokens", "logp")}
+
+
+def logging_rank(rank: int, folder: Path) -> None:
+    """Save the means that a rank logs of its own tokens, of which it has none in one part."""
+    parts = [[{"x": torch.tensor([1.0, 2.0])}, {"x": torch.tensor([6.0])}], [{"x": torch.tensor([])}]]
+    torch.save(metrics.of_updates(parts[rank] + [{"x": torch.tensor([9.0 + rank])}]), folder / f"{rank}.pt")
+
+
+@pytest.mark.processes
+def test_two_ranks_log_the_mean_of_all_tokens_of_an_update(tmp_path: Path) -> None:
+    on_ranks(logging_rank, tmp_path)
+    expected = (1 + 2 + 6 + 9 + 10) / 5
+    assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)] == [{"updates/x": expected}] * 2
 
 
 def of_rank(rank: int, whole: Collected) -> list[Answered]:

@@ -79,6 +79,66 @@ def test_another_seed_or_method_changes_the_run_but_not_its_first_rollouts(tmp_p
     assert [p.id for p in asked(plain, 1)] != [p.id for p in asked(clipped, 1)]
 
 
+LOGGING = """
+from dataclasses import dataclass
+from functools import cached_property
+from harness.method import Control
+
+@dataclass(frozen=True)
+class Logging(Control):
+    @cached_property
+    def heard(self):
+        return []
+
+    @cached_property
+    def seen(self):
+        return []
+
+    def step_marks(self, view):
+        return {"farthest": (view.ratio_T.log().abs()).max()}
+
+    def metrics(self, view):
+        return {"ratio": 77.0}
+
+    def update_metrics(self, view):
+        assert not view.current.logp.requires_grad
+        self.seen.append((len(view.ratio_T), float(view.marks["farthest"])))
+        return {"ratio": view.ratio_T, "risen": view.ratio_T > 1, "quarter": 0.25, "farthest": view.marks["farthest"]}
+
+    def observe(self, metrics):
+        self.heard.append(metrics)
+
+METHODS = {"logging": Logging}
+"""
+
+
+def test_a_method_logs_numbers_of_each_update_and_hears_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with the trainer's own mean ratio, and with a mean over tokens of the numbers that a method returned."""
+    (tmp_path / "logging_plugin.py").write_text(LOGGING)
+    monkeypatch.syspath_prepend(tmp_path)
+    shared = ["plugins=[logging_plugin]", "train.lr=1e-2", "hardware.micro_tokens=512"]
+    trainer = build(tmp_path / "logging", "logging", *shared)
+    record = trainer.train_step(1, Stopwatch())
+    control = trainer.method.controls["logging"]
+    seen = vars(control)["seen"]
+    assert len(seen) > 2, "otherwise no update has several parts"
+    assert len({farthest for _, farthest in seen}) == 2, "otherwise the two updates cannot be told apart"
+    assert record["updates/logging/ratio"] == pytest.approx(record["ratio/mean"], rel=1e-12)
+    assert record["updates/logging/ratio"] != 1
+    assert 0 < record["updates/logging/risen"] < 1
+    assert record["updates/logging/quarter"] == 0.25
+    total = sum(tokens for tokens, _ in seen)
+    mean = sum(tokens * farthest for tokens, farthest in seen) / total
+    assert record["updates/logging/farthest"] == pytest.approx(mean, rel=1e-6)
+    assert record["logging/ratio"] == 77.0, "a number of the same key from before the update stays"
+    (heard,) = vars(control)["heard"]
+    assert heard["ratio"] == 77.0
+    assert heard["updates/ratio"] == heard["updates/logging/ratio"] == record["updates/logging/ratio"]
+    plain = build(tmp_path / "plain", "grpo", *shared)
+    plain.train_step(1, Stopwatch())
+    assert same(weights(plain), weights(trainer)), "logging changes no gradient"
+
+
 def test_the_prompt_order_depends_on_the_step_alone(tmp_path: Path) -> None:
     trainer = build(tmp_path, "grpo", "train.prompts=64")
     size = len(trainer.parts.pool.problems)

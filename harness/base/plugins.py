@@ -20,14 +20,28 @@ OURS = ("baselines", "configs", "entrobench", "harness", "tasks")  # packages, w
 
 
 def extended(
-    kind: str, ours: Mapping[str, T], offer: str, plugins: Iterable[str], check: Callable[[str, Any, str], None]
+    kind: str,
+    ours: Mapping[str, T],
+    offer: str,
+    plugins: Iterable[str],
+    check: Callable[[str, Any, str], None],
+    refused: dict[str, UserError] | None = None,
 ) -> dict[str, T]:
-    """Returns our table with all that is offered for it; `check` raises UserError where an offer cannot be taken."""
+    """Return our table with all entries that plugins offer for it.
+
+    `check` raises UserError where an offer cannot be taken; with `refused` the error is put there, by the offer's name.
+    """
     table = dict(ours)
     for name, cls, plugin in offered(offer, plugins):
         if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise UserError(f"plugin {plugin} names a {kind} {shown(name)}; allowed: letters, digits, _ and -")
-        check(name, cls, plugin)
+        try:
+            check(name, cls, plugin)
+        except UserError as error:
+            if refused is None:
+                raise
+            refused[name] = error
+            continue
         if table.setdefault(name, cls) is not cls:
             where = table[name].__module__
             raise UserError(f"{kind} {name!r} of plugin {plugin} has the name of one in {where}; choose another")

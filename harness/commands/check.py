@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 
 import baselines
+from harness.base import registry
+from harness.base.errors import UserError
 from harness.commands.common import Commands, command, console, with_plugins
-from harness.composition import Method
+from harness.composition import Method, Table
+from harness.method import Composition
 
 
 def add(commands: Commands) -> None:
@@ -18,14 +22,36 @@ def add(commands: Commands) -> None:
     parser.add_argument("--format", choices=["table", "json"], default="table")
 
 
+def fault(spec: str, table: Table, refused: Mapping[str, UserError]) -> str | None:
+    """Return why a method of a plugin cannot be made, or None; a mistake in the spec itself is raised."""
+    names = [registry.parse(part)[0] for part in registry.split(spec, "+")]
+    for name in names:
+        if name in refused:
+            return str(refused[name])
+    offered = [name for name in names if name in table and name not in baselines.METHODS]
+    try:
+        for name in offered:
+            entry = table[name]
+            if not isinstance(entry, Composition):
+                entry()
+        if spec in offered:  # with neither options nor partners, in which the mistake might be
+            Method.of(spec, table)
+    except Exception as error:  # of the plugin's own code
+        return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    Method.of(spec, table)
+    return None
+
+
 def call(arguments: argparse.Namespace) -> int:
-    table = baselines.table(arguments.plugin)
-    specs = list(table) if arguments.methods == ["all"] else list(dict.fromkeys(arguments.methods))
-    for spec in specs:
-        Method.of(spec, table)
+    refused: dict[str, UserError] = {}
+    table = baselines.table(arguments.plugin, refused)
+    specs = [*table, *refused] if arguments.methods == ["all"] else list(dict.fromkeys(arguments.methods))
+    faults = {spec: fault(spec, table, refused) for spec in specs}
     from harness.study import check  # from here on with torch: what is misspelled is known by now
 
-    reports = check.reports(specs, arguments.plugin)
+    whole = [spec for spec, why in faults.items() if why is None]
+    made = {each.method: each for each in check.reports(whole, arguments.plugin)}
+    reports = [made[spec] if why is None else check.unmade(spec, why) for spec, why in faults.items()]
     if arguments.format == "json":
         print(json.dumps([each.plain() for each in reports], indent=1))
     else:

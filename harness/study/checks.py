@@ -17,39 +17,63 @@ from harness.base.errors import UserError
 from harness.composition import STANDS_ON, Method, Table, components
 from harness.method import Objective
 from harness.study.computed import denominators, edges, gradient, memory, micro_batches, order, rewards, twice, weights
-from harness.study.declared import by_response, needs, silence, token_weights
+from harness.study.declared import MARKS, by_response, needs, silence, token_weights
+from harness.study.direction import direction
 from harness.study.probe import outcome
-from harness.study.subject import Failed, Finding, Subject, kind_of
+from harness.study.subject import FINITE, Failed, Finding, Subject, finding, kind_of
 
 LONGEST_SENTENCE = 300  # characters of a refusal
 
 
 def composition(subject: Subject) -> str:
-    """Joins the method with every other objective and control."""
+    """Join the method with every other objective and control that is sound alone."""
     own = subject.make()
     alone = STANDS_ON in own.named and not any(
         part.partition("(")[0].strip() == STANDS_ON for part in subject.spec.split("+")
     )
     works = refused = 0
+    unsound = []
     for name, kind in components(subject.table).items():
         if name in own.named or (issubclass(kind, Objective) and not alone):
             continue
         spec = f"{subject.spec}+{name}"
         try:
-            method = Method.of(spec, subject.table)
-        except UserError as error:
-            if len(str(error)) > LONGEST_SENTENCE or "\n" in str(error):
-                raise Failed(f"{spec} is refused in more than a sentence of {LONGEST_SENTENCE} characters") from error
-            refused += 1
-            continue
-        try:
-            found = outcome(method, subject.probe(size=max(subject.size, method.min_group)), updates=2)
+            tried = works_on_probe(subject, spec)
         except Exception as error:
+            if not sound(subject, name):  # which is a finding about that method alone
+                unsound.append(name)
+                continue
             raise Failed(f"{spec}: {kind_of(error)}") from error
-        if not (math.isfinite(found.loss) and torch.isfinite(found.gradient_TV).all()):
-            raise Failed(f"{spec}: the loss or its gradient is not finite")
-        works += 1
-    return f"works with {works} others" + (f", is refused with {refused} in a sentence" if refused else "")
+        works, refused = works + tried, refused + (not tried)
+    seen = f"works with {works} others"
+    if refused:
+        seen += f", is refused with {refused} in a sentence"
+    if unsound:
+        seen += f", was not joined with {', '.join(unsound)}, which fail alone"
+    return seen
+
+
+def works_on_probe(subject: Subject, spec: str) -> bool:
+    """Return whether a composition is taken, and require a finite loss and gradient of it."""
+    try:
+        method = Method.of(spec, subject.table)
+    except UserError as error:
+        if len(str(error)) > LONGEST_SENTENCE or "\n" in str(error):
+            raise Failed(f"it is refused in more than a sentence of {LONGEST_SENTENCE} characters") from error
+        return False
+    found = outcome(method, subject.probe(size=max(subject.size, method.min_group)), updates=2)
+    if not (math.isfinite(found.loss) and torch.isfinite(found.gradient_TV).all()):
+        raise Failed("the loss or its gradient is not finite")
+    return True
+
+
+def sound(subject: Subject, name: str) -> bool:
+    """Return whether a method alone works on the probe, or is refused there in a sentence."""
+    try:
+        works_on_probe(subject, name)
+    except Exception:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -67,11 +91,12 @@ CHECKS = {
         "leave out float(), item() and data, by which the present policy reaches the loss unseen by autograd; what "
         "shall have no gradient goes through detach()",
     ),
-    "micro-batches": Check(
-        micro_batches,
-        "take no mean, maximum or count over the tokens of a view: what is of the batch belongs into marks (before the "
-        "update) or step_marks (each mini-batch), and a part may have no tokens",
+    "direction": Check(
+        direction,
+        "look for a sign or a factor that detach() hides, as in 2 * j.detach() - j; an estimator that is meant so "
+        "declares follows_advantage = False",
     ),
+    "micro-batches": Check(micro_batches, MARKS),
     "order": Check(
         order,
         "let no token depend on its place in the batch: break ties with batch.global_order, draw with batch.uniform_T",
@@ -80,7 +105,7 @@ CHECKS = {
     "twice": Check(
         twice, "draw with batch.uniform_T or uniform_B, change no tensor in place, and update a memory in observe alone"
     ),
-    "edges": Check(edges, "clamp before exp, add a small number before dividing, raise min_group where one is too few"),
+    "edges": Check(edges, FINITE),
     "weights": Check(weights, "a weight says how much a token counts: 0 and more; a sign belongs into reshape"),
     "denominators": Check(
         denominators, "give kept tokens the weight 1; whoever wants the other denominator sets reference_denominator"
@@ -91,16 +116,6 @@ CHECKS = {
     "memory": Check(memory, "put all that observe changes into state, as numbers, and take it back in load_state"),
     "composition": Check(composition, "a verb must take any advantages; what cannot be joined is refused by UserError"),
 }
-
-
-def finding(name: str, advice: str, run: Callable[[], str | tuple[str, dict[str, float]]]) -> Finding:
-    """Runs a check; whatever a method does in it, it is a finding."""
-    try:
-        seen = run()
-    except Exception as error:
-        return Finding(name, False, kind_of(error), advice)
-    said, numbers = seen if isinstance(seen, tuple) else (seen, {})
-    return Finding(name, True, said, numbers=numbers)
 
 
 def alone(spec: str, table: Table) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,9 +14,22 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from harness.composition import Method, overrides
-from harness.study.probe import Outcome, Probe, outcome, stepped, tied
-from harness.study.subject import ENTROPIES, Failed, Subject, compare, kind_of, record, singly, unevenly
+from harness.composition import Method, Signal, overrides
+from harness.study.probe import Outcome, Probe, Split, outcome, stepped, tied, whole
+from harness.study.subject import (
+    CLOSE,
+    ENTROPIES,
+    Failed,
+    Subject,
+    compare,
+    kind_of,
+    record,
+    require_finite,
+    same,
+    singly,
+    unevenly,
+)
+from harness.tokens.metrics import of_updates
 
 
 class Detached(TorchFunctionMode):
@@ -64,8 +78,7 @@ def slopes_agree(method: Method, given: Probe) -> bool:
     if not loss.requires_grad:
         return False
     (gradient_TV,) = torch.autograd.grad(loss, logits_TV, materialize_grads=True, allow_unused=True)
-    if not torch.isfinite(gradient_TV).all():
-        raise Failed("the gradient is not finite on an ordinary batch")
+    require_finite("the gradient", gradient_TV)
     for _ in range(DIRECTIONS):
         along_TV = torch.randn(logits_TV.shape, generator=generator, dtype=torch.float64)
         ahead, behind = (
@@ -83,6 +96,12 @@ def micro_batches(subject: Subject) -> str:
         expected = outcome(subject.make(), given, updates=2)
         compare(expected, outcome(subject.make(), given, 2, unevenly), None, "in other micro-batches")
         compare(expected, outcome(subject.make(), given, 2, singly), None, "with each response alone")
+        logged, in_parts = (
+            of_updates([logged_columns(subject.make(), given, expected.signal, split)]) for split in (whole, unevenly)
+        )
+        for name, number in logged.items():
+            if not math.isclose(number, in_parts[name], rel_tol=CLOSE, abs_tol=1e-12):
+                raise Failed(f"the metric {name} is another one in other micro-batches")
     return "loss and gradient are the same in 1, 4 or 16 parts, one without tokens"
 
 
@@ -135,7 +154,7 @@ def twice(subject: Subject) -> str:
         np.random.seed(seed)
         found.append(outcome(method, given, updates=2))
     one, other = found
-    if one.loss != other.loss or not torch.equal(one.gradient_TV, other.gradient_TV):
+    if not same(one, other):
         raise Failed("the same batch gives another loss or gradient the second time")
     columns = {
         **{f"old.{name}": (x, kept.before(method.needs).columns[name]) for name, x in one.signal.old.columns.items()},
@@ -168,13 +187,25 @@ def edges(subject: Subject) -> str:
 
 def record_of_whole(method: Method, given: Probe, found: Outcome) -> dict[str, float]:
     """Returns the method's own numbers, and makes it say what it clips."""
+    logged = {**method.metrics(found.signal, given.batch), **of_updates([logged_columns(method, given, found.signal)])}
     fixed = stepped(method, given, found.signal, given.batch)
     with torch.no_grad():
         now = given.during(method.needs, given.logits_TV, given.batch.index_T)
         for name, mask_T in method.touched(now, fixed, given.batch).items():
             if mask_T.dtype != torch.bool or mask_T.shape != given.batch.index_T.shape:
                 raise Failed(f"{name} is no mask of the tokens")
-    return method.metrics(found.signal, given.batch)
+    return logged
+
+
+def logged_columns(method: Method, given: Probe, signal: Signal, split: Split = whole) -> dict[str, Tensor]:
+    """Return the columns that a method logs of an update that is computed in parts."""
+    fixed = stepped(method, given, signal, given.batch)
+    by_part = []
+    with torch.no_grad():
+        for part in split(given.batch):
+            now = given.during(method.needs, given.logits_TV, part.index_T)
+            by_part.append(method.update_metrics(now, fixed.at(part.index_T), part))
+    return {name: torch.cat([columns[name] for columns in by_part]) for name in by_part[0]}
 
 
 def factors(method: Method, given: Probe) -> dict[str, Tensor]:
@@ -224,10 +255,11 @@ def denominators(subject: Subject) -> str:
 
 
 def memory(subject: Subject) -> str:
-    first, given = subject.make(), subject.probe()
+    """Compare, step by step, a method with another one that took over its checkpoint."""
+    first = subject.make()
     start = json.dumps(first.state())
-    for entropy in ENTROPIES:
-        first.observe(record(first, given, entropy))
+    for number, entropy in enumerate(ENTROPIES):
+        first.observe(record(first, subject.step(number), entropy))
         state = first.state()
         second = subject.make()
         if json.dumps(second.state()) != start:
@@ -235,9 +267,9 @@ def memory(subject: Subject) -> str:
         second.load_state(json.loads(json.dumps(state)))
         if second.state() != state:
             raise Failed("load_state does not bring back what state gave")
-        for _ in range(2):
-            one, other = outcome(first, given), outcome(second, given)
-            if one.loss != other.loss or not torch.equal(one.gradient_TV, other.gradient_TV):
+        # On batches that neither has heard of: a memory of a batch's own numbers, forgotten, is the same on that batch.
+        for given in (subject.step(number + 1), subject.step(number + 2)):
+            if not same(outcome(first, given), outcome(second, given)):
                 raise Failed("after a checkpoint the method does something else: state leaves something out")
             probed = record(first, given, 0.7 * entropy)
             first.observe(probed)

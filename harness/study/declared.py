@@ -13,7 +13,12 @@ from harness.composition import BEFORE, DURING, Method, Signal
 from harness.method import Component
 from harness.study.computed import factors
 from harness.study.probe import Probe, stepped
-from harness.study.subject import CLOSE, ENTROPIES, Failed, Subject, near, record
+from harness.study.subject import CLOSE, ENTROPIES, Failed, Subject, near, record, require_finite, unevenly
+
+MARKS = (
+    "take no mean, maximum or count over the tokens of a view: what is of the batch belongs into marks (before the "
+    "update) or step_marks (each mini-batch), and a part may have no tokens"
+)
 
 
 @dataclass(frozen=True)
@@ -100,14 +105,22 @@ def silence(subject: Subject) -> str:
         ("weight", replace(signal, weights_T=signal.weights_T * half_T)),
     ):
         gradient_TV = gradient_of(method, given, changed, batch)
+        require_finite("the gradient", gradient_TV)
         kept_T = torch.zeros(len(index_T), dtype=torch.bool)
         part = method.contributing(batch, changed)
         kept_T[part.index_T] = True
+        if not near(gradient_in_parts(method, given, changed, batch), gradient_TV):
+            raise Failed("the gradient depends on the micro-batch, and so on which responses are left out", MARKS)
         if gradient_TV[~kept_T].any():
             raise Failed(f"a response whose tokens have no {without} has a gradient")
         if not near(gradient_of(method, given, changed, part), gradient_TV):
             raise Failed(f"others learn something else where responses without {without} are left out")
     return "responses without advantage or weight add nothing"
+
+
+def gradient_in_parts(method: Method, given: Probe, signal: Signal, batch: TokenBatch) -> Tensor:
+    """Return the gradient of a batch that is computed in several micro-batches."""
+    return torch.stack([gradient_of(method, given, signal, part) for part in unevenly(batch)]).sum(0)
 
 
 def gradient_of(method: Method, given: Probe, signal: Signal, part: TokenBatch) -> Tensor:
@@ -129,6 +142,7 @@ def token_weights(subject: Subject) -> str:
     kept_T = given.batch.index_T % 3 != 0
     dropped = replace(signal, weights_T=signal.weights_T * kept_T, term_scale_T=0 * signal.term_scale_T)
     gradient_TV = gradient_of(method, given, stepped(method, given, dropped, given.batch), given.batch)
+    require_finite("the gradient", gradient_TV)
     if gradient_TV[~kept_T].abs().max() > CLOSE * gradient_TV.abs().max():
         raise Failed(f"a token that is dropped still has a gradient through the surrogate of {whole.base}")
     return "a token of weight 0 has no gradient through the surrogate"

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import baselines
 from harness.base import ranks
 from harness.base.processes import python
 from harness.study.probe import Outcome, Probe, outcome, tied, whole
-from harness.study.subject import Failed, Finding, Subject, compare, kind_of, near, singly
+from harness.study.subject import Failed, Finding, Subject, compare, finding, kind_of, near, require_finite, singly
 
 NAME, WORLD, UPDATES, GROUPS = "ranks", 2, 2, 8
 PATIENCE_S = 60.0  # for the next sign of life
@@ -36,6 +37,7 @@ ADVICE = (
 def check(specs: Sequence[str], plugins: Sequence[str]) -> dict[str, Finding]:
     """Compares each method on two ranks with the same on one."""
     found: dict[str, Finding] = {}
+    table = baselines.table(plugins, {})
     while len(found) < len(specs):
         left = [spec for spec in specs if spec not in found]
         with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +45,8 @@ def check(specs: Sequence[str], plugins: Sequence[str]) -> dict[str, Finding]:
             for number, spec in enumerate(left):
                 said = [Path(folder) / f"{number}-{rank}" for rank in range(WORLD)]
                 if all(path.with_suffix(".pt").exists() for path in said):
-                    found[spec] = finding(spec, plugins, [read(path.with_suffix(".pt")) for path in said])
+                    parts = [read(path.with_suffix(".pt")) for path in said]
+                    found[spec] = finding(NAME, ADVICE, partial(joined, Subject(spec, table), parts))
                     continue
                 errors = [path.with_suffix(".txt") for path in said]
                 why = next((path.read_text() for path in errors if path.exists()), ended)
@@ -58,20 +61,15 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def finding(spec: str, plugins: Sequence[str], parts: list[dict[str, Any]]) -> Finding:
-    try:
-        return Finding(NAME, True, joined(Subject(spec, baselines.table(plugins)), parts))
-    except Failed as error:
-        return Finding(NAME, False, str(error), ADVICE)
-
-
 def joined(subject: Subject, parts: list[dict[str, dict[str, Any]]]) -> str:
     """Compares what the ranks found with one process that has all groups."""
     for name, given in probes(subject).items():
         alone, found = outcome(subject.make(), given, UPDATES), [part[name] for part in parts]
         index_T = torch.cat([each["index_T"] for each in found])
         for column in ("advantages_T", "weights_T"):
-            if not near(vars(alone.signal)[column][index_T], torch.cat([each[column] for each in found])):
+            on_one_T, on_ranks_T = vars(alone.signal)[column][index_T], torch.cat([each[column] for each in found])
+            require_finite(f"one of the {column.removesuffix('_T')}", on_one_T, on_ranks_T)
+            if not near(on_one_T, on_ranks_T):
                 raise Failed(f"{column.removesuffix('_T')} are others on {WORLD} ranks than on one{name}")
         loss, gradient_TV = sum(each["loss"] for each in found), torch.cat([each["gradient_TV"] for each in found])
         compare(alone, Outcome(alone.signal, loss, gradient_TV), index_T, f"on {WORLD} ranks{name}")
@@ -124,7 +122,7 @@ def rank() -> None:
     ranks.end_with_parent()
     torch.set_num_threads(1)
     specs, plugins, folder = json.loads(sys.argv[1])
-    table, own = baselines.table(plugins), int(os.environ["RANK"])
+    table, own = baselines.table(plugins, {}), int(os.environ["RANK"])
     with ranks.joined(WORLD, "cpu"):
         for number, spec in enumerate(specs):
             place = Path(folder) / f"{number}-{own}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,20 @@ from torch import Tensor
 from harness.base.errors import UserError
 from harness.batch import Rollout, TokenBatch
 from harness.composition import Method, Table, overrides
-from harness.study.probe import Outcome, Probe, far, outcome, probe, stepped
+from harness.study.probe import Outcome, Probe, far, mixed, outcome, probe, stepped
 from harness.tokens import metrics
 
 CLOSE = 1e-9  # relative: what differs by more in float64 is no rounding
+FINITE = "clamp before exp and log, add a small number before dividing, raise min_group where one is too few"
 ENTROPIES = (0.01, 0.01, 2.5, 0.3, 0.05)  # that a control with a memory hears of, one after the other
 
 
 class Failed(Exception):
-    """A check found what must not be; the message says what."""
+    """A check found a mistake, which the message names; `advice` replaces that of the check where it would mislead."""
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice
 
 
 def kind_of(error: Exception) -> str:
@@ -39,6 +44,17 @@ class Finding:
     said: str  # what was seen, or what is wrong
     advice: str = ""  # what to do about it
     numbers: dict[str, float] = field(default_factory=dict)  # what was measured
+
+
+def finding(name: str, advice: str, run: Callable[[], str | tuple[str, dict[str, float]]]) -> Finding:
+    """Run a check, and return any exception of the method as a finding."""
+    try:
+        seen = run()
+    except Exception as error:
+        better = error.advice if isinstance(error, Failed) else ""
+        return Finding(name, False, kind_of(error), better or advice)
+    said, numbers = seen if isinstance(seen, tuple) else (seen, {})
+    return Finding(name, True, said, numbers=numbers)
 
 
 @dataclass
@@ -58,6 +74,10 @@ class Subject:
 
     def probe(self, seed: int = 0, **given: Any) -> Probe:
         return probe(seed, **{"size": self.size, **given})
+
+    def step(self, number: int) -> Probe:
+        """Return the batch of a step, with other responses and another share of right ones than the steps beside it."""
+        return self.probe(20 + number, rewards=lambda group, size: mixed(group + number, size))
 
     @cached_property
     def edges(self) -> dict[str, Probe]:
@@ -92,6 +112,13 @@ class Subject:
                 yield f"{name} (in {str(dtype).removeprefix('torch.')})", method, given.to(dtype)
 
 
+def require_finite(name: str, *values: Tensor | float) -> None:
+    """Refuse NaN and infinity, with which no comparison means anything."""
+    for value in values:
+        if not torch.isfinite(torch.as_tensor(value)).all():
+            raise Failed(f"{name} is not finite on an ordinary batch", FINITE)
+
+
 def near(one: Tensor, other: Tensor) -> bool:
     scale = max(one.abs().max().item(), other.abs().max().item()) if one.numel() else 0.0
     return bool(torch.isclose(one, other, rtol=CLOSE, atol=CLOSE * scale + 1e-15).all())
@@ -99,12 +126,21 @@ def near(one: Tensor, other: Tensor) -> bool:
 
 def compare(expected: Outcome, found: Outcome, to: Tensor | None, where: str) -> None:
     """Refuses another loss or gradient; `to` names the tokens of `expected` that `found` has, in their order."""
+    require_finite("the loss", expected.loss, found.loss)
+    require_finite("the gradient", expected.gradient_TV, found.gradient_TV)
     if not math.isclose(expected.loss, found.loss, rel_tol=CLOSE, abs_tol=1e-12):
         raise Failed(f"the loss is {found.loss:.6g} {where}, and {expected.loss:.6g} without that")
     gradient_TV = expected.gradient_TV if to is None else expected.gradient_TV[to]
     if not near(gradient_TV, found.gradient_TV):
         size = (gradient_TV - found.gradient_TV).norm() / max(gradient_TV.norm().item(), 1e-300)
         raise Failed(f"the gradient is another one {where} (by {size:.1%} of its size)")
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    """Return whether two outcomes have the same bits."""
+    require_finite("the loss", one.loss, other.loss)
+    require_finite("the gradient", one.gradient_TV, other.gradient_TV)
+    return one.loss == other.loss and torch.equal(one.gradient_TV, other.gradient_TV)
 
 
 def singly(batch: TokenBatch) -> list[TokenBatch]:
@@ -120,12 +156,13 @@ def unevenly(batch: TokenBatch) -> list[TokenBatch]:
 def record(method: Method, given: Probe, entropy: float | None = None) -> dict[str, float]:
     """Returns what the trainer would log of a step; with another mean entropy, if one is given."""
     found, batch, needs = outcome(method, given, updates=2), given.batch, method.needs
-    log_ratios, touched = [], []
+    log_ratios, touched, logged = [], [], []
     for minibatch in batch.split(2):
         fixed = stepped(method, given, found.signal, minibatch).at(minibatch.index_T)
         with torch.no_grad():
             now = given.during(needs, given.logits_TV, minibatch.index_T)
             touched.append(method.touched(now, fixed, minibatch))
+            logged.append(method.update_metrics(now, fixed, minibatch))
         log_ratios.append(now.logp - fixed.old.logp)
     groups: list[list[Rollout]] = [[] for _ in range(int(batch.groups_B[-1]) + 1)]
     for row, tokens in enumerate(batch.sequences):
@@ -136,6 +173,7 @@ def record(method: Method, given: Probe, entropy: float | None = None) -> dict[s
         **metrics.of_rollouts(groups, batch, verdicts),
         **metrics.of_signal(found.signal, batch),
         **metrics.of_ratios(log_ratios, touched),
+        **metrics.of_updates(logged),
         **method.metrics(found.signal, batch),
         "loss/policy": found.loss,
         "gradient/norm": found.gradient_TV.norm().item(),

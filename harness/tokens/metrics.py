@@ -100,6 +100,17 @@ def of_signal(signal: Signal, batch: TokenBatch) -> dict[str, float]:
     }
 
 
+def of_updates(logged: list[dict[str, Tensor]]) -> dict[str, float]:
+    """Return the mean of each column that components log of an update (`Method.update_metrics`), over the tokens that
+    were trained on in all updates of a step."""
+    means = {}
+    for name in logged[0]:
+        column_T = torch.cat([part[name] for part in logged]).double()
+        tokens = ranks.total(torch.tensor(float(len(column_T)), dtype=torch.float64, device=column_T.device))
+        means[f"updates/{name}"] = (ranks.total(column_T.sum()) / tokens).item()
+    return means
+
+
 def of_ratios(log_ratios: list[Tensor], touched: list[dict[str, Tensor]]) -> dict[str, float]:
     """Describes the importance ratio, and which tokens the objective clips and gates close (`Method.touched`), over the
     tokens that were trained on in all updates of a step."""
