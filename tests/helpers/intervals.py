@@ -56,9 +56,12 @@ def slow_interval(x_SJ: np.ndarray, confidence: float = 0.95) -> tuple[float, fl
 
 
 def slow_share_interval(x_SJ: np.ndarray) -> tuple[float, float, float]:
-    """Return the mean share with its limits: near 0 or 1 also those where its score test would reject a true share."""
-    mean, low, high = slow_interval(x_SJ)
-    problems = x_SJ.shape[1]
+    """Return the mean share over seeds and problems with its limits."""
+    return slow_bounded(*slow_interval(x_SJ), x_SJ.shape[1])
+
+
+def slow_bounded(mean: float, low: float, high: float, problems: int) -> tuple[float, float, float]:
+    """Return a mean share with its limits; near 0 or 1 at least those where its score test rejects a true share."""
     if min(mean, 1 - mean) * problems < NEAR_BOUND:
 
         def score(share: float) -> float:

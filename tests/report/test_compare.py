@@ -17,7 +17,6 @@ from harness.base.statistics import (
     difference_interval,
     holm,
     iqm,
-    seeds_needed,
     share_interval,
 )
 from harness.report import compare, latex

@@ -120,7 +120,9 @@ def test_estimates_and_paired_differences_equal_those_computed_by_hand(matrix: M
     assert as_tuple(clip.avg_at_k) == pytest.approx(slow_share_interval(avg["clip_b"]), abs=1e-9)
     assert list(clip.pass_at_k) == [1, 2, 4]
     assert clip.delta_to_baseline is not None
-    assert as_tuple(clip.delta_to_baseline) == pytest.approx(slow_difference_interval(avg["clip_b"] - avg["grpo"]), abs=1e-9)
+    assert as_tuple(clip.delta_to_baseline) == pytest.approx(
+        slow_difference_interval(avg["clip_b"] - avg["grpo"]), abs=1e-9
+    )
     for k in (1, 2, 4):
         at_k = {m: np.array([[slow_pass_at_k(x_N, k) for x_N in x] for x in xs]) for m, xs in right.items()}
         assert as_tuple(clip.pass_at_k[k]) == pytest.approx(slow_share_interval(at_k["clip_b"]), abs=1e-9)
