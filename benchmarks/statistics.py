@@ -231,8 +231,8 @@ def grid_tables(experiments: int) -> None:
     for i, name in enumerate(RULES):
         of_rule = {place: result[i] for place, result in results.items()}
         widths = [of_rule[Place(3, 30, effect, 6, True)].half for effect in (0.0, 0.3, 0.7)]
-        false = span([each.any_winner for each in of_rule.values()])
-        lines.append([name, false, span([each.covered for each in of_rule.values()]), *(f"{w:.3f}" for w in widths)])
+        winners = span([each.any_winner for each in of_rule.values()])
+        lines.append([name, winners, span([each.covered for each in of_rule.values()]), *(f"{w:.3f}" for w in widths)])
     show(
         f"Rules, over the whole grid ({len(results)} places, {experiments} experiments each)",
         ["rule", "any false winner, %", "coverage, %", *(f"half width, seed effect {e}" for e in (0, 0.3, 0.7))],
@@ -440,7 +440,7 @@ def detectable_values(x_SJ: Floats) -> Floats:
     """Return `detectable` of each experiment."""
     squares = mean_squares(x_SJ)
     variances = np.stack(squares.parts(), axis=-1).tolist()
-    spreads = (Spread(0, *each, squares.seeds, squares.problems) for each in variances)
+    spreads = (Spread(0, of_seeds, of_problems, squares.seeds, squares.problems) for of_seeds, of_problems in variances)
     return np.array([visible(spread, squares.seeds, 0.8, 0.95) for spread in spreads])
 
 

@@ -370,8 +370,8 @@ def test_the_simulated_rule_is_the_one_that_tables_use() -> None:
 @pytest.mark.parametrize(
     ("place", "old"),
     [
-        (Place(2, 30, 0.3, 6, True), 0.3),
-        (Place(2, 30, 0.3, 50, True), 0.7),
+        (Place(2, 30, 0.3, 6, True), 0.25),
+        (Place(2, 30, 0.3, 50, True), 0.55),
         (Place(3, 30, 0.3, 6, True), 0.1),
         (Place(3, 30, 0.7, 6, False), 0.05),
         (Place(5, 30, 0.7, 6, True), 0.0),
