@@ -44,7 +44,7 @@ def compared(estimate: Estimate | None, row: Row, score: str) -> str:
         return ""
     if row.method == row.baseline:
         return "baseline"
-    marks = [mark(estimate), NEAR_BOUND * (score in row.near_bound)]
+    marks = [NEAR_BOUND * (score in row.near_bound), mark(estimate)]  # the page reads the sign's mark off the end
     return " ".join([shown(estimate, "+"), *filter(None, marks)])
 
 
