@@ -11,6 +11,7 @@ from harness.base.statistics import Estimate
 from harness.report.leaderboard import Row
 
 BETTER, WORSE = "▲", "▼"
+NEAR_BOUND = "‡"  # at a difference whose interval may be too short, since both methods are near 0 or 1
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,25 @@ def shown(estimate: Estimate | None, sign: str = "") -> str:
     mean = f"{estimate.mean:{sign}.3f}"
     if estimate.low is None or estimate.high is None or math.isnan(estimate.mean):
         return mean
-    above, below = estimate.high - estimate.mean, estimate.mean - estimate.low
-    if math.isclose(above, below, rel_tol=1e-6):
-        return f"{mean} ±{above:.3f}"
+    if symmetric(estimate):
+        return f"{mean} ±{estimate.high - estimate.mean:.3f}"
     return f"{mean} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
 
 
-def compared(estimate: Estimate | None, row: Row) -> str:
+def symmetric(estimate: Estimate) -> bool:
+    """Return whether an interval reaches as far above the mean as below."""
+    assert estimate.low is not None
+    assert estimate.high is not None
+    return math.isclose(estimate.high - estimate.mean, estimate.mean - estimate.low, rel_tol=1e-6)
+
+
+def compared(estimate: Estimate | None, row: Row, score: str) -> str:
     if estimate is None:
         return ""
     if row.method == row.baseline:
         return "baseline"
-    return f"{shown(estimate, '+')} {mark(estimate)}".rstrip()
+    marks = [NEAR_BOUND * (score in row.near_bound), mark(estimate)]  # the page reads the sign's mark off the end
+    return " ".join([shown(estimate, "+"), *filter(None, marks)])
 
 
 def mark(estimate: Estimate) -> str:
@@ -56,12 +64,12 @@ COLUMNS: dict[str, Column] = {
     "pass": Column("{headline}", lambda row: shown(row.pass_at_k.get(row.k)), lambda row: row.pass_at_k.get(row.k)),
     "delta": Column(
         "Avg@K - {baseline}",
-        lambda row: compared(row.delta_to_baseline, row),
+        lambda row: compared(row.delta_to_baseline, row, "Avg@K"),
         lambda row: row.delta_to_baseline,
     ),
     "delta_pass": Column(
         "{headline} - {baseline}",
-        lambda row: compared(row.delta_pass_at_k.get(row.k), row),
+        lambda row: compared(row.delta_pass_at_k.get(row.k), row, f"Pass@{row.k}"),
         lambda row: row.delta_pass_at_k.get(row.k),
     ),
     "entropy_first": Column(

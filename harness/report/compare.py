@@ -12,18 +12,22 @@ import numpy as np
 from harness.base.statistics import (
     Estimate,
     Floats,
-    crossed_interval,
     crossed_p_value,
     detectable,
+    difference_interval,
     holm,
     iqm_interval,
+    is_near_bound,
     ranks,
+    seeds_needed,
+    share_interval,
     wins,
+    within,
 )
 from harness.config import told
-from harness.report.columns import shown
+from harness.report.columns import NEAR_BOUND, shown
 from harness.report.leaderboard import Entry, check_comparable, label_of
-from harness.report.render import Table, document
+from harness.report.render import Table, document, doubt_near_bound, two_seeds
 
 ALL_TASKS = "all tasks"
 
@@ -47,7 +51,9 @@ class Comparison:
     detectable: float | None  # the least difference that is seen with 80 % power
     rank_best: int | None  # the ranks that the paired intervals leave possible
     rank_worst: int | None
-    best: bool  # the highest mean, or tied with it
+    best: bool  # the highest mean, or not told apart from it
+    near_bound: bool = False  # both methods are so near 0 or 1 that the difference's interval may be too short
+    seeds_needed: int | None = None  # with two seeds: how many tell such a difference from 0; None: no number does
     setting: str = ""  # the values at the further axes of the matrix
     experiment: str | None = None  # where a table holds rows of several
 
@@ -110,12 +116,13 @@ def compared(contenders: Sequence[Contender], baseline: str, label: str, model: 
     for (i, ours), (j, theirs) in itertools.product(enumerate(done), repeat=2):
         beats_MM[i, j] = beats(ours, theirs)
     places = {each.method: place for each, place in zip(done, ranks(beats_MM), strict=True)}
-    means = {each.method: crossed_interval(pooled(each.scores(each.seeds()))) for each in done}
+    means = {each.method: share_interval(pooled(each.scores(each.seeds()))) for each in done}
     highest = int(np.argmax([means[each.method].mean for each in done])) if done else 0
     best = {each.method for i, each in enumerate(done) if not beats_MM[highest, i]}
     found = []
     for each in contenders:
         name, x_SJ, pair = each.method, differences.get(each.method), each.against(base) if base else None
+        iqm = iqm_interval(runs(each.scores(each.seeds()))) if name in means else None
         found.append(
             Comparison(
                 task=label,
@@ -124,16 +131,18 @@ def compared(contenders: Sequence[Contender], baseline: str, label: str, model: 
                 method=name,
                 baseline=baseline,
                 mean=means.get(name),
-                iqm=iqm_interval(runs(each.scores(each.seeds()))) if name in means else None,
+                iqm=within(iqm, 0, 1) if iqm else None,
                 seeds=len(pair[0][0]) if pair else 0,
-                difference=None if x_SJ is None else crossed_interval(x_SJ),
+                difference=None if x_SJ is None else difference_interval(x_SJ),
                 p=p_values.get(name),
                 p_holm=adjusted.get(name),
-                improvement=crossed_interval(pooled([*map(wins, *pair)])) if pair and each is not base else None,
+                improvement=share_interval(pooled([*map(wins, *pair)])) if pair and each is not base else None,
                 detectable=None if x_SJ is None else detectable(x_SJ),
                 rank_best=places[name][0] if name in places else None,
                 rank_worst=places[name][1] if name in places else None,
                 best=name in best,
+                near_bound=pair is not None and x_SJ is not None and near_bound(*pair),
+                seeds_needed=seeds_needed(x_SJ) if x_SJ is not None and len(x_SJ) == 2 else None,
             )
         )
     return found
@@ -150,10 +159,16 @@ def difference(ours: Contender, theirs: Contender) -> Floats | None:
 
 
 def beats(ours: Contender, theirs: Contender) -> bool:
-    """Tells whether the interval of the difference lies above 0."""
+    """Return whether the 95 % interval of the difference lies above 0."""
     x_SJ = difference(ours, theirs)
-    low = None if x_SJ is None else crossed_interval(x_SJ).low
-    return low is not None and low > 0
+    p = p_value(x_SJ)
+    return x_SJ is not None and p is not None and p < 0.05 and x_SJ.mean() > 0
+
+
+def near_bound(ours: Sequence[Floats], theirs: Sequence[Floats]) -> bool:
+    """Return whether both methods are within a few problems of 0 or 1."""
+    sides = [pooled(ours), pooled(theirs)]
+    return all(is_near_bound(float(x_SJ.mean()), x_SJ.shape[1]) for x_SJ in sides)
 
 
 def pooled(of_tasks: Sequence[Floats]) -> Floats:
@@ -204,7 +219,7 @@ def cells_of(each: Comparison, methods: int) -> list[str]:
     return [
         each.method,
         shown(each.iqm),
-        shown(each.difference, "+"),
+        f"{shown(each.difference, '+')} {NEAR_BOUND * each.near_bound}".rstrip(),
         chance(each.p),
         chance(each.p_holm),
         shown(each.improvement),
@@ -223,15 +238,25 @@ def chance(p: float | None) -> str:
 def notes(found: Sequence[Comparison]) -> list[str]:
     baseline = found[0].baseline
     texts = [
-        "±: 95 % interval over seeds and problems; of IQM, the mean of the middle half of the runs, over seeds.",
-        f"difference: to {baseline}, paired by seed and problem, with the p-value of the same crossed t test; Holm: "
+        "± or [low, high]: 95 % interval over seeds and problems; of IQM, the mean of the middle half of the runs, "
+        "over seeds.",
+        f"difference: to {baseline}, paired by seed and problem, with the p-value of the same interval; Holm: "
         f"adjusted for all methods of the table that are compared with {baseline}.",
         f"P(better): the probability of scoring higher than {baseline} on a problem, where equal counts as half.",
-        "detectable: the least true difference that an experiment as large and as noisy finds with 80 % power.",
+        "detectable: about the least true difference that an experiment as large and as noisy finds with 80 % power.",
         "rank: what the paired intervals of all pairs leave possible; methods that cannot be told apart share ranks.",
     ]
     if any(each.seeds == 1 for each in found):
         texts.append("One seed cannot tell how much seeds differ: it gives no interval, no p-value, and any rank.")
+    two = [each for each in found if each.seeds == 2 and each.p is not None]
+    if two:
+        needed: dict[str, dict[str, int | None]] = {}
+        for each in two:
+            where = ", ".join(filter(None, (each.method, each.task, each.model, each.setting)))
+            needed.setdefault(where, {})[each.score] = each.seeds_needed
+        texts.append(two_seeds(needed))
+    if any(each.near_bound for each in found):
+        texts.append(doubt_near_bound(baseline))
     if any(each.mean is None for each in found):
         texts.append("Methods without a rank have no seed that is done.")
     if any(each.task.startswith(ALL_TASKS) for each in found):

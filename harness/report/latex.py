@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.base.statistics import Estimate
+from harness.report.columns import symmetric
 from harness.report.compare import Comparison
 
 SPECIAL = {
@@ -65,8 +66,11 @@ def cell(each: Comparison | None) -> str:
 
 
 def shown(estimate: Estimate) -> str:
-    half = "" if estimate.high is None else rf" \pm {estimate.high - estimate.mean:.3f}"
-    return f"{estimate.mean:.3f}{half}"
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.mean:.3f}"
+    if symmetric(estimate):
+        return rf"{estimate.mean:.3f} \pm {estimate.high - estimate.mean:.3f}"
+    return rf"{estimate.mean:.3f}\;[{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 def escape(text: str) -> str:

@@ -13,16 +13,21 @@ from harness.base.errors import UserError
 from harness.base.statistics import (
     Estimate,
     Floats,
-    crossed_interval,
+    difference_interval,
     geometric_interval,
+    is_near_bound,
     mean_interval,
     pass_at_k,
+    seeds_needed,
+    share_interval,
+    within,
 )
 from harness.config import told
 from harness.record.made import by_another_source
 from harness.report.board import Expected
 from harness.report.read import Result, Results, read, result_of
 
+SHARES = ("distinct", "dropped")  # measures that lie within 0 and 1
 BEFORE = "before training"  # the row of the model itself
 
 
@@ -59,6 +64,10 @@ class Row:
     collapsed: dict[int, int] = field(default_factory=dict)
     made_of: str | None = None  # the method with compositions written out; None where it names none
     experiment: str | None = None  # where a table holds rows of several
+    near_bound: list[str] = field(default_factory=list)  # scores of which both methods are so near 0 or 1 that the
+    # interval of the difference may be too short
+    # By score, with two seeds: how many would tell a difference as large as the present one from 0; None: no number.
+    seeds_needed: dict[str, int | None] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -163,7 +172,8 @@ def measures(entry: Entry) -> dict[str, Any]:
     for name in ("length", "distinct", "dropped", "hours", "tokens"):
         values = [getattr(result, name) for result in results]
         told = [value for value in values if value is not None]
-        found[name] = mean_interval(np.array(told, dtype=float)) if told else None
+        estimate = mean_interval(np.array(told, dtype=float)) if told else None
+        found[name] = within(estimate, 0, 1) if estimate and name in SHARES else estimate
     found["entropy_kept"] = entropy_kept([result.entropy for result in results])
     for name in ("device", "version"):
         found[name] = ", ".join(sorted({getattr(result, name) for result in results} - {""})) or None
@@ -202,6 +212,7 @@ def row_of(entry: Entry, baseline: Entry, k: int, label: str) -> Row:
     ks = ks_of(results, k)
     shared = entry.results.keys() & baseline.results.keys()
     pairs = [(entry.results[seed], baseline.results[seed]) for seed in shared]
+    scored = {"Avg@K": None, f"Pass@{k}": k} if pairs and entry is not baseline else {}
     return Row(
         method=entry.method,
         task=label,
@@ -220,6 +231,8 @@ def row_of(entry: Entry, baseline: Entry, k: int, label: str) -> Row:
         setting=entry.setting,
         made_of=entry.made_of,
         collapsed={seed: result.collapsed for seed, result in entry.results.items() if result.collapsed is not None},
+        near_bound=[name for name, each in scored.items() if near_bound(pairs, each)],
+        seeds_needed={name: seeds_needed(paired(pairs, each)) for name, each in scored.items() if len(pairs) == 2},
     )
 
 
@@ -232,12 +245,23 @@ def ks_of(results: Sequence[Result], k: int) -> list[int]:
 
 
 def mean(results: Sequence[Result], k: int | None) -> Estimate:
-    return crossed_interval(scores(results, k))
+    return share_interval(scores(results, k))
 
 
 def difference(pairs: Sequence[tuple[Result, Result]], k: int | None) -> Estimate:
+    return difference_interval(paired(pairs, k))
+
+
+def paired(pairs: Sequence[tuple[Result, Result]], k: int | None) -> Floats:
+    """Return the differences of two methods by seed and problem."""
     ours, theirs = zip(*pairs, strict=True)
-    return crossed_interval(scores(ours, k) - scores(theirs, k))
+    return scores(ours, k) - scores(theirs, k)
+
+
+def near_bound(pairs: Sequence[tuple[Result, Result]], k: int | None) -> bool:
+    """Return whether both methods of the pairs are within a few problems of 0 or 1."""
+    sides = [scores(side, k) for side in zip(*pairs, strict=True)]
+    return all(is_near_bound(float(x_SJ.mean()), x_SJ.shape[1]) for x_SJ in sides)
 
 
 def scores(results: Sequence[Result], k: int | None) -> Floats:

@@ -8,13 +8,14 @@ import io
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.base import fit
 from harness.base.errors import one_of
-from harness.report.columns import BETTER, DEFAULT, WORSE, cells_of, steps_of
+from harness.base.statistics import NEAR_BOUND as NEAR_BOUND_PROBLEMS
+from harness.report.columns import BETTER, DEFAULT, NEAR_BOUND, WORSE, cells_of, steps_of
 from harness.report.leaderboard import Row
 
 FLAG = " †"
@@ -100,14 +101,19 @@ def leaves(value: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 def notes(rows: Sequence[Row]) -> list[str]:
     texts = [
-        "±: 95 % interval over seeds and problems. Avg@K: the mean over all samples. Entropy: the geometric mean over "
-        "seeds, with its 95 % interval.",
+        "± or [low, high]: 95 % interval over seeds and problems. Avg@K: the mean over all samples. Entropy: the "
+        "geometric mean over seeds, with its 95 % interval.",
         f"{BETTER} {WORSE}: the interval of the difference to {rows[0].baseline}, paired by seed and problem, "
-        "excludes 0; without a mark the two are tied.",
+        "excludes 0; without a mark the data do not tell the two apart.",
     ]
+    if any(row.near_bound for row in rows):
+        texts.append(doubt_near_bound(rows[0].baseline))
     texts += dict.fromkeys(f"{row.method} = {row.made_of}" for row in rows if row.made_of)
     if any(row.seeds_done == 1 for row in rows):
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
+    needed = {", ".join([row.method, row.task, row.where]): row.seeds_needed for row in rows if row.seeds_needed}
+    if needed:
+        texts.append(two_seeds(needed))
     if any(row.seeds_done < row.seeds_expected for row in rows):
         texts.append("Not every expected cell is done; differences use the seeds that both have.")
     if any(math.isnan(each.mean) for row in rows for each in (row.entropy_initial, row.entropy_final) if each):
@@ -117,6 +123,27 @@ def notes(rows: Sequence[Row]) -> list[str]:
             where = ", ".join([row.method, row.task, row.where])
             texts.append(f"{where}: the entropy of {steps_of(row)} fell so low that training ended there.")
     return texts + sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})
+
+
+def doubt_near_bound(baseline: str) -> str:
+    """Return the note on differences between two methods near 0 or 1."""
+    return (
+        f"{NEAR_BOUND}: the method and {baseline} both differ from 0 or 1 by less than {NEAR_BOUND_PROBLEMS} problems' "
+        "worth; there the interval of a difference may be too short, but rarely has the wrong sign."
+    )
+
+
+def two_seeds(needed: Mapping[str, Mapping[str, int | None]]) -> str:
+    """Return the note on rows with two seeds; `needed`: by row and score, the seeds that would tell the difference."""
+    parts = []
+    for row, by_score in needed.items():
+        counts = [f"{'no number' if count is None else count} by {score}" for score, count in by_score.items()]
+        parts.append(f"{row}: {', '.join(counts)}")
+    return (
+        "Two seeds tell little: intervals are wide, and how much seeds differ is hardly known. With noise as here, a "
+        "true difference as large as the one seen is told from 0 four times in five by about this many seeds (no "
+        f"number: it takes more problems): {'; '.join(parts)}."
+    )
 
 
 def as_markdown(table: Table) -> str:

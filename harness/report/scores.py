@@ -75,8 +75,7 @@ def over_k(rows: Sequence[Row], styles: Styles) -> Figure:
     ks = sorted({k for row in rows for k in row.pass_at_k})
     return Figure(
         "Pass@k over k",
-        "The chance that k samples hold a right answer. Bands are the table's ±, 95 % intervals over seeds and "
-        "problems, cut where they leave 0 to 1.",
+        "The chance that k samples hold a right answer. Bands are the table's 95 % intervals over seeds and problems.",
         "lines",
         "k, samples of a problem",
         "Pass@k",

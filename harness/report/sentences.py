@@ -32,6 +32,8 @@ def general(story: Story) -> list[str]:
             "There is one seed. Nobody can tell from it how much seeds differ, so there are no intervals, "
             "and nothing here is settled."
         )
+    if seeds == 2:
+        said.append("There are two seeds, which tell little about how much seeds differ: intervals are wide.")
     return [*said, *story.notes]
 
 
@@ -58,7 +60,7 @@ def of_board(board: Board, baseline: str) -> list[str]:
     tests = sum(settled(of(row)) for row in others for _, of in scores)
     if tests > 1:
         said.append(
-            f"Both scores together are {tests} comparisons at 95 %: if no method differed from {baseline}, about "
+            f"Both scores together are {tests} comparisons at 95 %: if no method differed from {baseline}, up to about "
             f"{tests / 20:.1f} of their intervals would still exclude 0, by chance."
         )
     said += costs(board, baseline)

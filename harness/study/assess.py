@@ -22,7 +22,7 @@ from harness.base import files, fit, identities
 from harness.base.fit import Column
 from harness.base.schema import check_value, number
 from harness.base.shape import of_config, read
-from harness.base.statistics import Estimate, mean_interval, pass_at_k
+from harness.base.statistics import Estimate, Floats, mean_interval, near_bound, pass_at_k
 from harness.batch import Rollout
 from harness.config import Config, Hardware, Verify
 from harness.data.cache import find_card
@@ -91,12 +91,12 @@ class Assessment:
 
     def avg(self) -> Estimate:
         """Averages over all samples, with an interval over problems."""
-        return mean_interval(np.array(self.evaluation.right, dtype=float).mean(axis=1))
+        return over_problems(np.array(self.evaluation.right, dtype=float).mean(axis=1))
 
     def pass_at_k(self, k: int) -> Estimate:
         """Estimates Pass@k, with an interval over problems."""
         right_JN = np.array(self.evaluation.right, dtype=int)
-        return mean_interval(pass_at_k(right_JN.shape[1], right_JN.sum(axis=1), k))
+        return over_problems(pass_at_k(right_JN.shape[1], right_JN.sum(axis=1), k))
 
     def record(self) -> dict[str, Any]:
         kept = {key: value for key, value in vars(self.evaluation).items() if key != "samples"}
@@ -137,6 +137,11 @@ class Assessment:
             tags=tags,
             metrics=self.metrics(),
         )
+
+
+def over_problems(x_J: Floats) -> Estimate:
+    """Return the mean share of one model, with Student's interval over problems."""
+    return near_bound(mean_interval(x_J), len(x_J)) if len(x_J) > 1 else mean_interval(x_J)
 
 
 class EngineOnDemand:

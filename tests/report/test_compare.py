@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from harness.base.errors import UserError
-from harness.base.statistics import Estimate, crossed_interval, crossed_p_value, detectable, holm, iqm
+from harness.base.statistics import (
+    Estimate,
+    crossed_interval,
+    crossed_p_value,
+    detectable,
+    difference_interval,
+    holm,
+    iqm,
+    share_interval,
+)
 from harness.report import compare, latex
 from harness.report.compare import Comparison, comparisons
 from harness.report.leaderboard import Entry
@@ -56,7 +65,7 @@ def test_numbers_are_those_of_the_paired_differences() -> None:
     adjusted = holm([p for p in p_values if p is not None])
     for i, method in enumerate(("clip_b", "clip_v", "ppo")):
         one, ours = of(found, method), scores(RIGHT[method])
-        assert one.difference == crossed_interval(ours - base)
+        assert one.difference == difference_interval(ours - base)
         assert (one.p, one.p_holm) == (p_values[i], adjusted[i])
         assert one.detectable == detectable(ours - base)
         assert one.improvement is not None
@@ -64,7 +73,7 @@ def test_numbers_are_those_of_the_paired_differences() -> None:
         assert one.improvement.mean == pytest.approx(share)
         assert one.iqm is not None
         assert one.iqm.mean == pytest.approx(iqm(ours.mean(axis=1)))
-        assert one.mean == crossed_interval(ours)
+        assert one.mean == share_interval(ours)
         assert one.seeds == 3
     grpo = of(found, "grpo")
     assert (grpo.difference, grpo.p, grpo.p_holm, grpo.improvement, grpo.detectable) == (None,) * 5
@@ -89,7 +98,7 @@ def test_differences_use_the_seeds_that_both_have() -> None:
     found = comparisons(entries(right), "grpo", {"countdown": 4})
     clip, ppo = of(found, "clip_b"), of(found, "ppo")
     assert clip.seeds == 2
-    assert clip.difference == crossed_interval(scores(right["clip_b"]) - scores(RIGHT["grpo"])[1:])
+    assert clip.difference == difference_interval(scores(right["clip_b"]) - scores(RIGHT["grpo"])[1:])
     assert (ppo.seeds, ppo.difference, ppo.p, ppo.improvement) == (0, None, None, None)
     assert (ppo.rank_best, ppo.rank_worst) == (1, 3)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from intervals import slow_difference_interval, slow_share_interval
 
 from harness.base import files
 from harness.base.errors import UserError
@@ -89,30 +90,6 @@ def slow_pass_at_k(right_N: np.ndarray, k: int) -> float:
     return float(np.mean([max(subset) for subset in itertools.combinations(right_N.tolist(), k)]))
 
 
-def slow_interval(x_SJ: np.ndarray) -> tuple[float, float, float]:
-    """By loops over the definition; tests/test_statistics.py tests the interval itself."""
-    from scipy.stats import t
-
-    seeds, problems = x_SJ.shape
-    mean = sum(x for row in x_SJ for x in row) / (seeds * problems)
-    by_seed = [sum(row) / problems for row in x_SJ]
-    by_problem = [sum(column) / seeds for column in x_SJ.T]
-    df = (seeds - 1, problems - 1, (seeds - 1) * (problems - 1))
-    squares = [
-        problems * sum((s - mean) ** 2 for s in by_seed) / df[0],
-        seeds * sum((p - mean) ** 2 for p in by_problem) / df[1],
-        sum((x_SJ[s, p] - by_seed[s] - by_problem[p] + mean) ** 2 for s in range(seeds) for p in range(problems))
-        / df[2],
-    ]
-    variance = quantile = 0.0
-    counts = [float(squares[0] > squares[2]), float(squares[1] > squares[2])]
-    for count, square, degrees in zip([*counts, 1 - sum(counts)], squares, df, strict=True):
-        variance += count * square
-        quantile += count * square * t.ppf(0.975, degrees)
-    half = quantile / math.sqrt(variance * seeds * problems)
-    return mean, mean - half, mean + half
-
-
 def slow_geometric_interval(values: list[float]) -> tuple[float, float, float]:
     """Three values: their geometric mean, and the factor that it may be off by."""
     mean = math.prod(values) ** (1 / 3)
@@ -140,15 +117,17 @@ def test_estimates_and_paired_differences_equal_those_computed_by_hand(matrix: M
         ("clip_b", "countdown", "tiny", 4, "grpo"),
     ]
     avg = {m: np.array([x.mean(axis=1) for x in xs]) for m, xs in right.items()}
-    assert as_tuple(clip.avg_at_k) == pytest.approx(slow_interval(avg["clip_b"]), abs=1e-12)
+    assert as_tuple(clip.avg_at_k) == pytest.approx(slow_share_interval(avg["clip_b"]), abs=1e-9)
     assert list(clip.pass_at_k) == [1, 2, 4]
     assert clip.delta_to_baseline is not None
-    assert as_tuple(clip.delta_to_baseline) == pytest.approx(slow_interval(avg["clip_b"] - avg["grpo"]), abs=1e-12)
+    assert as_tuple(clip.delta_to_baseline) == pytest.approx(
+        slow_difference_interval(avg["clip_b"] - avg["grpo"]), abs=1e-9
+    )
     for k in (1, 2, 4):
         at_k = {m: np.array([[slow_pass_at_k(x_N, k) for x_N in x] for x in xs]) for m, xs in right.items()}
-        assert as_tuple(clip.pass_at_k[k]) == pytest.approx(slow_interval(at_k["clip_b"]), abs=1e-12)
-        difference = slow_interval(at_k["clip_b"] - at_k["grpo"])
-        assert as_tuple(clip.delta_pass_at_k[k]) == pytest.approx(difference, abs=1e-12)
+        assert as_tuple(clip.pass_at_k[k]) == pytest.approx(slow_share_interval(at_k["clip_b"]), abs=1e-9)
+        difference = slow_difference_interval(at_k["clip_b"] - at_k["grpo"])
+        assert as_tuple(clip.delta_pass_at_k[k]) == pytest.approx(difference, abs=1e-9)
     assert as_tuple(clip.entropy_initial) == pytest.approx(slow_geometric_interval([2.5, 3.5, 4.5]))
     assert as_tuple(grpo.entropy_final) == pytest.approx(slow_geometric_interval([1.0, 1.25, 1.5]))
     assert as_tuple(clip.entropy_final) == (2.0, None, None)
@@ -186,7 +165,7 @@ def test_differences_use_the_seeds_that_both_have(matrix: Matrix) -> None:
     _, clip = matrix.rows()
     paired = np.array([(right["clip_b", s] - right["grpo", s]).mean(axis=1) for s in (1, 2)])
     assert clip.delta_to_baseline is not None
-    assert as_tuple(clip.delta_to_baseline) == pytest.approx(slow_interval(paired), abs=1e-12)
+    assert as_tuple(clip.delta_to_baseline) == pytest.approx(slow_difference_interval(paired), abs=1e-9)
 
 
 def test_every_evaluation_task_is_a_row_and_trainings_do_not_mix(matrix: Matrix) -> None:
@@ -327,7 +306,7 @@ def test_markdown_marks_what_the_interval_separates_and_nothing_else() -> None:
         "| ce_gppo | 0.375 ±0.010 | 0.625 ±0.020 | +0.125 | +0.125 | 2.000 ±0.125 | 0.500 | 1 of 3 |",
         "| new |  |  |  |  |  |  | 0 of 3 |",
     ]
-    assert [line[:12] for line in lines[11:]] == ["- ±: 95 % in", "- ▲ ▼: the i", "- One seed c", "- Not every "]
+    assert [line[:12] for line in lines[11:]] == ["- ± or [low,", "- ▲ ▼: the i", "- One seed c", "- Not every "]
 
 
 def test_notes_speak_only_of_what_is_there() -> None:
