@@ -16,9 +16,8 @@ def last_box(text: str, *, literal: bool = False) -> str | None:
     By default the text is read as LaTeX: `\fbox` is a box, too; of boxes within a box, the outermost counts; `\}`
     closes nothing; and a box without braces, as in `\boxed 5`, holds all up to the next space.
 
-    With `literal`, only the string `\boxed{` opens a box, and the last one counts wherever it stands. Countdown reads
-    responses in this way: its models learn that string as one token, and where they begin a box within a box, the last
-    beginning is their answer. Its verdicts on such responses would change if they were read as LaTeX.
+    With `literal`, only the string `\boxed{` opens a box, and the last one counts wherever it stands. The gold answers
+    of the data sets are read in this way.
     """
     first = BOX.search(text)
     opened: list[int | None] = []  # for each open brace: where the content of its box begins; None if it is no box's

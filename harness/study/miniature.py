@@ -124,6 +124,8 @@ class Script:
 class Tokens:
     """A tokenizer whose texts are the numbers of the tokens."""
 
+    eos_token = "<eos>"  # is in no text: the last token of a response counts as any other
+
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [int(number) for number in text.split()]}
 

@@ -72,13 +72,16 @@ def read(
     problems: Sequence[Problem],
     groups: Mapping[int, list[Rollout]],
 ) -> list[tuple[str, Verdict]]:
-    """Returns the text of each response to some of the problems, by their numbers, and the verdict on it.
+    """Return the text of each response to some of the problems, by their numbers, and the verdict on it.
 
-    Equal responses to a problem are decoded and judged once: of easy problems, most are equal.
+    The text holds every token but the end of the sequence. Other special tokens stay: a policy could fill its responses
+    with tokens that leave no text, such as padding. Equal responses to a problem are decoded and judged once: of easy
+    problems, most are equal.
     """
     given = [(number, tuple(rollout.response)) for number, group in groups.items() for rollout in group]
     once = list(dict.fromkeys(given))
-    texts = tokenizer.batch_decode([response for _, response in once], skip_special_tokens=True)
+    whole = tokenizer.batch_decode([response for _, response in once], skip_special_tokens=False)
+    texts = [text.removesuffix(tokenizer.eos_token) for text in whole]
     asked = [(problems[number], text) for (number, _), text in zip(once, texts, strict=True)]
     found = dict(zip(once, zip(texts, task.verdicts(asked, verifier), strict=True), strict=True))
     return [found[each] for each in given]

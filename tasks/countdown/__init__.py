@@ -4,6 +4,9 @@ r"""Countdown: reach a target from a few given numbers, each used exactly once, 
 
 Problems are made here, from no data: a problem is a multiset of numbers with a target that they reach while every
 intermediate value stays between 0 and the largest target. Most have several solutions, so diversity pays.
+
+A response is one box and nothing else. Where text around the box was allowed, some policies learned not to stop after
+it, and that text counted as entropy and as diversity.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ from math import comb
 from operator import add, mul, sub
 from typing import ClassVar
 
-from harness.base.box import last_box
 from harness.base.schema import check, number
 from harness.base.task import SPLITS, Problem, Verdict, Verifier, check_split
 
@@ -29,7 +31,7 @@ OPERATORS = {"+": add, "-": sub, "*": mul}
 MULTISETS = 1000  # of numbers, at most: where there are more, a seeded draw of them
 HELD_OUT = 10  # one problem in ten is for testing, another one for validation
 
-BOX = "\\boxed{"
+BOX, CLOSING = "\\boxed{", "}"
 LONGEST = 256  # characters of an expression
 TOKENS = re.compile(r"[0-9]+|[-+*()]")  # not \d, which matches digits of every script
 ALPHABET = re.compile(r"[-+*() 0-9]*")
@@ -62,14 +64,24 @@ class Countdown:
         return []
 
     def verdict(self, problem: Problem, response: str) -> Verdict:
-        """Says right if the last box holds an expression of the target's value that uses each number exactly once."""
-        boxed = last_box(response, literal=True)
+        """Return right for a box with an expression of the target's value that uses each number exactly once."""
+        boxed = content(response)
         read = None if boxed is None else evaluate(boxed)
         if read is None:
             return Verdict.UNPARSED
         value, used = read
         numbers, target = parse_key(problem.answer)
         return Verdict.RIGHT if value == target and tuple(sorted(used)) == numbers else Verdict.WRONG
+
+
+def content(response: str) -> str | None:
+    """Return the text in the box; None unless the response is one box, with no character before or after it.
+
+    Spaces around the box are refused as well: a space is a token, and a policy could go on with it for ever.
+    """
+    if not response.startswith(BOX) or not response.endswith(CLOSING):
+        return None
+    return response[len(BOX) : -len(CLOSING)]
 
 
 def evaluate(text: str) -> tuple[int, list[int]] | None:
@@ -230,4 +242,4 @@ def examples(task: Countdown, seed: int, solving: float) -> Iterator[tuple[str, 
         numbers, target = rng.choice(train)
         value = target if rng.random() < solving else rng.choice(sorted(reachable(numbers, task.target)))
         text = expression(rng, numbers, value, task.target)
-        yield prompt(rng.sample(numbers, len(numbers)), target), f"{BOX}{text}}}"
+        yield prompt(rng.sample(numbers, len(numbers)), target), f"{BOX}{text}{CLOSING}"

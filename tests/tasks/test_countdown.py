@@ -1,6 +1,7 @@
 import ast
 import itertools
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -11,8 +12,21 @@ import pytest
 
 import tasks
 from harness.base.errors import UserError
+from harness.batch import Rollout
+from harness.verify.alongside import read
+from harness.verify.pool import Verifier
 from tasks import SPLITS, Problem, Verdict
-from tasks.countdown import Countdown, evaluate, examples, expression, key_of, multisets, parse_key, split_of
+from tasks.countdown import (
+    Countdown,
+    base_model,
+    evaluate,
+    examples,
+    expression,
+    key_of,
+    multisets,
+    parse_key,
+    split_of,
+)
 
 PROBLEM = Problem("3,6,7=39", "6 7 3=39:", "3,6,7=39")
 OPERATIONS = {ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__}
@@ -54,8 +68,24 @@ def brute_force(numbers: tuple[int, ...], highest: int) -> Iterator[int]:
         (r"\boxed{(6*7)-3}", Verdict.RIGHT),
         (r"\boxed{7*6-3}", Verdict.RIGHT),
         (r"\boxed{ ((7 * 6)) - 3 }", Verdict.RIGHT),
-        (r"first \boxed{6+7+3} and then \boxed{(6*7)-3} at last", Verdict.RIGHT),
-        (r"\boxed{(6*7)-3} and then \boxed{6+7+3}", Verdict.WRONG),
+        (r"first \boxed{6+7+3} and then \boxed{(6*7)-3} at last", Verdict.UNPARSED),
+        (r"\boxed{(6*7)-3} and then \boxed{6+7+3}", Verdict.UNPARSED),
+        (r"\boxed{(6*7)-3}56-3*1}", Verdict.UNPARSED),
+        (r"\boxed{(6*7)-3}}", Verdict.UNPARSED),
+        (r"\boxed{(6*7)-3}1", Verdict.UNPARSED),
+        (r"\boxed{(6*7)-3} ", Verdict.UNPARSED),
+        ("\\boxed{(6*7)-3}\n", Verdict.UNPARSED),
+        (r" \boxed{(6*7)-3}", Verdict.UNPARSED),
+        (r"6*7-3=\boxed{(6*7)-3}", Verdict.UNPARSED),
+        (r"\boxed{(6*7)-3}\boxed{(6*7)-3}", Verdict.UNPARSED),
+        (r"\boxed{6+7+3}\boxed{(6*7)-3}", Verdict.UNPARSED),
+        (r"\boxed{6+\boxed{(6*7)-3}", Verdict.UNPARSED),
+        (r"\boxed{\boxed{(6*7)-3}}", Verdict.UNPARSED),
+        (r"\fbox{(6*7)-3}", Verdict.UNPARSED),
+        (r"\boxed {(6*7)-3}", Verdict.UNPARSED),
+        (r"\boxed(6*7)-3}", Verdict.UNPARSED),
+        ("\\boxed{", Verdict.UNPARSED),
+        ("}", Verdict.UNPARSED),
         (r"\boxed{6*(7-3)}", Verdict.WRONG),
         (r"\boxed{39}", Verdict.WRONG),
         (r"\boxed{6*7-3+3-3}", Verdict.WRONG),
@@ -89,7 +119,7 @@ def brute_force(numbers: tuple[int, ...], highest: int) -> Iterator[int]:
         ("\\boxed{" + "(" * 100 + "6*7-3" + ")" * 100 + "}", Verdict.RIGHT),
         ("\\boxed{" + "9" * 200 + "}", Verdict.WRONG),
         ("\\boxed{" + "*".join(["99"] * 80) + "}", Verdict.WRONG),
-        ("\\boxed{" * 100_000 + "(6*7)-3}", Verdict.RIGHT),
+        ("\\boxed{" * 100_000 + "(6*7)-3}", Verdict.UNPARSED),
     ],
     ids=lambda value: ascii(value)[:40],
 )
@@ -98,35 +128,38 @@ def test_verdict(response: str, verdict: Verdict) -> None:
 
 
 @pytest.mark.slow
-def test_the_last_box_is_the_last_string_that_opens_one() -> None:
-    """By brute force: whatever surrounds it, the answer is between it and the next closing brace."""
+def test_a_response_is_one_box_and_nothing_else() -> None:
+    """By brute force: an answer is read exactly where the whole response matches one box without braces in it."""
     rng = random.Random(0)
-    pieces = [
-        "\\boxed{",
-        "\\boxed{(6*7)-3",
-        "\\boxed{7*6-3",
-        "\\boxed{6+7+3",
-        "\\boxed{1+1",
-        "}",
-        "}",
-        "}",
-        "}",
-        "\\}",
-        "{",
-    ]
-    pieces += ["\\fbox{", "\\boxed ", "\\boxed {", "(6*7)-3", "6", "\\", " ", "\n", "$", "="]
+    pieces = ["\\boxed{(6*7)-3", "\\boxed{7*6-3", "\\boxed{6+7+3", "\\boxed{1+1"]
+    pieces += ["\\boxed{", "}", "}", "}", "\\fbox{", "\\boxed ", "(6*7)-3", "+1", " ", "\n", "56-3*1}"]
     counts: Counter[Verdict] = Counter()
-    for _ in range(30_000):
-        response = "".join(rng.choices(pieces, k=rng.randint(0, 9)))
-        _, opening, rest = response.rpartition("\\boxed{")
-        content, closing, _ = rest.partition("}")
-        read = evaluate(content) if opening and closing else None
+    for _ in range(40_000):
+        response = "".join(rng.choices(pieces, k=rng.choice((1, 2, 2, 2, 3, 4))))
+        whole = re.fullmatch(r"\\boxed\{([^{}]*)\}", response)
+        read = evaluate(whole[1]) if whole else None
         solved = read is not None and read[0] == 39 and sorted(read[1]) == [3, 6, 7]
         expected = Verdict.UNPARSED if read is None else Verdict.RIGHT if solved else Verdict.WRONG
         assert Countdown().verdict(PROBLEM, response) is expected, response
         counts[expected] += 1
-    assert min(counts.values()) > 1_000
-    assert Countdown().verdict(PROBLEM, r"\boxed{1+\boxed{(6*7)-3}") is Verdict.RIGHT
+    assert min(counts.values()) > 500
+
+
+def test_the_text_of_a_response_is_judged_without_its_end() -> None:
+    """Only the end of the sequence leaves the text: padding after or within the box does not pass for nothing."""
+    encoder = base_model.tokenizer(Countdown())
+    box = r"\boxed{(6*7)-3}"
+    expected = {
+        f"{box}<eos>": (box, Verdict.RIGHT),
+        box: (box, Verdict.RIGHT),  # cut off by the budget, but whole
+        f"{box} <eos>": (f"{box} ", Verdict.UNPARSED),
+        f"{box}3<eos>": (f"{box}3", Verdict.UNPARSED),
+        f"{box}<pad><eos>": (f"{box}<pad>", Verdict.UNPARSED),
+        f"{box}<pad>": (f"{box}<pad>", Verdict.UNPARSED),
+        r"\boxed{<pad>(6*7)-3}<eos>": (r"\boxed{<pad>(6*7)-3}", Verdict.UNPARSED),
+    }
+    group = [Rollout([1], encoder(text)["input_ids"], [], text.endswith("<eos>")) for text in expected]
+    assert read(Countdown(), Verifier(), encoder, [PROBLEM], {0: group}) == list(expected.values())
 
 
 def test_expressions_are_read_as_python_reads_them() -> None:
