@@ -104,6 +104,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         "seeds, with its 95 % interval.",
         f"{BETTER} {WORSE}: the interval of the difference to {rows[0].baseline}, paired by seed and problem, "
         "excludes 0; without a mark the two are tied.",
+        "Distinct right answers: the number to a problem, of all its samples.",
     ]
     texts += dict.fromkeys(f"{row.method} = {row.made_of}" for row in rows if row.made_of)
     if any(row.seeds_done == 1 for row in rows):

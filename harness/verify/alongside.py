@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from harness.base.task import Problem, Task, Verdict, Verifier
+from harness.base.task import Judged, Problem, Task, Verifier, judge
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,14 +67,23 @@ class Alongside(Generic[T]):
         self.thread.shutdown(cancel_futures=True)
 
 
+@dataclass(frozen=True)
+class Read:
+    """A response with its text."""
+
+    text: str  # without the end of the sequence
+    judged: Judged
+    answer_tokens: int  # up to the end of the answer; all where there is none
+
+
 def read(
     task: Task,
     verifier: Verifier,
     tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[Problem],
     groups: Mapping[int, list[Rollout]],
-) -> list[tuple[str, Verdict]]:
-    """Return the text of each response to some of the problems, by their numbers, and the verdict on it.
+) -> list[Read]:
+    """Return each response to some of the problems, by their numbers, with its text and its judgment.
 
     The text holds every token but the end of the sequence. Other special tokens stay: a policy could fill its responses
     with tokens that leave no text, such as padding. Equal responses to a problem are decoded and judged once: of easy
@@ -83,5 +94,32 @@ def read(
     whole = tokenizer.batch_decode([response for _, response in once], skip_special_tokens=False)
     texts = [text.removesuffix(tokenizer.eos_token) for text in whole]
     asked = [(problems[number], text) for (number, _), text in zip(once, texts, strict=True)]
-    found = dict(zip(once, zip(texts, task.verdicts(asked, verifier), strict=True), strict=True))
-    return [found[each] for each in given]
+    judged = judge(task, verifier, asked)
+    found = {}
+    for key, text, with_end, each in zip(once, texts, whole, judged, strict=True):
+        response = key[1]
+        tokens = len(response)
+        if each.answer is not None:
+            body = response if text == with_end else response[:-1]
+            tokens = len(body) - tail_tokens(tokenizer, body, len(text) - each.answer.end)
+        found[key] = Read(text, each, tokens)
+    return [found[key] for key in given]
+
+
+def tail_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], characters: int) -> int:
+    """Return the number of tokens that hold nothing but the last characters of a text.
+
+    A token with a part of the answer in it belongs to the answer. Tails are short, so the search begins at the end: it
+    decodes about as many tokens as there are in the tail, where a list of all tokens' texts would decode each alone.
+    """
+
+    def width(number: int) -> int:
+        [text] = tokenizer.batch_decode([tokens[len(tokens) - number :]], skip_special_tokens=False)
+        return len(text)
+
+    if characters == 0:
+        return 0
+    most = 1
+    while most < len(tokens) and width(most) <= characters:
+        most *= 2
+    return bisect.bisect_right(range(1, min(most, len(tokens)) + 1), characters, key=width)

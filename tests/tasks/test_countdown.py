@@ -138,7 +138,7 @@ def test_a_response_is_one_box_and_nothing_else() -> None:
         response = "".join(rng.choices(pieces, k=rng.choice((1, 2, 2, 2, 3, 4))))
         whole = re.fullmatch(r"\\boxed\{([^{}]*)\}", response)
         read = evaluate(whole[1]) if whole else None
-        solved = read is not None and read[0] == 39 and sorted(read[1]) == [3, 6, 7]
+        solved = read is not None and read.value == 39 and sorted(read.used) == [3, 6, 7]
         expected = Verdict.UNPARSED if read is None else Verdict.RIGHT if solved else Verdict.WRONG
         assert Countdown().verdict(PROBLEM, response) is expected, response
         counts[expected] += 1
@@ -177,7 +177,7 @@ def test_expressions_are_read_as_python_reads_them() -> None:
         else:
             read = evaluate(text)
             assert read is not None, text
-            value, used = read
+            value, used = read.value, list(read.used)
             assert value == expected, text
             assert used == [int(number) for number in text.translate(str.maketrans("+-*()", "     ")).split()], text
             valid += 1
