@@ -45,17 +45,16 @@ def evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> di
     for path in sorted((folder / "evals").glob("*.json")):  # the step is the end of a name, with leading zeros
         record = files.read_json(path)
         task = record["task"]
+        earlier, distinct = found.get(task, {}), right_distinct(record, path.name)
         first = record["step"] == 0
-        before = answers(record) if first else found.get(task, {}).get("before")
-        distinct_before = (
-            right_distinct(record, path.name) if first else found.get(task, {}).get("right_distinct_before")
-        )
+        before = answers(record) if first else earlier.get("before")
+        distinct_before = distinct if first else earlier.get("right_distinct_before")
         found[task] = {
             "k": spec.config.eval.of(task).k,
             "problems": record["problems"],
             "right": answers(record),
             "before": before,
-            "right_distinct": right_distinct(record, path.name),  # distinct right answers to each problem
+            "right_distinct": distinct,  # distinct right answers to each problem
             "right_distinct_before": distinct_before,
             "solutions": record["solutions"],  # right answers that each problem has, where the task can count them
             "flags": record["flags"],
@@ -71,8 +70,8 @@ def right_distinct(record: Mapping[str, Any], name: str) -> list[int]:
     """Return the numbers of distinct right answers of an evaluation, or of one task in an outcome."""
     if "right_distinct" not in record:
         raise UserError(
-            f"{name} has no right_distinct: an earlier version of entrobench made it, which counted no answers; run its "
-            "cells again"
+            f"{name} has no right_distinct: an earlier version of entrobench made it, which did not count answers; "
+            "run its cells again"
         )
     found: list[int] = record["right_distinct"]
     return found

@@ -69,15 +69,13 @@ COLUMNS: dict[str, Column] = {
     ),
     "entropy_last": Column("last step", lambda row: shown(row.entropy_final), lambda row: row.entropy_final),
     "entropy_kept": Column("entropy kept", lambda row: plain(row.entropy_kept, ".1%"), lambda row: row.entropy_kept),
-    "right_distinct": Column(
-        "distinct right answers", lambda row: shown(row.right_distinct), lambda row: row.right_distinct
-    ),
-    "coverage": Column("of all right answers", lambda row: shown(row.coverage), lambda row: row.coverage),
+    "right_distinct": Column("distinct right", lambda row: shown(row.right_distinct), lambda row: row.right_distinct),
+    "coverage": Column("solutions found", lambda row: shown(row.coverage), lambda row: row.coverage),
     "distinct_answers": Column(
         "distinct answers", lambda row: shown(row.distinct_answers), lambda row: row.distinct_answers
     ),
     "after_answer": Column(
-        "go on after the answer", lambda row: plain(row.after_answer, ".1%"), lambda row: row.after_answer
+        "text after answer", lambda row: plain(row.after_answer, ".1%"), lambda row: row.after_answer
     ),
     "distinct": Column("distinct responses", lambda row: shown(row.distinct), lambda row: row.distinct),
     "dropped": Column("dropped", lambda row: shown(row.dropped), lambda row: row.dropped),

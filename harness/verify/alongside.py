@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+REPLACEMENT = "\ufffd"
+
 
 class Alongside(Generic[T]):
     """Judges groups in a thread of its own as they come, in whatever order; use it as a context manager.
@@ -101,25 +103,32 @@ def read(
         tokens = len(response)
         if each.answer is not None:
             body = response if text == with_end else response[:-1]
-            tokens = len(body) - tail_tokens(tokenizer, body, len(text) - each.answer.end)
+            tokens = len(body) - tail_tokens(tokenizer, body, text[each.answer.end :])
         found[key] = Read(text, each, tokens)
     return [found[key] for key in given]
 
 
-def tail_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], characters: int) -> int:
-    """Return the number of tokens that hold nothing but the last characters of a text.
+def tail_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], tail: str) -> int:
+    """Return the number of tokens that hold nothing but the tail of a text.
 
     A token with a part of the answer in it belongs to the answer. Tails are short, so the search begins at the end: it
     decodes about as many tokens as there are in the tail, where a list of all tokens' texts would decode each alone.
     """
 
-    def width(number: int) -> int:
+    def ending(number: int) -> str:
         [text] = tokenizer.batch_decode([tokens[len(tokens) - number :]], skip_special_tokens=False)
-        return len(text)
+        return text
 
-    if characters == 0:
+    def width(number: int) -> int:
+        # Of a letter that was cut in two, each byte is decoded as a sign of its own: it would look longer than whole.
+        return len(ending(number).lstrip(REPLACEMENT))
+
+    if not tail:
         return 0
     most = 1
-    while most < len(tokens) and width(most) <= characters:
+    while most < len(tokens) and width(most) <= len(tail):
         most *= 2
-    return bisect.bisect_right(range(1, min(most, len(tokens)) + 1), characters, key=width)
+    number = bisect.bisect_right(range(1, min(most, len(tokens)) + 1), len(tail), key=width)
+    while not tail.endswith(ending(number)):  # the last bytes of a letter that belongs to the answer
+        number -= 1
+    return number

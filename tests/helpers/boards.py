@@ -18,6 +18,7 @@ from harness.record.state import State
 from harness.report import publish
 
 PROBLEMS = [f"p{i}" for i in range(6)]
+MOST_DISTINCT = 3  # right answers to a problem that differ, at most
 
 
 class Made:
@@ -43,7 +44,9 @@ class Made:
             for task in cell.config.eval.tasks or [cell.task]:
                 drawn = np.random.default_rng([cell.seed, *(cell.method.encode() if step else [])])
                 right = (drawn.random((6, 16)) < 0.3).astype(int).tolist()
+                distinct = [min(sum(row), MOST_DISTINCT) for row in right]
                 told = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
+                told |= {"right_distinct": distinct, "solutions": [2 * MOST_DISTINCT] * len(PROBLEMS)}
                 files.write_json(cell.folder / "evals" / f"{task}-{step:06d}.json", told)
         State(state, durable_step=1, seconds=1800, device="cpu").write(cell.folder)
         sync.sync(cell.folder, self.config.tracking_uri)

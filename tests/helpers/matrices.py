@@ -94,7 +94,11 @@ def fill(
     for task, step in itertools.product(tasks, (0, 2, STEPS)):
         right = right_of(level, spec.seed, step)
         record = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
-        record |= {"right_distinct": [distinct_right(level, problem, row) for problem, row in zip(PROBLEMS, right)]}
+        record |= {
+            "right_distinct": [
+                distinct_right(level, problem, row) for problem, row in zip(PROBLEMS, right, strict=True)
+            ]
+        }
         record |= {"solutions": SOLUTIONS}
         files.write_json(folder / "evals" / f"{task}-{step:06d}.json", record)
         files.write_lines(
