@@ -37,9 +37,10 @@ class Made:
         attempt = made.Made(cell.key, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
         if noted:
             attempt.write(cell.folder)
+        evaluated = {"eval/countdown/distinct_answers": 0.25, "eval/countdown/after_answer": 0.125}
         for step, value in enumerate((2.0, last)):
             metrics = {"entropy/mean": value, "weights/dropped": step / 4, "tokens/generated": 100.0}
-            log.append(step, start + step, {**metrics, "eval/countdown/length": 7.0 + step})
+            log.append(step, start + step, {**metrics, **evaluated, "eval/countdown/length": 7.0 + step})
         for step in (0, 1):
             for task in cell.config.eval.tasks or [cell.task]:
                 drawn = np.random.default_rng([cell.seed, *(cell.method.encode() if step else [])])
