@@ -60,12 +60,13 @@ class Letters:
     """A tokenizer with a token a character, which decodes every token as its number."""
 
     chat_template = None
+    eos_token = "<eos>"
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [ord(character) for character in text]}
 
     def batch_decode(self, responses: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
-        assert skip_special_tokens
+        assert not skip_special_tokens
         return [str(token) for (token,) in responses]
 
 
