@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from harness.base.errors import UserError
 from harness.base.statistics import (
     Estimate,
     Floats,
+    crossed_interval,
     difference_interval,
     geometric_interval,
     is_near_bound,
@@ -27,7 +29,7 @@ from harness.record.made import by_another_source
 from harness.report.board import Expected
 from harness.report.read import Result, Results, read, result_of
 
-SHARES = ("distinct", "dropped")  # measures that lie within 0 and 1
+SHARES = ("distinct", "distinct_answers", "after_answer", "dropped")  # measures that lie within 0 and 1
 BEFORE = "before training"  # the row of the model itself
 
 
@@ -181,8 +183,8 @@ def before_training(entries: Sequence[Entry]) -> list[Entry]:
 def measures(entry: Entry) -> dict[str, Any]:
     results = list(entry.results.values())
     found: dict[str, Any] = {}
-    found["right_distinct"] = over_problems([result.right_distinct_J for result in results])
-    found["coverage"] = over_problems([result.coverage_J for result in results])
+    found["right_distinct"] = over_problems([result.right_distinct_J for result in results], most=math.inf)
+    found["coverage"] = over_problems([result.coverage_J for result in results], most=1)
     for name in ("length", "distinct", "distinct_answers", "after_answer", "dropped", "hours", "tokens"):
         values = [getattr(result, name) for result in results]
         told = [value for value in values if value is not None]
@@ -194,10 +196,12 @@ def measures(entry: Entry) -> dict[str, Any]:
     return found
 
 
-def over_problems(of_seeds: Sequence[Floats | None]) -> Estimate | None:
-    """Return the mean of a number that each seed has of each problem; None where some seed lacks it."""
+def over_problems(of_seeds: Sequence[Floats | None], most: float) -> Estimate | None:
+    """Return the mean of a number from 0 to `most` that each seed has of each problem; None where a seed lacks it."""
     known = [values_J for values_J in of_seeds if values_J is not None]
-    return crossed_interval(np.array(known, dtype=float)) if known and len(known) == len(of_seeds) else None
+    if not known or len(known) < len(of_seeds):
+        return None
+    return within(crossed_interval(np.array(known, dtype=float)), 0, most)
 
 
 def entropy_kept(ends: Sequence[tuple[float, float]]) -> Estimate | None:
