@@ -31,17 +31,27 @@ from latex2sympy2_extended import NormalizationConfig, normalize_latex
 from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy, convert_to_pct
 from math_verify.grader import should_treat_as_complex
 from math_verify.parser import get_last_eq
-from sympy import Basic, Expr, Float, Integer, MatrixBase, Rational, Symbol
+from sympy import Basic, Expr, Float, Integer, MatrixBase, MatrixExpr, Rational, Symbol
+from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.cache import clear_cache
+from sympy.core.evalf import PrecisionExhausted
+from sympy.core.function import AppliedUndef
 
+Compare = Callable[[Basic, Basic, int, int], bool]
 Size = tuple[int, float]  # sign (0: not known) and log10 of the absolute value
 
-NORMAL = NormalizationConfig(basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none")
+NORMAL = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
 HUGE = 10_000  # decimal digits; numbers of more are compared by their sizes
 TOO_LARGE = 10_000_000  # decimal digits; numbers of more are not evaluated
 PLACES = 6  # decimals that an approximate answer must have right
 EXACT_PLACES = 12  # where the gold answer is an integer, which needs no approximation
+CERTAIN_DIGITS = 1000  # exact values that agree to so many digits, of their largest term, are equal
 SEEN_ENOUGH = 75  # exit code of a child that has answered, but whose state is not to be trusted any more
+HUNDREDTH = sympy.UnevaluatedExpr(Rational(1, 100))  # as the parser writes a percent
+INEXACT = (
+    *(Float, sympy.UnevaluatedExpr, ExprWithLimits, sympy.Limit, sympy.Derivative, AppliedUndef),
+    *(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan, MatrixExpr, MatrixBase),
+)
 PERCENT = re.compile(r"(.*[)}a-zA-Z]) *\\?%")  # of what is no plain number, which the grammar does not have
 NUMBERS = re.compile(r"(?:Integer|Float|Rational|[-+*/(). 0-9'])*")
 # Texts of every kind that the grammar knows: the first of a kind takes ten times as long as the second.
@@ -150,7 +160,6 @@ def judge(gold_text: str, answer_text: str) -> tuple[str, str]:
     equal = math_verify.grader.verify(
         gold,
         answer,
-        float_rounding=places(gold),
         allow_set_relation_comp=True,
         timeout_seconds=None,
         raise_on_error=True,
@@ -176,7 +185,7 @@ def certainly_different(gold: Basic, answer: Basic) -> bool:
     if is_beyond(HUGE, of_gold) or is_beyond(HUGE, of_answer):
         return not math.isclose(of_gold[1], of_answer[1], rel_tol=1e-6)
     if gold.has(sympy.UnevaluatedExpr) or answer.has(sympy.UnevaluatedExpr):
-        return False  # a percentage, which may stand for the number of percents
+        return False  # a percentage, which may be meant as the number of percents
     values = {symbol: value(symbol) for symbol in gold.free_symbols | answer.free_symbols}
     gold_value = gold.evalf(subs=values)
     return abs(gold_value - answer.evalf(subs=values)) > max(1e-4 * abs(gold_value), 1e-12)
@@ -274,6 +283,67 @@ def places(gold: Basic) -> int:
     return PLACES if found is None or not -300 < found[1] < -1 else PLACES - 1 - math.floor(found[1])
 
 
+# Equal values
+
+
+def comparing_values(decimals_agree: Compare) -> Compare:
+    """Wrap math-verify's comparison of two values, which takes exact values below 1e-15 for zero."""
+
+    def call(gold: Basic, answer: Basic, _: int, precision: int) -> bool:
+        pairs = meanings(gold, answer)
+        return any(agree(one, other, precision) for one, other in pairs)
+
+    def agree(gold: Basic, answer: Basic, precision: int) -> bool:
+        equal = exactly_equal(gold, answer)
+        return decimals_agree(gold, answer, places(gold), precision) if equal is None else equal
+
+    return call
+
+
+def meanings(gold: Basic, answer: Basic) -> list[tuple[Basic, Basic]]:
+    """Return the pairs of values to compare: 50 % may be meant as 50 and as 1/2."""
+    of_gold, of_answer = percents(gold), percents(answer)
+    if of_gold is not None and of_answer is not None:
+        return [(of_gold, of_answer)]
+    if of_gold is not None:
+        return [(of_gold, answer), (of_gold / 100, answer)]
+    if of_answer is not None:
+        return [(gold, of_answer), (gold, of_answer / 100)]
+    return [(gold, answer)]
+
+
+def percents(x: Basic) -> Expr | None:
+    """Return the number of percents of a percentage; None for any other value."""
+    if not isinstance(x, sympy.Mul) or HUNDREDTH not in x.args:
+        return None
+    return sympy.Mul(*(factor for factor in x.args if factor != HUNDREDTH))
+
+
+def exactly_equal(gold: Basic, answer: Basic) -> bool | None:
+    """Tell whether two exact values are equal; None where one is not exact, or where their symbols leave it open."""
+    if not (is_exact(gold) and is_exact(answer)):
+        return None
+    symbols = gold.free_symbols | answer.free_symbols
+    if not symbols:
+        gold, answer = gold.doit(), answer.doit()
+        if isinstance(gold, Rational) and isinstance(answer, Rational):
+            return bool(gold == answer)
+    at = {symbol: value(symbol) for symbol in symbols}
+    try:
+        # Strict: two digits of the difference are right, however much of it cancels; zero has none.
+        difference = (gold - answer).evalf(2, subs=at, maxn=CERTAIN_DIGITS, strict=True)
+    except PrecisionExhausted:
+        return None if symbols else True
+    if difference.is_zero:
+        return None if symbols else True
+    return False if difference.is_number else None
+
+
+def is_exact(x: Basic) -> bool:
+    """Tell whether a value has no decimals in it, and can be computed to any precision."""
+    return isinstance(x, Expr) and not x.has(*INEXACT)
+
+
 # The process
 
 
@@ -315,6 +385,7 @@ def harden() -> None:
     latex2sympy2_extended.latex2sympy2.convert_number = number
     grader = math_verify.grader
     grader.simplify, grader.solve, grader.safe_sympy_doit = loud(grader.simplify), loud(grader.solve), evaluated
+    grader.sympy_numeric_eq = comparing_values(grader.sympy_numeric_eq)
     logging.disable()  # math-verify warns that its own timeouts are off
 
 
