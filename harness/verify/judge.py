@@ -37,7 +37,6 @@ from sympy.core.cache import clear_cache
 from sympy.core.evalf import PrecisionExhausted
 from sympy.core.function import AppliedUndef
 
-Compare = Callable[[Basic, Basic, int, int], bool]
 Size = tuple[int, float]  # sign (0: not known) and log10 of the absolute value
 
 NORMAL = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
@@ -286,16 +285,29 @@ def places(gold: Basic) -> int:
 # Equal values
 
 
-def comparing_values(decimals_agree: Compare) -> Compare:
-    """Wrap math-verify's comparison of two values, which takes exact values below 1e-15 for zero."""
+def comparing_values(decimals_agree: Callable[..., bool]) -> Callable[..., bool]:
+    """Wrap math-verify's numeric comparison, which takes exact values below 1e-15 for zero."""
 
     def call(gold: Basic, answer: Basic, _: int, precision: int) -> bool:
-        pairs = meanings(gold, answer)
-        return any(agree(one, other, precision) for one, other in pairs)
+        return any(agree(one, other, precision) for one, other in meanings(gold, answer))
 
     def agree(gold: Basic, answer: Basic, precision: int) -> bool:
         equal = exactly_equal(gold, answer)
-        return decimals_agree(gold, answer, places(gold), precision) if equal is None else equal
+        if equal is not None:
+            return equal
+        decimals = places(gold)
+        if isinstance(gold, Float) or isinstance(answer, Float):  # in sympy 50.0 and 50 are not equal
+            gold, answer = (x.evalf() if isinstance(x, Integer) else x for x in (gold, answer))
+        return decimals_agree(gold, answer, decimals, precision)
+
+    return call
+
+
+def proving_equal(proof: Callable[..., bool]) -> Callable[..., bool]:
+    """Wrap math-verify's symbolic comparison, which simplifies for seconds where two values differ in the last digit."""
+
+    def call(gold: Basic, answer: Basic) -> bool:
+        return exactly_equal(gold, answer) is not False and proof(gold, answer)
 
     return call
 
@@ -314,9 +326,9 @@ def meanings(gold: Basic, answer: Basic) -> list[tuple[Basic, Basic]]:
 
 def percents(x: Basic) -> Expr | None:
     """Return the number of percents of a percentage; None for any other value."""
-    if not isinstance(x, sympy.Mul) or HUNDREDTH not in x.args:
+    if not isinstance(x, sympy.Mul) or x.args[-1] != HUNDREDTH:
         return None
-    return sympy.Mul(*(factor for factor in x.args if factor != HUNDREDTH))
+    return sympy.Mul(*x.args[:-1])
 
 
 def exactly_equal(gold: Basic, answer: Basic) -> bool | None:
@@ -325,17 +337,20 @@ def exactly_equal(gold: Basic, answer: Basic) -> bool | None:
         return None
     symbols = gold.free_symbols | answer.free_symbols
     if not symbols:
-        gold, answer = gold.doit(), answer.doit()
+        gold, answer = evaluated(gold), evaluated(answer)
         if isinstance(gold, Rational) and isinstance(answer, Rational):
             return bool(gold == answer)
-    at = {symbol: value(symbol) for symbol in symbols}
+    values = {symbol: value(symbol) for symbol in symbols}
+    equal_here = None if symbols else True
     try:
-        # Strict: two digits of the difference are right, however much of it cancels; zero has none.
-        difference = (gold - answer).evalf(2, subs=at, maxn=CERTAIN_DIGITS, strict=True)
+        # Strict: both digits of the difference are right, however much of it cancels; a zero has none to give.
+        difference = (gold - answer).evalf(2, subs=values, maxn=CERTAIN_DIGITS, strict=True)
     except PrecisionExhausted:
-        return None if symbols else True
+        return equal_here
+    except (ArithmeticError, AttributeError, TypeError, ValueError):  # as sympy raises where it cannot compute
+        return None
     if difference.is_zero:
-        return None if symbols else True
+        return equal_here
     return False if difference.is_number else None
 
 
@@ -386,6 +401,7 @@ def harden() -> None:
     grader = math_verify.grader
     grader.simplify, grader.solve, grader.safe_sympy_doit = loud(grader.simplify), loud(grader.solve), evaluated
     grader.sympy_numeric_eq = comparing_values(grader.sympy_numeric_eq)
+    grader.sympy_symbolic_eq = proving_equal(grader.sympy_symbolic_eq)
     logging.disable()  # math-verify warns that its own timeouts are off
 
 
