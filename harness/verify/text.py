@@ -54,7 +54,7 @@ END = rf"(?= ?(?:$|[,;:)\]}}&]|\\[}}\\]|\\right(?![a-zA-Z])|\\text ?\{{ ?,? ?{LI
 UPRIGHT = rf"\\text ?\{{(?! ?,? ?{LIST_WORD} ?\}})((?:[^{{}}0-9\\^]|\^\\circ|\^[23]|\^\{{[23]\}}|(?<=m)[23])*)\}}{EXPONENT}?"
 UPRIGHT_UNIT = re.compile(rf" ?{UPRIGHT}(?: ?(?:/|\\cdot)? ?{UPRIGHT})*{END}")
 BARE_UNIT = re.compile(rf"(?<=[0-9)}}]) ?(?:{BARE}){END}|(?<=\\pi )(?:{BARE}){END}|(?<=\\circ) ?[CF]{END}")
-METERS = re.compile(r"([-+]?[0-9]+(?:\.[0-9]*)?) ?m")  # alone: in 3 + 2m it is a variable
+METERS = re.compile(r"([-+]?[0-9][0-9,]*(?:\.[0-9]*)?|[-+]?\.[0-9]+) ?m")  # alone: in 3 + 2m it is a variable
 LISTED = re.compile(rf"(?<=[0-9)}}\]])( ?\\text ?\{{[^{{}}0-9]*?[a-zA-Z.]) ?(?:,| {LIST_WORD}) ?\}}(?= ?[^ ,])")
 UPRIGHT_NUMBER = re.compile(r"\\text ?\{ ?([-+]?[0-9][0-9.,/]*) ?([^{}0-9]+)\}")
 WORDLESS_TEXT = re.compile(r"\\text ?\{[^{}0-9]*\}$")
