@@ -30,8 +30,8 @@ NOT_UNITS = frozenset(  # words after which a number is another number, or no an
     hundred thousand million billion trillion dozen hundreds thousands millions billions trillions dozens
     half halves third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths
     tenth tenths hundredth hundredths thousandth thousandths millionth millionths billionth billionths
-    percent pct squared cubed factorial pi infinity infinite mod modulo base double triple twice negative
-    and or nor but plus minus times over than if unless when otherwise except else
+    percent pct squared cubed factorial pi infinity infinite mod modulo base double triple twice
+    and or nor but plus minus over than if unless when otherwise except else
     is are was were isn aren not no never none wrong false incorrect
     """.split()
 )
@@ -51,7 +51,9 @@ BARE = (  # without `\\text`, letters are factors, but for these
 )
 LIST_WORD = r"(?:and|or)(?![a-zA-Z])"
 END = rf"(?= ?(?:$|[,;:)\]}}&]|\\[}}\\]|\\right(?![a-zA-Z])|\\text ?\{{ ?,? ?{LIST_WORD} ?\}}|,? ?{LIST_WORD}))"
-UPRIGHT = rf"\\text ?\{{(?! ?,? ?{LIST_WORD} ?\}})((?:[^{{}}0-9\\^]|\^\\circ|\^[23]|\^\{{[23]\}}|(?<=m)[23])*)\}}{EXPONENT}?"
+UPRIGHT = (
+    rf"\\text ?\{{(?! ?,? ?{LIST_WORD} ?\}})((?:[^{{}}0-9\\^]|\^\\circ|\^[23]|\^\{{[23]\}}|(?<=m)[23])*)\}}{EXPONENT}?"
+)
 UPRIGHT_UNIT = re.compile(rf" ?{UPRIGHT}(?: ?(?:/|\\cdot)? ?{UPRIGHT})*{END}")
 BARE_UNIT = re.compile(rf"(?<=[0-9)}}]) ?(?:{BARE}){END}|(?<=\\pi )(?:{BARE}){END}|(?<=\\circ) ?[CF]{END}")
 METERS = re.compile(r"([-+]?[0-9][0-9,]*(?:\.[0-9]*)?|[-+]?\.[0-9]+) ?m")  # alone: in 3 + 2m it is a variable

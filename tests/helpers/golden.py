@@ -55,7 +55,7 @@ IN_THE_BOX: list[tuple[str, dict[Verdict, list[str]]]] = [
     ("7", {R: ["7个", r"7\text{个}", r"7 \text{ students}", "7 people"], W: ["17个"], U: ["7万"]}),
     ("7", {R: [r"7\text{ cm}", r"7\text{ feet}", r"7\,\mathrm{cm}^2", r"7\text{ square units}", r"7^\circ"]}),
     ("7", {R: [r"7\text{ eggs per day}", r"7\,\mathrm{m}/\mathrm{s}^2", r"7\text{ m}\cdot\text{s}^{-1}", r"7\text{th}"]}),
-    ("7", {R: [r"7^\circ\text{C}", "7°C", r"7\text{°C}", r"x=7\text{ cm}", r"\text{7 eggs}", r"7\text{ ways to win}"]}),
+    ("7", {R: [r"7^\circ\text{C}", "7°C", r"7\text{°C}", r"x=7\text{ cm}", r"\text{7 eggs}", r"7\text{ ways to win}", r"7\text{ times}"]}),
     ("7", {R: [r"7\text{ seconds}", r"7\text{ quarters}", r"7\text{ (cm)}", "7平方厘米", "7千米", r"7\text{ sq. ft}"]}),
     ("7", {W: [r"7\text{ is wrong}", r"7 \text{ feet } 8 \text{ inches}", r"7\text{ cm or }8\text{ cm}"]}),
     ("7", {W: [r"7\text{ m}-8\text{ m}", r"7\text{ dozen}", r"7\text{ thousandths}", r"7\text{ and a half}"]}),
