@@ -304,7 +304,7 @@ def comparing_values(decimals_agree: Callable[..., bool]) -> Callable[..., bool]
 
 
 def proving_equal(proof: Callable[..., bool]) -> Callable[..., bool]:
-    """Wrap math-verify's symbolic comparison, which simplifies for seconds where two values differ in the last digit."""
+    """Wrap math-verify's symbolic comparison, which takes seconds where two long numbers differ in one digit."""
 
     def call(gold: Basic, answer: Basic) -> bool:
         return exactly_equal(gold, answer) is not False and proof(gold, answer)

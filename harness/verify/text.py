@@ -24,16 +24,19 @@ def extract(response: str) -> str | None:
 # Units
 
 NOT_UNITS = frozenset(  # words after which a number is another number, or no answer
-    """
-    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
-    eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
-    hundred thousand million billion trillion dozen hundreds thousands millions billions trillions dozens
-    half halves third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths
-    tenth tenths hundredth hundredths thousandth thousandths millionth millionths billionth billionths
-    percent pct squared cubed factorial pi infinity infinite mod modulo base double triple twice
-    and or nor but plus minus over than if unless when otherwise except else
-    is are was were isn aren not no never none wrong false incorrect
-    """.split()
+    re.findall(
+        "[a-z]+",
+        """
+        zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+        eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
+        hundred thousand million billion trillion dozen hundreds thousands millions billions trillions dozens
+        half halves third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths
+        tenth tenths hundredth hundredths thousandth thousandths millionth millionths billionth billionths
+        percent pct squared cubed factorial pi infinity infinite mod modulo base double triple twice
+        and or nor but plus minus over than if unless when otherwise except else
+        is are was were isn aren not no never none wrong false incorrect
+        """,
+    )
 )
 LETTERS = frozenset("mgshlLJNWVK")  # that are units where they are upright; all other letters are mathematics
 EXPONENT = r"(?: ?\^ ?(?:[1-3]|\{ ?-?[1-3] ?\}))"
