@@ -31,17 +31,26 @@ from latex2sympy2_extended import NormalizationConfig, normalize_latex
 from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy, convert_to_pct
 from math_verify.grader import should_treat_as_complex
 from math_verify.parser import get_last_eq
-from sympy import Basic, Expr, Float, Integer, MatrixBase, Rational, Symbol
+from sympy import Basic, Expr, Float, Integer, MatrixBase, MatrixExpr, Rational, Symbol
+from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.cache import clear_cache
+from sympy.core.evalf import PrecisionExhausted
+from sympy.core.function import AppliedUndef
 
 Size = tuple[int, float]  # sign (0: not known) and log10 of the absolute value
 
-NORMAL = NormalizationConfig(basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none")
+NORMAL = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
 HUGE = 10_000  # decimal digits; numbers of more are compared by their sizes
 TOO_LARGE = 10_000_000  # decimal digits; numbers of more are not evaluated
 PLACES = 6  # decimals that an approximate answer must have right
 EXACT_PLACES = 12  # where the gold answer is an integer, which needs no approximation
+CERTAIN_DIGITS = 1000  # exact values that agree to so many digits, of their largest term, are equal
 SEEN_ENOUGH = 75  # exit code of a child that has answered, but whose state is not to be trusted any more
+HUNDREDTH = sympy.UnevaluatedExpr(Rational(1, 100))  # as the parser writes a percent
+INEXACT = (
+    *(Float, sympy.UnevaluatedExpr, ExprWithLimits, sympy.Limit, sympy.Derivative, AppliedUndef),
+    *(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan, MatrixExpr, MatrixBase),
+)
 PERCENT = re.compile(r"(.*[)}a-zA-Z]) *\\?%")  # of what is no plain number, which the grammar does not have
 NUMBERS = re.compile(r"(?:Integer|Float|Rational|[-+*/(). 0-9'])*")
 # Texts of every kind that the grammar knows: the first of a kind takes ten times as long as the second.
@@ -150,7 +159,6 @@ def judge(gold_text: str, answer_text: str) -> tuple[str, str]:
     equal = math_verify.grader.verify(
         gold,
         answer,
-        float_rounding=places(gold),
         allow_set_relation_comp=True,
         timeout_seconds=None,
         raise_on_error=True,
@@ -176,7 +184,7 @@ def certainly_different(gold: Basic, answer: Basic) -> bool:
     if is_beyond(HUGE, of_gold) or is_beyond(HUGE, of_answer):
         return not math.isclose(of_gold[1], of_answer[1], rel_tol=1e-6)
     if gold.has(sympy.UnevaluatedExpr) or answer.has(sympy.UnevaluatedExpr):
-        return False  # a percentage, which may stand for the number of percents
+        return False  # a percentage, which may be meant as the number of percents
     values = {symbol: value(symbol) for symbol in gold.free_symbols | answer.free_symbols}
     gold_value = gold.evalf(subs=values)
     return abs(gold_value - answer.evalf(subs=values)) > max(1e-4 * abs(gold_value), 1e-12)
@@ -274,6 +282,83 @@ def places(gold: Basic) -> int:
     return PLACES if found is None or not -300 < found[1] < -1 else PLACES - 1 - math.floor(found[1])
 
 
+# Equal values
+
+
+def comparing_values(decimals_agree: Callable[..., bool]) -> Callable[..., bool]:
+    """Wrap math-verify's numeric comparison, which takes exact values below 1e-15 for zero."""
+
+    def call(gold: Basic, answer: Basic, _: int, precision: int) -> bool:
+        return any(agree(one, other, precision) for one, other in meanings(gold, answer))
+
+    def agree(gold: Basic, answer: Basic, precision: int) -> bool:
+        equal = exactly_equal(gold, answer)
+        if equal is not None:
+            return equal
+        decimals = places(gold)
+        if isinstance(gold, Float) or isinstance(answer, Float):  # in sympy 50.0 and 50 are not equal
+            gold, answer = (x.evalf() if isinstance(x, Integer) else x for x in (gold, answer))
+        return decimals_agree(gold, answer, decimals, precision)
+
+    return call
+
+
+def proving_equal(proof: Callable[..., bool]) -> Callable[..., bool]:
+    """Wrap math-verify's symbolic comparison, which takes seconds where two long numbers differ in one digit."""
+
+    def call(gold: Basic, answer: Basic) -> bool:
+        return exactly_equal(gold, answer) is not False and proof(gold, answer)
+
+    return call
+
+
+def meanings(gold: Basic, answer: Basic) -> list[tuple[Basic, Basic]]:
+    """Return the pairs of values to compare: 50 % may be meant as 50 and as 1/2."""
+    of_gold, of_answer = percents(gold), percents(answer)
+    if of_gold is not None and of_answer is not None:
+        return [(of_gold, of_answer)]
+    if of_gold is not None:
+        return [(of_gold, answer), (of_gold / 100, answer)]
+    if of_answer is not None:
+        return [(gold, of_answer), (gold, of_answer / 100)]
+    return [(gold, answer)]
+
+
+def percents(x: Basic) -> Expr | None:
+    """Return the number of percents of a percentage; None for any other value."""
+    if not isinstance(x, sympy.Mul) or x.args[-1] != HUNDREDTH:
+        return None
+    return sympy.Mul(*x.args[:-1])
+
+
+def exactly_equal(gold: Basic, answer: Basic) -> bool | None:
+    """Tell whether two exact values are equal; None where one is not exact, or where their symbols leave it open."""
+    if not (is_exact(gold) and is_exact(answer)):
+        return None
+    symbols = gold.free_symbols | answer.free_symbols
+    if not symbols:
+        gold, answer = evaluated(gold), evaluated(answer)
+        if isinstance(gold, Rational) and isinstance(answer, Rational):
+            return bool(gold == answer)
+    values = {symbol: value(symbol) for symbol in symbols}
+    equal_here = None if symbols else True
+    try:
+        # Strict: both digits of the difference are right, however much of it cancels; a zero has none to give.
+        difference = (gold - answer).evalf(2, subs=values, maxn=CERTAIN_DIGITS, strict=True)
+    except PrecisionExhausted:
+        return equal_here
+    except (ArithmeticError, AttributeError, TypeError, ValueError):  # as sympy raises where it cannot compute
+        return None
+    if difference.is_zero:
+        return equal_here
+    return False if difference.is_number else None
+
+
+def is_exact(x: Basic) -> bool:
+    """Tell whether a value has no decimals in it, and can be computed to any precision."""
+    return isinstance(x, Expr) and not x.has(*INEXACT)
+
+
 # The process
 
 
@@ -315,6 +400,8 @@ def harden() -> None:
     latex2sympy2_extended.latex2sympy2.convert_number = number
     grader = math_verify.grader
     grader.simplify, grader.solve, grader.safe_sympy_doit = loud(grader.simplify), loud(grader.solve), evaluated
+    grader.sympy_numeric_eq = comparing_values(grader.sympy_numeric_eq)
+    grader.sympy_symbolic_eq = proving_equal(grader.sympy_symbolic_eq)
     logging.disable()  # math-verify warns that its own timeouts are off
 
 

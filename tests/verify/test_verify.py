@@ -161,7 +161,99 @@ def test_answers_of_math_equal_themselves_and_not_each_other(verifier: Verifier)
     assert set(found) == {Verdict.WRONG}
 
 
+@pytest.mark.processes
+def test_small_fractions_are_equal_where_integers_say_so(verifier: Verifier) -> None:
+    """Cross products of integers decide, for fractions from 1e-15 to 1e-190, alone and taken from 1."""
+    rng = random.Random(0)
+    pairs, expected = [], []
+    for _ in range(40):
+        base, exponent = rng.randint(2, 9), rng.randint(50, 200)
+        over, power = rng.choice([base, rng.randint(1, 9)]), exponent + rng.randint(0, 1)
+        gold, answer = rf"\frac{{{base}}}{{{base}^{{{power}}}}}", rf"\frac{{{over}}}{{{base}^{{{exponent}}}}}"
+        verdict = Verdict.RIGHT if base * base**exponent == over * base**power else Verdict.WRONG
+        pairs += [(gold, rf"\boxed{{{answer}}}"), (f"1-{gold}", rf"\boxed{{1-{answer}}}")]
+        expected += [verdict, verdict]
+    assert min(Counter(expected).values()) >= 5
+    assert verifier.verdicts(pairs) == expected
+
+
+@pytest.mark.processes
+def test_small_numbers_with_a_million_digits_are_compared_in_time() -> None:
+    gold = r"\frac{1}{2^{4000000}}"
+    answers = {r"\frac{2}{2^{4000001}}": Verdict.RIGHT, r"\frac{1}{2^{4000001}}": Verdict.WRONG}
+    with Verifier(workers=1, limit_s=20.0) as verifier:
+        assert verifier.verdicts([(gold, rf"\boxed{{{answer}}}") for answer in answers]) == list(answers.values())
+
+
+# Units and separators
+
+
+def test_a_word_that_makes_another_number_is_not_a_unit() -> None:
+    assert len(text.NOT_UNITS) > 100
+    scales = {*text.SCALES, *(f"{scale}s" for scale in text.SCALES)}
+    for word in text.NOT_UNITS - scales - {"percent", "pct"}:
+        for written in (rf"7\text{{ {word}}}", rf"7\text{{ cm {word}}}", rf"7\text{{ {word.upper()} cm}}"):
+            assert text.tidy(written) == written
+            assert integer(written) is None
+
+
+def test_scales_multiply() -> None:
+    for scale, factor in text.SCALES.items():
+        assert text.tidy(rf"7\text{{ {scale} eggs}}") == text.tidy(f"7 {scale}s") == rf"7\times {factor}"
+
+
+def test_only_units_of_one_letter_are_dropped() -> None:
+    for letter in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ":
+        assert (integer(rf"7\text{{ {letter}}}") == 7) == (letter in text.LETTERS)
+        assert (integer(f"7{letter}") == 7) == (letter == "m")
+
+
+def test_digits_are_joined_where_no_list_can_be_meant() -> None:
+    rng = random.Random(0)
+    for _ in range(500):
+        number = rng.randint(1_000, 10 ** rng.randint(4, 12))
+        grouped = f"{number:,}"
+        for separator in ("{,}", ",\\!", "\\,"):
+            assert text.tidy(grouped.replace(",", separator) + r"\pi") == rf"{number}\pi"
+        assert text.tidy(rf"\sqrt{{{grouped}}}") == rf"\sqrt{{{number}}}"
+        assert text.tidy(rf"\frac{{{grouped}}}{{7}}") == rf"\frac{{{number}}}{{7}}"
+        joined = f"{number}x" if ",0" in grouped else f"{grouped}x"
+        assert text.tidy(f"{grouped}x") == joined
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "7" + r"\text{m}" * 140 + "x",
+        "7" + r"\text{ cm or }8" * 60,
+        r"7\text{" + "a " * 480 + "}x",
+        "1" + ",000" * 240 + "x",
+        "7" + " m" * 480 + "x",
+        "7" + "cm" * 490 + "x",
+    ],
+    ids=range(6),
+)
+def test_units_take_time_in_proportion(answer: str) -> None:
+    start = time.process_time()
+    text.tidy(answer)
+    assert time.process_time() - start < 1
+
+
 # What is in the box
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("7\\ ", "7\\ "), (" 7\\ \\ ", "7\\ \\ "), ("7\\\\ ", "7\\\\"), ("7\\\n", "7\\ "), (" 7 ", "7"), (" ", None)],
+)
+def test_a_space_that_is_a_command_keeps_its_backslash(content: str, expected: str | None) -> None:
+    assert extract(rf"\boxed{{{content}}}") == expected
+
+
+@pytest.mark.parametrize("cut", [r"\boxed{", r"\boxed{6", r"\boxed{\frac{1}{2}", r"\boxed", r"\fbox{5", r"\boxed "])
+def test_a_box_that_was_cut_off_counts_as_the_last_one(cut: str) -> None:
+    assert extract(r"\boxed{5}, or rather " + cut) is None
+    assert extract(r"\boxed{5}, or rather " + cut[:4]) == "5"
 
 
 def reference_extract(response: str) -> str | None:
