@@ -189,10 +189,10 @@ class Place:
 
 def grid() -> Iterator[Place]:
     """Return all places. Without seed effects there are no unequal ones."""
-    for place in itertools.product(SEEDS, PROBLEMS, (0.0, 0.3, 0.7), METHODS, (True, False)):
-        found = Place(*place)
-        if found.effect or found.equal:
-            yield found
+    for numbers in itertools.product(SEEDS, PROBLEMS, (0.0, 0.3, 0.7), METHODS, (True, False)):
+        place = Place(*numbers)
+        if place.effect or place.equal:
+            yield place
 
 
 @dataclass(frozen=True)
@@ -311,8 +311,8 @@ def coverage_table(experiments: int) -> None:
     """Print the coverage of the chosen intervals over the settings, lowest to highest."""
     lines = []
     for seeds, problems in itertools.product(SEEDS, PROBLEMS):
-        found = [coverage(seeds, problems, effects, experiments) for effects in SETTINGS.values()]
-        ranges = [span(each) for each in zip(*map(dataclasses.astuple, found), strict=True)]
+        results = [coverage(seeds, problems, effects, experiments) for effects in SETTINGS.values()]
+        ranges = [span(each) for each in zip(*map(dataclasses.astuple, results), strict=True)]
         lines.append([f"{seeds} x {problems}", *ranges])
     header = ["seeds x problems", "mean", "difference", "P(better)", "difference, problems alone"]
     show(f"Coverage in {len(SETTINGS)} settings, % ({experiments} experiments each)", header, lines)
@@ -350,8 +350,8 @@ def near(beta: tuple[float, float], seeds: int, problems: int, effect: float, ex
         z = z + random.normal(0, effects.method, (experiments, 1, problems))
         scores.append(pass_at_k(SAMPLES, random.binomial(SAMPLES, expit(z)), K))
     mean, half = intervals(scores[0])
-    found = zip(mean.tolist(), half.tolist(), strict=True)
-    bounded = [near_bound(Estimate(m, m - h, m + h), problems) for m, h in found]
+    pairs_of = zip(mean.tolist(), half.tolist(), strict=True)
+    bounded = [near_bound(Estimate(m, m - h, m + h), problems) for m, h in pairs_of]
     limits = np.array([(each.low, each.high) for each in bounded])
     mean_d, half_d = intervals(scores[1] - scores[0])
     held_d = np.abs(mean_d - (truths[1] - truths[0])) <= half_d
@@ -392,17 +392,17 @@ def near_table(experiments: int) -> None:
     """Print the coverage near a bound: lowest of three and five seeds, and of three seed effects."""
     lines = []
     for beta, problems in itertools.product(NEAR, PROBLEMS):
-        found = [near(beta, s, problems, effect, experiments) for s in (3, 5) for effect in (0.0, 0.3, 0.7)]
+        results = [near(beta, s, problems, effect, experiments) for s in (3, 5) for effect in (0.0, 0.3, 0.7)]
         lines.append(
             [
-                f"{found[0].truth:.3f}",
+                f"{results[0].truth:.3f}",
                 str(problems),
-                span([each.means for each in found]),
-                span([each.bounded for each in found]),
-                span([each.differences for each in found]),
-                span([each.marked for each in found]),
-                span([each.unmarked for each in found]),
-                f"{100 * max(each.wrong for each in found):.1f}",
+                span([each.means for each in results]),
+                span([each.bounded for each in results]),
+                span([each.differences for each in results]),
+                span([each.marked for each in results]),
+                span([each.unmarked for each in results]),
+                f"{100 * max(each.wrong for each in results):.1f}",
             ]
         )
     show(
@@ -425,7 +425,7 @@ def near_table(experiments: int) -> None:
 
 
 def detected(seeds: int, problems: int, effect: float, experiments: int) -> tuple[float, float]:
-    """Return how often a true difference as large as `detectable` is found: at its mean, and at each of its values."""
+    """Return how often a true difference as large as `detectable` is seen: at its mean, and at each of its values."""
     random = np.random.default_rng([3, seeds, problems, round(10 * effect)])
     effects, shape = Effects(seed=effect), (experiments, seeds, problems)
     ours, theirs = pairs(random, effects, shape)
@@ -448,8 +448,8 @@ def power_table(experiments: int) -> None:
     """Print the power of `detectable`, lowest to highest of three seed effects."""
     lines = []
     for seeds, problems in itertools.product((*SEEDS, 10), PROBLEMS):
-        found = [detected(seeds, problems, effect, experiments) for effect in (0.0, 0.3, 0.7)]
-        lines.append([f"{seeds} x {problems}", *(span(each) for each in zip(*found, strict=True))])
+        results = [detected(seeds, problems, effect, experiments) for effect in (0.0, 0.3, 0.7)]
+        lines.append([f"{seeds} x {problems}", *(span(each) for each in zip(*results, strict=True))])
     header = ["seeds x problems", "at the mean of its values", "at each value"]
     show(f"Power at `detectable`, where 80 % is promised, % ({experiments} experiments each)", header, lines)
 

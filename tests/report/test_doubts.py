@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from harness.report.columns import cells_of, shown
 from harness.report.compare import comparisons
 from harness.report.leaderboard import Entry, Row
 from harness.report.read import Result
+from harness.report.sentences import general
+from harness.report.story import Story
 
 SAMPLES = 8
 
@@ -61,6 +65,14 @@ def test_with_three_seeds_it_does_not() -> None:
     assert [row.seeds_needed for row in rows(*entries)] == [{}, {}]
     compared = comparisons(entries, "grpo", {"countdown": 4})
     assert not any(text.startswith("Two seeds") for text in [*render.notes(rows(*entries)), *compare.notes(compared)])
+
+
+@pytest.mark.parametrize(("seeds", "told"), [(1, "There is one seed."), (2, "There are two seeds,"), (3, None)])
+def test_the_summary_says_that_few_seeds_tell_little(seeds: int, told: str | None) -> None:
+    cells = [SimpleNamespace(seed=seed, state="done") for seed in range(seeds)]
+    sentences = general(cast(Story, SimpleNamespace(cells=cells, rows=[], notes=[])))
+    assert [text.startswith(told) for text in sentences[1:] if told] == [True] * (seeds < 3)
+    assert len(sentences) == 1 + (seeds < 3)
 
 
 def test_a_difference_of_two_methods_near_a_bound_has_a_mark() -> None:
