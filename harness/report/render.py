@@ -159,7 +159,9 @@ def as_text(table: Table, width: int | None) -> str:
 
 
 def goes(header: Sequence[str]) -> list[list[str]]:
-    """Returns what a narrow terminal does without, the least important columns first."""
+    """List the columns that a narrow terminal does without, the least important ones first.
+
+    The finding is the difference of Pass@K, and the entropy at the end; so they stay longest.
+    """
     differences = [name for name in header if " - " in name]
-    further = [["entropy, first step", "last step"], ["distinct right"]]
-    return [*further, *([name] for name in reversed(differences[1:])), ["seeds"]]
+    return [["seeds"], ["entropy, first step"], ["distinct right"], *([name] for name in differences[:-1]), ["last step"]]

@@ -117,12 +117,9 @@ class Expression(NamedTuple):
     normal: str  # without spaces, leading zeros and redundant brackets
 
 
-class Operand(NamedTuple):
-    """A part of an expression, with the operator that is applied last in it; "" for a number."""
-
-    value: int
-    text: str
-    operator: str
+# A part of an expression: its value, its text, and the operator that is applied last in it, "" for a number. Plain
+# tuples: every response of the training is read, and named ones take three times as long to make.
+Operand = tuple[int, str, str]
 
 
 def joined(operator: str, left: Operand, right: Operand) -> Operand:
@@ -131,9 +128,13 @@ def joined(operator: str, left: Operand, right: Operand) -> Operand:
     Brackets stay where dropping them would change the value: around a sum or difference that is a factor, or that is
     subtracted.
     """
-    first = f"({left.text})" if operator == "*" and left.operator in SUMS else left.text
-    second = f"({right.text})" if operator != "+" and right.operator in SUMS else right.text
-    return Operand(OPERATORS[operator](left.value, right.value), f"{first}{operator}{second}", operator)
+    left_value, first, left_operator = left
+    right_value, second, right_operator = right
+    if operator == "*" and left_operator in SUMS:
+        first = f"({first})"
+    if operator != "+" and right_operator in SUMS:
+        second = f"({second})"
+    return OPERATORS[operator](left_value, right_value), first + operator + second, operator
 
 
 @lru_cache(maxsize=4096)  # the verdict and the answer read the same text
@@ -161,7 +162,7 @@ def evaluate(text: str) -> Expression | None:
             pending.append(token)
         elif operand:
             used.append(int(token))
-            operands.append(Operand(used[-1], str(used[-1]), ""))
+            operands.append((used[-1], str(used[-1]), ""))
             operand = False
         elif token == ")":
             while pending and pending[-1] != "(":
@@ -178,7 +179,8 @@ def evaluate(text: str) -> Expression | None:
         return None
     while pending:
         reduce()
-    return Expression(operands[0].value, tuple(used), operands[0].text)
+    value, normal, _ = operands[0]
+    return Expression(value, tuple(used), normal)
 
 
 # Problems

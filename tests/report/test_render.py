@@ -53,9 +53,9 @@ def test_no_line_is_wider_than_the_terminal() -> None:
 def test_the_least_important_columns_go_first(width: int, columns: list[str], gone: list[str]) -> None:
     text = render(ROWS, "table", width)
     assert text.splitlines()[2].split() == " ".join(columns).split()
-    assert [line for line in text.splitlines() if line.startswith("further")] == (
-        [f"further columns (--format csv): {'; '.join(gone)}"] if gone else []
-    )
+    said = " ".join(text.split())  # which may be folded
+    assert ("further columns" in said) == bool(gone)
+    assert not gone or f"further columns (--format csv): {'; '.join(gone)}" in said
 
 
 def test_without_a_terminal_everything_is_there() -> None:
