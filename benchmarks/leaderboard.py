@@ -35,6 +35,7 @@ from harness.record.sync import experiment_of, params_of
 from harness.report import publish
 
 PROBLEMS, SAMPLES, METRICS, STEPS = 48, 32, 60, 120  # as many as the demo has
+MOST_DISTINCT = 4  # right answers to a problem that differ, at most
 
 
 def main(*seeds: str) -> None:
@@ -102,6 +103,9 @@ def add(
     drawn = np.random.default_rng([cell.seed, *cell.method.encode()]).random((PROBLEMS, SAMPLES)) < 0.3
     right = ["".join(map(str, row)) for row in drawn.astype(int).tolist()]
     told = {"k": 16, "problems": [f"numbers {n} and more" for n in range(PROBLEMS)], "right": right, "before": right}
+    distinct = [min(row.count("1"), MOST_DISTINCT) for row in right]
+    told |= {"right_distinct": distinct, "right_distinct_before": distinct, "solutions": [MOST_DISTINCT] * PROBLEMS}
+    told |= {"distinct_answers": 0.4, "after_answer": 0.0}
     outcome = {
         **{"entropy": [2.0, 1.0], "dropped": 0.02, "tokens": 1e6, "hours": 0.01},
         "tasks": {"countdown": {**told, "flags": [], "length": 7.0, "distinct": 0.5}},

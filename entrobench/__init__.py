@@ -9,9 +9,9 @@
 
 `plan`, `run`, `leaderboard` and `report` do the same in one line: `entrobench.run("smoke", "train.steps=10")`.
 A method is a subclass of `Objective`, `ClippedObjective` or `Control`, whose verbs see a `View`, or a `Composition` of
-others; a task has the attributes of `Task`, gives `Problem`s and answers with `Verdict`s; `number`, `numbers` and
-`choice` declare what their options allow. A mistake in what you ask for is a `UserError`, and cells that do not end
-well are `CellsFailed`.
+others; a task has the attributes of `Task`, gives `Problem`s, judges with `Verdict`s and reads `Answer`s, for which
+`boxed_answer` reads the last box; `number`, `numbers` and `choice` declare what their options allow. A mistake in what
+you ask for is a `UserError`, and cells that do not end well are `CellsFailed`.
 
 What is named here is loaded when it is first used, so that importing this package costs nothing.
 """
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from entrobench.matrix import CellsFailed, Matrix, leaderboard, load, plan, report, run
     from harness.base.errors import UserError
     from harness.base.schema import choice, number, numbers
-    from harness.base.task import Problem, Task, Verdict, Verifier, check_split
+    from harness.base.task import Answer, Problem, Task, Verdict, Verifier, check_split
     from harness.method import ClippedObjective, Composition, Control, Objective, View
+    from harness.verify.text import boxed_answer
 
     __version__: str
 
 __all__ = [
+    "Answer",
     "CellsFailed",
     "ClippedObjective",
     "Composition",
@@ -44,6 +46,7 @@ __all__ = [
     "Verifier",
     "View",
     "__version__",
+    "boxed_answer",
     "check_split",
     "choice",
     "leaderboard",
@@ -62,8 +65,9 @@ WHERE = {
     ),
     "UserError": "harness.base.errors",
     **dict.fromkeys(("choice", "number", "numbers"), "harness.base.schema"),
-    **dict.fromkeys(("Problem", "Task", "Verdict", "Verifier", "check_split"), "harness.base.task"),
+    **dict.fromkeys(("Answer", "Problem", "Task", "Verdict", "Verifier", "check_split"), "harness.base.task"),
     **dict.fromkeys(("ClippedObjective", "Composition", "Control", "Objective", "View"), "harness.method"),
+    "boxed_answer": "harness.verify.text",
 }
 
 

@@ -161,8 +161,8 @@ class Matrix:
         """Returns all responses to one problem in all evaluations; without a problem, the ids of those evaluated.
 
         Columns: cell (its key), method, task, model, seed, and outdated as in `curves`; evaluated, the task of the
-        problem; step, after which the cell was evaluated, 0 before training; response, verdict. Raises UserError where
-        nothing was evaluated.
+        problem; step, after which the cell was evaluated, 0 before training; response, verdict; answer, in the task's
+        normal form. Raises UserError where nothing was evaluated.
         """
         import pandas
 
@@ -175,8 +175,8 @@ class Matrix:
                 ids[record["problem"]] = None
                 if record["problem"] == problem:
                     where = {**axes(cell), "evaluated": evaluated, "step": int(step)}
-                    pairs = zip(record["responses"], record["verdicts"], strict=True)
-                    rows += [{**where, "response": response, "verdict": verdict} for response, verdict in pairs]
+                    for kept in zip(record["responses"], record["verdicts"], record["answers"], strict=True):
+                        rows.append({**where, **dict(zip(("response", "verdict", "answer"), kept, strict=True))})
         if not ids:
             raise UserError(f"no cell of the matrix {self.config.name} in {self.config.folder} has been evaluated yet")
         if problem is None:

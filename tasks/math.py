@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from harness.base.task import Problem, Verdict, Verifier, check_split
+from harness.base.task import Answer, Problem, Verdict, Verifier, check_split
+from harness.verify.text import boxed_answer
 
 INSTRUCTION = r"Reason step by step, and give the final answer inside \boxed{}."
 HELD_OUT = 50  # where there is a training set, one problem in so many is for validation
@@ -44,6 +45,10 @@ class Math:
 
     def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         return verifier.verdicts([(problem.answer, response) for problem, response in pairs])
+
+    def answers(self, pairs: Sequence[tuple[Problem, str]]) -> list[Answer | None]:
+        """Return the text in the last box of each response in one way of writing."""
+        return [boxed_answer(response) for _, response in pairs]
 
 
 class Trained(Math):

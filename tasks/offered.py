@@ -14,7 +14,7 @@ from harness.base.files import YAML_LOADER
 from harness.base.schema import number, typed
 from harness.base.task import SPLITS
 
-PARTS = ("name", "splits", "problems", "verdicts", "flags")  # of a class
+PARTS = ("name", "splits", "problems", "verdicts", "answers", "flags")  # of a class
 # What we read of an lm-eval file; the other keys are for lm-eval's own command.
 KEYS = ("task", "test_split", "output_type", "doc_to_text", "doc_to_target", "repeats")
 GENERATION = ("until", "temperature", "max_gen_toks")

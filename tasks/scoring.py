@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import tasks
 from harness.base.statistics import pass_at_k
-from harness.base.task import Problem, Task, Verdict, Verifier
+from harness.base.task import Countable, Judged, Problem, Task, Verdict, Verifier, judge
 from harness.verify import pool
-from harness.verify.text import extract, integer, spelling, tidy
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -45,7 +44,10 @@ def verifier() -> Verifier:
 
 def score(doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
     (responses,) = results
-    return scores(responses, judged(task_of(doc["spec"]), verifier(), problem_of(doc), responses))
+    task, problem = task_of(doc["spec"]), problem_of(doc)
+    found = judged(task, verifier(), problem, responses)
+    verdicts, answers = [each.verdict for each in found], [each.text for each in found]
+    return scores(responses, verdicts, answers, [each.goes_on for each in found], solutions(task, problem))
 
 
 # For everyone
@@ -61,25 +63,47 @@ def problem_of(doc: Mapping[str, str]) -> Problem:
     return Problem(doc["id"], doc["prompt"], doc["answer"])
 
 
-def judged(task: Task, verifier: Verifier, problem: Problem, responses: Sequence[str]) -> list[Verdict]:
-    """Returns the verdicts on all responses to a problem; equal ones are judged once."""
+def judged(task: Task, verifier: Verifier, problem: Problem, responses: Sequence[str]) -> list[Judged]:
+    """Judge all responses to a problem; equal ones are judged once, as most are to an easy problem."""
     distinct = list(dict.fromkeys(responses))
-    found = task.verdicts([(problem, response) for response in distinct], verifier)
-    verdicts = dict(zip(distinct, found, strict=True))
-    return [verdicts[response] for response in responses]
+    found = judge(task, verifier, [(problem, response) for response in distinct])
+    by_response = dict(zip(distinct, found, strict=True))
+    return [by_response[response] for response in responses]
 
 
-def scores(responses: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Returns the verdicts on all responses to one problem, as `avg`, and the metrics that follow from them.
+def distinct_right(verdicts: Sequence[str], answers: Sequence[str | None]) -> int:
+    """Return the number of distinct right answers among the responses to one problem."""
+    pairs = zip(verdicts, answers, strict=True)
+    return len({answer for verdict, answer in pairs if verdict == Verdict.RIGHT and answer is not None})
 
-    Equal responses are read once: to easy problems, most are equal.
+
+def solutions(task: Task, problem: Problem) -> int | None:
+    """Return the number of right answers to a problem; None where the task cannot count them."""
+    return task.solutions(problem) if isinstance(task, Countable) else None
+
+
+def scores(
+    responses: Sequence[str],
+    verdicts: Sequence[Verdict],
+    answers: Sequence[str | None],
+    goes_on: Sequence[bool],
+    right_answers: int | None,
+) -> dict[str, Any]:
+    """Return the verdicts on all responses to one problem, as `avg`, and the metrics that follow from them.
+
+    `right_answers` is the number that the problem has, where the task can count them.
     """
-    votes = {response: vote(response) for response in dict.fromkeys(responses)}
     number = len(verdicts)
+    distinct_answers = set(answers) - {None}
+    right_distinct = distinct_right(verdicts, answers)
     return {
         "avg": [str(verdict) for verdict in verdicts],
         **passes(number, verdicts.count(Verdict.RIGHT)),
-        f"maj@{number}": majority([votes[response] for response in responses], verdicts),
+        f"maj@{number}": majority(answers, verdicts),
+        "right_distinct": right_distinct,
+        "distinct_answers": len(distinct_answers) / number,
+        **({} if right_answers is None else {"coverage": right_distinct / right_answers}),
+        "after_answer": sum(goes_on) / number,
         "unparsed": verdicts.count(Verdict.UNPARSED) / number,
         "characters": sum(map(len, responses)) / number,
     }
@@ -110,24 +134,17 @@ def majority(votes: Sequence[str | None], verdicts: Sequence[Verdict]) -> float:
     return len(leaders & right) / len(leaders)
 
 
-def vote(response: str) -> str | None:
-    """Returns what the last box holds, in one way of writing."""
-    answer = extract(response)
-    if answer is None:
-        return None
-    number = integer(answer)
-    return spelling(tidy(answer)) if number is None else str(number)
-
-
 def powers_of_two(highest: int) -> list[int]:
     return [2**i for i in range(highest.bit_length())]
 
 
-def metric_list(samples: int) -> list[dict[str, Any]]:
-    """Lists what `scores` returns for so many samples, in lm-eval's terms."""
-    better = [*(f"pass@{k}" for k in powers_of_two(samples)), f"maj@{samples}"]
+def metric_list(samples: int, *, countable: bool) -> list[dict[str, Any]]:
+    """List the entries of `scores` for a number of samples, in lm-eval's terms."""
+    better = [*(f"pass@{k}" for k in powers_of_two(samples)), f"maj@{samples}", "right_distinct", "distinct_answers"]
+    better += ["coverage"] if countable else []
+    worse = ["after_answer", "unparsed", "characters"]
     return [
         {"metric": "avg", "aggregation": share_right, "higher_is_better": True},
         *({"metric": name, "aggregation": "mean", "higher_is_better": True} for name in better),
-        *({"metric": name, "aggregation": "mean", "higher_is_better": False} for name in ("unparsed", "characters")),
+        *({"metric": name, "aggregation": "mean", "higher_is_better": False} for name in worse),
     ]

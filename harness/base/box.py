@@ -1,8 +1,9 @@
-r"""The one way to find the last \boxed{} of a text."""
+r"""Find the last \boxed{} of a text, in the one way that all share."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 BOX_OR_BRACE = re.compile(rf"{BOX.pattern}\s{{0,9}}(\{{?)|\\.|[{{}}]", re.DOTALL)
@@ -10,8 +11,23 @@ LITERAL_BOX_OR_BRACE = re.compile(r"\\boxed(\{)|[{}]")
 BARE = re.compile(r"[^\s$]*")
 
 
+@dataclass(frozen=True)
+class Box:
+    """The last complete box of a text."""
+
+    content: str
+    end: int  # the place in the text after its closing brace
+    cut_off: bool  # of another box that follows it, or holds it
+
+
 def last_box(text: str, *, literal: bool = False) -> str | None:
-    r"""Returns what the last box holds; None where there is no box, or where the last one is cut off.
+    """Return the content of the last box; None where there is no box, or where the last one is cut off."""
+    box = find_box(text, literal=literal)
+    return None if box is None or box.cut_off else box.content
+
+
+def find_box(text: str, *, literal: bool = False) -> Box | None:
+    r"""Return the last complete box of a text; None where no box is complete.
 
     By default the text is read as LaTeX: `\fbox` is a box, too; of boxes within a box, the outermost counts; `\}`
     closes nothing; and a box without braces, as in `\boxed 5`, holds all up to the next space.
@@ -40,4 +56,5 @@ def last_box(text: str, *, literal: bool = False) -> str | None:
         bare = BARE.search(text, last)
         assert bare is not None  # it matches anything
         start, end = bare.span()
-    return text[start:end] if end >= last else None
+        return Box(text[start:end], end, cut_off=False)
+    return None if end < 0 else Box(text[start:end], end + 1, cut_off=end < last)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from harness.base.errors import UserError, one_of
 from harness.base.shape import Shape
@@ -20,6 +20,14 @@ class Verdict(StrEnum):
     UNPARSED = "unparsed"
     TIMEOUT = "timeout"
     ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer in a response, as far as it is complete."""
+
+    text: str | None  # in the task's normal form, so that equal answers have equal texts; None where it cannot be read
+    end: int  # characters of the response up to the end of the answer
 
 
 @dataclass(frozen=True)
@@ -60,12 +68,52 @@ class Task(Protocol):
         """
         ...
 
+    def answers(self, pairs: Sequence[tuple[Problem, str]]) -> list[Answer | None]:
+        """Return the answer of each response; None where a response has no complete answer.
+
+        Diversity is counted in these answers, so they must be cheap: no verifier is asked.
+        """
+        ...
+
     def flags(self, trained_on: str | None) -> list[str]:
         """Returns what a reader of scores on these problems must know, such as that a training set contains them.
 
         `trained_on` names the task whose problems the model was trained on; None where nobody knows.
         """
         ...
+
+
+@runtime_checkable
+class Countable(Protocol):
+    """A task that can count the right answers to its problems."""
+
+    def solutions(self, problem: Problem) -> int:
+        """Return the number of right answers to a problem, in the normal form of `answers`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A response as it was judged."""
+
+    verdict: Verdict
+    answer: Answer | None
+    goes_on: bool  # text follows the answer
+
+    @property
+    def text(self) -> str | None:
+        """The answer in the task's normal form; None where there is none that can be read."""
+        return None if self.answer is None else self.answer.text
+
+
+def judge(task: Task, verifier: Verifier, pairs: Sequence[tuple[Problem, str]]) -> list[Judged]:
+    """Judge responses to problems, and read their answers."""
+    verdicts, answers = task.verdicts(pairs, verifier), task.answers(pairs)
+    responses = [response for _, response in pairs]
+    return [
+        Judged(verdict, answer, answer is not None and answer.end < len(response))
+        for verdict, answer, response in zip(verdicts, answers, responses, strict=True)
+    ]
 
 
 class Recipe(Protocol):

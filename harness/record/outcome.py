@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.base import files
+from harness.base.errors import UserError
 from harness.record.spec import CellSpec
 from harness.record.state import State
 
@@ -43,18 +45,35 @@ def evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> di
     for path in sorted((folder / "evals").glob("*.json")):  # the step is the end of a name, with leading zeros
         record = files.read_json(path)
         task = record["task"]
-        before = answers(record) if record["step"] == 0 else found.get(task, {}).get("before")
+        earlier, distinct = found.get(task, {}), right_distinct(record, path.name)
+        first = record["step"] == 0
+        before = answers(record) if first else earlier.get("before")
+        distinct_before = distinct if first else earlier.get("right_distinct_before")
         found[task] = {
             "k": spec.config.eval.of(task).k,
             "problems": record["problems"],
             "right": answers(record),
             "before": before,
+            "right_distinct": distinct,  # distinct right answers to each problem
+            "right_distinct_before": distinct_before,
+            "solutions": record["solutions"],  # right answers that each problem has, where the task can count them
             "flags": record["flags"],
         }
     for task, each in found.items():
-        for measure in ("length", "distinct"):
+        for measure in ("length", "distinct", "distinct_answers", "after_answer"):
             values = curve(lines, f"eval/{task}/{measure}")
             each[measure] = values[-1] if values else None
+    return found
+
+
+def right_distinct(record: Mapping[str, Any], name: str) -> list[int]:
+    """Return the numbers of distinct right answers of an evaluation, or of one task in an outcome."""
+    if "right_distinct" not in record:
+        raise UserError(
+            f"{name} has no right_distinct: an earlier version of entrobench made it, which did not count answers; "
+            "run its cells again"
+        )
+    found: list[int] = record["right_distinct"]
     return found
 
 

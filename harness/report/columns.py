@@ -69,7 +69,15 @@ COLUMNS: dict[str, Column] = {
     ),
     "entropy_last": Column("last step", lambda row: shown(row.entropy_final), lambda row: row.entropy_final),
     "entropy_kept": Column("entropy kept", lambda row: plain(row.entropy_kept, ".1%"), lambda row: row.entropy_kept),
-    "distinct": Column("distinct", lambda row: shown(row.distinct), lambda row: row.distinct),
+    "right_distinct": Column("distinct right", lambda row: shown(row.right_distinct), lambda row: row.right_distinct),
+    "coverage": Column("solutions found", lambda row: shown(row.coverage), lambda row: row.coverage),
+    "distinct_answers": Column(
+        "distinct answers", lambda row: shown(row.distinct_answers), lambda row: row.distinct_answers
+    ),
+    "after_answer": Column(
+        "text after answer", lambda row: plain(row.after_answer, ".1%"), lambda row: row.after_answer
+    ),
+    "distinct": Column("distinct responses", lambda row: shown(row.distinct), lambda row: row.distinct),
     "dropped": Column("dropped", lambda row: shown(row.dropped), lambda row: row.dropped),
     "length": Column("length", lambda row: plain(row.length, ".1f"), lambda row: row.length),
     "hours": Column("{device}-hours a cell", lambda row: plain(row.hours, ".3g"), lambda row: row.hours),
@@ -79,7 +87,7 @@ COLUMNS: dict[str, Column] = {
     "contamination": Column("problems", lambda row: "; ".join(row.flags), lambda row: "; ".join(row.flags)),
     "version": Column("version", lambda row: row.version or "", lambda row: row.version),
 }
-DEFAULT = ("avg", "pass", "delta", "delta_pass", "entropy_first", "entropy_last", "seeds")
+DEFAULT = ("avg", "pass", "delta", "delta_pass", "right_distinct", "entropy_first", "entropy_last", "seeds")
 
 
 def steps_of(row: Row) -> str:

@@ -30,14 +30,23 @@ def training_figures(training: Training, styles: Styles) -> dict[str, list[Figur
         return [over_steps(title, note, y, curves, styles, small=small, **options)]
 
     found = {
-        "Entropy": of(
-            "entropy/mean",
-            "Entropy over steps",
-            "nats a token",
-            "Full vocabulary, at the sampling temperature, of the policy before the update.",
-            small=False,
-            log_y=True,
-        ),
+        "Entropy": [
+            *of(
+                "entropy/mean",
+                "Entropy over steps",
+                "nats a token",
+                "Full vocabulary, at the sampling temperature, of the policy before the update.",
+                small=False,
+                log_y=True,
+            ),
+            *of(
+                "entropy/answer",
+                "Entropy up to the end of the answer",
+                "nats a token",
+                "Without the tokens after an answer; all tokens of a response without one.",
+                log_y=True,
+            ),
+        ],
         "Rewards": [
             *of("reward/mean", "Mean reward", "reward", "Of the training batch of the step."),
             *of(
@@ -73,7 +82,8 @@ def training_figures(training: Training, styles: Styles) -> dict[str, list[Figur
         "Lengths": [
             *of("responses/length", "Length of responses", "tokens"),
             *of("responses/truncated", "Truncated responses", "share of responses"),
-            *of("responses/distinct", "Distinct responses", "share of a group"),
+            *of("responses/distinct_answers", "Distinct answers", "per response of a group"),
+            *of("responses/after_answer", "Text after the answer", "share of responses"),
         ],
         "Time": times(groups, styles),
     }

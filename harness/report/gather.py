@@ -17,6 +17,7 @@ from harness.base.errors import Damaged, UserError
 from harness.config import Config, told
 from harness.matrix import Cell
 from harness.record.log import MetricsLog
+from harness.record.outcome import right_distinct
 from harness.record.reader import reader
 from harness.record.spec import CellSpec
 from harness.record.state import OUTDATED, Progress, State
@@ -28,7 +29,8 @@ from harness.report.select import left_out
 from harness.report.story import Evaluation, Record, Story, Told, assembled
 
 SHOWN = re.compile(
-    r"entropy/mean|reward/(mean|groups_without_signal)|responses/(length|truncated|distinct)|ratio/clipped_(low|high)"
+    r"entropy/(mean|answer)|reward/(mean|groups_without_signal)|ratio/clipped_(low|high)"
+    r"|responses/(length|truncated|distinct_answers|after_answer)"
     r"|weights/dropped(_positive|_negative)?|dynamics/(positive|negative)_(above|below)/(share|push)|time/\w+_s"
 )
 MADE = "made.json"
@@ -109,7 +111,10 @@ def made_of(path: Path) -> dict[str, Any]:
 def evaluations(records: Iterable[Record]) -> dict[str, dict[int, Evaluation]]:
     found: dict[str, dict[int, Evaluation]] = defaultdict(dict)
     for record in records:
-        found[record["task"]][record["step"]] = Evaluation(record["problems"], np.array(record["right"]))
+        counts = right_distinct(record, f"the evaluation of {record['task']} at step {record['step']}")
+        found[record["task"]][record["step"]] = Evaluation(
+            record["problems"], np.array(record["right"]), np.array(counts)
+        )
     return dict(found)
 
 

@@ -45,9 +45,13 @@ class Row:
     seeds_expected: int
     flags: list[str] = field(default_factory=list)  # what a reader must know of the task's problems
     entropy_kept: Estimate | None = None  # that at the last step as a share of that at the first, as a geometric mean
+    right_distinct: Estimate | None = None  # distinct right answers to a problem, over seeds and problems
+    coverage: Estimate | None = None  # share of all right answers to a problem that were given, over seeds and problems
     # Means over the seeds, of what `Result` says.
     length: Estimate | None = None
     distinct: Estimate | None = None
+    distinct_answers: Estimate | None = None
+    after_answer: Estimate | None = None
     dropped: Estimate | None = None
     hours: Estimate | None = None  # of `device`
     tokens: Estimate | None = None
@@ -153,14 +157,24 @@ def before_training(entries: Sequence[Entry]) -> list[Entry]:
             if result.before_JN is not None and seed not in base.results:
                 # The first step's entropy is that of the model before its first update.
                 ends = (result.entropy[0], result.entropy[0])
-                base.results[seed] = Result(result.problems, result.before_JN, ends, result.flags, result.sources)
+                base.results[seed] = Result(
+                    result.problems,
+                    result.before_JN,
+                    ends,
+                    result.flags,
+                    result.sources,
+                    right_distinct_J=result.before_right_distinct_J,
+                    solutions_J=result.solutions_J,
+                )
     return list(found.values())
 
 
 def measures(entry: Entry) -> dict[str, Any]:
     results = list(entry.results.values())
     found: dict[str, Any] = {}
-    for name in ("length", "distinct", "dropped", "hours", "tokens"):
+    found["right_distinct"] = over_problems([result.right_distinct_J for result in results])
+    found["coverage"] = over_problems([result.coverage_J for result in results])
+    for name in ("length", "distinct", "distinct_answers", "after_answer", "dropped", "hours", "tokens"):
         values = [getattr(result, name) for result in results]
         told = [value for value in values if value is not None]
         found[name] = mean_interval(np.array(told, dtype=float)) if told else None
@@ -168,6 +182,12 @@ def measures(entry: Entry) -> dict[str, Any]:
     for name in ("device", "version"):
         found[name] = ", ".join(sorted({getattr(result, name) for result in results} - {""})) or None
     return found
+
+
+def over_problems(of_seeds: Sequence[Floats | None]) -> Estimate | None:
+    """Return the mean of a number that each seed has of each problem; None where some seed lacks it."""
+    known = [values_J for values_J in of_seeds if values_J is not None]
+    return crossed_interval(np.array(known, dtype=float)) if known and len(known) == len(of_seeds) else None
 
 
 def entropy_kept(ends: Sequence[tuple[float, float]]) -> Estimate | None:

@@ -15,7 +15,7 @@ from harness.base import identities
 from harness.base.errors import UserError, nearest
 from harness.base.statistics import Floats, pass_at_k
 from harness.record.made import sources_in
-from harness.record.outcome import FILE, TAG
+from harness.record.outcome import FILE, TAG, right_distinct
 from harness.record.reader import reader
 from harness.record.runs import Reader, Run
 from harness.record.spec import FILE as SPEC
@@ -38,6 +38,11 @@ class Result:
     before_JN: np.ndarray | None = None  # of the model before any training
     length: float | None = None  # tokens of a response
     distinct: float | None = None  # share of a problem's responses
+    distinct_answers: float | None = None  # of a problem, per response
+    after_answer: float | None = None  # share of responses that go on after their answer
+    right_distinct_J: np.ndarray | None = None  # distinct right answers to each problem
+    before_right_distinct_J: np.ndarray | None = None  # of the model before any training
+    solutions_J: np.ndarray | None = None  # right answers that each problem has; None where the task cannot count them
     dropped: float | None = None  # share of tokens whose gradient did not count, mean over the steps
     hours: float | None = None  # of work of all its devices: GPUs, or cores where there are none
     tokens: float | None = None  # sampled while training
@@ -49,6 +54,13 @@ class Result:
         """Returns the Avg@K of each problem over all samples (k is None), or its Pass@k."""
         samples = self.right_JN.shape[1]
         return self.right_J / samples if k is None else pass_at_k(samples, self.right_J, k)
+
+    @property
+    def coverage_J(self) -> Floats | None:
+        """The share of the right answers to each problem that were given."""
+        if self.right_distinct_J is None or self.solutions_J is None:
+            return None
+        return self.right_distinct_J / self.solutions_J
 
     @cached_property
     def right_J(self) -> np.ndarray:
@@ -166,6 +178,7 @@ def read(uri: str, matrix: str, cells: Collection[str]) -> Results:
 
 
 def results_of(outcome: Mapping[str, Any], run: Run) -> dict[str, Result]:
+    """Return the results of an outcome by evaluation task."""
     first, last = outcome["entropy"] or (float("nan"), float("nan"))
     return {
         task: Result(
@@ -177,6 +190,11 @@ def results_of(outcome: Mapping[str, Any], run: Run) -> dict[str, Result]:
             before_JN=None if told["before"] is None else answers(told["before"]),
             length=told["length"],
             distinct=told["distinct"],
+            distinct_answers=told["distinct_answers"],
+            after_answer=told["after_answer"],
+            right_distinct_J=np.array(right_distinct(told, f"{task} of cell {run.tags['cell']}")),
+            before_right_distinct_J=optional(told["right_distinct_before"]),
+            solutions_J=optional(told["solutions"]),
             dropped=outcome["dropped"],
             hours=outcome["hours"],
             tokens=outcome["tokens"],
@@ -186,6 +204,11 @@ def results_of(outcome: Mapping[str, Any], run: Run) -> dict[str, Result]:
         )
         for task, told in outcome["tasks"].items()
     }
+
+
+def optional(values: Sequence[int] | None) -> np.ndarray | None:
+    """Return values as an array, where there are some."""
+    return None if values is None else np.array(values)
 
 
 def version_of(tags: Mapping[str, str]) -> str:

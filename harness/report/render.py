@@ -104,6 +104,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         "seeds, with its 95 % interval.",
         f"{BETTER} {WORSE}: the interval of the difference to {rows[0].baseline}, paired by seed and problem, "
         "excludes 0; without a mark the two are tied.",
+        "Distinct right: how many distinct right answers to a problem its samples hold, mean over problems.",
     ]
     texts += dict.fromkeys(f"{row.method} = {row.made_of}" for row in rows if row.made_of)
     if any(row.seeds_done == 1 for row in rows):
@@ -133,4 +134,5 @@ def as_text(table: Table, width: int | None) -> str:
 def goes(header: Sequence[str]) -> list[list[str]]:
     """Returns what a narrow terminal does without, the least important columns first."""
     differences = [name for name in header if " - " in name]
-    return [["entropy, first step", "last step"], *([name] for name in reversed(differences[1:])), ["seeds"]]
+    further = [["entropy, first step", "last step"], ["distinct right"]]
+    return [*further, *([name] for name in reversed(differences[1:])), ["seeds"]]

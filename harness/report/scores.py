@@ -13,7 +13,7 @@ from harness.config import told
 from harness.report.columns import shown
 from harness.report.figures import Figure, Series, Styles, by_method, finite, limits, over_steps
 from harness.report.leaderboard import Row
-from harness.report.story import Board
+from harness.report.story import Board, Evaluation
 
 LISTED = 12  # problems that a table names
 
@@ -23,7 +23,8 @@ def score_figures(board: Board, styles: Styles) -> list[Figure]:
     rows = [row for row in board.rows if row.avg_at_k is not None]
     if not rows:
         return []
-    return [against_pass(board, rows, styles), against_entropy(board, rows, styles), over_k(rows, styles)]
+    against = [against_pass(board, rows, styles), against_diversity(rows, styles), against_entropy(board, rows, styles)]
+    return [*against, over_k(rows, styles)]
 
 
 def point(row: Row, styles: Styles, x: Estimate, y: Estimate) -> Series:
@@ -49,6 +50,23 @@ def against_pass(board: Board, rows: Sequence[Row], styles: Styles) -> Figure:
         [point(row, styles, avg, passed) for row, avg, passed in pairs],
         ["method", "Avg@K", f"Pass@{board.k}"],
         [[row.method, shown(avg), shown(passed)] for row, avg, passed in pairs],
+    )
+
+
+def against_diversity(rows: Sequence[Row], styles: Styles) -> Figure:
+    """Return Avg@K against distinct right answers."""
+    pairs = [(row, row.avg_at_k, row.right_distinct) for row in rows]
+    known = [(row, avg, distinct) for row, avg, distinct in pairs if avg is not None and distinct is not None]
+    return Figure(
+        "Avg@K against distinct right answers",
+        "Distinct right answers: the number to a problem, of all its samples. Bars are 95 % intervals over seeds and "
+        "problems, of each method alone.",
+        "points",
+        "Avg@K",
+        "distinct right answers",
+        [point(row, styles, avg, distinct) for row, avg, distinct in known],
+        ["method", "Avg@K", "distinct right answers"],
+        [[row.method, shown(avg), shown(distinct)] for row, avg, distinct in known],
     )
 
 
@@ -152,34 +170,42 @@ def as_number(text: str) -> float | None:
     return found if math.isfinite(found) else None
 
 
+def scores_of(board: Board) -> list[tuple[str, Callable[[Evaluation], float]]]:
+    """Return the numbers of an evaluation that are drawn, by name."""
+    return [
+        ("Avg@K", lambda evaluation: evaluation.score(None)),
+        (f"Pass@{board.k}", lambda evaluation: evaluation.score(board.k)),
+        ("Distinct right answers", lambda evaluation: evaluation.right_distinct),
+    ]
+
+
 def progress_figures(board: Board, styles: Styles) -> list[Figure]:
     """Returns the scores over the steps, where more than the beginning and the end was evaluated."""
     steps = {step for cell in board.cells for step in cell.evaluations[board.task]}
     if len(steps) < 3:
         return []
-    scores: list[tuple[str, int | None]] = [("Avg@K", None), (f"Pass@{board.k}", board.k)]
+    scores = scores_of(board)
     return [
         over_steps(
             f"{name} over steps",
             "Of the evaluation problems, mean over them.",
             name,
             {
-                method: [{s: e.score(k) for s, e in cell.evaluations[board.task].items()} for cell in cells]
+                method: [{s: score(e) for s, e in cell.evaluations[board.task].items()} for cell in cells]
                 for method, cells in by_method(board.cells, styles).items()
             },
             styles,
         )
-        for name, k in scores
+        for name, score in scores
     ]
 
 
 def seed_figures(board: Board, styles: Styles) -> list[Figure]:
     """Returns the scores of each seed."""
     groups = by_method(board.cells, styles)
-    scores: list[tuple[str, int | None]] = [("Avg@K", None), (f"Pass@{board.k}", board.k)]
     figures = []
-    for name, k in scores:
-        values = {m: {cell.seed: cell.last(board.task).score(k) for cell in cells} for m, cells in groups.items()}
+    for name, score in scores_of(board):
+        values = {m: {cell.seed: score(cell.last(board.task)) for cell in cells} for m, cells in groups.items()}
         seeds = sorted({seed for of_seeds in values.values() for seed in of_seeds})
         figures.append(
             Figure(

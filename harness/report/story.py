@@ -26,6 +26,12 @@ LONGEST_ANSWER = 300  # characters; of a longer one the middle is left out
 class Evaluation:
     problems: list[str]
     right_JN: np.ndarray
+    right_distinct_J: np.ndarray  # distinct right answers to each problem
+
+    @property
+    def right_distinct(self) -> float:
+        """The mean number of distinct right answers to a problem."""
+        return float(self.right_distinct_J.mean())
 
     @property
     def rates(self) -> dict[str, float]:
@@ -105,7 +111,8 @@ class Answers:
     method: str | None
     shown: list[Answer]
     total: int
-    distinct: int
+    distinct: int  # answers
+    right_distinct: int  # right answers
     right: int
 
 
@@ -195,8 +202,10 @@ def cells_behind(label: str, where: str, done: Sequence[Told]) -> tuple[list[Tol
 
 
 def questions(cells: Sequence[Told], task: str, samples: Callable[[Told, str, int], list[Record]]) -> list[Question]:
-    """Returns the problems with the largest difference between methods in how many different answers they give, of the
-    first seed that most methods have done, with what the model answered before training and what each method does."""
+    """Return the problems on which methods differ most in how many distinct answers they give.
+
+    They are of the first seed that most methods have done, with the answers before training and those of each method.
+    """
     seeds = [cell.seed for cell in cells]
     seed = max(dict.fromkeys(sorted(seeds)), key=seeds.count)
     group = [cell for cell in cells if cell.seed == seed]
@@ -206,7 +215,7 @@ def questions(cells: Sequence[Told], task: str, samples: Callable[[Told, str, in
     shared = [p for p in group[0].last(task).problems if all(p in found for found in asked.values())]
 
     def difference(problem: str) -> int:
-        numbers = [len(set(found[problem]["responses"])) for found in asked.values()]
+        numbers = [distinct(found[problem]) for found in asked.values()]
         return max(numbers) - min(numbers)
 
     chosen = sorted(shared, key=difference, reverse=True)[:QUESTIONS]  # ties: as they stand in the problem set
@@ -241,4 +250,12 @@ def answers(method: str | None, record: Record) -> Answers:
         Answer(*parts(text), verdict, text in texts[:place])
         for place, (text, verdict) in enumerate(zip(texts[:ANSWERS], verdicts, strict=False))
     ]
-    return Answers(method, shown, len(texts), len(set(texts)), sum(verdict == "right" for verdict in verdicts))
+    pairs = zip(record["answers"], verdicts, strict=True)
+    right = {answer for answer, verdict in pairs if verdict == "right"}
+    number = sum(verdict == "right" for verdict in verdicts)
+    return Answers(method, shown, len(texts), distinct(record), len(right), number)
+
+
+def distinct(record: Record) -> int:
+    """Return the number of distinct answers to a problem; a response without one counts for none."""
+    return len(set(record["answers"]) - {None})

@@ -48,6 +48,7 @@ MOST_TOGETHER = 512  # sequences that are decoded side by side
 # Responses that are sampled as one batch and kept when it is done; a killed process loses the batch it was at. A batch
 # waits for its longest response, so those of vLLM hold many times what it decodes side by side.
 BATCH = {"embedded": MOST_TOGETHER, "vllm": 16 * MOST_TOGETHER}
+DIVERSITY = ("distinct right", "solutions found", "text after answer")
 PROMPT = 2048  # tokens that a prompt is thought to have when memory is shared out
 
 
@@ -261,18 +262,29 @@ def show(console: Console, found: Sequence[Assessment]) -> None:
     """Prints a line for each task; what only some of them have is empty for the others."""
     rows = [(each.evaluation, each.evaluation.metrics, each.settings["samples"]) for each in found]
     ks = [k for k in powers_of_two(max(samples for _, _, samples in rows)) if k > 1]
-    numbers = ("problems", "K", "Avg@K", *(f"Pass@{k}" for k in ks), "maj@K", "truncated", "length")
+    numbers = ("problems", "K", "Avg@K", *(f"Pass@{k}" for k in ks), "maj@K", *DIVERSITY, "truncated", "length")
     lines = []
     for each, (evaluation, metrics, samples) in zip(found, rows, strict=True):
         counts = (str(len(evaluation.problems)), str(samples))
         passes = (shown(each.pass_at_k(k)) if k <= samples else "" for k in ks)
-        rest = (f"{metrics[f'maj@{samples}']:.3f}", f"{metrics['truncated']:.1%}", f"{metrics['length']:.0f}")
+        coverage = f"{metrics['coverage']:.1%}" if "coverage" in metrics else ""
+        diversity = (f"{metrics['right_distinct']:.2f}", coverage, f"{metrics['after_answer']:.1%}")
+        rest = (
+            f"{metrics[f'maj@{samples}']:.3f}",
+            *diversity,
+            f"{metrics['truncated']:.1%}",
+            f"{metrics['length']:.0f}",
+        )
         lines.append([evaluation.task, *counts, shown(each.avg()), *passes, *rest])
     columns = [Column("task"), *(Column(name, right=True) for name in numbers)]
     between = [[f"Pass@{k}"] for k in ks[:-1]]  # of which the last says the most
-    goes = [["length"], ["truncated"], *between, ["problems"]]
+    further = [[name] for name in reversed(DIVERSITY)]
+    goes = [["length"], ["truncated"], *further, *between, ["problems"]]
     fit.show(console, columns, lines, goes, pad_edge=False, where="in a wider terminal, or in results.json")
     console.print("±: 95 % interval over problems, of one model and one seed; Pass@1 is Avg@K; length is in tokens.")
+    console.print(
+        "distinct right: distinct right answers to a problem; solutions found: the share of all that there are."
+    )
     for each in found:
         verdicts = sorted(each.evaluation.verdicts.items(), key=lambda item: -item[1])
         console.print(f"{each.evaluation.task}: {', '.join(f'{number:,} {verdict}' for verdict, number in verdicts)}")

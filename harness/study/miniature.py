@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
 from harness.base import seeds
-from harness.base.task import Problem, Verdict, Verifier
+from harness.base.task import Answer, Problem, Verdict, Verifier
 from harness.batch import Rollout
 from harness.composition import STANDS_ON, Method, Table
 from harness.config import Config, Dynamics, Hardware, RolloutConfig, Train
@@ -157,6 +157,10 @@ class Low:
             return sum(tokens) < float(problem.answer) * self.vocabulary * len(tokens)
 
         return [Verdict.RIGHT if right(*pair) else Verdict.WRONG for pair in pairs]
+
+    def answers(self, pairs: Sequence[tuple[Problem, str]]) -> list[Answer | None]:
+        """Return each response as its own answer."""
+        return [Answer(response, len(response)) for _, response in pairs]
 
     def flags(self, trained_on: str | None) -> list[str]:
         """Has none."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.base.errors import UserError
+from harness.base.task import Answer, Judged, Verdict
 from harness.batch import Rollout, TokenBatch
 from harness.composition import Method, Table, overrides
 from harness.study.probe import Outcome, Probe, far, outcome, probe, stepped
@@ -131,10 +132,16 @@ def record(method: Method, given: Probe, entropy: float | None = None) -> dict[s
     for row, tokens in enumerate(batch.sequences):
         prompt, end = int(batch.prompt_lengths_B[row]), bool(batch.finished_B[row])
         groups[int(batch.groups_B[row])].append(Rollout([], tokens[prompt:].tolist(), [], end))
-    verdicts = ["right" if right else "wrong" for right in batch.right_B.tolist()]
+    verdicts = [Verdict.RIGHT if right else Verdict.WRONG for right in batch.right_B.tolist()]
+    texts = [str(rollout.response) for group in groups for rollout in group]  # each response is its own answer
+    whole = [Answer(text, len(text)) for text in texts]
+    judged = [Judged(verdict, answer, goes_on=False) for verdict, answer in zip(verdicts, whole, strict=True)]
+    size = len(groups[0])
+    by_group = [judged[start : start + size] for start in range(0, len(judged), size)]
     heard = {
-        **metrics.of_rollouts(groups, batch, verdicts),
+        **metrics.of_rollouts(groups, batch, [str(verdict) for verdict in verdicts]),
         **metrics.of_signal(found.signal, batch),
+        **metrics.of_answers(by_group, batch.lengths_B.tolist(), found.signal, batch),
         **metrics.of_ratios(log_ratios, touched),
         **method.metrics(found.signal, batch),
         "loss/policy": found.loss,

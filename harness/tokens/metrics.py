@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from harness.base import ranks, standing
+from harness.base.task import Judged
 from harness.batch import Rollout, TokenBatch
 from harness.composition import Signal
 from harness.config import Correction
@@ -52,6 +53,30 @@ def of_rollouts(groups: list[list[Rollout]], batch: TokenBatch, verdicts: list[s
         **{f"verdicts/{name}": verdicts.count(name) / len(verdicts) for name in sorted(set(verdicts))},
     }
     return ranks.averaged(record)  # which have equally many groups
+
+
+def of_answers(
+    judged: Sequence[Sequence[Judged]], answer_tokens: Sequence[int], signal: Signal, batch: TokenBatch
+) -> dict[str, float]:
+    """Describe the answers of the groups apart from the text beside them.
+
+    `entropy/answer` is the mean over the tokens up to the end of each answer. All tokens of a response without an
+    answer count: it has no end after which tokens are idle.
+    """
+    assert signal.old.entropy is not None
+    shares = []
+    for group in judged:
+        answers = {each.text for each in group} - {None}
+        shares.append(len(answers) / len(group))
+    goes_on = [each.goes_on for group in judged for each in group]
+    record = {
+        "responses/distinct_answers": sum(shares) / len(shares),
+        "responses/after_answer": sum(goes_on) / len(goes_on),
+    }
+    ends_B = torch.tensor(answer_tokens, device=batch.lengths_B.device)
+    within_T = batch.within_T < ends_B[batch.sequence_T]
+    entropy = batch.global_sum(signal.old.entropy * within_T) / batch.global_sum(within_T)
+    return ranks.averaged(record) | {"entropy/answer": entropy.item()}
 
 
 def p99(values: Tensor) -> float:

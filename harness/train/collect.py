@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from harness.base import files, ranks, seeds
+from harness.base.task import Answer, Judged
 from harness.batch import Rollout
 from harness.rollout.rendering import render
 from harness.tokens.metrics import Stopwatch
@@ -44,7 +45,13 @@ class Answered:
     place: int  # in the superset of the step
     problem: Problem
     rollouts: list[Rollout]
-    verdicts: list[Verdict]
+    judged: list[Judged]
+    answer_tokens: list[int]  # of each response, up to the end of its answer
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """The verdicts on the responses."""
+        return [each.verdict for each in self.judged]
 
     @property
     def rewards(self) -> list[float]:
@@ -86,6 +93,16 @@ class Collected:
     def verdicts(self) -> list[Verdict]:
         """Returns the verdicts on all responses, one group after the other."""
         return [verdict for each in self.answered for verdict in each.verdicts]
+
+    @property
+    def judged(self) -> list[list[Judged]]:
+        """The judgments on the responses of each group."""
+        return [each.judged for each in self.answered]
+
+    @property
+    def answer_tokens(self) -> list[int]:
+        """The tokens of all responses up to the ends of their answers, one group after the other."""
+        return [tokens for each in self.answered for tokens in each.answer_tokens]
 
 
 class Collector:
@@ -196,11 +213,12 @@ class Collector:
                     on_group=judging.add,
                 )
             with watch.phase("verify"):  # what sampling has not hidden
-                verdicts = [verdict for _, verdict in judging.results()]
+                read_ones = judging.results()
         before = watch.seconds.get("time/judging_s", 0.0)
         watch.seconds["time/judging_s"] = before + judging.seconds  # beside the sampling and after it
-        assert len(verdicts) == sum(map(len, groups))
-        return grouped(places, problems, groups, verdicts)
+        assert len(read_ones) == sum(map(len, groups))
+        judged, answer_tokens = [each.judged for each in read_ones], [each.answer_tokens for each in read_ones]
+        return grouped(places, problems, groups, judged, answer_tokens)
 
     def prompt(self, problem: Problem) -> list[int]:
         return render(self.parts.tokenizer, problem.prompt, self.parts.chat)
@@ -246,15 +264,16 @@ class Collector:
         mine = self.dealt([end - start for start, end in pairwise(ends[::n])])
         places = [found["places"][slot] for slot in mine]
         problems = self.problems(step, places)
-        groups, verdicts = [], []
+        groups, judged, answer_tokens = [], [], []
         for slot, problem in zip(mine, problems, strict=True):
             prompt, rows = self.prompt(problem), range(slot * n, (slot + 1) * n)
             parts = [slice(ends[row], ends[row + 1]) for row in rows]
             tokens, logp = ([found[name][part].tolist() for part in parts] for name in ("tokens", "logp"))
             finished = [found["finished"][row] for row in rows]
             groups.append([Rollout(prompt, *each) for each in zip(tokens, logp, finished, strict=True)])
-            verdicts += [Verdict(found["verdicts"][row]) for row in rows]
-        answered = grouped(places, problems, groups, verdicts)
+            judged += [unpacked_judged(*found["judged"][row]) for row in rows]
+            answer_tokens += [found["answer_tokens"][row] for row in rows]
+        answered = grouped(places, problems, groups, judged, answer_tokens)
         return Collected(answered, found["generated"], found["lag"], found["record"])
 
 
@@ -270,7 +289,8 @@ def packed(found: Collected) -> dict[str, Any]:
     rollouts = [rollout for each in answered for rollout in each.rollouts]
     return {
         "places": [each.place for each in answered],
-        "verdicts": [str(verdict) for each in answered for verdict in each.verdicts],
+        "judged": [packed_judged(judged) for each in answered for judged in each.judged],
+        "answer_tokens": [tokens for each in answered for tokens in each.answer_tokens],
         "lengths": [len(rollout.response) for rollout in rollouts],
         "finished": [rollout.finished for rollout in rollouts],
         "tokens": torch.tensor([token for rollout in rollouts for token in rollout.response], dtype=torch.int32),
@@ -281,16 +301,31 @@ def packed(found: Collected) -> dict[str, Any]:
     }
 
 
+def packed_judged(judged: Judged) -> tuple[str, tuple[str | None, int] | None, bool]:
+    """Return a judgment as plain values."""
+    answer = judged.answer
+    return str(judged.verdict), None if answer is None else (answer.text, answer.end), judged.goes_on
+
+
+def unpacked_judged(verdict: str, answer: Sequence[Any] | None, goes_on: bool) -> Judged:
+    """Return the judgment that plain values stand for."""
+    return Judged(Verdict(verdict), None if answer is None else Answer(*answer), goes_on)
+
+
 def grouped(
     places: Sequence[int],
     problems: Sequence[Problem],
     groups: Sequence[list[Rollout]],
-    verdicts: Sequence[Verdict],
+    judged: Sequence[Judged],
+    answer_tokens: Sequence[int],
 ) -> list[Answered]:
-    """Gives each group its problem and its verdicts, which stand in one row."""
+    """Return each group with its problem and its judgments, which come in one row for all groups."""
     ends = list(accumulate(map(len, groups), initial=0))
-    own = [list(verdicts[start:end]) for start, end in pairwise(ends)]
-    return [Answered(*each) for each in zip(places, problems, groups, own, strict=True)]
+    rows = [slice(*both) for both in pairwise(ends)]
+    return [
+        Answered(place, problem, group, list(judged[row]), list(answer_tokens[row]))
+        for place, problem, group, row in zip(places, problems, groups, rows, strict=True)
+    ]
 
 
 def at(answered: Sequence[Answered], places: Collection[int]) -> list[Answered]:

@@ -26,13 +26,14 @@ from lm_eval.tasks._yaml_loader import load_yaml  # what is public there builds 
 import tasks
 from harness.base import files, seeds
 from harness.base.errors import UserError
+from harness.base.task import Countable, Judged
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import PLAIN, Chat, left_out, render
 from harness.rollout.together import Work
-from harness.verify.alongside import Alongside, read
+from harness.verify.alongside import Alongside, Read, read
 from harness.verify.failures import check_failures
 from tasks import Problem, Task, Verdict, Verifier
-from tasks.scoring import dataset_of, judged, metric_list, problem_of, scores
+from tasks.scoring import dataset_of, distinct_right, judged, metric_list, problem_of, scores, solutions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from harness.batch import Rollout
 
 T = TypeVar("T")
-Record = dict[str, Any]  # of a problem: its id, the prompt, responses, lengths in tokens, finished, distinct, verdicts
+# Of a problem: its id, the prompt, responses, lengths in tokens, finished, distinct, verdicts, answers in the task's
+# normal form, and whether the response goes on after its answer
+Record = dict[str, Any]
 
 FILTER = "all"
 
@@ -50,6 +53,8 @@ class Evaluation:
     task: str
     problems: list[str]  # ids
     right: list[list[int]]  # problem by sample, 0 or 1
+    right_distinct: list[int]  # distinct right answers to each problem
+    solutions: list[int] | None  # right answers that each problem has; None where the task cannot count them
     verdicts: dict[str, int]  # how many of each
     metrics: dict[str, float]
     samples: list[Record]
@@ -93,7 +98,7 @@ class Sampler:
                 files.write_lines(path, found)
             else:  # how answers are judged may have changed since
                 for problem, record in zip(batch, found, strict=True):
-                    record["verdicts"] = judged(task, verifier, problem, record["responses"])
+                    record |= of_judged(judged(task, verifier, problem, record["responses"]))
                 rejudge(path, found)
             records += found
             self.heard(len(records), len(problems))
@@ -134,16 +139,16 @@ class Sampler:
             self.record(problem, group, list(islice(found, n))) for problem, group in zip(problems, groups, strict=True)
         ]
 
-    def record(self, problem: Problem, group: Sequence[Rollout], found: Sequence[tuple[str, Verdict]]) -> Record:
-        """Returns what is kept of the responses to one problem, given their texts and verdicts."""
+    def record(self, problem: Problem, group: Sequence[Rollout], found: Sequence[Read]) -> Record:
+        """Return the record of the responses to one problem."""
         return {
             "problem": problem.id,
             "prompt": problem.prompt,
-            "responses": [text for text, _ in found],
+            "responses": [each.text for each in found],
             "lengths": [len(rollout.response) for rollout in group],
             "finished": [rollout.finished for rollout in group],
             "distinct": len({tuple(rollout.response) for rollout in group}),
-            "verdicts": [verdict for _, verdict in found],
+            **of_judged([each.judged for each in found]),
         }
 
     def check_room(self, task: str, lengths: Sequence[int], budget: int) -> None:
@@ -162,6 +167,15 @@ class Sampler:
         """Returns a note for readers if the tokenizer has no token for some characters and just leaves them out."""
         some, _ = left_out(self.tokenizer, prompts, self.chat)
         return [f"the tokenizer leaves letters out of {some} of {len(prompts)} prompts"] if some else []
+
+
+def of_judged(found: Sequence[Judged]) -> Record:
+    """Return the part of a record that depends on how responses are judged."""
+    return {
+        "verdicts": [each.verdict for each in found],
+        "answers": [each.text for each in found],
+        "goes_on": [each.goes_on for each in found],
+    }
 
 
 def known(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
@@ -229,11 +243,11 @@ def evaluate(
     overrides = {
         "custom_dataset": lambda **_: {split: dataset_of(available[:problems])},
         # No partial: lm-eval copies what it is given, and a verifier has processes.
-        "process_results": lambda doc, results: scores(results[0], model.records[doc["id"]]["verdicts"]),
+        "process_results": lambda doc, results: scored(task, problem_of(doc), model.records[doc["id"]]),
         "test_split": split,
         "repeats": samples,
         "filter_list": [{"name": FILTER, "filter": [{"function": "take_first_k", "k": samples}]}],
-        "metric_list": metric_list(samples),
+        "metric_list": metric_list(samples, countable=isinstance(task, Countable)),
         "generation_kwargs": {
             "until": [],
             "do_sample": temperature > 0,
@@ -251,14 +265,24 @@ def evaluate(
     check_failures((verdict for record in records for verdict in record["verdicts"]), max_failures)
     found = {key: value for key, value in result["results"][task.name].items() if key.endswith(f",{FILTER}")}
     metrics = {key.removesuffix(f",{FILTER}"): value for key, value in found.items() if "_stderr" not in key}
+    asked = [problem_of(row["doc"]) for row in rows]
+    counts = [solutions(task, problem) for problem in asked]
     return Evaluation(
         task=task.name,
         problems=[record["problem"] for record in records],
         right=[[int(verdict == Verdict.RIGHT) for verdict in record["verdicts"]] for record in records],
+        right_distinct=[distinct_right(record["verdicts"], record["answers"]) for record in records],
+        solutions=[count for count in counts if count is not None] or None,
         verdicts=dict(Counter(verdict for record in records for verdict in record["verdicts"])),
         metrics=metrics | of_tokens(records),
         samples=records,
     )
+
+
+def scored(task: Task, problem: Problem, record: Record) -> dict[str, Any]:
+    """Return the metrics of one problem."""
+    kept = (record["responses"], record["verdicts"], record["answers"], record["goes_on"])
+    return scores(*kept, solutions(task, problem))
 
 
 def of_tokens(records: Sequence[Record]) -> dict[str, float]:

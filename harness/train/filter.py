@@ -88,7 +88,7 @@ class Asker:
                 max_new_tokens=self.rollout.max_new_tokens,
                 on_group=judging.add,
             )
-            found = [verdict for _, verdict in judging.results()]
+            found = [each.judged.verdict for each in judging.results()]
         return [found[start : start + n] for start in range(0, len(found), n)]
 
 

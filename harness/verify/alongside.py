@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from harness.base.task import Problem, Task, Verdict, Verifier
+from harness.base.task import Judged, Problem, Task, Verifier, judge
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from harness.batch import Rollout
 
 T = TypeVar("T")
+
+REPLACEMENT = "\ufffd"
 
 
 class Alongside(Generic[T]):
@@ -65,14 +69,23 @@ class Alongside(Generic[T]):
         self.thread.shutdown(cancel_futures=True)
 
 
+@dataclass(frozen=True)
+class Read:
+    """A response with its text."""
+
+    text: str  # without the end of the sequence
+    judged: Judged
+    answer_tokens: int  # up to the end of the answer; all where there is none
+
+
 def read(
     task: Task,
     verifier: Verifier,
     tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[Problem],
     groups: Mapping[int, list[Rollout]],
-) -> list[tuple[str, Verdict]]:
-    """Return the text of each response to some of the problems, by their numbers, and the verdict on it.
+) -> list[Read]:
+    """Return each response to some of the problems, by their numbers, with its text and its judgment.
 
     The text holds every token but the end of the sequence. Other special tokens stay: a policy could fill its responses
     with tokens that leave no text, such as padding. Equal responses to a problem are decoded and judged once: of easy
@@ -83,5 +96,39 @@ def read(
     whole = tokenizer.batch_decode([response for _, response in once], skip_special_tokens=False)
     texts = [text.removesuffix(tokenizer.eos_token) for text in whole]
     asked = [(problems[number], text) for (number, _), text in zip(once, texts, strict=True)]
-    found = dict(zip(once, zip(texts, task.verdicts(asked, verifier), strict=True), strict=True))
-    return [found[each] for each in given]
+    judged = judge(task, verifier, asked)
+    found = {}
+    for key, text, with_end, each in zip(once, texts, whole, judged, strict=True):
+        response = key[1]
+        tokens = len(response)
+        if each.answer is not None:
+            body = response if text == with_end else response[:-1]
+            tokens = len(body) - tail_tokens(tokenizer, body, text[each.answer.end :])
+        found[key] = Read(text, each, tokens)
+    return [found[key] for key in given]
+
+
+def tail_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], tail: str) -> int:
+    """Return the number of tokens that hold nothing but the tail of a text.
+
+    A token with a part of the answer in it belongs to the answer. Tails are short, so the search begins at the end: it
+    decodes about as many tokens as there are in the tail, where a list of all tokens' texts would decode each alone.
+    """
+
+    def ending(number: int) -> str:
+        [text] = tokenizer.batch_decode([tokens[len(tokens) - number :]], skip_special_tokens=False)
+        return text
+
+    def width(number: int) -> int:
+        # Of a letter that was cut in two, each byte is decoded as a sign of its own: it would look longer than whole.
+        return len(ending(number).lstrip(REPLACEMENT))
+
+    if not tail:
+        return 0
+    most = 1
+    while most < len(tokens) and width(most) <= len(tail):
+        most *= 2
+    number = bisect.bisect_right(range(1, min(most, len(tokens)) + 1), len(tail), key=width)
+    while not tail.endswith(ending(number)):  # the last bytes of a letter that belongs to the answer
+        number -= 1
+    return number

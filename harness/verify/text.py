@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 
-from harness.base.box import BOX, last_box
-from harness.base.task import Verdict
+from harness.base.box import BOX, find_box, last_box
+from harness.base.task import Answer, Verdict
 
 DEEPEST = 10  # nested brackets; the parser of LaTeX takes seconds for twice as many
 
@@ -14,6 +14,24 @@ DEEPEST = 10  # nested brackets; the parser of LaTeX takes seconds for twice as 
 def extract(response: str) -> str | None:
     """Returns the answer in the last box of a response; None where the box is missing, empty or cut off."""
     return (last_box(response) or "").strip() or None
+
+
+def boxed_answer(response: str) -> Answer | None:
+    """Return the answer in the last box of a response, which ends with the last complete box.
+
+    Answers are told apart by their spelling: 1/2 and 0.5 are two, since to know that they are equal takes the verifier.
+    """
+    box = find_box(response)
+    if box is None:
+        return None
+    text = extract(response)
+    return Answer(None if text is None else normal(text), box.end)
+
+
+def normal(text: str) -> str:
+    """Return an answer in one way of writing."""
+    number = integer(text)
+    return spelling(tidy(text)) if number is None else str(number)
 
 
 # One way to write it

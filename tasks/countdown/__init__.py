@@ -14,20 +14,22 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations, combinations_with_replacement
 from math import comb
 from operator import add, mul, sub
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from harness.base.schema import check, number
-from harness.base.task import SPLITS, Problem, Verdict, Verifier, check_split
+from harness.base.task import SPLITS, Answer, Problem, Verdict, Verifier, check_split
 
 Numbers = tuple[int, ...]  # in ascending order
 
 OPERATORS = {"+": add, "-": sub, "*": mul}
+SUMS = ("+", "-")  # operators of the same rank
 MULTISETS = 1000  # of numbers, at most: where there are more, a seeded draw of them
 HELD_OUT = 10  # one problem in ten is for testing, another one for validation
 
@@ -59,6 +61,18 @@ class Countdown:
     def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         return [self.verdict(problem, response) for problem, response in pairs]
 
+    def answers(self, pairs: Sequence[tuple[Problem, str]]) -> list[Answer | None]:
+        """Return the expression in the first box of each response, without spaces and redundant brackets.
+
+        The order of operands counts: 6*7-3 and 7*6-3 are two answers. A response with any text beside its box has an
+        end of its answer and no answer, as its verdict is unparsed.
+        """
+        return [answer(response) for _, response in pairs]
+
+    def solutions(self, problem: Problem) -> int:
+        """Return the number of right answers to a problem, whose intermediate values may leave the task's bounds."""
+        return count_solutions(*parse_key(problem.answer))
+
     def flags(self, trained_on: str | None) -> list[str]:
         """Returns nothing: no training problem is among those for testing."""
         return []
@@ -69,9 +83,9 @@ class Countdown:
         read = None if boxed is None else evaluate(boxed)
         if read is None:
             return Verdict.UNPARSED
-        value, used = read
         numbers, target = parse_key(problem.answer)
-        return Verdict.RIGHT if value == target and tuple(sorted(used)) == numbers else Verdict.WRONG
+        solved = read.value == target and tuple(sorted(read.used)) == numbers
+        return Verdict.RIGHT if solved else Verdict.WRONG
 
 
 def content(response: str) -> str | None:
@@ -84,22 +98,62 @@ def content(response: str) -> str | None:
     return response[len(BOX) : -len(CLOSING)]
 
 
-def evaluate(text: str) -> tuple[int, list[int]] | None:
-    """Returns the value of an expression and the numbers in it; None for all but numbers, + - * and brackets.
+def answer(response: str) -> Answer | None:
+    """Return the answer in the first box of a response, which ends with the first closing brace after its opening."""
+    opening = response.find(BOX)
+    closing = -1 if opening < 0 else response.find(CLOSING, opening + len(BOX))
+    if closing < 0:
+        return None
+    boxed = content(response)
+    read = None if boxed is None else evaluate(boxed)
+    return Answer(None if read is None else read.normal, closing + len(CLOSING))
+
+
+class Expression(NamedTuple):
+    """An expression that was read."""
+
+    value: int
+    used: tuple[int, ...]  # the numbers in it, in their order
+    normal: str  # without spaces, leading zeros and redundant brackets
+
+
+# A part of an expression: its value, its text, and the operator that is applied last in it, "" for a number. Plain
+# tuples: every response of the training is read, and named ones take three times as long to make.
+Operand = tuple[int, str, str]
+
+
+def joined(operator: str, left: Operand, right: Operand) -> Operand:
+    """Return two operands as one.
+
+    Brackets stay where dropping them would change the value: around a sum or difference that is a factor, or that is
+    subtracted.
+    """
+    left_value, first, left_operator = left
+    right_value, second, right_operator = right
+    if operator == "*" and left_operator in SUMS:
+        first = f"({first})"
+    if operator != "+" and right_operator in SUMS:
+        second = f"({second})"
+    return OPERATORS[operator](left_value, right_value), first + operator + second, operator
+
+
+@lru_cache(maxsize=4096)  # the verdict and the answer read the same text
+def evaluate(text: str) -> Expression | None:
+    """Return an expression with its value; None for all but numbers, + - * and brackets.
 
     It uses two stacks instead of recursion, so that no nesting is too deep. No sign may stand in front of a number or a
     bracket.
     """
     if len(text) > LONGEST or not ALPHABET.fullmatch(text):
         return None
-    values: list[int] = []
+    operands: list[Operand] = []
     pending: list[str] = []
     used: list[int] = []
     operand = True  # is due next
 
     def reduce() -> None:
-        right = values.pop()
-        values[-1] = OPERATORS[pending.pop()](values[-1], right)
+        right, left = operands.pop(), operands.pop()
+        operands.append(joined(pending.pop(), left, right))
 
     for token in TOKENS.findall(text):
         if operand != (token == "(" or token.isdigit()):
@@ -108,7 +162,7 @@ def evaluate(text: str) -> tuple[int, list[int]] | None:
             pending.append(token)
         elif operand:
             used.append(int(token))
-            values.append(used[-1])
+            operands.append((used[-1], str(used[-1]), ""))
             operand = False
         elif token == ")":
             while pending and pending[-1] != "(":
@@ -125,7 +179,8 @@ def evaluate(text: str) -> tuple[int, list[int]] | None:
         return None
     while pending:
         reduce()
-    return values[0], used
+    value, normal, _ = operands[0]
+    return Expression(value, tuple(used), normal)
 
 
 # Problems
@@ -219,6 +274,64 @@ def last_steps(numbers: Numbers, value: int, highest: int) -> list[tuple[str, Nu
             candidates = (("+", [value - a]), ("-", [a - value]), ("*", factors))
             steps += [(sign, left, a, right, b) for sign, bs in candidates for b in bs if b in rights]
     return sorted(steps)
+
+
+class Ways(NamedTuple):
+    """For each value, the number of expressions in normal form that use some numbers once, by their last operator."""
+
+    single: Counter[int]
+    sums: Counter[int]
+    products: Counter[int]
+
+
+@lru_cache(maxsize=256)  # four numbers reach thousands of values, so that all of a split would not fit into memory
+def ways(numbers: Numbers) -> Ways:
+    """Return the expressions in normal form over some numbers.
+
+    Each is built in one way alone, from the left: the right operand of + is not a sum, that of * is not a product,
+    since their brackets would be redundant.
+    """
+    found = Ways(Counter(numbers if len(numbers) == 1 else ()), Counter(), Counter())
+    for left, right in partitions(numbers):
+        rights = ways(right)
+        any_right = total(*rights)
+        terms, factors = total(rights.single, rights.products), total(rights.single, rights.sums)
+        for a, lefts in total(*ways(left)).items():
+            for b, count in terms.items():
+                found.sums[a + b] += lefts * count
+            for b, count in any_right.items():
+                found.sums[a - b] += lefts * count
+            for b, count in factors.items():
+                found.products[a * b] += lefts * count
+    return found
+
+
+def total(*counts: Counter[int]) -> Counter[int]:
+    """Return the sum of some counts; unlike Counter's own +, without a look at every sign."""
+    found: Counter[int] = Counter()
+    for each in counts:
+        found.update(each)
+    return found
+
+
+@cache
+def count_solutions(numbers: Numbers, target: int) -> int:
+    """Return the number of expressions in normal form that use each number once and have the target's value.
+
+    Only the last operation looks for the target, which spares listing all values of all numbers.
+    """
+    found = int(numbers == (target,))
+    for left, right in partitions(numbers):
+        rights = ways(right)
+        any_right = total(*rights)
+        terms, factors = total(rights.single, rights.products), total(rights.single, rights.sums)
+        for a, lefts in total(*ways(left)).items():
+            found += lefts * (terms[target - a] + any_right[a - target])
+            if a != 0 and target % a == 0:
+                found += lefts * factors[target // a]
+            elif a == target == 0:
+                found += lefts * factors.total()
+    return found
 
 
 def expression(rng: random.Random, numbers: Numbers, value: int, highest: int) -> str:

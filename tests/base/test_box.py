@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from harness.base.box import last_box
+from harness.base.box import find_box, last_box
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,27 @@ from harness.base.box import last_box
 def test_the_last_box_in_both_readings(text: str, as_latex: str | None, literally: str | None) -> None:
     assert last_box(text) == as_latex
     assert last_box(text, literal=True) == literally
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "cut_off"),
+    [
+        (r"so \boxed{1} or \boxed{2}.", r"so \boxed{1} or \boxed{2}", False),
+        (r"\boxed{a \boxed{1} b} c", r"\boxed{a \boxed{1} b}", False),
+        (r"\boxed{1} \boxed{2", r"\boxed{1}", True),
+        (r"\boxed{a \boxed{1}", r"\boxed{a \boxed{1}", False),
+        (r"\boxed 5 or", r"\boxed 5", False),
+        (r"\boxed{}x", r"\boxed{}", False),
+    ],
+)
+def test_the_end_of_the_last_complete_box(text: str, end: str, cut_off: bool) -> None:
+    box = find_box(text)
+    assert box is not None
+    assert (text[: box.end], box.cut_off) == (end, cut_off)
+
+
+def test_no_complete_box_has_no_end() -> None:
+    assert [find_box(text) for text in ("none", r"\boxed{1", "", "}")] == [None] * 4
 
 
 def test_the_literal_reading_counts_braces() -> None:

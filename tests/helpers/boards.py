@@ -18,6 +18,7 @@ from harness.record.state import State
 from harness.report import publish
 
 PROBLEMS = [f"p{i}" for i in range(6)]
+MOST_DISTINCT = 3  # right answers to a problem that differ, at most
 
 
 class Made:
@@ -36,14 +37,17 @@ class Made:
         attempt = made.Made(cell.key, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
         if noted:
             attempt.write(cell.folder)
+        evaluated = {"eval/countdown/distinct_answers": 0.25, "eval/countdown/after_answer": 0.125}
         for step, value in enumerate((2.0, last)):
             metrics = {"entropy/mean": value, "weights/dropped": step / 4, "tokens/generated": 100.0}
-            log.append(step, start + step, {**metrics, "eval/countdown/length": 7.0 + step})
+            log.append(step, start + step, {**metrics, **evaluated, "eval/countdown/length": 7.0 + step})
         for step in (0, 1):
             for task in cell.config.eval.tasks or [cell.task]:
                 drawn = np.random.default_rng([cell.seed, *(cell.method.encode() if step else [])])
                 right = (drawn.random((6, 16)) < 0.3).astype(int).tolist()
+                distinct = [min(sum(row), MOST_DISTINCT) for row in right]
                 told = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
+                told |= {"right_distinct": distinct, "solutions": [2 * MOST_DISTINCT] * len(PROBLEMS)}
                 files.write_json(cell.folder / "evals" / f"{task}-{step:06d}.json", told)
         State(state, durable_step=1, seconds=1800, device="cpu").write(cell.folder)
         sync.sync(cell.folder, self.config.tracking_uri)

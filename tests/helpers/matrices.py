@@ -19,6 +19,7 @@ STEPS = 4
 BEGAN = 1.0e9  # seconds since 1970
 PROBLEMS = ["easy", "lost", "won", "never"]
 SAMPLES = 4
+SOLUTIONS = [4, 4, 8, 1]
 QUADRANTS = [f"{sign}_{side}" for sign in ("positive", "negative") for side in ("above", "below")]
 HOSTILE = ["<script>alert(1)</script>", "$x^{$ %{y}", "größe-方法-🙂", '"quoted" & <b>bold</b>']
 HOSTILE_TEXT = "</script><script>alert(2)</script><img src=x onerror=alert(3)> $x^{$ 漢字"
@@ -46,6 +47,16 @@ def right_of(level: int, seed: int, step: int) -> list[list[int]]:
     return [[1] * SAMPLES, [0] * SAMPLES if end else row, row if end else [0] * SAMPLES, [0] * SAMPLES]
 
 
+def answers_of(level: int, problem: str) -> list[int]:
+    """Return made-up answers: as many as there are samples, but for one problem where the level decides."""
+    return [i % (level + 1) if problem == "won" else i for i in range(SAMPLES)]
+
+
+def distinct_right(level: int, problem: str, right: Sequence[int]) -> int:
+    answers = answers_of(level, problem)
+    return len({answer for answer, one in zip(answers, right, strict=True) if one})
+
+
 def metrics_of(level: int, seed: int, step: int) -> dict[str, float]:
     found = {
         "entropy/mean": 2.0 / step + 0.1 * level + 0.01 * seed,
@@ -54,6 +65,9 @@ def metrics_of(level: int, seed: int, step: int) -> dict[str, float]:
         "responses/length": 10.0 + level,
         "responses/truncated": 0.0,
         "responses/distinct": 0.5,
+        "responses/distinct_answers": 0.4,
+        "responses/after_answer": 0.1,
+        "entropy/answer": 1.5 / step + 0.1 * level + 0.01 * seed,
         "ratio/clipped_low": 0.01,
         "ratio/clipped_high": 0.02,
         "weights/dropped": 0.0,
@@ -80,6 +94,12 @@ def fill(
     for task, step in itertools.product(tasks, (0, 2, STEPS)):
         right = right_of(level, spec.seed, step)
         record = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
+        record |= {
+            "right_distinct": [
+                distinct_right(level, problem, row) for problem, row in zip(PROBLEMS, right, strict=True)
+            ]
+        }
+        record |= {"solutions": SOLUTIONS}
         files.write_json(folder / "evals" / f"{task}-{step:06d}.json", record)
         files.write_lines(
             folder / "samples" / f"evaluate-{task}-{step:06d}.jsonl",
@@ -87,8 +107,8 @@ def fill(
                 {
                     "problem": problem,
                     "prompt": f"What of {problem}? {text}",
-                    # As many different answers as there are samples, but for one problem where the level decides.
-                    "responses": [f"{text} {i % (level + 1) if problem == 'won' else i}" for i in range(SAMPLES)],
+                    "responses": [f"{text} {answer}" for answer in answers_of(level, problem)],
+                    "answers": [str(answer) for answer in answers_of(level, problem)],
                     "verdicts": ["right" if each else "wrong" for each in verdicts],
                 }
                 for problem, verdicts in zip(PROBLEMS, right, strict=True)

@@ -42,7 +42,10 @@ MADE = Made(
     processor="A processor",
     device="cpu",
 )
-EVALUATION = {"task": "countdown", "step": 2, "problems": ["p"], "right": [[0, 1]], "flags": []}
+EVALUATION = {"task": "countdown", "step": 2, "problems": ["p"], "right": [[0, 1]], "flags": []} | {
+    "right_distinct": [1],
+    "solutions": None,
+}
 
 
 def make_cell(folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0.02)", seed: int = 1) -> Path:
@@ -153,9 +156,14 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
                 "problems": ["p"],
                 "right": ["01"],
                 "before": None,
+                "right_distinct": [1],
+                "right_distinct_before": None,
+                "solutions": None,
                 "flags": [],
                 "length": None,
                 "distinct": None,
+                "distinct_answers": None,
+                "after_answer": None,
             }
         },
     }

@@ -1,6 +1,7 @@
 """The leaderboard from what MLflow holds alone: the command, its selections, and what it says of bad input."""
 
 import csv
+import dataclasses
 import io
 import itertools
 import sqlite3
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from boards import Made, listed, told
+from boards import MOST_DISTINCT, Made, listed, told
 
+from harness.base.errors import UserError
+from harness.base.statistics import crossed_interval
 from harness.config import Config
 from harness.record import store, sync
+from harness.record.outcome import right_distinct
 from harness.record.reader import reader
 from harness.record.state import change
 from harness.report import board, publish
@@ -70,6 +74,38 @@ def test_rows_and_columns_are_chosen_and_sorted(
     turned = {row["method"]: row for row in listed(capsys, *asked, "--baseline", "ppo")}
     assert turned["grpo"]["delta_to_baseline"]["mean"] == -every["ppo"]["delta_to_baseline"]["mean"]
     assert turned["grpo"]["baseline"] == "ppo"
+
+
+def test_diversity_is_distinct_right_answers_over_problems_and_seeds(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(tmp_path, mlflow_uri).end_all()
+    asked = ["--experiment", "made", *at]
+
+    def distinct(seed: int, *method: int) -> np.ndarray:
+        right = np.random.default_rng([seed, *method]).random((6, 16)) < 0.3
+        return np.minimum(right.sum(axis=1), MOST_DISTINCT)
+
+    rows = {row["method"]: row for row in listed(capsys, *asked, "--before")}
+    for method in ("grpo", "clip_b", "ppo"):
+        expected = crossed_interval(np.array([distinct(seed, *method.encode()) for seed in (0, 1)], dtype=float))
+        assert rows[method]["right_distinct"] == pytest.approx(dataclasses.asdict(expected))
+        share = expected.mean / (2 * MOST_DISTINCT)
+        assert rows[method]["coverage"]["mean"] == pytest.approx(share)
+    before = np.mean([distinct(seed) for seed in (0, 1)])
+    assert rows["before training"]["right_distinct"]["mean"] == pytest.approx(before)
+    header = told(
+        capsys, *asked, "--columns", "right_distinct,coverage,distinct_answers,after_answer", "--format", "md"
+    )
+    names = "method | distinct right | solutions found | distinct answers | text after answer"
+    assert header.splitlines()[2] == f"| {names} |"
+    line = next(line for line in header.splitlines() if line.startswith("| grpo |"))
+    assert line.endswith("| 0.250 | 12.5% |")
+
+
+def test_an_evaluation_without_answers_is_one_sentence(at: list[str]) -> None:
+    with pytest.raises(UserError, match=r"countdown-000001\.json has no right_distinct: an earlier version"):
+        right_distinct({"task": "countdown"}, "countdown-000001.json")
 
 
 def test_the_model_before_training_is_a_row_where_it_is_asked_for(

@@ -67,6 +67,7 @@ class Matrix:
             for step, matrix in ((0, 1 - right_JN), (len(entropy), right_JN)):
                 told = (flags or {}).get(task, [])
                 result = {"task": task, "step": step, "problems": problems, "right": matrix.tolist(), "flags": told}
+                result |= {"right_distinct": matrix.any(axis=1).astype(int).tolist(), "solutions": None}
                 files.write_json(folder / "evals" / f"{task}-{step:06d}.json", result)
         State(state, durable_step=len(entropy)).write(folder)
         sync.sync(folder, self.uri)

@@ -31,6 +31,7 @@ def row(method: str, mean: float) -> Row:
 
 ROWS = [row("grpo", 0.25), row("adaptive_entropy", 0.5), row("a\x1b[2Jb", 0.5)]
 ALWAYS = ["method", "Avg@K", "Pass@16"]
+ENTROPY = ["entropy, first step", "last step"]
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:
@@ -44,17 +45,17 @@ def test_no_line_is_wider_than_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("width", "columns", "gone"),
     [
-        (140, [*ALWAYS, "Avg@K - grpo", "Pass@16 - grpo", "entropy, first step", "last step", "seeds"], []),
-        (100, [*ALWAYS, "Avg@K - grpo", "Pass@16 - grpo", "seeds"], ["entropy, first step", "last step"]),
-        (80, [*ALWAYS, "Avg@K - grpo", "seeds"], ["Pass@16 - grpo", "entropy, first step", "last step"]),
+        (160, [*ALWAYS, "Avg@K - grpo", "Pass@16 - grpo", "distinct right", *ENTROPY, "seeds"], []),
+        (100, [*ALWAYS, "Avg@K - grpo", "Pass@16 - grpo", "seeds"], ["distinct right", *ENTROPY]),
+        (80, [*ALWAYS, "Avg@K - grpo", "seeds"], ["Pass@16 - grpo", "distinct right", *ENTROPY]),
     ],
 )
 def test_the_least_important_columns_go_first(width: int, columns: list[str], gone: list[str]) -> None:
     text = render(ROWS, "table", width)
     assert text.splitlines()[2].split() == " ".join(columns).split()
-    assert [line for line in text.splitlines() if line.startswith("further")] == (
-        [f"further columns (--format csv): {'; '.join(gone)}"] if gone else []
-    )
+    said = " ".join(text.split())  # which may be folded
+    assert ("further columns" in said) == bool(gone)
+    assert not gone or f"further columns (--format csv): {'; '.join(gone)}" in said
 
 
 def test_without_a_terminal_everything_is_there() -> None:

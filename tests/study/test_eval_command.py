@@ -108,10 +108,11 @@ def test_estimates_have_intervals_over_problems(tmp_path: Path) -> None:
     assert found.avg().mean == pytest.approx(found.pass_at_k(1).mean)
     console = Console(width=400, record=True, file=io.StringIO())
     metrics = dict.fromkeys(("maj@4", "truncated", "length"), 0.0)
+    metrics |= {"right_distinct": 1.25, "coverage": 0.375, "after_answer": 0.0625}
     shown = dataclasses.replace(found, evaluation=dataclasses.replace(found.evaluation, metrics=metrics))
     assess.show(console, [shown])
     line = next(line for line in console.export_text().splitlines() if line.startswith("countdown  "))
-    assert line.split()[3:9] == cells
+    assert line.split()[3:] == [*cells, "0.000", "1.25", "37.5%", "6.2%", "0.0%", "0"]
 
 
 def test_what_was_sampled_is_not_sampled_again(tmp_path: Path, calls: list[int]) -> None:
@@ -420,7 +421,8 @@ def test_what_a_reader_must_know_is_told(
     assert "amc23: the tokenizer leaves letters out of 3 of 3 prompts" in told
     assert not any("countdown: the tokenizer" in line or "countdown is known" in line for line in told)
     header = next(line for line in told if line.startswith("task"))
-    assert header.split() == ["task", "problems", "K", "Avg@K", "Pass@2", "Pass@4", "maj@K", "truncated", "length"]
+    passes, diversity = ["Avg@K", "Pass@2", "Pass@4", "maj@K"], "distinct right solutions found text after answer"
+    assert header.split() == ["task", "problems", "K", *passes, *diversity.split(), "truncated", "length"]
     assert [line.split()[:3] for line in told if line.startswith(("amc23  ", "countdown  "))] == [
         ["amc23", "3", "4"],
         ["countdown", "3", "4"],

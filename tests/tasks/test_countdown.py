@@ -12,6 +12,7 @@ import pytest
 
 import tasks
 from harness.base.errors import UserError
+from harness.base.task import Answer
 from harness.batch import Rollout
 from harness.verify.alongside import read
 from harness.verify.pool import Verifier
@@ -19,6 +20,7 @@ from tasks import SPLITS, Problem, Verdict
 from tasks.countdown import (
     Countdown,
     base_model,
+    count_solutions,
     evaluate,
     examples,
     expression,
@@ -138,7 +140,7 @@ def test_a_response_is_one_box_and_nothing_else() -> None:
         response = "".join(rng.choices(pieces, k=rng.choice((1, 2, 2, 2, 3, 4))))
         whole = re.fullmatch(r"\\boxed\{([^{}]*)\}", response)
         read = evaluate(whole[1]) if whole else None
-        solved = read is not None and read[0] == 39 and sorted(read[1]) == [3, 6, 7]
+        solved = read is not None and read.value == 39 and sorted(read.used) == [3, 6, 7]
         expected = Verdict.UNPARSED if read is None else Verdict.RIGHT if solved else Verdict.WRONG
         assert Countdown().verdict(PROBLEM, response) is expected, response
         counts[expected] += 1
@@ -159,7 +161,134 @@ def test_the_text_of_a_response_is_judged_without_its_end() -> None:
         r"\boxed{<pad>(6*7)-3}<eos>": (r"\boxed{<pad>(6*7)-3}", Verdict.UNPARSED),
     }
     group = [Rollout([1], encoder(text)["input_ids"], [], text.endswith("<eos>")) for text in expected]
-    assert read(Countdown(), Verifier(), encoder, [PROBLEM], {0: group}) == list(expected.values())
+    found = read(Countdown(), Verifier(), encoder, [PROBLEM], {0: group})
+    assert [(each.text, each.judged.verdict) for each in found] == list(expected.values())
+    # The box is one token, six of the expression, two brackets and the closing brace; with <pad> within it, one more.
+    assert [each.answer_tokens for each in found] == [9, 9, 9, 9, 9, 9, 10]
+    assert [each.judged.goes_on for each in found] == [False, False, True, True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("response", "text", "answered"),
+    [
+        (r"\boxed{(6*7)-3}", "6*7-3", r"\boxed{(6*7)-3}"),
+        (r"\boxed{ ((06 * 7)) - 3 }", "6*7-3", r"\boxed{ ((06 * 7)) - 3 }"),
+        (r"\boxed{(7*6)-3}", "7*6-3", r"\boxed{(7*6)-3}"),
+        (r"\boxed{3-(6-7)}", "3-(6-7)", r"\boxed{3-(6-7)}"),
+        (r"\boxed{3+(6-7)}", "3+6-7", r"\boxed{3+(6-7)}"),
+        (r"\boxed{3*(6*7)}", "3*6*7", r"\boxed{3*(6*7)}"),
+        (r"\boxed{3*(6+7)}", "3*(6+7)", r"\boxed{3*(6+7)}"),
+        (r"\boxed{9-(5+3)}56-3*1}", None, r"\boxed{9-(5+3)}"),
+        (r"6=\boxed{6}", None, r"6=\boxed{6}"),
+        (r"\boxed{1} \boxed{2}", None, r"\boxed{1}"),
+        (r"\boxed{}", None, r"\boxed{}"),
+    ],
+)
+def test_an_answer_is_an_expression_in_normal_form(response: str, text: str | None, answered: str) -> None:
+    assert Countdown().answers([(PROBLEM, response)]) == [Answer(text, len(answered))]
+
+
+def test_a_response_without_a_box_has_no_answer() -> None:
+    pairs = [(PROBLEM, response) for response in ("", "6*7-3", r"\boxed{6*7-3", "}", r"\fbox{1}")]
+    assert Countdown().answers(pairs) == [None] * 5
+
+
+def test_what_can_be_judged_has_an_answer_and_nothing_else_has() -> None:
+    rng = random.Random(0)
+    pieces = [
+        "\\boxed{",
+        "6",
+        "7",
+        "3",
+        "*",
+        "-",
+        "+",
+        "(",
+        ")",
+        "}",
+        "}",
+        " ",
+        "x",
+        "\\boxed{6*7-3}",
+        "\\boxed{(1+2)*3}",
+    ]
+    judged = 0
+    for _ in range(20_000):
+        response = "".join(rng.choices(pieces, k=rng.randint(1, 5)))
+        [found] = Countdown().answers([(PROBLEM, response)])
+        parsed = Countdown().verdict(PROBLEM, response) is not Verdict.UNPARSED
+        assert parsed == (found is not None and found.text is not None), response
+        judged += parsed
+    assert judged > 500
+
+
+def trees(operands: tuple[str, ...]) -> Iterator[str]:
+    """Yield all expressions over some operands in every order, with brackets around every operation."""
+    if len(operands) == 1:
+        yield operands[0]
+    for size in range(1, len(operands)):
+        for chosen in itertools.combinations(range(len(operands)), size):
+            left = tuple(operands[i] for i in chosen)
+            right = tuple(operands[i] for i in range(len(operands)) if i not in chosen)
+            for parts in itertools.product(trees(left), "+-*", trees(right)):
+                yield f"({''.join(parts)})"
+
+
+def without_redundant_brackets(text: str, worlds: list[dict[str, int]]) -> str:
+    """Drop a pair of brackets as long as one leaves the value the same, whatever numbers the letters are."""
+
+    def values(of: str) -> list[int]:
+        return [eval(of, {}, world) for world in worlds]
+
+    expected = values(text)
+    for start, letter in enumerate(text):
+        if letter == "(":
+            depth, end = 1, start
+            while depth:
+                end += 1
+                depth += (text[end] == "(") - (text[end] == ")")
+            shorter = text[:start] + text[start + 1 : end] + text[end + 1 :]
+            if values(shorter) == expected:
+                return without_redundant_brackets(shorter, worlds)
+    return text
+
+
+def test_the_normal_form_lacks_all_brackets_that_can_be_dropped() -> None:
+    """By brute force over all expressions of up to four letters: a bracket stays if the value depends on it."""
+    rng = random.Random(0)
+    worlds = [{letter: rng.randint(10**6, 10**9) for letter in "abcd"} for _ in range(3)]
+    names = {letter: str(value) for letter, value in worlds[0].items()}
+    letters = {value: letter for letter, value in names.items()}
+    everything = [text for count in range(1, 5) for text in trees(tuple("abcd"[:count]))]
+    chosen = [text for text in everything if text.count("(") < 3] + rng.sample(everything, 600)
+    for text in chosen:
+        read = evaluate("".join(names.get(letter, letter) for letter in text))
+        assert read is not None
+        normal = re.sub("[0-9]+", lambda number: letters[number[0]], read.normal)
+        assert normal == without_redundant_brackets(text, worlds)
+
+
+@pytest.mark.parametrize("numbers", [(5,), (4, 4), (3, 8), (1, 1, 1), (2, 2, 5), (1, 6, 7), (3, 3, 4, 4), (1, 2, 5, 9)])
+def test_solutions_are_counted_as_all_trees_give_them(numbers: tuple[int, ...]) -> None:
+    """By brute force: the distinct normal forms of all expressions of a value, also with values below 0 on the way."""
+    forms: dict[int, set[str]] = {}
+    for text in trees(tuple(map(str, numbers))):
+        read = evaluate(text)
+        assert read is not None
+        forms.setdefault(read.value, set()).add(read.normal)
+    assert min(forms) < 0 or len(numbers) < 2 or numbers == (4, 4)
+    for target in range(-2, 120):
+        assert count_solutions(numbers, target) == len(forms.get(target, ())), target
+    target = max(forms, key=lambda value: len(forms[value]))
+    problem = Problem("p", "", key_of(numbers, target))
+    assert {Countdown().verdict(problem, f"\\boxed{{{form}}}") for form in forms[target]} == {Verdict.RIGHT}
+    assert Countdown().solutions(problem) == len(forms[target])
+
+
+def test_every_problem_has_a_solution() -> None:
+    counts = [Countdown().solutions(problem) for problem in Countdown().problems("test")]
+    assert min(counts) >= 1
+    assert sum(count > 1 for count in counts) > 0.9 * len(counts)
 
 
 def test_expressions_are_read_as_python_reads_them() -> None:
@@ -177,7 +306,7 @@ def test_expressions_are_read_as_python_reads_them() -> None:
         else:
             read = evaluate(text)
             assert read is not None, text
-            value, used = read
+            value, used = read.value, list(read.used)
             assert value == expected, text
             assert used == [int(number) for number in text.translate(str.maketrans("+-*()", "     ")).split()], text
             valid += 1

@@ -184,9 +184,12 @@ IMPORTS = "from dataclasses import dataclass\nfrom sums_example import Sums\n"
         ("", "plugin broken has neither METHODS nor TASKS; it was read from "),
         ("TASKS = ['mine']", r"TASKS of plugin broken is \['mine'\]; it must be a dict"),
         ("TASKS = {'mine': 3}", "task 'mine' of plugin broken is 3; it must be a class"),
-        ("class Mine: name = 'mine'\nTASKS = {'mine': Mine}", "has no splits, no problems, no verdicts, no flags"),
         (
-            "class Mine:\n  name = 'mine'; splits = ('test',)\n  problems = verdicts = flags = print\n"
+            "class Mine: name = 'mine'\nTASKS = {'mine': Mine}",
+            "has no splits, no problems, no verdicts, no answers, no flags",
+        ),
+        (
+            "class Mine:\n  name = 'mine'; splits = ('test',)\n  problems = verdicts = answers = flags = print\n"
             "TASKS = {'mine': Mine}",
             "task 'mine' of plugin broken is no frozen dataclass",
         ),

@@ -25,6 +25,7 @@ from trainers import asked, sampled
 import tasks
 from harness import config, matrix
 from harness.base.errors import UserError
+from harness.base.task import Answer, Countable
 from harness.data import cache, check, sets
 from harness.record.spec import CellSpec
 from harness.rollout import models
@@ -36,10 +37,10 @@ from harness.train.filter import Asker
 from harness.trainer import Trainer
 from harness.verify import failures
 from harness.verify.pool import Verifier
-from tasks import Problem, Verdict
+from tasks import Problem, Verdict, scoring
 from tasks.countdown import Countdown, base_model
 from tasks.math import INSTRUCTION, Math, held_out
-from tasks.scoring import majority, metric_list, vote
+from tasks.scoring import majority, metric_list
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +75,7 @@ def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, m
     (said,) = (task.config for task in loaded["tasks"].values())
     repeats = REPEATS[name]
     assert said.repeats == repeats
-    assert said.metric_list == metric_list(repeats)
+    assert said.metric_list == metric_list(repeats, countable=name == "countdown")
     assert said.filter_list == [{"name": "all", "filter": [{"function": "take_first_k", "k": repeats}]}]
     assert said.test_split == ("validation" if name == "dapo_math" else "test")
     generation = {"until": [], "do_sample": True, "temperature": 0.7, "max_gen_toks": 7168}
@@ -308,12 +309,63 @@ def test_the_majority_by_drawing_one_of_the_leaders() -> None:
     assert majority(["1/2", "0.5", "2", "2"], [Verdict.RIGHT, Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]) == 0
 
 
-def test_a_vote_is_the_answer_in_one_way_of_writing() -> None:
-    same = [r"\boxed{1{,}025}", r"so \boxed{9} or \boxed{ 1025 }", r"\boxed{01,025}", r"\boxed{1025.}"]
-    assert {vote(text) for text in same} == {"1025"}
-    assert vote(r"\boxed{\dfrac12}") == vote(r"\boxed{ \frac{1}{2} }") != vote(r"\boxed{2}")
-    assert vote("1025") is None
-    assert vote(r"\boxed{") is None
+@pytest.mark.parametrize(
+    ("response", "text", "answered"),
+    [
+        (r"\boxed{1{,}025}", "1025", r"\boxed{1{,}025}"),
+        (r"so \boxed{9} or \boxed{ 1025 }.", "1025", r"so \boxed{9} or \boxed{ 1025 }"),
+        (r"\boxed{01,025} $", "1025", r"\boxed{01,025}"),
+        (r"\boxed{1025.}", "1025", r"\boxed{1025.}"),
+        (r"\boxed{\dfrac12}", r"\frac{1}{2}", r"\boxed{\dfrac12}"),
+        (r"\boxed{ \frac{1}{2} }", r"\frac{1}{2}", r"\boxed{ \frac{1}{2} }"),
+        (r"\boxed{0.5}", "0.5", r"\boxed{0.5}"),
+        (r"\boxed 5 or so", "5", r"\boxed 5"),
+        (r"\boxed{7} and \boxed{8", None, r"\boxed{7}"),
+        (r"\boxed{}!", None, r"\boxed{}"),
+    ],
+)
+def test_the_answer_in_a_box_has_one_way_of_writing_and_an_end(response: str, text: str | None, answered: str) -> None:
+    problem = Problem("p", "", "5")
+    assert tasks.build("math500").answers([(problem, response)]) == [Answer(text, len(answered))]
+    assert response.startswith(answered)
+
+
+def test_a_response_without_a_complete_box_has_no_answer() -> None:
+    pairs = [(Problem("p", "", "5"), response) for response in ("1025", r"\boxed{", "")]
+    assert tasks.build("math500").answers(pairs) == [None, None, None]
+
+
+def test_diversity_is_counted_in_answers() -> None:
+    """Of 6 7 3 = 39: brackets and spaces make no answer distinct, and text after the box makes none at all."""
+    responses = [
+        r"\boxed{(6*7)-3}",
+        r"\boxed{6*7 - 3}",
+        r"\boxed{7*6-3}",
+        r"\boxed{6*7-3}56-3*1}",
+        r"\boxed{6+7+3}",
+        r"\boxed{(6+7)+3}",
+        r"\boxed{6*7-3",
+        r"7\boxed{6*7-3}",
+    ]
+    task, problem = tasks.build("countdown"), Problem("3,6,7=39", "6 7 3=39:", "3,6,7=39")
+    found = scoring.score({"spec": "countdown", **vars(problem)}, [responses])
+    assert found["avg"] == ["right"] * 3 + ["unparsed", "wrong", "wrong", "unparsed", "unparsed"]
+    assert found["right_distinct"] == 2  # 6*7-3, 7*6-3
+    assert found["distinct_answers"] == 3 / 8  # these and 6+7+3
+    assert found["after_answer"] == 1 / 8
+    assert isinstance(task, Countable)
+    assert task.solutions(problem) == 2
+    assert found["coverage"] == 1
+    assert found["maj@8"] == 0.5  # 6*7-3 and 6+7+3 have two votes each
+    repeated = scoring.score({"spec": "countdown", **vars(problem)}, [responses[:2]])
+    assert (repeated["right_distinct"], repeated["distinct_answers"], repeated["coverage"]) == (1, 0.5, 0.5)
+
+
+def test_a_task_that_cannot_count_its_right_answers_has_no_coverage() -> None:
+    assert scoring.solutions(tasks.build("math500"), Problem("p", "", "5")) is None
+    found = scoring.scores(["a", "b"], [Verdict.RIGHT, Verdict.RIGHT], ["5", "5"], [False, True], None)
+    assert "coverage" not in found
+    assert (found["right_distinct"], found["distinct_answers"], found["after_answer"]) == (1, 0.5, 0.5)
 
 
 @pytest.mark.processes

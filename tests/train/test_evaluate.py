@@ -119,7 +119,17 @@ def test_every_verdict_is_kept_and_every_metric_is_right(canned: Canned) -> None
     chances = [(solutions(p)[0] in led) / len(led) for p, led in zip(asked, leaders, strict=True)]
     assert result.metrics["maj@8"] == pytest.approx(np.mean(chances))
     names = "avg pass@1 pass@2 pass@4 pass@8 maj@8 unparsed characters truncated length distinct"
+    names += " right_distinct distinct_answers coverage after_answer"
     assert set(result.metrics) == set(names.split())
+    # All right responses to a problem are one answer, and none has text after its box.
+    assert result.right_distinct == [int(i > 0) for i in range(7)]
+    assert result.solutions is not None
+    assert result.metrics["right_distinct"] == pytest.approx(6 / 7)
+    shares = [int(i > 0) / count for i, count in enumerate(result.solutions)]
+    assert result.metrics["coverage"] == pytest.approx(np.mean(shares))
+    answers = [{text[7:-1] for text in row if text.endswith("}")} for row in texts]
+    assert result.metrics["distinct_answers"] == pytest.approx(np.mean([len(each) / 8 for each in answers]))
+    assert result.metrics["after_answer"] == 0
 
     for sample, problem, row in zip(result.samples, asked, texts, strict=True):
         assert (sample["problem"], sample["prompt"], sample["responses"]) == (problem.id, problem.prompt, row)
@@ -239,7 +249,7 @@ def test_the_task_file_says_the_same_to_lm_eval_itself() -> None:
         loaded = TaskManager(include_path=folder, include_defaults=False).load("countdown")
         task = loaded["tasks"]["countdown"]
         assert task.config.repeats == 32
-        assert task.config.metric_list == metric_list(32)
+        assert task.config.metric_list == metric_list(32, countable=True)
         result = lm_evaluate(
             EngineLM(Sampler(Canned(TASK, "test", 32), ENCODER, 3), TASK, UNASKED), loaded, limit=5, bootstrap_iters=0
         )

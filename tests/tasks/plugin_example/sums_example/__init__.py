@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from entrobench import Problem, Verdict, Verifier, check_split, number
+from entrobench import Answer, Problem, Verdict, Verifier, boxed_answer, check_split, number
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,9 @@ class Sums:
 
     def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         return verifier.verdicts([(problem.answer, response) for problem, response in pairs])
+
+    def answers(self, pairs: Sequence[tuple[Problem, str]]) -> list[Answer | None]:
+        return [boxed_answer(response) for _, response in pairs]
 
     def flags(self, trained_on: str | None) -> list[str]:
         return []
