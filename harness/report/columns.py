@@ -72,10 +72,8 @@ COLUMNS: dict[str, Column] = {
         lambda row: compared(row.delta_pass_at_k.get(row.k), row, f"Pass@{row.k}"),
         lambda row: row.delta_pass_at_k.get(row.k),
     ),
-    "entropy_first": Column(
-        "entropy, first step", lambda row: shown(row.entropy_initial), lambda row: row.entropy_initial
-    ),
-    "entropy_last": Column("last step", lambda row: shown(row.entropy_final), lambda row: row.entropy_final),
+    "entropy_first": Column("entropy, start", lambda row: shown(row.entropy_initial), lambda row: row.entropy_initial),
+    "entropy_last": Column("entropy, end", lambda row: shown(row.entropy_final), lambda row: row.entropy_final),
     "entropy_kept": Column("entropy kept", lambda row: plain(row.entropy_kept, ".1%"), lambda row: row.entropy_kept),
     "right_distinct": Column("distinct right", lambda row: shown(row.right_distinct), lambda row: row.right_distinct),
     "coverage": Column("solutions found", lambda row: shown(row.coverage), lambda row: row.coverage),

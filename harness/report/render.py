@@ -164,4 +164,10 @@ def goes(header: Sequence[str]) -> list[list[str]]:
     The finding is the difference of Pass@K, and the entropy at the end; so they stay longest.
     """
     differences = [name for name in header if " - " in name]
-    return [["seeds"], ["entropy, first step"], ["distinct right"], *([name] for name in differences[:-1]), ["last step"]]
+    return [
+        ["seeds"],
+        ["entropy, start"],
+        ["distinct right"],
+        *([name] for name in differences[:-1]),
+        ["entropy, end"],
+    ]

@@ -298,7 +298,7 @@ def test_markdown_marks_what_the_interval_separates_and_nothing_else() -> None:
     lines = render.render(BOARD, "md").splitlines()
     assert lines[:2] == ["**countdown, tiny**", ""]
     assert lines[2:10] == [
-        "| method | Avg@K | Pass@16 | Avg@K - grpo | Pass@16 - grpo | entropy, first step | last step | seeds |",
+        "| method | Avg@K | Pass@16 | Avg@K - grpo | Pass@16 - grpo | entropy, start | entropy, end | seeds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         "| grpo | 0.500 ±0.010 | 0.750 ±0.020 | baseline | baseline | 2.000 ±0.125 | 0.500 | 3 of 3 |",
         "| b[bold] | 0.625 ±0.010 | 0.875 ±0.020 | +0.125 ±0.062 ▲ | +0.125 ±0.062 ▲ | 2.000 ±0.125 | 0.500 | 3 of 3 |",

@@ -181,7 +181,7 @@ def test_tables_are_sorted_by_keyboard(written: dict[str, Path], browser: Any) -
         def numbers(place: int) -> list[float]:
             return [float(re.match(r"[+-]?[\d.]+", text).group()) for text in column(place)]  # type: ignore[union-attr]
 
-        for place, name in ((2, "Avg@K"), (7, "last step")):
+        for place, name in ((2, "Avg@K"), (8, "entropy, end")):
             table.get_by_role("button", name=name, exact=True).focus()
             for way, falling in (("descending", True), ("ascending", False)):
                 opened.page.keyboard.press("Enter")
