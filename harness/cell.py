@@ -220,7 +220,8 @@ def base_model_of(spec: CellSpec) -> str:
     if digest != expected:
         raise UserError(
             f"the folder of the model {spec.model} was changed while the matrix ran: its digest is "
-            f"{digest[: digests.SHOWN]}, and was {expected[: digests.SHOWN]}; `entrobench run` makes cells of the new one"
+            f"{digest[: digests.SHOWN]}, and was {expected[: digests.SHOWN]}; `entrobench run` makes cells of the new "
+            "one"
         )
     return digest
 

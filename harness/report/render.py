@@ -14,8 +14,9 @@ from typing import Any
 
 from harness.base import fit
 from harness.base.errors import one_of
-from harness.report.columns import BETTER, DEFAULT, WORSE, cells_of, steps_of
-from harness.report.leaderboard import Row
+from harness.report.columns import BETTER, DEFAULT, MIXED, WORSE, cells_of, steps_of
+from harness.report.leaderboard import BASE_MODEL, Row
+from harness.report.origins import reference_notes
 
 FLAG = " †"
 FORMATS = ("table", "md", "csv", "json")
@@ -105,7 +106,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
         f"{BETTER} {WORSE}: the interval of the difference to {rows[0].baseline}, paired by seed and problem, "
         "excludes 0; without a mark the two are tied.",
     ]
+    if any(row.method == BASE_MODEL for row in rows):
+        texts.append(f"{BASE_MODEL}: the model before training, by its evaluation at step 0.")
     texts += dict.fromkeys(f"{row.method} = {row.made_of}" for row in rows if row.made_of)
+    texts += dict.fromkeys(f"{MIXED} {row.task}, {row.where}: {each}." for row in rows for each in row.mixed)
+    texts += reference_notes((row.model, row.base_model) for row in rows)
     if any(row.seeds_done == 1 for row in rows):
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
     if any(row.seeds_done < row.seeds_expected for row in rows):

@@ -67,3 +67,8 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(told(capsys, *arguments, "--format", "json"))
     return found
+
+
+def trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of methods, without those of base models."""
+    return [row for row in rows if row["method"] != "base model"]
