@@ -17,7 +17,7 @@ from harness.config import Config
 from harness.matrix import cells
 from harness.record.made import Made, earlier
 from harness.record.store import store
-from harness.report.leaderboard import Row
+from harness.report.leaderboard import BASE_MODEL, Row
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -79,7 +79,7 @@ def settings(folder: Path, results: str = "results") -> Config:
 
 def table(folder: Path, results: str = "results") -> dict[str, Row]:
     ours = settings(folder, results)
-    return {row.method: row for row in leaderboard.rows(ours, cells(ours))}
+    return {row.method: row for row in leaderboard.rows(ours, cells(ours)) if row.method != BASE_MODEL}
 
 
 def runs_of(folder: Path, key: str) -> list[dict[str, str]]:
