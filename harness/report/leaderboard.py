@@ -140,9 +140,10 @@ def mixed_of(
     for entry in with_base_models(entries):
         tables.setdefault(entry.axes, {})[entry.method] = entry.results
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for axes, methods in tables.items():
+    for axes, here in tables.items():
+        methods = {method: results for method, results in here.items() if method != BASE_MODEL}
         baseline = baselines[axes].results if axes in baselines else {}
-        for sentence, concerned in mixtures(methods, baseline):
+        for sentence, concerned in mixtures(methods, here, baseline):
             for method in concerned:
                 found.setdefault((method, axes), []).append(sentence)
     return found

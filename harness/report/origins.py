@@ -39,10 +39,13 @@ KINDS: tuple[tuple[Callable[[Result], str], Callable[[Result], str], str], ...] 
 )
 
 
-def mixtures(methods: Mapping[str, Results], baseline: Results) -> list[tuple[str, set[str]]]:
-    """Return sentences on how the cells of a table differ, each with the methods that it concerns.
+def mixtures(
+    methods: Mapping[str, Results], rows: Mapping[str, Results], baseline: Results
+) -> list[tuple[str, set[str]]]:
+    """Return sentences on how the cells of a table differ, each with the rows that it concerns.
 
-    These are the methods whose own cells, or the baseline's beside them, differ.
+    These are the rows whose own cells, or the baseline's beside them, differ. `rows`: the methods and the base model,
+    which has no cells of its own.
     """
     found = []
     for value_of, name_of, what in KINDS:
@@ -51,14 +54,14 @@ def mixtures(methods: Mapping[str, Results], baseline: Results) -> list[tuple[st
             continue
         names = {value_of(each): name_of(each) for results in methods.values() for each in results.values()}
         listed = ", ".join(f"{names[value]} ({told(of_value, methods)})" for value, of_value in cells.items())
-        found.append((f"{what}: {listed}", mixing(methods, baseline, value_of)))
+        found.append((f"{what}: {listed}", mixing(rows, baseline, value_of)))
     return found
 
 
-def mixing(methods: Mapping[str, Results], baseline: Results, value_of: Callable[[Result], str]) -> set[str]:
-    """Return the methods whose cells and the baseline's have more than one value."""
+def mixing(rows: Mapping[str, Results], baseline: Results, value_of: Callable[[Result], str]) -> set[str]:
+    """Return the rows whose cells and the baseline's have more than one value."""
     theirs = values(baseline, value_of)
-    return {method for method, results in methods.items() if len(theirs | values(results, value_of)) > 1}
+    return {name for name, results in rows.items() if len(theirs | values(results, value_of)) > 1}
 
 
 def values(results: Results, value_of: Callable[[Result], str]) -> set[str]:

@@ -1,5 +1,6 @@
 """Matrices with made-up results, and what `entrobench leaderboard` prints of them."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -29,13 +30,16 @@ class Made:
         self.cells: list[Cell] = cells(self.config)
         self.clock = itertools.count(1000.0, 10.0)
 
-    def end(self, cell: Cell, state: str = "done", last: float = 1.0, *, noted: bool = True) -> None:
-        """Ends a cell, with the entropy of its last step, and with or without a record of what made it."""
+    def end(self, cell: Cell, state: str = "done", last: float = 1.0, *, noted: bool = True, **fields: Any) -> None:
+        """Ends a cell, with the entropy of its last step, and with or without a record of what made it.
+
+        `fields`: of that record.
+        """
         cell.spec.write(cell.folder)
         log, start = MetricsLog(cell.folder), next(self.clock)
         attempt = made.Made(cell.key, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
         if noted:
-            attempt.write(cell.folder)
+            dataclasses.replace(attempt, **fields).write(cell.folder)
         for step, value in enumerate((2.0, last)):
             metrics = {"entropy/mean": value, "weights/dropped": step / 4, "tokens/generated": 100.0}
             log.append(step, start + step, {**metrics, "eval/countdown/length": 7.0 + step})
