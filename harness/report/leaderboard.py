@@ -26,6 +26,8 @@ from harness.report.read import Result, Results, read, result_of
 
 BASE_MODEL = "base model"  # the row of the model before any training
 
+Axes = tuple[str, str, str, str]  # training task, evaluation task, model, setting: methods are compared within them
+
 
 @dataclass(frozen=True)
 class Row:
@@ -83,7 +85,7 @@ class Entry:
     made_of: str | None = None
 
     @property
-    def axes(self) -> tuple[str, str, str, str]:
+    def axes(self) -> Axes:
         """Returns all in which an entry and its baseline agree."""
         return self.trained_on, self.task, self.model, told(self.setting)
 
@@ -132,14 +134,12 @@ def rows_of(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) -> l
     return table
 
 
-def mixed_of(
-    entries: Sequence[Entry], baselines: Mapping[tuple[str, ...], Entry]
-) -> dict[tuple[str, tuple[str, ...]], list[str]]:
+def mixed_of(entries: Sequence[Entry], baselines: Mapping[Axes, Entry]) -> dict[tuple[str, Axes], list[str]]:
     """Return how the cells behind a row are not of one experiment, by method and table."""
-    tables: dict[tuple[str, str, str, str], dict[str, dict[int, Result]]] = {}
+    tables: dict[Axes, dict[str, dict[int, Result]]] = {}
     for entry in with_base_models(entries):
         tables.setdefault(entry.axes, {})[entry.method] = entry.results
-    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    found: dict[tuple[str, Axes], list[str]] = {}
     for axes, here in tables.items():
         methods = {method: results for method, results in here.items() if method != BASE_MODEL}
         baseline = baselines[axes].results if axes in baselines else {}
@@ -174,12 +174,12 @@ def with_base_models(entries: Sequence[Entry]) -> list[Entry]:
     return table
 
 
-def base_models(entries: Sequence[Entry]) -> dict[tuple[str, ...], Entry]:
+def base_models(entries: Sequence[Entry]) -> dict[Axes, Entry]:
     """Return the evaluations before the first step as a method's, for each table.
 
     Within a seed all methods begin with the same answers, so the first that is done counts.
     """
-    found: dict[tuple[str, ...], Entry] = {}
+    found: dict[Axes, Entry] = {}
     for entry in entries:
         base = found.setdefault(
             entry.axes, dataclasses.replace(entry, method=BASE_MODEL, made_of=None, expected=0, results={})

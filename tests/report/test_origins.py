@@ -56,9 +56,8 @@ def test_a_row_that_pools_or_compares_other_code_says_so(
     """ppo's own cells are alike, but the baseline that they are compared with was made by both."""
     made = filled(Made(tmp_path, mlflow_uri), EDITS, {})
     sentence, rows = CODE, listed(capsys, *asked(made))
-    assert {row["method"]: row["mixed"] for row in rows} == dict.fromkeys(
-        ("base model", "grpo", "clip_b", "ppo"), [sentence]
-    )
+    assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b", "ppo"]
+    assert [row["mixed"] for row in rows] == [[sentence]] * 4
     note = f"‡ countdown, countdown-tiny: {sentence}."
     markdown = told(capsys, *asked(made), "--format", "md")
     assert f"- {note}\n" in markdown
