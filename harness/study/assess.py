@@ -228,7 +228,8 @@ def assess(
         flags = task.flags(trained_on=None)
         found.append(Assessment(evaluation, settings, identity, attempt, dataset, kept, flags, notes))
         files.write_json(kept / "result.json", found[-1].record())
-    record = {"model": model.name, "identity": model.identity(), "tasks": [each.record() for each in found]}
+    who = {"model": model.name, "summary": model.summary(), "identity": model.identity()}
+    record = {**who, "tasks": [each.record() for each in found]}
     files.write_json(out / "results.json", record)
     return found
 
