@@ -97,7 +97,8 @@ class Matrix:
         return pandas.DataFrame(rows)
 
     def leaderboard(self) -> DataFrame:
-        """Returns the table, read from MLflow: one row for each method, evaluation task and model.
+        """Returns the table, read from MLflow: one row for each method, evaluation task and model, and before them one
+        for the base model, whose method is "base model".
 
         The columns are those of `entrobench leaderboard --format csv`:
 
@@ -109,6 +110,8 @@ class Matrix:
         - delta_to_baseline.*, delta_pass_at_k.K.*: differences to the baseline, paired by seed and problem
         - seeds_done, seeds_expected; flags, what a reader must know: of the task's problems, and that another source
           than the present one made a cell, as `--keep-stale` keeps them
+        - base_model, the first digits of the digest of what its cells began from; mixed, how its cells or the
+          baseline's are of different code or base models
 
         What does not exist is NaN: an interval from one seed, a number of a method of which no cell is done.
         """

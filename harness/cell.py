@@ -29,7 +29,7 @@ from harness.record.log import MetricsLog, collapse
 from harness.record.made import Made
 from harness.record.spec import CellSpec
 from harness.record.state import State
-from harness.rollout import choice
+from harness.rollout import choice, digests, models
 from harness.train import sources
 from harness.train.parts import build, device_of, unread
 from harness.trainer import Trainer
@@ -37,6 +37,7 @@ from harness.verify.pool import Verifier
 
 # As the source was when it was imported, once for all cells: what is edited after that does not run in them.
 IMPORTED = {cls: made.digest(cls) for cls in (*components(baselines.METHODS).values(), *tasks.TASKS.values())}
+HARNESS = made.harness_digest()
 
 
 def check_complete(trainer: Trainer) -> None:
@@ -189,7 +190,13 @@ def begin(place: Path, spec: CellSpec) -> bool:
     earlier = Made.read(place)
     if earlier is None and State.read(place).state == "done":
         earlier = made.unnoted(place)
-    if earlier is not None and (why := made.by_another_source(earlier.sources, present)):
+    why = None if earlier is None else made.by_another_source(earlier.sources, present)
+    if why is None and State.read(place).state == "done":
+        return False
+    base_model = base_model_of(spec)
+    if why is None and earlier is not None:
+        why = made.by_another_base_model(earlier.base_model, base_model)
+    if earlier is not None and why is not None:
         aside = made.set_aside(place, earlier)
         write_log(place)
         print(f"begins anew: the earlier attempt was {why}; it is kept in {aside}", flush=True)
@@ -198,12 +205,25 @@ def begin(place: Path, spec: CellSpec) -> bool:
         device, _ = device_of(spec.config)
         gpu = torch.cuda.get_device_name() if device == "cuda" else None
         engine = choice.DISTRIBUTIONS if spec.config.rollout.engine == "vllm" else ()
-        made.begin(place, present, device, gpu, engine)
+        made.begin(place, present, device, gpu, engine, base_model=base_model, harness=HARNESS)
     before = State.read(place)
-    if before.state == "done":
-        return False
     State("running", seconds=before.seconds).write(place)
     return True
+
+
+def base_model_of(spec: CellSpec) -> str:
+    """Return the digest of the model that a cell begins from, made or downloaded if it is not here yet."""
+    model = models.resolve(spec.model)
+    with standing.here.at("loading the model"):
+        digest = model.digest(model.folder())
+    expected = spec.identity["model"].get("digest", digest)
+    if digest != expected:
+        raise UserError(
+            f"the folder of the model {spec.model} was changed while the matrix ran: its digest is "
+            f"{digest[: digests.SHOWN]}, and was {expected[: digests.SHOWN]}; `entrobench run` makes cells of the new "
+            "one"
+        )
+    return digest
 
 
 def rank() -> None:

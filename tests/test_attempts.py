@@ -17,7 +17,8 @@ from harness.config import Config
 from harness.matrix import cells
 from harness.record.made import Made, earlier
 from harness.record.store import store
-from harness.report.leaderboard import Row
+from harness.report.leaderboard import BASE_MODEL, Row
+from harness.rollout import models
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -48,7 +49,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        assert "2 to run" in entrobench("run", folder)
+        said = entrobench("run", folder)
+    model = models.resolve("countdown-tiny")
+    assert said.splitlines()[:2] == [
+        f"base model countdown-tiny: {model.digest(model.folder())[:12]}",
+        "matrix smoke: 2 cells, 0 done before, 2 to run",
+    ]
     return folder
 
 
@@ -79,7 +85,7 @@ def settings(folder: Path, results: str = "results") -> Config:
 
 def table(folder: Path, results: str = "results") -> dict[str, Row]:
     ours = settings(folder, results)
-    return {row.method: row for row in leaderboard.rows(ours, cells(ours))}
+    return {row.method: row for row in leaderboard.rows(ours, cells(ours)) if row.method != BASE_MODEL}
 
 
 def runs_of(folder: Path, key: str) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import multiprocessing
+import shutil
 import time
 from pathlib import Path
 
@@ -12,13 +13,14 @@ import pytest
 
 import baselines
 from harness import cell, config, matrix
-from harness.base import standing
+from harness.base import files, standing
 from harness.commands import status
 from harness.commands.common import console
 from harness.diary import Diary
 from harness.record import lease, made, state
 from harness.record.made import Made
 from harness.record.state import State
+from harness.rollout import models
 
 
 @pytest.fixture
@@ -80,6 +82,61 @@ def test_what_another_source_made_is_not_continued(
     assert begun(planned).attempt != old.attempt
     assert State.read(planned.folder) == State("done", durable_step=7), "with the seconds of its own"
     assert "begins anew: the earlier attempt was made by another source: clip_b" in capsys.readouterr().out
+
+
+def test_it_says_what_it_began_from(planned: matrix.Cell) -> None:
+    cell.main(str(planned.folder))
+    model = models.resolve("countdown-tiny")
+    assert begun(planned).base_model == model.digest(model.folder())
+    assert begun(planned).harness == made.harness_digest()
+    assert begun(planned).tags().items() >= {
+        ("model.digest", begun(planned).base_model),
+        ("code.harness", begun(planned).harness),
+    }
+
+
+@pytest.mark.parametrize("before", ["done", "failed", "running"])
+def test_only_what_is_done_may_be_of_another_base_model(
+    before: str, planned: matrix.Cell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where results are moved to a machine that makes another one: done cells count, half-done ones begin anew."""
+    cell.main(str(planned.folder))
+    old = dataclasses.replace(begun(planned), base_model="another")
+    old.write(planned.folder)
+    state.change(planned.folder, state=before)
+    assert planned.progress().state in (before, "stale"), "its key is that of the recipe"
+    cell.main(str(planned.folder))
+    asides = made.earlier(planned.folder)
+    assert [Made.read(aside) for aside in asides] == ([] if before == "done" else [old])
+    assert (begun(planned) == old) == (before == "done")
+    said = "begins anew: the earlier attempt was begun from another base model; it is kept in"
+    assert (said in capsys.readouterr().out) == (before != "done")
+
+
+def test_a_record_without_a_base_model_goes_on(planned: matrix.Cell) -> None:
+    """Records of earlier versions have neither of the two."""
+    cell.main(str(planned.folder))
+    given = files.read_json(planned.folder / "made.json")
+    old = {key: value for key, value in given.items() if key not in ("base_model", "harness")}
+    files.write_json(planned.folder / "made.json", old)
+    state.change(planned.folder, state="failed")
+    cell.main(str(planned.folder))
+    assert (begun(planned).attempt, begun(planned).base_model) == (given["attempt"], None)
+    assert made.earlier(planned.folder) == []
+
+
+def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path, planned: matrix.Cell) -> None:
+    folder = Path(shutil.copytree(models.resolve("countdown-tiny").folder(), tmp_path / "mine"))
+    [mine] = matrix.cells(config.load("smoke", ["methods=[grpo]", f"models=[{folder}]", f"results={tmp_path}"]))
+    mine.spec.write(mine.folder)
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(
+        SystemExit, match=r"the folder of the model .*mine was changed while the matrix ran: its digest"
+    ):
+        cell.main(str(mine.folder))
+    assert State.read(mine.folder).state == "failed"
+    assert Made.read(mine.folder) is None
 
 
 def test_what_was_imported_is_what_counts(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,8 +100,8 @@ def test_a_changed_config_makes_new_cells(finished: Path) -> None:
 
 def test_the_leaderboard_is_read_from_mlflow_alone(finished: Path, tmp_path: Path) -> None:
     rows = json.loads(entrobench("leaderboard", "demo", *SHORT, "--format", "json", cwd=finished).stdout)
-    assert sorted(row["method"] for row in rows) == ["clip_b", "grpo"]
-    for row in rows:
+    assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b"]
+    for row in rows[1:]:
         assert row["seeds_done"] == row["seeds_expected"] == 2
         assert row["task"] == "countdown"
         evals = [
@@ -203,7 +203,11 @@ def test_one_failing_cell_is_one_row(tmp_path: Path) -> None:
     short = [methods, "seeds=[0]", *SHORT[2:], "train.steps=1", "eval.every=0", "--plugin", "faulty_methods"]
     result = entrobench("run", "demo", *short, cwd=tmp_path, code=1)
     rows = json.loads(entrobench("leaderboard", "demo", *short, "--format", "json", cwd=tmp_path).stdout)
-    assert {row["method"]: row["seeds_done"] for row in rows} == {"grpo": 1, **dict.fromkeys(faulty, 0)}
+    assert {row["method"]: row["seeds_done"] for row in rows} == {
+        "base model": 1,
+        "grpo": 1,
+        **dict.fromkeys(faulty, 0),
+    }
     told = entrobench("status", "demo", *short, cwd=tmp_path).stdout
     for how, end in ENDS.items():
         assert end in result.stdout, how

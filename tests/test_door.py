@@ -120,7 +120,7 @@ def test_the_example_of_the_documentation_runs_once(ran: tuple[Path, str]) -> No
 @pytest.mark.processes
 def test_the_leaderboard_is_a_frame_of_what_was_measured(matrix: entrobench.Matrix) -> None:
     table = matrix.leaderboard().set_index("method")
-    assert list(table.index) == ["grpo", "clip_b"]
+    assert list(table.index) == ["base model", "grpo", "clip_b"]
     for cell in matrix.cells:
         right = json.loads((cell.folder / "evals" / "countdown-000004.json").read_text())["right"]
         row = table.loc[cell.method]
@@ -273,7 +273,7 @@ except entrobench.CellsFailed as error:
     print("error:", error)
 matrix = entrobench.load("smoke", "methods=[grpo,broken]", "plugins=[broken_method]", *SMALL)
 print("states:", *matrix.status()["state"])
-print("seeds:", *matrix.leaderboard()["seeds_done"])
+print("seeds:", *matrix.leaderboard().set_index("method")["seeds_done"].items())
 print("second:", len(entrobench.run("smoke", "methods=[ppo,grpo]", *SMALL)))
 """
 
@@ -290,8 +290,8 @@ def test_a_notebook_and_a_cell_that_fails(tmp_path: Path, mlflow_uri: str) -> No
         error,
     )
     assert "states: done failed" in said
-    assert "seeds: 1 0" in said
-    assert "second: 2" in said
+    assert "seeds: ('base model', 1) ('grpo', 1) ('broken', 0)" in said
+    assert "second: 3" in said
 
 
 # A notebook

@@ -28,7 +28,7 @@ from harness.record import sync
 from harness.record.log import MetricsLog
 from harness.record.state import State
 from harness.record.store import store
-from harness.rollout import models
+from harness.rollout import digests, models
 
 SHORT = ["train.steps=2", "train.prompts=4", "train.group=4", "eval.problems=2", "eval.samples=2", "eval.k=2"]
 SHORT += ["methods=[grpo]", "checkpoint.every=1", "checkpoint.save_model=false"]
@@ -153,14 +153,16 @@ def test_a_clock_that_goes_backwards_disturbs_no_cell(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
-@pytest.mark.parametrize("harm", ["cut", "empty"])
-def test_a_model_that_was_cut_off_is_made_anew(name: str, harm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("harm", ["cut", "empty", "flipped"])
+def test_a_model_that_was_changed_is_made_again(name: str, harm: str, tmp_path: Path) -> None:
     model, said = models.resolve("countdown-tiny"), list[str]()
     folder = Path(shutil.copytree(model.folder(), model.cached(tmp_path), copy_function=os.link))
     whole = (folder / name).read_bytes()
     (folder / name).unlink()  # the original keeps its own
-    (folder / name).write_bytes(whole[: len(whole) * 2 // 3] if harm == "cut" else b"")
-    assert models.harmed(folder) == folder / name
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 0x40]) + whole[middle + 1 :]
+    (folder / name).write_bytes({"cut": whole[: len(whole) * 2 // 3], "empty": b"", "flipped": flipped}[harm])
+    assert digests.harmed(folder) == f"{folder / name} is not as it was made"
     built: list[Path] = []
 
     def build(self: object, place: Path) -> None:
@@ -171,4 +173,4 @@ def test_a_model_that_was_cut_off_is_made_anew(name: str, harm: str, tmp_path: P
         patch.setattr(type(model.recipe), "build", build)
         assert model.folder(tmp_path, said.append) == folder
     assert (len(built), (folder / name).read_bytes()) == (1, whole)
-    assert "is damaged; the model countdown-tiny is made anew" in said[0]
+    assert said[0] == f"{folder / name} is not as it was made; the model countdown-tiny is made again"

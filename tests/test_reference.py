@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from harness import config
+from harness.report import origins
+from harness.rollout import digests
 
 REPOSITORY = Path(__file__).parent.parent
 KEPT = REPOSITORY / "results/reference"
@@ -69,7 +71,8 @@ def mean(values: Iterable[float]) -> float:
 
 # The demo
 
-ROWS = {each["method"]: each for each in read("demo/leaderboard.json")}
+TABLE = {each["method"]: each for each in read("demo/leaderboard.json")}
+ROWS = {method: each for method, each in TABLE.items() if method != "base model"}
 BEFORE = read("demo/before.json")["seeds"]
 GRPO, CLIPS, BONUS = ROWS["grpo"], (ROWS["clip_b"], ROWS["clip_v"]), ROWS["entropy_bonus"]
 
@@ -78,7 +81,9 @@ def excludes_0(estimate: dict[str, float]) -> bool:
     return estimate["low"] > 0 or estimate["high"] < 0
 
 
-def with_interval(estimate: dict[str, float], sign: str = "") -> str:
+def with_interval(estimate: dict[str, float] | None, sign: str = "") -> str:
+    if estimate is None:
+        return ""
     above, below = estimate["high"] - estimate["mean"], estimate["mean"] - estimate["low"]
     mark = (" ▲" if estimate["low"] > 0 else " ▼") if sign and excludes_0(estimate) else ""
     limits = f"±{above:.3f}" if above == pytest.approx(below) else f"[{estimate['low']:.3f}, {estimate['high']:.3f}]"
@@ -93,7 +98,7 @@ def kept_rows(folder: str) -> list[list[str]]:
 
 def test_the_table_of_the_demo() -> None:
     expected = []
-    for name, each in ROWS.items():
+    for name, each in TABLE.items():
         deltas = ["baseline", "baseline"]
         if each is not GRPO:
             deltas = [with_interval(each["delta_to_baseline"], "+"), with_interval(each["delta_pass_at_k"]["16"], "+")]
@@ -102,6 +107,14 @@ def test_the_table_of_the_demo() -> None:
         expected.append([name, *scores, *deltas, *entropies, f"{each['seeds_done']} of {each['seeds_expected']}"])
     assert kept_rows("demo") == expected
     assert table_rows(section(README, "What the demo shows")) == [row(*cells) for cells in expected]
+
+
+def test_the_base_model_of_the_demo() -> None:
+    kept = origins.kept(KEPT / "demo/base_model.json")
+    assert origins.REFERENCE == KEPT / "demo/base_model.json"
+    [digest, *_] = kept["countdown-tiny"]
+    assert len(digest) == digests.SHOWN
+    assert f"(`{digest}` for the table below)" in section(README, "Two commands")
 
 
 def test_the_scores_of_clips_that_follow_a_target() -> None:

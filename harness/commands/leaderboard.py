@@ -39,14 +39,13 @@ def add(commands: Commands) -> None:
         help="only cells with this method, task, model, seed or parameter; the baseline is read in any case",
     )
     parser.add_argument("--baseline", metavar="METHOD", help="compare with this one (default: as was configured)")
-    parser.add_argument("--before", action="store_true", help="with a row of the model before training")
     parser.add_argument("--format", choices=["table", "md", "csv", "json", "latex", "parquet"], default="table")
     parser.add_argument("--compare", action="store_true", help="tests, ranks, and what the experiment could have seen")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it; parquet needs one")
 
 
 def call(arguments: argparse.Namespace) -> int:
-    from harness.report import answer, columns, export
+    from harness.report import answer, columns, export, leaderboard
 
     if arguments.columns == "help":
         print("\n".join(f"{name:<14} {column.header}" for name, column in columns.COLUMNS.items()))
@@ -57,10 +56,10 @@ def call(arguments: argparse.Namespace) -> int:
         columns.known("--sort", [arguments.sort])
     parts = parts_of(arguments)
     if arguments.format == "parquet":
-        export.write({part.title: part.shown for part in parts}, arguments.out)
+        export.write({part.title: leaderboard.with_base_models(part.shown) for part in parts}, arguments.out)
         return 0
     width = None if arguments.out else width_of(console)
-    form = answer.Form(arguments.format, chosen, arguments.sort, arguments.before, arguments.compare, width)
+    form = answer.Form(arguments.format, chosen, arguments.sort, arguments.compare, width)
     text = answer.text(parts, form)
     if arguments.out:
         files.write_text(arguments.out, text)
@@ -79,7 +78,7 @@ def check(arguments: argparse.Namespace) -> None:
     if how == "parquet" and arguments.out is None:
         raise UserError("--format parquet goes to a file, and --out names none")
     other = "--compare" if arguments.compare else f"--format {how}"
-    given = {"--columns": arguments.columns, "--sort": arguments.sort, "--before": arguments.before}
+    given = {"--columns": arguments.columns, "--sort": arguments.sort}
     for name in (name for name, value in given.items() if value):
         if arguments.compare or how in ("latex", "parquet"):
             raise UserError(f"{name} chooses in the table of scores, and {other} asks for another")

@@ -19,7 +19,7 @@ from harness.matrix import Cell, cells, claim
 from harness.plan.machine import samples_with_vllm, this_machine
 from harness.record import sums
 from harness.record.state import OUTDATED, State
-from harness.rollout import choice, models
+from harness.rollout import choice, digests, models
 
 LAUNCHERS = ("local", "ray", "slurm")
 
@@ -90,7 +90,9 @@ def run(
     if todo:
         check_engines(config)
     claim(config)
-    fetch_models(config)
+    present = fetch_models(config)
+    for model, digest in present.items():
+        console.print(f"base model {model}: {digest[: digests.SHOWN]}")
     number = f"{len(matrix)} cells" if chosen == matrix else f"{len(chosen)} of {len(matrix)} cells"
     console.print(f"matrix {config.name}: {number}, {len(chosen) - len(todo)} done before, {len(todo)} to run")
     progress = [(cell, cell.progress()) for cell in todo]
@@ -119,13 +121,16 @@ def conclude(config: Config, matrix: list[Cell]) -> None:
     leaderboard.show(config, matrix)
 
 
-def fetch_models(config: Config) -> None:
-    """Makes or downloads the models that are not on this machine."""
+def fetch_models(config: Config) -> dict[str, str]:
+    """Make or download the models that are not on this machine, and return the digest of each."""
     from harness.launch.progress import clock
 
-    for model in config.models:
-        with clock(console, f"making ready the model {model}"):
-            models.resolve(model).folder(say=console.print)
+    found = {}
+    for name in config.models:
+        with clock(console, f"making ready the model {name}"):
+            model = models.resolve(name)
+            found[name] = model.digest(model.folder(say=console.print))
+    return found
 
 
 def settled(cell: Cell, keep_stale: bool) -> bool:

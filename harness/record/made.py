@@ -27,6 +27,7 @@ from harness.record import lease
 from harness.record.log import MetricsLog
 
 FILE = "made.json"
+BASE_MODEL_TAG, HARNESS_TAG = "model.digest", "code.harness"
 # Between the name of a cell's folder and the id of an earlier attempt, whose records are kept there.
 ASIDE = ".attempt-"
 PACKAGES = ("torch", "transformers", "lm-eval", "math-verify")
@@ -50,6 +51,8 @@ class Made:
     versions: dict[str, str]  # of what computes
     processor: str
     device: str  # cpu or cuda
+    base_model: str | None = None  # the digest of its weights and tokenizer, or its commit on the hub
+    harness: str | None = None  # the hash of the source of the harness; None of records of earlier versions
 
     @classmethod
     def read(cls, folder: Path) -> Made | None:
@@ -58,8 +61,9 @@ class Made:
         if not path.exists():
             return None
         given = files.read_json(path)
-        known = [each.name for each in dataclasses.fields(cls)]
-        if not isinstance(given, dict) or given.keys() != set(known):
+        known = {each.name: each.default for each in dataclasses.fields(cls)}
+        needed = {name for name, default in known.items() if default is dataclasses.MISSING}
+        if not isinstance(given, dict) or not needed <= given.keys() <= known.keys():
             raise Damaged(path, f"it must hold {', '.join(known)}")
         kinds = {"attempt": str, "started": int | float, "sources": dict, "versions": dict}
         if wrong := [name for name, kind in kinds.items() if not isinstance(given[name], kind)]:
@@ -76,6 +80,8 @@ class Made:
             "code.version": self.version,
             "code.commit": self.commit,
             "code.dirty": None if self.dirty is None else str(self.dirty).lower(),
+            HARNESS_TAG: self.harness,
+            BASE_MODEL_TAG: self.base_model,
             "processor": self.processor,
             "source": identities.key(self.sources),
             **{f"source.{name}": digest for name, digest in self.sources.items()},
@@ -84,9 +90,21 @@ class Made:
         return {key: value for key, value in known.items() if value is not None}
 
 
-def begin(folder: Path, sources: dict[str, str], device: str, gpu: str | None, engine: Iterable[str] = ()) -> Made:
-    """Writes the record of a new attempt; `gpu` is the name of the device if it is one, `engine` the packages that
-    sample."""
+def begin(
+    folder: Path,
+    sources: dict[str, str],
+    device: str,
+    gpu: str | None,
+    engine: Iterable[str] = (),
+    *,
+    base_model: str | None = None,
+    harness: str | None = None,
+) -> Made:
+    """Write the record of a new attempt.
+
+    `gpu`: the name of the device if it is one. `engine`: the packages that sample. `harness`: the hash of its source as
+    it was imported; None stands for the present one.
+    """
     commit, dirty = checkout(Path(__file__).parents[2])
     versions = {name: found for name in (*PACKAGES, *engine) if (found := version(name)) is not None}
     versions["python"] = platform.python_version()
@@ -100,6 +118,8 @@ def begin(folder: Path, sources: dict[str, str], device: str, gpu: str | None, e
         versions=versions,
         processor=gpu or processor(),
         device=device,
+        base_model=base_model,
+        harness=harness or harness_digest(),
     )
     made.write(folder)
     return made
@@ -136,6 +156,17 @@ def processor() -> str:
 
 
 # Sources
+
+
+def harness_digest() -> str:
+    """Return the hash of the source of the harness, as it is on disk now."""
+    root = Path(__file__).parents[1]
+    return identities.digest({str(path.relative_to(root)): file_digest(*stamped(path)) for path in root.rglob("*.py")})
+
+
+def stamped(path: Path) -> tuple[str, int, int]:
+    status = path.stat()
+    return str(path), status.st_mtime_ns, status.st_size
 
 
 def digest(cls: type) -> str:
@@ -246,6 +277,11 @@ def by_another_source(made: Mapping[str, str] | None, present: Mapping[str, str]
     if made is None:
         return "made by a source that nobody noted"
     return f"made by another source: {', '.join(names)}" if (names := others(made, present)) else None
+
+
+def by_another_base_model(made: str | None, present: str) -> str | None:
+    """Return, in words for people, that an attempt began from another base model; None if it did not, or noted none."""
+    return None if made in (None, present) else "begun from another base model"
 
 
 def sources_in(tags: Mapping[str, str]) -> dict[str, str] | None:

@@ -21,7 +21,6 @@ class Form:
     how: str  # table | md | csv | json | latex
     columns: Sequence[str] = columns.DEFAULT
     sort: str | None = None  # a column
-    before: bool = False  # with rows of the model before any training
     compare: bool = False  # tests and ranks instead of scores
     width: int | None = None  # of the terminal; None: there is none
 
@@ -57,7 +56,7 @@ def one(part: Part, form: Form) -> str:
 
 
 def rows_of(part: Part, form: Form) -> list[Row]:
-    rows = part.rows(before=form.before)
+    rows = part.rows()
     return columns.ordered(rows, form.sort) if form.sort else rows
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from harness.base.errors import UserError, nearest
 from harness.base.statistics import Estimate
-from harness.report.leaderboard import Row
+from harness.report.leaderboard import BASE_MODEL, Row
 
 BETTER, WORSE = "▲", "▼"
 NEAR_BOUND = "‡"  # at a difference whose interval may be too short, since both methods are near 0 or 1
+MIXED = "§"  # behind a method whose cells, or the baseline's with them, are of different code or base models
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ COLUMNS: dict[str, Column] = {
     "collapsed": Column("collapsed", lambda row: steps_of(row), lambda row: len(row.collapsed)),
     "contamination": Column("problems", lambda row: "; ".join(row.flags), lambda row: "; ".join(row.flags)),
     "version": Column("version", lambda row: row.version or "", lambda row: row.version),
+    "base_model": Column("base model", lambda row: row.base_model or "", lambda row: row.base_model),
 }
 DEFAULT = ("avg", "pass", "delta", "delta_pass", "right_distinct", "entropy_first", "entropy_last", "seeds")
 
@@ -113,7 +115,7 @@ def cells_of(rows: Sequence[Row], columns: Sequence[str] = DEFAULT) -> list[list
     chosen = [COLUMNS[name] for name in columns]
     lines = [
         [
-            row.method,
+            marked(row.method, row.mixed),
             *(row.setting.get(key, "") for key in further),
             *(str(getattr(row, axis)) for axis in varied),
             *(column.text(row) for column in chosen),
@@ -121,6 +123,11 @@ def cells_of(rows: Sequence[Row], columns: Sequence[str] = DEFAULT) -> list[list
         for row in rows
     ]
     return [["method", *further, *varied, *(column.header.format(**names) for column in chosen)], *lines]
+
+
+def marked(method: str, mixed: Sequence[str]) -> str:
+    """Return the name of a method as a table shows it."""
+    return f"{method} {MIXED}" if mixed else method
 
 
 def names_of(rows: Sequence[Row], headline: str) -> dict[str, str]:
@@ -144,14 +151,14 @@ def known(option: str, names: Sequence[str]) -> list[str]:
 
 
 def ordered(rows: Sequence[Row], column: str) -> list[Row]:
-    """Returns the rows with the largest value first, those without a value last; texts by the alphabet."""
+    """Return the base models, then the rows with the largest value first, rows without one last; texts by alphabet."""
 
-    def place(row: Row) -> tuple[bool, float, str]:
-        value = COLUMNS[column].value(row)
+    def place(row: Row) -> tuple[bool, bool, float, str]:
+        trained, value = row.method != BASE_MODEL, COLUMNS[column].value(row)
         if isinstance(value, Estimate):
             value = value.mean
         if value is None or value != value:
-            return (True, 0.0, "")
-        return (False, 0.0, value) if isinstance(value, str) else (False, -value, "")
+            return (trained, True, 0.0, "")
+        return (trained, False, 0.0, value) if isinstance(value, str) else (trained, False, -value, "")
 
     return sorted(rows, key=place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,8 +25,8 @@ from harness.base.statistics import (
     within,
 )
 from harness.config import told
-from harness.report.columns import NEAR_BOUND, shown
-from harness.report.leaderboard import Entry, check_comparable, label_of
+from harness.report.columns import MIXED, NEAR_BOUND, marked, shown
+from harness.report.leaderboard import BASE_MODEL, Entry, check_comparable, label_of, mixed_of, with_base_models
 from harness.report.render import Table, document, doubt_near_bound, two_seeds
 
 ALL_TASKS = "all tasks"
@@ -55,7 +55,13 @@ class Comparison:
     near_bound: bool = False  # both methods are so near 0 or 1 that the difference's interval may be too short
     seeds_needed: int | None = None  # with two seeds: how many tell such a difference from 0; None: no number does
     setting: str = ""  # the values at the further axes of the matrix
+    mixed: list[str] = field(default_factory=list)  # how its cells, or the baseline's, are not of one experiment
     experiment: str | None = None  # where a table holds rows of several
+
+    @property
+    def where(self) -> str:
+        """The model and the setting, within which methods are compared."""
+        return ", ".join(filter(None, (self.model, self.setting)))
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,12 @@ class Contender:
 
 
 def comparisons(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) -> list[Comparison]:
-    """`ks`: the K of the headline Pass@K, by evaluation task."""
+    """`ks`: the K of the headline Pass@K, by evaluation task. The base model is compared as well, but not ranked."""
     trainings: dict[tuple[str, str, str], dict[str, dict[str, Entry]]] = {}
-    for entry in entries:
+    for entry in with_base_models(entries):
         tasks = trainings.setdefault((entry.trained_on, entry.model, told(entry.setting)), {})
         tasks.setdefault(entry.task, {})[entry.method] = entry
+    mixed = mixed_of(entries, {entry.axes: entry for entry in entries if entry.method == baseline})
     found = []
     for (trained_on, model, setting), tasks in trainings.items():
         several = len({each for each, *its_own in trainings if its_own == [model, setting]}) > 1
@@ -96,10 +103,10 @@ def comparisons(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) 
             headline = f"Pass@{of_pass[0]}" if len(of_pass) == 1 else "Pass@k"
             for score, k_of in (("Avg@K", dict.fromkeys(chosen)), (headline, ks)):
                 contenders = [Contender(name, [(tasks[task][name], k_of[task]) for task in chosen]) for name in names]
-                found += [
-                    dataclasses.replace(each, setting=setting)
-                    for each in compared(contenders, baseline, label, model, score)
-                ]
+                for each in compared(contenders, baseline, label, model, score):
+                    axes = [tasks[task][each.method].axes for task in chosen]
+                    sentences = [sentence for one in axes for sentence in mixed.get((each.method, one), [])]
+                    found.append(dataclasses.replace(each, setting=setting, mixed=list(dict.fromkeys(sentences))))
     return found
 
 
@@ -111,14 +118,17 @@ def compared(contenders: Sequence[Contender], baseline: str, label: str, model: 
             check_comparable(entry, first)
     differences = {each.method: difference(each, base) for each in done if base and each is not base}
     p_values = {name: p for name, x_SJ in differences.items() if (p := p_value(x_SJ)) is not None}
-    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    beats_MM = np.zeros((len(done), len(done)), dtype=bool)
-    for (i, ours), (j, theirs) in itertools.product(enumerate(done), repeat=2):
+    # The base model is what all methods begin from: it competes with none of them.
+    tested = [method for method in p_values if method != BASE_MODEL]
+    adjusted = dict(zip(tested, holm([p_values[method] for method in tested]), strict=True))
+    trained = [each for each in done if each.method != BASE_MODEL]
+    beats_MM = np.zeros((len(trained), len(trained)), dtype=bool)
+    for (i, ours), (j, theirs) in itertools.product(enumerate(trained), repeat=2):
         beats_MM[i, j] = beats(ours, theirs)
-    places = {each.method: place for each, place in zip(done, ranks(beats_MM), strict=True)}
+    places = {each.method: place for each, place in zip(trained, ranks(beats_MM), strict=True)}
     means = {each.method: share_interval(pooled(each.scores(each.seeds()))) for each in done}
-    highest = int(np.argmax([means[each.method].mean for each in done])) if done else 0
-    best = {each.method for i, each in enumerate(done) if not beats_MM[highest, i]}
+    highest = int(np.argmax([means[each.method].mean for each in trained])) if trained else 0
+    best = {each.method for i, each in enumerate(trained) if not beats_MM[highest, i]}
     found = []
     for each in contenders:
         name, x_SJ, pair = each.method, differences.get(each.method), each.against(base) if base else None
@@ -210,14 +220,14 @@ def ranked(section: Sequence[Comparison]) -> int:
 
 
 def cells_of(each: Comparison, methods: int) -> list[str]:
-    rank = ""
+    rank, name = "", marked(each.method, each.mixed)
     if each.rank_best is not None:
         among = f"{each.rank_best}" if each.rank_best == each.rank_worst else f"{each.rank_best}-{each.rank_worst}"
         rank = f"{among} of {methods}"
     if each.method == each.baseline:
-        return [each.method, shown(each.iqm), "baseline", *[""] * 4, rank, str(each.seeds)]
+        return [name, shown(each.iqm), "baseline", *[""] * 4, rank, str(each.seeds)]
     return [
-        each.method,
+        name,
         shown(each.iqm),
         f"{shown(each.difference, '+')} {NEAR_BOUND * each.near_bound}".rstrip(),
         chance(each.p),
@@ -246,6 +256,9 @@ def notes(found: Sequence[Comparison]) -> list[str]:
         "detectable: about the least true difference that an experiment as large and as noisy finds with 80 % power.",
         "rank: what the paired intervals of all pairs leave possible; methods that cannot be told apart share ranks.",
     ]
+    if any(each.method == BASE_MODEL for each in found):
+        texts.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
+    texts += dict.fromkeys(f"{MIXED} {each.task}, {each.where}: {why}." for each in found for why in each.mixed)
     if any(each.seeds == 1 for each in found):
         texts.append("One seed cannot tell how much seeds differ: it gives no interval, no p-value, and any rank.")
     two = [each for each in found if each.seeds == 2 and each.p is not None]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from harness.base.statistics import Estimate
+from harness.report.leaderboard import BASE_MODEL
 from harness.report.story import Story, Told
 
 Series = dict[str, Any]  # name, style, and lists of numbers
@@ -106,7 +107,10 @@ def number(value: float) -> str:
 
 
 def styles_of(story: Story) -> dict[str, int]:
-    return {method: place for place, method in enumerate(story.methods)}
+    """Return the place of each method, and of the base model behind them if the story has it."""
+    rows = [*story.rows, *(row for board in story.boards for row in board.rows)]
+    drawn = [BASE_MODEL] if any(row.method == BASE_MODEL for row in rows) else []
+    return {method: place for place, method in enumerate([*story.methods, *drawn])}
 
 
 def payload(figure: Figure) -> dict[str, Any]:

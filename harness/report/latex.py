@@ -20,6 +20,7 @@ SPECIAL = {
     "*": "{*}",
     "\n": " ",
 }
+MARK = r"$^\ddagger$"  # behind a method whose cells, or the baseline's, are not of one experiment
 
 
 def render(found: Sequence[Comparison]) -> str:
@@ -40,7 +41,8 @@ def table(found: Sequence[Comparison]) -> str:
     starts = [2 + sum(widths[:i]) for i in range(len(tasks))]
     lines = [
         f"% {comment(place(found[0]))}: means with 95 % intervals over seeds and problems.",
-        "% Bold: the highest mean, and those that the paired interval does not tell from it.",
+        "% Bold: the highest mean of a method, and those that the paired interval does not tell from it.",
+        *dict.fromkeys(f"% Marked: {comment(why)}." for each in found for why in each.mixed),
         rf"\begin{{tabular}}{{l{'c' * len(scores)}}}",
         r"\toprule",
         row(["", *(rf"\multicolumn{{{w}}}{{c}}{{{escape(task)}}}" for task, w in zip(tasks, widths, strict=True))]),
@@ -49,8 +51,9 @@ def table(found: Sequence[Comparison]) -> str:
         r"\midrule",
     ]
     for method in dict.fromkeys(each.method for each in found):
-        cells = (by_place.get((method, *place)) for place in scores)
-        lines.append(row([escape(method), *(cell(each) for each in cells)]))
+        here = [by_place.get((method, *place)) for place in scores]
+        mark = MARK if any(each is not None and each.mixed for each in here) else ""
+        lines.append(row([f"{escape(method)}{mark}", *(cell(each) for each in here)]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 

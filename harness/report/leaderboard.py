@@ -27,10 +27,13 @@ from harness.base.statistics import (
 from harness.config import told
 from harness.record.made import by_another_source
 from harness.report.board import Expected
+from harness.report.origins import mixtures
 from harness.report.read import Result, Results, read, result_of
 
 SHARES = ("distinct", "distinct_answers", "after_answer", "dropped")  # measures that lie within 0 and 1
-BEFORE = "before training"  # the row of the model itself
+BASE_MODEL = "base model"  # the row of the model before any training
+
+Axes = tuple[str, str, str, str]  # training task, evaluation task, model, setting: methods are compared within them
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Row:
     # The step at which each seed ended early, since its entropy was too low (stop.entropy_below); their last evaluation
     # counts as that of any other.
     collapsed: dict[int, int] = field(default_factory=dict)
+    base_model: str | None = None  # the first digits of the digest of what its cells began from
+    mixed: list[str] = field(default_factory=list)  # how its cells, or the baseline's, are not of one experiment
     made_of: str | None = None  # the method with compositions written out; None where it names none
     experiment: str | None = None  # where a table holds rows of several
     near_bound: list[str] = field(default_factory=list)  # scores of which both methods are so near 0 or 1 that the
@@ -95,7 +100,7 @@ class Entry:
     made_of: str | None = None
 
     @property
-    def axes(self) -> tuple[str, str, str, str]:
+    def axes(self) -> Axes:
         """Returns all in which an entry and its baseline agree."""
         return self.trained_on, self.task, self.model, told(self.setting)
 
@@ -106,12 +111,10 @@ def rows(
     expected: Sequence[Expected],
     baseline: str,
     ks: Mapping[str, int],
-    *,
-    before: bool = False,
 ) -> list[Row]:
-    """`ks`: the K of the headline Pass@K, by evaluation task. `before`: with rows of the model before any training."""
+    """`ks`: the K of the headline Pass@K, by evaluation task."""
     entries = entries_of(read(uri, matrix, {each.cell for each in expected}), expected, baseline)
-    return rows_of(entries, baseline, ks, before=before)
+    return rows_of(entries, baseline, ks)
 
 
 def entries_of(results: Results, expected: Sequence[Expected], baseline: str) -> list[Entry]:
@@ -131,16 +134,34 @@ def entries_of(results: Results, expected: Sequence[Expected], baseline: str) ->
     return list(entries.values())
 
 
-def rows_of(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int], *, before: bool = False) -> list[Row]:
+def rows_of(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) -> list[Row]:
+    """Return a row for each entry, after one for the base model of each table."""
     theirs = {entry.axes: entry for entry in entries if entry.method == baseline}
-    table = []
-    for entry in [*(before_training(entries) if before else []), *entries]:
+    table, mixed = [], mixed_of(entries, theirs)
+    for entry in with_base_models(entries):
         # A baseline without any cell leaves no differences.
         other = theirs.get(entry.axes, dataclasses.replace(entry, method=baseline, results={}))
         row = row_of(entry, other, ks[entry.task], label_of(entry.trained_on, entry.task, entries))
-        row = dataclasses.replace(row, **measures(entry))
-        table.append(dataclasses.replace(row, entropy_final=None, entropy_kept=None) if entry.method == BEFORE else row)
+        row = dataclasses.replace(row, **measures(entry), mixed=mixed.get((entry.method, entry.axes), []))
+        if entry.method == BASE_MODEL:
+            row = dataclasses.replace(row, entropy_final=None, entropy_kept=None)
+        table.append(row)
     return table
+
+
+def mixed_of(entries: Sequence[Entry], baselines: Mapping[Axes, Entry]) -> dict[tuple[str, Axes], list[str]]:
+    """Return how the cells behind a row are not of one experiment, by method and table."""
+    tables: dict[Axes, dict[str, dict[int, Result]]] = {}
+    for entry in with_base_models(entries):
+        tables.setdefault(entry.axes, {})[entry.method] = entry.results
+    found: dict[tuple[str, Axes], list[str]] = {}
+    for axes, here in tables.items():
+        methods = {method: results for method, results in here.items() if method != BASE_MODEL}
+        baseline = baselines[axes].results if axes in baselines else {}
+        for sentence, concerned in mixtures(methods, here, baseline):
+            for method in concerned:
+                found.setdefault((method, axes), []).append(sentence)
+    return found
 
 
 def label_of(trained_on: str, task: str, entries: Sequence[Entry]) -> str:
@@ -155,29 +176,51 @@ def marked(result: Result, expected: Expected) -> Result:
     return dataclasses.replace(result, flags=[*result.flags, why]) if why else result
 
 
-def before_training(entries: Sequence[Entry]) -> list[Entry]:
-    """Returns the evaluations before the first step as a method's. Within a seed all methods begin with the same
-    answers, so that any of them will do."""
-    found: dict[tuple[str, ...], Entry] = {}
+def with_base_models(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries, with the base model before the first method of each table as if it were a method.
+
+    A table without any evaluation before training has no base model.
+    """
+    bases = base_models(entries)
+    table = []
+    for entry in entries:
+        base = bases.pop(entry.axes, None)
+        table += [base, entry] if base is not None and base.results else [entry]
+    return table
+
+
+def base_models(entries: Sequence[Entry]) -> dict[Axes, Entry]:
+    """Return the evaluations before the first step as a method's, for each table.
+
+    Within a seed all methods begin with the same answers, so the first that is done counts.
+    """
+    found: dict[Axes, Entry] = {}
     for entry in entries:
         base = found.setdefault(
-            entry.axes, dataclasses.replace(entry, method=BEFORE, made_of=None, expected=0, results={})
+            entry.axes, dataclasses.replace(entry, method=BASE_MODEL, made_of=None, expected=0, results={})
         )
         base.expected = max(base.expected, entry.expected)
         for seed, result in entry.results.items():
             if result.before_JN is not None and seed not in base.results:
-                # The first step's entropy is that of the model before its first update.
-                ends = (result.entropy[0], result.entropy[0])
-                base.results[seed] = Result(
-                    result.problems,
-                    result.before_JN,
-                    ends,
-                    result.flags,
-                    result.sources,
-                    right_distinct_J=result.before_right_distinct_J,
-                    solutions_J=result.solutions_J,
-                )
-    return list(found.values())
+                base.results[seed] = before_training(result, result.before_JN)
+    return found
+
+
+def before_training(result: Result, right_JN: np.ndarray) -> Result:
+    """Return the result of the base model that a cell began from, by its answers."""
+    return Result(
+        result.problems,
+        right_JN,
+        # The first step's entropy is that of the model before its first update.
+        entropy=(result.entropy[0], result.entropy[0]),
+        flags=result.flags,
+        sources=result.sources,
+        right_distinct_J=result.before_right_distinct_J,
+        solutions_J=result.solutions_J,
+        version=result.version,
+        base_model=result.base_model,
+        harness=result.harness,
+    )
 
 
 def measures(entry: Entry) -> dict[str, Any]:
@@ -191,7 +234,7 @@ def measures(entry: Entry) -> dict[str, Any]:
         estimate = mean_interval(np.array(told, dtype=float)) if told else None
         found[name] = within(estimate, 0, 1) if estimate and name in SHARES else estimate
     found["entropy_kept"] = entropy_kept([result.entropy for result in results])
-    for name in ("device", "version"):
+    for name in ("device", "version", "base_model"):
         found[name] = ", ".join(sorted({getattr(result, name) for result in results} - {""})) or None
     return found
 

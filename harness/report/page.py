@@ -46,6 +46,11 @@ class Section:
     text: str
     groups: list[Group]
 
+    @property
+    def names(self) -> set[str]:
+        """The names of all that its figures draw."""
+        return {series["name"] for group in self.groups for _, figure in group.figures for series in figure.series}
+
 
 @dataclass(frozen=True)
 class TableCell:

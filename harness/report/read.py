@@ -14,7 +14,7 @@ import numpy as np
 from harness.base import identities
 from harness.base.errors import UserError, nearest
 from harness.base.statistics import Floats, pass_at_k
-from harness.record.made import sources_in
+from harness.record.made import BASE_MODEL_TAG, HARNESS_TAG, sources_in
 from harness.record.outcome import FILE, TAG, right_distinct
 from harness.record.reader import reader
 from harness.record.runs import Reader, Run
@@ -22,6 +22,7 @@ from harness.record.spec import FILE as SPEC
 from harness.record.spec import CellSpec
 from harness.report import board
 from harness.report.board import Board
+from harness.rollout.digests import SHOWN
 
 COMMIT = 8  # characters of a commit that are shown
 
@@ -49,6 +50,8 @@ class Result:
     device: str = ""
     version: str = ""  # of the code that made them
     collapsed: int | None = None  # the step at which it ended early, since its entropy was too low
+    base_model: str = ""  # the first digits of the digest of what it began from; empty if no record says it
+    harness: str = ""  # the hash of the harness that made them; empty in records of earlier versions
 
     def scores(self, k: int | None) -> Floats:
         """Returns the Avg@K of each problem over all samples (k is None), or its Pass@k."""
@@ -201,6 +204,8 @@ def results_of(outcome: Mapping[str, Any], run: Run) -> dict[str, Result]:
             device=run.tags.get("device", ""),
             version=version_of(run.tags),
             collapsed=int(run.tags["collapsed"]) if run.tags.get("collapsed") else None,
+            base_model=run.tags.get(BASE_MODEL_TAG, "")[:SHOWN],
+            harness=run.tags.get(HARNESS_TAG, ""),
         )
         for task, told in outcome["tasks"].items()
     }

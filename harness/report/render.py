@@ -15,8 +15,9 @@ from typing import Any
 from harness.base import fit
 from harness.base.errors import one_of
 from harness.base.statistics import NEAR_BOUND as NEAR_BOUND_PROBLEMS
-from harness.report.columns import BETTER, DEFAULT, NEAR_BOUND, WORSE, cells_of, steps_of
-from harness.report.leaderboard import Row
+from harness.report.columns import BETTER, DEFAULT, MIXED, NEAR_BOUND, WORSE, cells_of, steps_of
+from harness.report.leaderboard import BASE_MODEL, Row
+from harness.report.origins import reference_notes
 
 FLAG = " †"
 FORMATS = ("table", "md", "csv", "json")
@@ -109,7 +110,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
     ]
     if any(row.near_bound for row in rows):
         texts.append(doubt_near_bound(rows[0].baseline))
+    if any(row.method == BASE_MODEL for row in rows):
+        texts.append(f"{BASE_MODEL}: the model before training, by its evaluation at step 0.")
     texts += dict.fromkeys(f"{row.method} = {row.made_of}" for row in rows if row.made_of)
+    texts += dict.fromkeys(f"{MIXED} {row.task}, {row.where}: {each}." for row in rows for each in row.mixed)
+    texts += reference_notes((row.model, row.base_model) for row in rows)
     if any(row.seeds_done == 1 for row in rows):
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
     needed = {", ".join([row.method, row.task, row.where]): row.seeds_needed for row in rows if row.seeds_needed}

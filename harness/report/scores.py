@@ -42,8 +42,8 @@ def against_pass(board: Board, rows: Sequence[Row], styles: Styles) -> Figure:
     pairs = [(row, avg, row.pass_at_k[row.k]) for row in rows if (avg := row.avg_at_k) is not None]
     return Figure(
         f"Avg@K against Pass@{board.k}",
-        "One point a method. Bars are the table's 95 % intervals over seeds and problems. They are of each method "
-        "alone; whether two methods differ is a question for the paired differences of the table.",
+        "One point a method, and one of the base model. Bars are the table's 95 % intervals over seeds and problems. "
+        "They are of each method alone; whether two differ is a question for the paired differences of the table.",
         "points",
         "Avg@K",
         f"Pass@{board.k}",

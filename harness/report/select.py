@@ -41,10 +41,9 @@ class Part:
     def shown(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.method in self.visible]
 
-    def rows(self, *, before: bool = False) -> list[Row]:
-        """`before`: with rows of the model before any training."""
-        rows = leaderboard.rows_of(self.entries, self.board.baseline, self.board.ks, before=before)
-        return [row for row in rows if row.method in {*self.visible, leaderboard.BEFORE}]
+    def rows(self) -> list[Row]:
+        rows = leaderboard.rows_of(self.entries, self.board.baseline, self.board.ks)
+        return [row for row in rows if row.method in {*self.visible, leaderboard.BASE_MODEL}]
 
 
 def conditions(given: Sequence[str]) -> dict[str, str]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from harness.base.statistics import Estimate
-from harness.report.columns import BETTER, WORSE, mark, shown
-from harness.report.leaderboard import Row
+from harness.report.columns import BETTER, MIXED, WORSE, mark, shown
+from harness.report.leaderboard import BASE_MODEL, Row
 from harness.report.story import Board, Story
 
 
@@ -23,7 +23,8 @@ def summary(story: Story) -> list[tuple[str, list[str]]]:
 def general(story: Story) -> list[str]:
     states = Counter(cell.state for cell in story.cells)
     said = [f"{states.pop('done', 0)} of {len(story.cells)} cells are done{''.join(also(states))}."]
-    if unfinished := [row for row in story.rows if row.seeds_done < row.seeds_expected]:
+    trained = [row for row in story.rows if row.method != BASE_MODEL]
+    if unfinished := [row for row in trained if row.seeds_done < row.seeds_expected]:
         names = dict.fromkeys(row.method for row in unfinished)
         said.append(f"Not every expected seed is done for {listed(names)}; differences use the seeds that both have.")
     seeds = len({cell.seed for cell in story.cells})
@@ -42,13 +43,20 @@ def also(states: Counter[str]) -> list[str]:
 
 
 def of_board(board: Board, baseline: str) -> list[str]:
-    others = [row for row in board.rows if row.method != baseline]
+    others = [row for row in board.rows if row.method not in (baseline, BASE_MODEL)]
     if not any(row.seeds_done for row in board.rows):
         return ["No cell is done."]
     said = []
     if board.cells:
         problems, samples = board.cells[0].last(board.task).right_JN.shape
         said.append(f"Each cell answers {problems} problems, {samples} times each.")
+    said += [
+        f"The base model, before any training: Avg@K {shown(row.avg_at_k)}, "
+        f"Pass@{board.k} {shown(row.pass_at_k.get(row.k))}."
+        for row in board.rows
+        if row.method == BASE_MODEL
+    ]
+    said += [f"{MIXED} {why[0].upper()}{why[1:]}." for why in dict.fromkeys(w for row in board.rows for w in row.mixed)]
     if not others:
         return [*said, f"There is only the baseline, {baseline}: nothing is compared."]
     scores: list[tuple[str, Callable[[Row], Estimate | None]]] = [
@@ -93,7 +101,8 @@ def compared(name: str, differences: dict[str, Estimate | None], baseline: str) 
 def costs(board: Board, baseline: str) -> list[str]:
     """Says how long the methods took in comparison, and how much of the entropy is left."""
     said = []
-    seconds = {row.method: {c.seed: c.seconds for c in board.cells if c.method == row.method} for row in board.rows}
+    trained = [row for row in board.rows if row.method != BASE_MODEL]
+    seconds = {row.method: {c.seed: c.seconds for c in board.cells if c.method == row.method} for row in trained}
     ratios = {}
     for method, of_seeds in seconds.items():
         shared = [seed for seed in of_seeds if seconds[baseline].get(seed, 0) > 0 and of_seeds[seed] > 0]

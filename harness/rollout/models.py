@@ -23,6 +23,7 @@ from harness.base.shape import Shape, of_config
 from harness.base.shape import read as read_config
 from harness.config import CONFIGS
 from harness.data.sources import hub_failures
+from harness.rollout import digests
 from harness.rollout.rendering import PLAIN, Chat
 from tasks import Recipe
 
@@ -53,9 +54,25 @@ class Model:
     stated: Shape | None = None  # what its file says of a model that may not be here yet
 
     def identity(self) -> dict[str, Any]:
-        """Returns all that defines the model and how it is spoken to, for the hash of a cell."""
+        """Return all that defines the model and how it is spoken to, for the hash of a cell.
+
+        A local folder is its digest. A recipe or a name on the hub is itself, since nothing may be here yet; a cell
+        records the digest that it began from.
+        """
         chat = self.chat.identity()
-        return self.origin() | ({"chat": chat} if chat else {})
+        source = self.origin() if self.local is None else {"digest": digests.remembered(self.local)}
+        return source | ({"chat": chat} if chat else {})
+
+    @property
+    def local(self) -> Path | None:
+        """The folder of a model that the user has; None for a recipe and a name on the hub."""
+        return Path(self.path) if self.path is not None and self.revision is None and Path(self.path).is_dir() else None
+
+    def digest(self, folder: Path) -> str:
+        """Return the digest of weights and tokenizer in its folder; the commit of a model of the hub."""
+        if self.recipe is not None:
+            return digests.of(folder, digests.sums(folder))
+        return digests.remembered(folder) if self.local is not None else folder.name
 
     def origin(self) -> dict[str, Any]:
         """Returns where the weights come from, for the hash of the cache."""
@@ -73,27 +90,29 @@ class Model:
         if self.recipe is not None:
             return self.made(self.recipe, cache or default_cache(), say)
         assert self.path is not None
-        if self.revision is None and Path(self.path).is_dir():
-            return complete(Path(self.path), self.name)
+        if self.local is not None:
+            return complete(self.local, self.name)
         return complete(downloaded(self.path, self.revision, self.name, say), self.name)
 
     def made(self, recipe: Recipe, cache: Path, say: Callable[[str], None]) -> Path:
         folder = self.cached(cache)
-        if folder.is_dir() and harmed(folder) is None:
+        if folder.is_dir() and digests.harmed(folder) is None:
             return folder
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"the cache {cache} cannot be written ({error.strerror}); set ENTROBENCH_CACHE") from error
         with lock(folder.with_suffix(".lock")):
-            if folder.is_dir() and (wrong := harmed(folder)) is not None:
-                say(f"{wrong} is damaged; the model {self.name} is made anew")
-                shutil.rmtree(folder)
-            if not folder.is_dir():  # another process may have made it while this one waited
+            wrong = digests.harmed(folder) if folder.is_dir() else None
+            if wrong is not None:
+                say(f"{wrong}; the model {self.name} is made again")
+            if wrong is not None or not folder.is_dir():  # another process may have made it while this one waited
                 say(f"making the model {self.name} ({self.summary()}), once; kept in {folder}")
                 partial = folder.with_suffix(".partial")
                 shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
                 recipe.build(partial)
+                digests.seal(partial)
+                shutil.rmtree(folder, ignore_errors=True)
                 partial.rename(folder)
         return folder
 
@@ -106,10 +125,9 @@ class Model:
         if self.path is None:
             folder: Path | None = self.cached(default_cache())
         else:
-            local = self.revision is None and Path(self.path).is_dir()
-            folder = Path(self.path) if local else snapshot(self.path, self.revision)
-        if self.path is None and folder is not None and harmed(folder) is not None:
-            return None  # it will be made anew
+            folder = self.local or snapshot(self.path, self.revision)
+        if self.path is None and folder is not None and digests.harmed(folder) is not None:
+            return None  # it will be made again
         return folder if folder is not None and folder.is_dir() and not missing(folder) else None
 
     def parameters(self) -> int | None:
@@ -142,22 +160,6 @@ def header_of(file: Path) -> tuple[dict[str, Any], int]:
 def parameters_in(file: Path) -> int:
     header, _ = header_of(file)
     return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-
-
-def harmed(folder: Path) -> Path | None:
-    """Returns a file of a model that was cut off; None where all are as long as they say."""
-    for file in folder.glob("*.json"):
-        if file.read_bytes().rstrip()[-1:] not in (b"}", b"]"):
-            return file
-    for file in folder.glob("*.safetensors"):
-        try:
-            header, size = header_of(file)
-        except ValueError:
-            return file
-        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-        if file.stat().st_size != size + max(ends, default=0):
-            return file
-    return None
 
 
 def missing(folder: Path) -> list[str]:

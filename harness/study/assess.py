@@ -127,7 +127,7 @@ class Assessment:
         params |= {f"eval.{key}": self.settings[key] for key in ("split", "samples", "temperature", "max_new_tokens")}
         params |= {"eval.problems": len(self.evaluation.problems), "rollout.engine": identity["engine"]}
         tags = {"model": model.name, "task": task, "device": self.made.device, **self.dataset}
-        tags |= {"model.identity": json.dumps(identity["model"]), "model.files": identities.key(identity["files"])}
+        tags |= {"model.identity": json.dumps(identity["model"]), "model.digest": identity["digest"]}
         tags |= {"notes": "; ".join(self.flags + self.notes)}
         return Evaluated(
             key=identities.digest([identity, self.made.sources, self.dataset, self.evaluation.right]),
@@ -186,18 +186,12 @@ def side_by_side(config: Any, device: str, dtype: torch.dtype, budget: int) -> i
     return int(min(max(total // 2 // each, 1), MOST_TOGETHER))
 
 
-def fingerprint(folder: Path) -> list[list[Any]]:
-    """Lists the files of a model with sizes and times; a path alone may hold another model tomorrow."""
-    found = sorted(path for path in folder.iterdir() if path.is_file())
-    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in found]
-
-
 def default_folder(model: Model, say: Callable[[str], None]) -> Path:
-    """Returns where the results of a model go: by its name, how it is spoken to, and the files that it consists of.
+    """Returns where the results of a model go: by its name, how it is spoken to, and its digest.
 
     A name alone would not do, since every folder that training leaves is called `model`.
     """
-    key = identities.key([model.chat.identity(), fingerprint(model.folder(say=say))])
+    key = identities.key([model.chat.identity(), model.digest(model.folder(say=say))])
     return Path("results") / "eval" / f"{model.name}-{key}"
 
 
@@ -206,6 +200,7 @@ def assess(
 ) -> list[Assessment]:
     asked = [instructed(task, model.chat) for task in asked]
     folder = model.folder(say=say)
+    digest = model.digest(folder)
     disable_progress_bar()
     tokenizer = opened(AutoTokenizer, folder)
     context = None if wanted.beyond_context else context_of(opened(AutoConfig, folder))
@@ -216,7 +211,7 @@ def assess(
     for task, settings in zip(asked, sampling, strict=True):
         identity = {
             "model": model.identity(),
-            "files": fingerprint(folder),
+            "digest": digest,
             "task": identities.of(task),
             "seed": wanted.seed,
             "engine": engine.name,
@@ -234,24 +229,26 @@ def assess(
         most = Verify.max_failures
         evaluation = evaluate(task, sampler, verifier, problems=wanted.problems, max_failures=most, **settings)
         notes = sampler.notes([record["prompt"] for record in evaluation.samples])
-        attempt = attempt_at(kept, task, engine)
+        attempt = attempt_at(kept, task, engine, digest)
         dataset = fingerprints(task, settings["split"], len(evaluation.problems))
         flags = task.flags(trained_on=None)
         found.append(Assessment(evaluation, settings, identity, attempt, dataset, kept, flags, notes))
         files.write_json(kept / "result.json", found[-1].record())
-    record = {"model": model.name, "identity": model.identity(), "tasks": [each.record() for each in found]}
+    who = {"model": model.name, "summary": model.summary(), "identity": model.identity()}
+    record = {**who, "tasks": [each.record() for each in found]}
     files.write_json(out / "results.json", record)
     return found
 
 
-def attempt_at(kept: Path, task: Task, engine: EngineOnDemand) -> Made:
+def attempt_at(kept: Path, task: Task, engine: EngineOnDemand, digest: str) -> Made:
     """Returns the record of what made an evaluation: that of the first time, unless the task was edited since."""
     sources = {task.name: made.digest(type(task))}
     earlier = Made.read(kept)
     if earlier is not None and earlier.sources == sources:
         return earlier
     gpu = torch.cuda.get_device_name() if engine.device == "cuda" else None
-    return made.begin(kept, sources, engine.device, gpu, choice.DISTRIBUTIONS if engine.name == "vllm" else ())
+    packages = choice.DISTRIBUTIONS if engine.name == "vllm" else ()
+    return made.begin(kept, sources, engine.device, gpu, packages, base_model=digest)
 
 
 def fingerprints(task: Task, split: str, number: int) -> dict[str, str]:

@@ -83,7 +83,8 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
         engine.load(policy.module)  # which has not been trained yet
         check_weights(engine, policy.module, dtype, spec.seed)
     most, given = config.verify.max_failures, config.train.filter
-    asker = Asker(model.identity(), task, engine, tokenizer, verifier, config.rollout, most, model.chat)
+    weights = {**model.identity(), "digest": model.digest(base)}
+    asker = Asker(weights, task, engine, tokenizer, verifier, config.rollout, most, model.chat)
     found = None
     with standing.here.at("filter"), led(asker.verdicts) as ask:
         if ask is not None:

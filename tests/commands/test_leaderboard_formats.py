@@ -33,7 +33,8 @@ def test_formats_that_do_not_go_together_are_one_sentence(
     ("arguments", "words"),
     [
         (["--compare", "--sort", "avg"], "--sort chooses in the table of scores, and --compare asks for another"),
-        (["--format", "latex", "--before"], "--before chooses in the table of scores, and --format latex asks for"),
+        (["--format", "latex", "--sort", "avg"], "--sort chooses in the table of scores, and --format latex asks for"),
+        (["--before"], "leaderboard has no option '--before'"),
         (["--format", "csv", "--columns", "avg"], "--columns chooses what people see (--format table or md); --format"),
         (["--where", "seed=1", "--where", "seed=2"], "--where asks for seed=1 and seed=2, and no cell is both"),
     ],
@@ -58,9 +59,9 @@ def test_each_format_reaches_its_file(tmp_path: Path, mlflow_uri: str, capsys: p
         assert out.read_text().startswith(begin)
         assert out.read_text() == told(capsys, *asked, *arguments)
     assert told(capsys, *asked, "--format", "parquet", "--out", str(out)) == ""
-    assert parquet.read_table(out).num_rows == 3 * 2 * 6
+    assert parquet.read_table(out).num_rows == (1 + 3) * 2 * 6
     told(capsys, *asked, "--format", "parquet", "--out", str(out), "--where", "method=clip_b")
-    assert set(parquet.read_table(out).column("method").to_pylist()) == {"clip_b"}
+    assert set(parquet.read_table(out).column("method").to_pylist()) == {"base model", "clip_b"}
 
 
 @pytest.mark.slow
@@ -71,8 +72,8 @@ def test_several_experiments_stay_apart_in_each_format(
     Made(tmp_path, mlflow_uri, "train.lr=2e-3", name="größer").end_all()
     out, asked = tmp_path / "out", ["--experiment", "made,größer", "--uri", mlflow_uri]
     compared = json.loads(told(capsys, *asked, "--compare", "--format", "json"))
-    assert [each["experiment"] for each in compared] == ["made"] * 6 + ["größer"] * 6
+    assert [each["experiment"] for each in compared] == ["made"] * 8 + ["größer"] * 8
     lines = told(capsys, *asked, "--format", "latex").splitlines()
     assert [line for line in lines if line in ("% made", "% größer")] == ["% made", "% größer"]
     told(capsys, *asked, "--format", "parquet", "--out", str(out))
-    assert parquet.read_table(out).column("experiment").to_pylist() == ["made"] * 36 + ["größer"] * 36
+    assert parquet.read_table(out).column("experiment").to_pylist() == ["made"] * 48 + ["größer"] * 48

@@ -8,6 +8,7 @@ from harness import config
 from harness.base.errors import UserError
 from harness.commands import run
 from harness.plan.machine import Device, Machine
+from harness.rollout import models
 
 GPU = Device("any", 80 * 2**30)
 
@@ -43,6 +44,12 @@ def test_cells_share_the_gpus(overrides: list[str], jobs: int, monkeypatch: pyte
     monkeypatch.setattr(run.devices, "gpus", lambda: ["a", "b", "c", "d"])
     found = run.local(config.load("demo", overrides), None)
     assert (found.jobs, found.pool is None) == (jobs, "hardware.device=cpu" in overrides)
+
+
+def test_the_base_models_are_named_by_their_digests() -> None:
+    settings = config.load("smoke", [])
+    model = models.resolve("countdown-tiny")
+    assert run.fetch_models(settings) == {"countdown-tiny": model.digest(model.folder())}
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Matrices with made-up results, and what `entrobench leaderboard` prints of them."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -30,13 +31,16 @@ class Made:
         self.cells: list[Cell] = cells(self.config)
         self.clock = itertools.count(1000.0, 10.0)
 
-    def end(self, cell: Cell, state: str = "done", last: float = 1.0, *, noted: bool = True) -> None:
-        """Ends a cell, with the entropy of its last step, and with or without a record of what made it."""
+    def end(self, cell: Cell, state: str = "done", last: float = 1.0, *, noted: bool = True, **fields: Any) -> None:
+        """Ends a cell, with the entropy of its last step, and with or without a record of what made it.
+
+        `fields`: of that record.
+        """
         cell.spec.write(cell.folder)
         log, start = MetricsLog(cell.folder), next(self.clock)
         attempt = made.Made(cell.key, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
         if noted:
-            attempt.write(cell.folder)
+            dataclasses.replace(attempt, **fields).write(cell.folder)
         evaluated = {"eval/countdown/distinct_answers": 0.25, "eval/countdown/after_answer": 0.125}
         for step, value in enumerate((2.0, last)):
             metrics = {"entropy/mean": value, "weights/dropped": step / 4, "tokens/generated": 100.0}
@@ -71,3 +75,8 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(told(capsys, *arguments, "--format", "json"))
     return found
+
+
+def trained(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of methods, without those of base models."""
+    return [row for row in rows if row["method"] != "base model"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from boards import MOST_DISTINCT, Made, listed, told
+from boards import MOST_DISTINCT, Made, listed, told, trained
 
 from harness.base.errors import UserError
 from harness.base.statistics import crossed_interval
@@ -62,15 +62,16 @@ def test_rows_and_columns_are_chosen_and_sorted(
     asked = ["--experiment", "made", *at]
     table = told(capsys, *asked, "--columns", "hours,tokens,length,dropped,entropy_kept", "--format", "md").splitlines()
     assert table[2] == "| method | CPU-hours a cell | tokens a cell | length | dropped | entropy kept |"
-    assert table[4] == "| grpo | 0.5 | 200 | 8.0 | 0.125 | 50.0% |"
+    assert table[4:6] == ["| base model |  |  |  |  |  |", "| grpo | 0.5 | 200 | 8.0 | 0.125 | 50.0% |"]
     every = {row["method"]: row for row in listed(capsys, *asked)}
-    by_value = sorted(every, key=lambda method: -every[method]["avg_at_k"]["mean"])
+    base = every["base model"]
+    by_value = sorted(every, key=lambda method: (method != "base model", -every[method]["avg_at_k"]["mean"]))
     assert [row["method"] for row in listed(capsys, *asked, "--sort", "avg")] == by_value
     # A condition on the method leaves the baseline in the comparison, but not in the table.
-    assert listed(capsys, *asked, "--where", "method=clip_b") == [every["clip_b"]]
-    assert listed(capsys, *asked, "--where", "method.clip_b.share=0.02") == [every["clip_b"]]
+    assert listed(capsys, *asked, "--where", "method=clip_b") == [base, every["clip_b"]]
+    assert listed(capsys, *asked, "--where", "method.clip_b.share=0.02") == [base, every["clip_b"]]
     one = listed(capsys, *asked, "--where", "seed=1", "--where", "method=ppo")
-    assert [(row["method"], row["seeds_done"], row["seeds_expected"]) for row in one] == [("ppo", 1, 1)]
+    assert [(row["method"], row["seeds_done"], row["seeds_expected"]) for row in trained(one)] == [("ppo", 1, 1)]
     turned = {row["method"]: row for row in listed(capsys, *asked, "--baseline", "ppo")}
     assert turned["grpo"]["delta_to_baseline"]["mean"] == -every["ppo"]["delta_to_baseline"]["mean"]
     assert turned["grpo"]["baseline"] == "ppo"
@@ -86,14 +87,14 @@ def test_diversity_is_distinct_right_answers_over_problems_and_seeds(
         right = np.random.default_rng([seed, *method]).random((6, 16)) < 0.3
         return np.minimum(right.sum(axis=1), MOST_DISTINCT)
 
-    rows = {row["method"]: row for row in listed(capsys, *asked, "--before")}
+    rows = {row["method"]: row for row in listed(capsys, *asked)}
     for method in ("grpo", "clip_b", "ppo"):
         expected = crossed_interval(np.array([distinct(seed, *method.encode()) for seed in (0, 1)], dtype=float))
         assert rows[method]["right_distinct"] == pytest.approx(dataclasses.asdict(expected))
         share = expected.mean / (2 * MOST_DISTINCT)
         assert rows[method]["coverage"]["mean"] == pytest.approx(share)
     before = np.mean([distinct(seed) for seed in (0, 1)])
-    assert rows["before training"]["right_distinct"]["mean"] == pytest.approx(before)
+    assert rows["base model"]["right_distinct"]["mean"] == pytest.approx(before)
     header = told(
         capsys, *asked, "--columns", "right_distinct,coverage,distinct_answers,after_answer", "--format", "md"
     )
@@ -108,18 +109,31 @@ def test_an_evaluation_without_answers_is_one_sentence(at: list[str]) -> None:
         right_distinct({"task": "countdown"}, "countdown-000001.json")
 
 
-def test_the_model_before_training_is_a_row_where_it_is_asked_for(
+def test_the_base_model_is_the_first_row(
     tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Made(tmp_path, mlflow_uri).end_all()
-    rows = listed(capsys, "--experiment", "made", *at, "--before")
-    assert [row["method"] for row in rows] == ["before training", "grpo", "clip_b", "ppo"]
+    rows = listed(capsys, "--experiment", "made", *at)
+    assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b", "ppo"]
     drawn = [(np.random.default_rng([seed]).random((6, 16)) < 0.3).mean() for seed in (0, 1)]
     assert rows[0]["avg_at_k"]["mean"] == pytest.approx(np.mean(drawn), abs=1e-12)
     grpo = rows[1]["avg_at_k"]["mean"]
     assert rows[0]["delta_to_baseline"]["mean"] == pytest.approx(np.mean(drawn) - grpo, abs=1e-12)
     assert (rows[0]["entropy_initial"]["mean"], rows[0]["entropy_final"]) == (pytest.approx(2.0), None)
-    assert rows[1:] == listed(capsys, "--experiment", "made", *at)
+    for form in ("md", "csv", "table"):
+        lines = told(capsys, "--experiment", "made", *at, "--format", form).splitlines()
+        named = [line.strip("| ") for line in lines if line.strip("| ").startswith(("base model", "grpo", "clip_b"))]
+        assert named[0].startswith("base model"), form
+        assert (named[-1] == "base model: the model before training, by its evaluation at step 0.") == (form == "table")
+    (best,) = [row for row in rows if row["method"] == "clip_b"]
+    compared = {(row["method"], row["score"]): row for row in listed(capsys, "--experiment", "made", *at, "--compare")}
+    base, clip = compared["base model", "Avg@K"], compared["clip_b", "Avg@K"]
+    assert base["mean"]["mean"] == rows[0]["avg_at_k"]["mean"]
+    assert base["difference"]["mean"] == pytest.approx(rows[0]["delta_to_baseline"]["mean"], abs=1e-12)
+    assert (base["p_holm"], base["rank_best"], base["best"]) == (None, None, False)
+    others = [compared[method, "Avg@K"]["p"] for method in ("clip_b", "ppo")]
+    assert clip["p_holm"] == pytest.approx(min(1, max(min(others) * 2, clip["p"])), abs=1e-12), "of two comparisons"
+    assert clip["mean"]["mean"] == best["avg_at_k"]["mean"]
 
 
 def test_experiments_and_configurations_stay_apart(
@@ -130,7 +144,7 @@ def test_experiments_and_configurations_stay_apart(
     both = ["--experiment", "größer,other", *at]
     assert both[1].split(",") == [line for line in told(capsys, *both).splitlines() if line in both[1].split(",")]
     lines = list(csv.DictReader(io.StringIO(told(capsys, *both, "--format", "csv"))))
-    assert [(line["experiment"], line["seeds_done"]) for line in lines] == [("größer", "2")] * 3 + [("other", "2")] * 3
+    assert [(line["experiment"], line["seeds_done"]) for line in lines] == [("größer", "2")] * 4 + [("other", "2")] * 4
     assert told(capsys, "--experiment", "größer", "--experiment", "other", *at) == told(capsys, *both)
     newer = Made(tmp_path, mlflow_uri, "train.lr=3e-3", name="other")
     newer.clock = itertools.count(2000.0, 10.0)
@@ -155,9 +169,9 @@ def test_a_note_says_what_a_composition_is_made_of(
         if summed_up:
             publish.write(made.config, made.cells)
         for asked in (from_config, ["--experiment", "made", *at]):
-            assert [line for line in told(capsys, *asked, "--before").splitlines() if " = " in line] == notes
-            found = {row["method"]: row["made_of"] for row in listed(capsys, *asked, "--before")}
-            assert found == {"before training": None, "grpo": None, **dict(note.split(" = ") for note in notes)}
+            assert [line for line in told(capsys, *asked).splitlines() if " = " in line] == notes
+            found = {row["method"]: row["made_of"] for row in listed(capsys, *asked)}
+            assert found == {"base model": None, "grpo": None, **dict(note.split(" = ") for note in notes)}
 
 
 def test_runs_that_nobody_summed_up_are_a_table_that_says_so(
@@ -166,7 +180,7 @@ def test_runs_that_nobody_summed_up_are_a_table_that_says_so(
     made = Made(tmp_path, mlflow_uri)
     for cell in made.cells[:-1]:
         made.end(cell)
-    rows = listed(capsys, "--experiment", "made", *at)
+    rows = trained(listed(capsys, "--experiment", "made", *at))
     assert [(r["method"], r["seeds_done"], r["seeds_expected"]) for r in rows] == [
         ("grpo", 2, 2),
         ("clip_b", 2, 2),
@@ -180,7 +194,7 @@ def test_runs_that_nobody_summed_up_are_a_table_that_says_so(
     other = Made(tmp_path, mlflow_uri, "method_options.clip_b.share=0.5")
     other.clock = made.clock
     other.end(other.cells[1])
-    names = [row["method"] for row in listed(capsys, "--experiment", "made", *at)]
+    names = [row["method"] for row in trained(listed(capsys, "--experiment", "made", *at))]
     assert names == ["grpo", "clip_b (share=0.02)", "clip_b (share=0.5)", "ppo"]
 
 
@@ -200,8 +214,9 @@ def test_further_axes_are_columns_and_methods_are_compared_within_a_setting(
     header, _, *lines = told_of_summary.splitlines()[2:]
     assert header.split()[:3] == ["method", "train.lr", "train.updates"]
     settings = [[lr, updates] for lr in ("0.001", "0.002") for updates in ("1", "2")]
-    assert [line.split()[:3] for line in lines[:8]] == [[m, *each] for each in settings for m in ("grpo", "clip_b")]
-    rows = listed(capsys, "--experiment", "made", *at)
+    expected = [[m, *each] for each in settings for m in ("base model", "grpo", "clip_b")]
+    assert [line.split()[:3] for line in lines[:12]] == [" ".join(each).split()[:3] for each in expected]
+    rows = trained(listed(capsys, "--experiment", "made", *at))
     assert [row["setting"] for row in rows[::2]] == [{"train.lr": x, "train.updates": y} for x, y in settings]
     assert [row["entropy_final"]["mean"] for row in rows] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
     for base, other in zip(rows[::2], rows[1::2], strict=True):
@@ -213,7 +228,7 @@ def test_further_axes_are_columns_and_methods_are_compared_within_a_setting(
     unfinished = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", axes, name="other")
     for cell in unfinished.cells[:-1]:
         unfinished.end(cell)
-    rows = listed(capsys, "--experiment", "other", *at)
+    rows = trained(listed(capsys, "--experiment", "other", *at))
     assert [(row["seeds_done"], row["seeds_expected"]) for row in rows] == [(2, 2)] * 7 + [(1, 2)]
 
 
@@ -227,10 +242,10 @@ def test_cells_that_collapsed_count_and_are_told(
             change(cell.folder, collapsed=14 + cell.seed)
             sync.sync(cell.folder, mlflow_uri)
     publish.write(made.config, made.cells)
-    rows = listed(capsys, "--experiment", "made", *at)
+    rows = trained(listed(capsys, "--experiment", "made", *at))
     assert [(row["seeds_done"], row["collapsed"]) for row in rows] == [(2, {"0": 14, "1": 15}), (2, {})]
     said = told(capsys, "--experiment", "made", *at, "--columns", "avg,collapsed")
-    assert "2 of 2 at steps 14, 15" in said.splitlines()[4]
+    assert "2 of 2 at steps 14, 15" in said.splitlines()[5]
     text = (
         "grpo, countdown, countdown-tiny: the entropy of 2 of 2 at steps 14, 15 fell so low that training ended there."
     )
@@ -300,7 +315,7 @@ def test_a_done_cell_that_nobody_noted_is_told_alike_by_its_folder_and_by_the_ta
         ("outdated", "made by a source that nobody noted"),
         *[("done", None)] * 5,
     ]
-    rows = {row["method"]: row["flags"] for row in listed(capsys, "--experiment", "made", *at)}
+    rows = {row["method"]: row["flags"] for row in trained(listed(capsys, "--experiment", "made", *at))}
     assert rows == {"grpo": ["made by a source that nobody noted"], "clip_b": [], "ppo": []}
     made.end(made.cells[1], "failed", noted=False)  # of an attempt that failed, MLflow has no numbers
     (made.cells[1].folder / "made.json").unlink()
@@ -316,7 +331,7 @@ def test_runs_of_an_older_source_are_flagged_without_a_summary_too(
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         oldest, *_ = Experiment(source, "made", mlflow_uri).runs
         client.set_tag(oldest.id, "source.grpo", "another")
-    rows = {row["method"]: row["flags"] for row in listed(capsys, "--experiment", "made", *at)}
+    rows = {row["method"]: row["flags"] for row in trained(listed(capsys, "--experiment", "made", *at))}
     assert rows == {"grpo": ["made by another source: grpo"], "clip_b": [], "ppo": []}
 
 
@@ -359,7 +374,7 @@ def test_experiments_with_unlike_tasks_are_tables_of_their_own(
 ) -> None:
     Made(tmp_path, mlflow_uri, name="one").end_all()
     Made(tmp_path, mlflow_uri, "eval.tasks=[countdown,aime24]", name="two").end_all()
-    rows = listed(capsys, "--experiment", "one,two", *at)
+    rows = trained(listed(capsys, "--experiment", "one,two", *at))
     assert [(row["experiment"], row["task"]) for row in rows[::3]] == [
         ("one", "countdown"),
         ("two", "countdown"),
@@ -413,7 +428,7 @@ def test_a_thousand_and_one_runs(
                     (copy, str(number), f"cell{number}", first),
                 )
     started = time.process_time()
-    rows = listed(capsys, "--experiment", "made", *at)
+    rows = trained(listed(capsys, "--experiment", "made", *at))
     assert time.process_time() - started < 10
     assert [(row["method"], row["seeds_done"]) for row in rows] == [("grpo", 1000), ("clip_b", 1), ("ppo", 0)]
 

@@ -112,7 +112,7 @@ def test_estimates_and_paired_differences_equal_those_computed_by_hand(matrix: M
         for method in right:
             ends = (2.0, 7.0, 1.0 + seed / 4) if method == "grpo" else (2.5 + seed, 3.0, 2.0)
             matrix.add(method, seed, {"countdown": right[method][seed]}, entropy=ends)
-    grpo, clip = matrix.rows()
+    _, grpo, clip = matrix.rows()
     assert [(r.method, r.task, r.model, r.k, r.baseline) for r in (grpo, clip)] == [
         ("grpo", "countdown", "tiny", 4, "grpo"),
         ("clip_b", "countdown", "tiny", 4, "grpo"),
@@ -139,7 +139,7 @@ def test_estimates_and_paired_differences_equal_those_computed_by_hand(matrix: M
 
 def test_the_headline_k_need_not_be_a_power_of_two(matrix: Matrix) -> None:
     matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
-    assert [list(row.pass_at_k) for row in matrix.rows(k=5)] == [[1, 2, 4, 5]]
+    assert [list(row.pass_at_k) for row in matrix.rows(k=5)] == [[1, 2, 4, 5]] * 2
 
 
 def test_only_expected_cells_that_are_done_count(matrix: Matrix) -> None:
@@ -149,7 +149,7 @@ def test_only_expected_cells_that_are_done_count(matrix: Matrix) -> None:
     matrix.add("grpo", 2, {"countdown": 1 - right["countdown"]}, state="running")
     matrix.add("grpo", 3, {"countdown": 1 - right["countdown"]}, listed=False)  # of an earlier configuration
     matrix.add("clip_b", 0, None)
-    grpo, clip = matrix.rows()
+    _, grpo, clip = matrix.rows()
     assert (grpo.seeds_done, grpo.seeds_expected) == (1, 3)
     assert grpo.avg_at_k is not None
     assert grpo.avg_at_k.mean == pytest.approx(right["countdown"].mean())
@@ -163,7 +163,7 @@ def test_differences_use_the_seeds_that_both_have(matrix: Matrix) -> None:
     for (method, seed), right_JN in right.items():
         if (method, seed) not in (("grpo", 3), ("clip_b", 0)):
             matrix.add(method, seed, {"countdown": right_JN})
-    _, clip = matrix.rows()
+    _, _, clip = matrix.rows()
     paired = np.array([(right["clip_b", s] - right["grpo", s]).mean(axis=1) for s in (1, 2)])
     assert clip.delta_to_baseline is not None
     assert as_tuple(clip.delta_to_baseline) == pytest.approx(slow_difference_interval(paired), abs=1e-9)
@@ -188,16 +188,17 @@ def test_a_flag_of_a_task_is_a_footnote_of_its_table_alone(matrix: Matrix) -> No
     matrix.add("clip_b", 0, right)  # as runs of earlier versions are
     found = matrix.rows()
     assert {(row.method, row.task): row.flags for row in found if row.flags} == {
-        ("grpo", "amc"): ["contaminated: 3 of 6"]
+        ("base model", "amc"): ["contaminated: 3 of 6"],
+        ("grpo", "amc"): ["contaminated: 3 of 6"],
     }
     for how in ("md", "table"):
         lines = render.render(found, how).splitlines()
         assert sum("†" in line for line in lines) == 2
         assert any(line.strip("* ") == "amc, tiny †" for line in lines)
         assert lines[-1].removeprefix("- ") == "† amc: contaminated: 3 of 6"
-    assert [each["flags"] for each in json.loads(render.render(found, "json"))].count([]) == 3
+    assert [each["flags"] for each in json.loads(render.render(found, "json"))].count([]) == 4
     told = csv.DictReader(io.StringIO(render.render(found, "csv")))
-    assert sorted(line["flags"] for line in told) == ["", "", "", "contaminated: 3 of 6"]
+    assert sorted(line["flags"] for line in told) == ["", "", "", "", *["contaminated: 3 of 6"] * 2]
 
 
 def test_runs_come_in_pages(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +381,7 @@ def test_an_interval_that_is_not_symmetric_shows_its_limits() -> None:
 def test_one_exploding_seed_leaves_the_entropy_positive(matrix: Matrix) -> None:
     for seed, last in enumerate((0.15, 0.17, 2.1)):
         matrix.add("grpo", seed, {"countdown": draw(seed, 0.5)}, entropy=(2.0, last))
-    final = matrix.rows()[0].entropy_final
+    final = matrix.rows()[1].entropy_final
     assert as_tuple(final) == pytest.approx(slow_geometric_interval([0.15, 0.17, 2.1]))
     assert final is not None
     assert final.low is not None

@@ -106,10 +106,10 @@ def test_folders_and_mlflow_tell_the_same_story(
         figures.payload(each) for each in every_figure(there)
     ]
     over = titled(here, "Avg@K over train.lr")
-    assert values(over, "x") == {"grpo": [0.001, 0.1], "clip_b": [0.001, 0.1]}
+    assert values(over, "x") == {"base model": [0.001, 0.1], "grpo": [0.001, 0.1], "clip_b": [0.001, 0.1]}
     assert values(over, "y") == {
         name: [pytest.approx(row.avg_at_k.mean, rel=1e-4) for row in here.rows if row.method == name and row.avg_at_k]
-        for name in ("grpo", "clip_b")
+        for name in ("base model", "grpo", "clip_b")
     }
     assert "Avg@K over train.lr" in page.render_page(here)
 
@@ -181,7 +181,7 @@ def test_cells_without_a_run_are_planned(tmp_path: Path, mlflow_uri: str) -> Non
     sync.sync(tmp_path / "a", mlflow_uri)
     told = of_experiment(mlflow_uri, "matrix")
     assert [(cell.method, cell.state) for cell in told.cells] == [("grpo", "done"), ("clip_b", "planned")]
-    assert [(row.method, row.seeds_done) for row in told.rows] == [("grpo", 1), ("clip_b", 0)]
+    assert [(row.method, row.seeds_done) for row in told.rows] == [("base model", 1), ("grpo", 1), ("clip_b", 0)]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,9 @@ def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) ->
         for group in section.groups:
             for _, figure in group.figures:
                 if figure.kind in ("lines", "points", "dots"):
-                    assert [series["name"] for series in figure.series] == ["grpo", "clip_b"]
+                    scores = section.id == "scores" and figure.title != "Avg@K against entropy kept"
+                    drawn = ["base model"] * scores + ["grpo", "clip_b"]
+                    assert [series["name"] for series in figure.series] == drawn
     lows, highs = (values(titled_in(told, "one, small", "Entropy over steps"), key) for key in ("low", "high"))
     assert lows == highs  # one seed, one task, one model: nothing to range over
 

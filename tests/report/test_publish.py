@@ -40,7 +40,7 @@ def test_the_summary_is_the_table_and_is_replaced(
     rows = listed(capsys, "--experiment", "made", "--uri", mlflow_uri)
     with store.store(mlflow_uri, write=False) as client:
         table = client.load_table(experiment.experiment_id, "leaderboard.json")
-        assert list(table["method"]) == ["grpo", "clip_b", "ppo"]
+        assert list(table["method"]) == ["base model", "grpo", "clip_b", "ppo"]
         assert list(table["Avg@K"]) == pytest.approx([row["avg_at_k"]["mean"] for row in rows], abs=1e-12)
         lows = [row["delta_to_baseline"]["low"] for row in rows]
         assert list(table["Avg@K - grpo, low"]) == pytest.approx(
@@ -53,7 +53,7 @@ def test_the_summary_is_the_table_and_is_replaced(
         capsys, "--experiment", "made", "--uri", mlflow_uri, "--format", "md"
     )
     page = Path(places["leaderboard.html"]).read_text()
-    assert page.count("<tr>") == 4
+    assert page.count("<tr>") == 5
     assert "<td>clip_b</td>" in page
     assert one.data.tags["mlflow.source.name"] == "entrobench"
 
@@ -136,7 +136,7 @@ def test_a_server_is_fed_and_read_as_a_file_is(
     made = Made(tmp_path, server, "seeds=[0]", "methods=[grpo,clip_b]").end_all()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     rows = listed(capsys, "--experiment", "made")
-    assert [(row["method"], row["seeds_done"]) for row in rows] == [("grpo", 1), ("clip_b", 1)]
+    assert [(row["method"], row["seeds_done"]) for row in rows] == [("base model", 1), ("grpo", 1), ("clip_b", 1)]
     assert sorted(held(server)[2]) == sorted(cell.key for cell in made.cells)
     if name == "guarded":
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
