@@ -20,7 +20,8 @@ from harness.composition import Method
 from harness.config import Config, told, variants
 from harness.method import Composition
 from harness.record import made
-from harness.record.spec import CellSpec
+from harness.record.spec import FILE as SPEC
+from harness.record.spec import CellSpec, key_in
 from harness.record.state import Progress
 from harness.rollout import choice, models
 from harness.rollout.models import Model
@@ -175,7 +176,11 @@ class Cell:
         return {name: made.digest(cls) for name, cls in self.components.items()}
 
     def progress(self) -> Progress:
-        return Progress.read(self.folder, self.sources)
+        """Return how far the cell is; what another cell has left in its folder is a failure."""
+        found, other = Progress.read(self.folder, self.sources), key_in(self.folder)
+        if found.state == "planned" or other in (None, self.key):
+            return found
+        return Progress("failed", str(Damaged(self.folder / SPEC, f"it is of the cell {other}")))
 
 
 def cells(config: Config) -> list[Cell]:

@@ -171,8 +171,7 @@ def prepare(cell: Cell) -> None:
     try:
         with lease.briefly(cell.folder) as ours:
             if ours:
-                mend(cell.folder)
-                cell.spec.write(cell.folder)
+                mend(cell.folder, cell.spec)
     except Unwritten as error:
         raise Unprepared(cell, str(error)) from error
     except OSError as error:

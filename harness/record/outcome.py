@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from harness.base import files
+from harness.record import evals
 from harness.record.spec import CellSpec
 from harness.record.state import State
 
@@ -40,8 +40,9 @@ def curve(lines: list[dict[str, Any]], key: str) -> list[float]:
 def evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Returns the last evaluation of each task, beside the answers before any training (step 0) if there are some."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted((folder / "evals").glob("*.json")):  # the step is the end of a name, with leading zeros
-        record = files.read_json(path)
+    logged = {line["step"]: line["metrics"] for line in lines}
+    for path, record in evals.every(folder):
+        evals.check(path, record, logged.get(record["step"], {}))
         task = record["task"]
         before = answers(record) if record["step"] == 0 else found.get(task, {}).get("before")
         found[task] = {

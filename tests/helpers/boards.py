@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from harness import cli
-from harness.base import files
 from harness.config import Config, load
 from harness.matrix import Cell, cells
-from harness.record import made, sync
+from harness.record import evals, made, sums, sync
 from harness.record.log import MetricsLog
 from harness.record.state import State
 from harness.report import publish
@@ -44,7 +43,8 @@ class Made:
                 drawn = np.random.default_rng([cell.seed, *(cell.method.encode() if step else [])])
                 right = (drawn.random((6, 16)) < 0.3).astype(int).tolist()
                 told = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
-                files.write_json(cell.folder / "evals" / f"{task}-{step:06d}.json", told)
+                evals.write(cell.folder, told)
+        sums.write(cell.folder)
         State(state, durable_step=1, seconds=1800, device="cpu").write(cell.folder)
         sync.sync(cell.folder, self.config.tracking_uri)
 
