@@ -19,7 +19,7 @@ from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once,
 
 import baselines
 import tasks
-from harness.base import files, ranks, standing
+from harness.base import ranks, standing
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import ended, python
 from harness.composition import components

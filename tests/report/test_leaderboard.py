@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.base import files
 from harness.base.errors import UserError
 from harness.base.statistics import Estimate
 from harness.config import Config
-from harness.record import reader, runs, store, sync
+from harness.record import evals, reader, runs, store, sums, sync
 from harness.record.log import MetricsLog
 from harness.record.spec import CellSpec
 from harness.record.state import State
@@ -67,7 +66,8 @@ class Matrix:
             for step, matrix in ((0, 1 - right_JN), (len(entropy), right_JN)):
                 told = (flags or {}).get(task, [])
                 result = {"task": task, "step": step, "problems": problems, "right": matrix.tolist(), "flags": told}
-                files.write_json(folder / "evals" / f"{task}-{step:06d}.json", result)
+                evals.write(folder, result)
+        sums.write(folder)
         State(state, durable_step=len(entropy)).write(folder)
         sync.sync(folder, self.uri)
 

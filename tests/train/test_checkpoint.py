@@ -112,7 +112,7 @@ def unsealed_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [empty, null, of_another_cell, unsealed_file])
-def test_a_checkpoint_that_does_not_say_whose_it_is_is_passed_over(harm: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_checkpoint_that_says_no_owner_is_passed_over(harm: Callable[[Path], None], tmp_path: Path) -> None:
     saved(tmp_path, 2, 4)
     harm(tmp_path / "step-000004")
     check(tmp_path, 2)
