@@ -77,7 +77,7 @@ def test_what_another_source_made_is_not_continued(
     [aside] = made.earlier(planned.folder)
     assert (Made.read(aside), State.read(aside)) == (old, left)
     assert (aside / "metrics.jsonl").read_text() == "the old numbers"
-    assert not (planned.folder / "metrics.jsonl").exists()
+    assert (planned.folder / "metrics.jsonl").read_text() == ""
     assert begun(planned).attempt != old.attempt
     assert State.read(planned.folder) == State("done", durable_step=7), "with the seconds of its own"
     assert "begins anew: the earlier attempt was made by another source: clip_b" in capsys.readouterr().out

@@ -5,10 +5,10 @@
 
 A lease is taken by renaming a folder to the next number, which succeeds for one process alone, on NFS too. It may be
 taken when the last one was given back, when its owner is known to be dead, or when it was not touched for a minute:
-its owner may only stand still, so nobody can know. A
-sign of life that is dated ahead of the clock is dated now by the first process that looks at it. Hence the fence: what the owner writes into the cell's folder goes
-through the folder of its lease, and the next owner removes that folder first. Whoever wakes up then finds no way to
-write, at whatever place he was stopped.
+its owner may only stand still, so nobody can know. A sign of life that is dated ahead of the clock is dated now by the
+first process that looks at it. Hence the fence: what the owner writes into the cell's folder goes through the folder
+of its lease, and the next owner removes that folder first. Whoever wakes up then finds no way to write, at whatever
+place he was stopped.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A folder `step-000020` holds, by torch.distributed.checkpoint, the tensors in safetensors files (each rank writes its
 shards; nothing is pickled), all else as JSON, and, sealed, the SHA-256 sums of these files with the cell and the step
-that they are of. It gets its name when all of that is on disk. While a cell trains the newest two are kept: where the sums say that the newest is damaged, the one before
-it is used.
+that they are of. It gets its name when all of that is on disk. While a cell trains the newest two are kept: where the
+sums say that the newest is damaged, or another cell's, the one before it is used.
 """
 
 from __future__ import annotations

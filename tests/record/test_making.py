@@ -79,7 +79,7 @@ def test_a_store_whose_maker_is_ended_is_made_by_the_next_one(ending: signal.Sig
         assert not path.exists() or making.looked_at(path).version == making.newest()
         send(path, "second")
         assert {"Default", "second"} <= {*experiments(path)}
-        assert not [file for file in tmp_path.glob(f".{number}.db*")], "what was half made is gone"
+        assert not list(tmp_path.glob(f".{number}.db*")), "what was half made is gone"
 
 
 @pytest.mark.processes
@@ -127,8 +127,8 @@ def at_revision(path: Path, back: int, *, run: bool) -> None:
         connection.execute("INSERT INTO experiments (experiment_id, name, lifecycle_stage) VALUES (7, 'old', 'active')")
         if run:
             connection.execute(
-                "INSERT INTO runs (run_uuid, name, experiment_id, lifecycle_stage, status, start_time, artifact_uri) "
-                "VALUES ('a1', 'kept', 7, 'active', 'FINISHED', 5, 'file:///a')"
+                "INSERT INTO runs (run_uuid, name, experiment_id, lifecycle_stage, status, start_time, user_id, "
+                "artifact_uri) VALUES ('a1', 'kept', 7, 'active', 'FINISHED', 5, 'u', 'file:///a')"
             )
             connection.execute(
                 "INSERT INTO metrics (key, value, timestamp, run_uuid, step, is_nan) VALUES ('m', 0.5, 6, 'a1', 1, 0)"
