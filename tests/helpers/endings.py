@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from harness.record.state import State
 def end(folder: Path, **fields: Any) -> None:
     """Seal the records that a cell's folder holds, and call it done."""
     folder.mkdir(parents=True, exist_ok=True)
+    before = State.read(folder)
     (folder / log.FILE).touch()
     sums.write(folder)
-    State("done", **fields).write(folder)
+    dataclasses.replace(before, state="done", **fields).write(folder)

@@ -123,14 +123,14 @@ def at_revision(path: Path, back: int, *, run: bool) -> None:
         settings.attributes["connection"] = connection
         command.upgrade(settings, older)
     engine.dispose()
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("INSERT INTO experiments (experiment_id, name, lifecycle_stage) VALUES (7, 'old', 'active')")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("INSERT INTO experiments (experiment_id, name, lifecycle_stage) VALUES (7, 'old', 'active')")
         if run:
-            connection.execute(
+            database.execute(
                 "INSERT INTO runs (run_uuid, name, experiment_id, lifecycle_stage, status, start_time, user_id, "
                 "artifact_uri) VALUES ('a1', 'kept', 7, 'active', 'FINISHED', 5, 'u', 'file:///a')"
             )
-            connection.execute(
+            database.execute(
                 "INSERT INTO metrics (key, value, timestamp, run_uuid, step, is_nan) VALUES ('m', 0.5, 6, 'a1', 1, 0)"
             )
 
