@@ -124,7 +124,7 @@ def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, mo
     assert found.state == "failed"
     assert str(found.reason).startswith("plugin no_such_plugin cannot be imported")
     assert Made.read(planned.folder) is None
-    end(planned.folder, reason=None, seconds=0.0)
+    end(planned.folder, seconds=0.0)
     with pytest.raises(SystemExit, match="failed: "):
         cell.main(str(planned.folder))
     assert State.read(planned.folder) == State("done"), "what was done before is not taken back"

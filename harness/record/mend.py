@@ -28,16 +28,17 @@ STEP = re.compile(r".+-(\d+)\.jsonl?")  # an evaluation or samples, by the step
 def mend(folder: Path, spec: CellSpec) -> None:
     """Make a cell able to go on, and write down what it is. Nobody else may be working on it."""
     files.sweep(folder)
+    try:
+        State.read(folder)
+    except Damaged as damage:
+        lines, _ = MetricsLog(folder).whole()
+        seconds = lines[-1]["time"] - lines[0]["time"] if lines else 0.0  # at least nearly
+        State("running", seconds=seconds).write(folder)
+        say(folder, f"{damage}; the cell goes on without it")
     restore(folder, spec)
     lines, _ = MetricsLog(folder).whole()
     saved, unusable = sealed(folder, spec.cell)
     there = bool(saved or unusable)
-    try:
-        State.read(folder)
-    except Damaged as damage:
-        seconds = lines[-1]["time"] - lines[0]["time"] if lines else 0.0  # at least nearly
-        State("running", seconds=seconds).write(folder)
-        say(folder, f"{damage}; the cell goes on without it")
     attempt = attempt_of(folder, begun=bool(lines or there))
     damages = dict(harms(folder, max(saved, default=-1)))
     done = State.read(folder).state == "done"

@@ -13,7 +13,7 @@ from harness.record.state import State
 def end(folder: Path, **fields: Any) -> None:
     """Seal the records that a cell's folder holds, and call it done."""
     folder.mkdir(parents=True, exist_ok=True)
-    before = State.read(folder)
+    before = State.known(folder)
     (folder / log.FILE).touch()
     sums.write(folder)
-    dataclasses.replace(before, state="done", **fields).write(folder)
+    dataclasses.replace(before, state="done", **{"reason": None, **fields}).write(folder)
