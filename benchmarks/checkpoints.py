@@ -86,7 +86,7 @@ def load_and_save(found: dict[str, float], way: str, kept: Path, model: Path) ->
         for weight in policy.weights.values():
             weight.grad = torch.ones_like(weight)
         policy.apply(1e-6)
-        checkpoints, before = Checkpoints(kept), forget()
+        checkpoints, before = Checkpoints(kept, "benchmark"), forget()
         start, thread = time.process_time(), time.thread_time()
         checkpoints.save(1, policy.state(), {})
         found["copy"] = time.thread_time() - thread

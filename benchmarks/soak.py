@@ -3,10 +3,10 @@
     python -m benchmarks.soak [minutes] [cells] [seed] [ranks]
 
 The victim is a cell, one of its ranks if it has several, the server that cells are forked from, the runner, or all of
-them; the moment a phase of a cell, a write, or any, and first of all while the base model of the matrix is made and
-while problems are filtered. What must be as if nothing had happened: every number but times, every sample, every
-weight, and MLflow with each attempt and each point once. No cell may outlive its runner for more than some seconds,
-and no memory or files of the runner may grow while cells come and go.
+them; the moment a phase of a cell, a write, or any, and first of all while the base model of the matrix is made, while
+problems are filtered, and while its MLflow store is made. What must be as if nothing had happened: every number but
+times, every sample, every weight, and MLflow with each attempt and each point once. No cell may outlive its runner for
+more than some seconds, and no memory or files of the runner may grow while cells come and go.
 """
 
 from __future__ import annotations
@@ -49,12 +49,18 @@ MODEL = {
 }
 ASKED = len(Countdown(count=2).problems("train"))  # by the filter, in more than one batch
 # With the victim. These come once in a matrix whose cache is empty, so they are the first that are waited for.
-ONCE = (("making the model", "runner"), ("filter", "all"))
+ONCE = (("making the model", "runner"), ("filter", "all"), ("making the store", "runner"))
 VICTIMS = ("cell", "server", "runner", "all")
 PHASES = ("loading the model", "rollout", "update", "evaluate", "saving the model")
 MOMENTS = (*PHASES, "importing", "checkpoint", "line", "done", "any")
 LATEST = 60.0  # seconds to wait for a moment on an idle machine
-LONGER = {"any": 3.0, "importing": 3.0, "making the model": 1.0}  # at most so many seconds after it has come
+CERTAIN = 600.0  # for one that comes once in each matrix
+LONGER = {
+    "any": 3.0,
+    "importing": 3.0,
+    "making the model": 1.0,
+    "making the store": 0.3,
+}  # at most so many seconds after it has come
 ORPHANS = 10.0  # seconds for cells to end whose runner was killed
 KEPT = 4  # ends of cells after which a file counts as kept: twice the cells that two cores run at once
 GROWTH = 32 * 2**20  # bytes that the runner may grow by after a quarter of its cells
@@ -138,6 +144,10 @@ def half_filtered(cache: Path) -> bool:
     return any(len(json.loads(path.read_bytes())["right"]) < ASKED for path in cache.glob("filters/*.json"))
 
 
+def half_stored(results: Path) -> bool:
+    return any(results.glob(".mlflow.db.*/mlflow.db"))
+
+
 def comes(moment: str, run: Run) -> Callable[[], bool]:
     """Returns what says whether a moment has come since now."""
     folder = run.folder
@@ -146,6 +156,8 @@ def comes(moment: str, run: Run) -> Callable[[], bool]:
         return lambda: half_made(run.cache)
     if moment == "filter":
         return lambda: half_filtered(run.cache)
+    if moment == "making the store":
+        return lambda: half_stored(folder.parent)
     if moment == "importing":
         return lambda: bool(run.parts()["server"])
     if moment == "checkpoint":
@@ -173,7 +185,8 @@ def holds(come: Callable[[], bool]) -> bool:
 
 def wait(run: Run, moment: str, dice: random.Random) -> bool:
     """Waits for a moment and a little longer, as long as the run goes on; returns whether it does."""
-    come, deadline = comes(moment, run), time.monotonic() + patient(LATEST)
+    once = any(moment == each for each, _ in ONCE)
+    come, deadline = comes(moment, run), time.monotonic() + patient(CERTAIN if once else LATEST)
     while run.process.poll() is None and time.monotonic() < deadline and not holds(come):
         time.sleep(0.002)
     time.sleep(dice.random() * LONGER.get(moment, 0.05))

@@ -19,18 +19,20 @@ from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once,
 
 import baselines
 import tasks
-from harness.base import files, ranks, standing
+from harness.base import ranks, standing
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import ended, python
 from harness.composition import components
 from harness.diary import Diary, ending
-from harness.record import lease, made, sums
+from harness.record import evals, lease, made, sums
 from harness.record.log import MetricsLog, collapse
 from harness.record.made import Made
+from harness.record.saved import FOLDER as CHECKPOINTS
 from harness.record.spec import CellSpec
 from harness.record.state import State
 from harness.rollout import choice, digests, models
 from harness.train import sources
+from harness.train.checkpoint import Checkpoints, NoneWhole
 from harness.train.parts import build, device_of, unread
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
@@ -53,8 +55,8 @@ def check_complete(trainer: Trainer) -> None:
         raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {len(expected)} were expected")
     for task in trainer.parts.evaluation_tasks:
         samples = config.eval.of(task.name).samples
-        result = files.read_json(trainer.folder / "evals" / f"{task.name}-{expected[-1]:06d}.json")
-        if not result["right"] or {len(row) for row in result["right"]} != {samples}:
+        result = evals.read(evals.place(trainer.folder, task.name, expected[-1]))
+        if {len(row) for row in result["right"]} != {samples}:
             raise CellFailure(f"the last evaluation of {task.name} lacks samples")
 
 
@@ -73,15 +75,21 @@ def work(folder: Path, wait: float | None = None) -> None:
         ):
             if minutes is not None:
                 diary.end_when_still(room, minutes)
-            if ranks.of_first(begin(folder, spec) if ranks.number() == 0 else None):
-                run(folder, spec, diary, device)
+            if not ranks.of_first(begin(folder, spec) if ranks.number() == 0 else None):
+                return
+            checkpoints = Checkpoints(folder / CHECKPOINTS, spec.cell)
+            try:
+                checkpoints.latest()
+            except NoneWhole:
+                ranks.of_first(begin(folder, spec, lost=True) if ranks.number() == 0 else None)
+            run(folder, spec, diary, device, checkpoints)
 
 
-def run(folder: Path, spec: CellSpec, diary: Diary, device: str) -> None:
+def run(folder: Path, spec: CellSpec, diary: Diary, device: str, checkpoints: Checkpoints) -> None:
     with Verifier.of(spec.config.verify) as verifier:
         with standing.here.at("loading the model"):
             parts = build(spec, verifier, diary.say)
-            trainer = Trainer(parts, folder)
+            trainer = Trainer(parts, folder, checkpoints)
         diary.note(reason=unread(parts, spec), device=device, where=where(device))
         signal.signal(signal.SIGUSR2, lambda *_: ranks.leaving.set())
         trainer.run(lambda step: diary.note(durable_step=step), ranks.leaving.is_set)
@@ -182,15 +190,20 @@ def write_log(place: Path) -> None:
     os.close(log)
 
 
-def begin(place: Path, spec: CellSpec) -> bool:
-    """Sets aside what another source has made, and writes down what makes this attempt if it is a new one; returns
-    whether something is left to do, as another process may have done it meanwhile."""
+def begin(place: Path, spec: CellSpec, *, lost: bool = False) -> bool:
+    """Write down what makes this attempt, and return whether something is left to do.
+
+    An attempt of another source, or one that has `lost` all checkpoints, is set aside first. Another process may have
+    ended the cell meanwhile.
+    """
     found = sources.components(spec)
     present = {name: IMPORTED.get(cls) or made.digest(cls) for name, cls in found.items()}
     earlier = Made.read(place)
     if earlier is None and State.read(place).state == "done":
         earlier = made.unnoted(place)
-    why = None if earlier is None else made.by_another_source(earlier.sources, present)
+    why = "left without a whole checkpoint" if lost else None
+    if why is None and earlier is not None:
+        why = made.by_another_source(earlier.sources, present)
     if why is None and State.read(place).state == "done":
         return False
     base_model = base_model_of(spec)

@@ -20,13 +20,15 @@ from harness.composition import Method
 from harness.config import Config, told, variants
 from harness.method import Composition
 from harness.record import made
-from harness.record.spec import CellSpec
+from harness.record.spec import FILE as SPEC
+from harness.record.spec import CellSpec, key_in
 from harness.record.state import Progress
 from harness.rollout import choice, models
 from harness.rollout.models import Model
 from tasks import check_split
 
 MARKER = "matrix.json"
+HALF_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\d+")  # while a process writes it, or left by one that was killed
 AXES = ("method", "task", "model")
 LONGEST_NAME = 180  # characters of a cell's folder before its key; options may hold whole sentences
 
@@ -175,7 +177,11 @@ class Cell:
         return {name: made.digest(cls) for name, cls in self.components.items()}
 
     def progress(self) -> Progress:
-        return Progress.read(self.folder, self.sources)
+        """Return how far the cell is; what another cell has left in its folder is a failure."""
+        found, other = Progress.read(self.folder, self.sources), key_in(self.folder)
+        if found.state == "planned" or other in (None, self.key):
+            return found
+        return Progress("failed", str(Damaged(self.folder / SPEC, f"it is of the cell {other}")))
 
 
 def cells(config: Config) -> list[Cell]:
@@ -237,8 +243,13 @@ def claim(config: Config) -> None:
 
 
 def check_owner(config: Config) -> None:
-    """Refuses a results folder that is another's."""
+    """Refuse a results folder that is another's.
+
+    Its files are listed before the look at the marker: another runner, which may begin now, makes none before that.
+    """
     folder, marker = config.folder, config.folder / MARKER
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    others = [name for name in names if name != MARKER and not HALF_MARKER.fullmatch(name)]
     if marker.exists():
         owner = named_in(marker) or recorded_in(folder)
         if owner is None:
@@ -247,7 +258,7 @@ def check_owner(config: Config) -> None:
             raise UserError(
                 f"{folder} belongs to the matrix {owner!r}, not {config.name!r}; choose another name= or results="
             )
-    elif folder.exists() and any(folder.iterdir()):
+    elif others:
         raise UserError(f"{folder} holds files that entrobench did not make; choose another name= or results=")
 
 

@@ -16,7 +16,9 @@ from harness.base import files, ranks, seeds, standing
 from harness.base.errors import CellFailure
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Signal
+from harness.record import evals
 from harness.record.log import MetricsLog, collapse
+from harness.record.saved import FOLDER as CHECKPOINTS
 from harness.rollout import proof
 from harness.rollout.together import led
 from harness.tokens import dynamics, metrics
@@ -32,13 +34,13 @@ from tasks import Task, Verdict
 
 
 class Trainer:
-    def __init__(self, parts: Parts, folder: Path) -> None:
+    def __init__(self, parts: Parts, folder: Path, checkpoints: Checkpoints | None = None) -> None:
         self.parts, self.folder = parts, folder
         self.config, self.method, self.engine = parts.config, parts.method, parts.engine
         self.policy, self.critic = parts.policy, parts.critic
         self.collector = Collector(parts, folder)
         self.log = MetricsLog(folder)
-        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.checkpoints = checkpoints or Checkpoints(folder / CHECKPOINTS, parts.cell)
         self.done_steps = -1  # -1: not even the evaluation before training is done
         self.collapsed: int | None = None  # the step after which training ends early
 
@@ -246,22 +248,19 @@ class Trainer:
         )
         wanted = [problem.id for problem in task.problems(settings.split)[: settings.problems]]
         invariants.check_evaluation(result.problems, wanted, result.right, settings.samples)
-        name = f"{task.name}-{step:06d}"
-        files.write_json(
-            self.folder / "evals" / f"{name}.json",
-            {
-                "task": task.name,
-                "step": step,
-                "problems": result.problems,
-                "right": result.right,
-                "right_distinct": result.right_distinct,
-                "solutions": result.solutions,
-                "verdicts": result.verdicts,
-                "metrics": result.metrics,
-                "flags": task.flags(self.parts.task.name),
-            },
-        )
-        files.write_lines(self.folder / "samples" / f"evaluate-{name}.jsonl", result.samples)
+        record = {
+            "task": task.name,
+            "step": step,
+            "problems": result.problems,
+            "right": result.right,
+            "right_distinct": result.right_distinct,
+            "solutions": result.solutions,
+            "verdicts": result.verdicts,
+            "metrics": result.metrics,
+            "flags": task.flags(self.parts.task.name),
+        }
+        evals.write(self.folder, record)
+        files.write_lines(self.folder / "samples" / f"evaluate-{task.name}-{step:06d}.jsonl", result.samples)
         return {f"eval/{task.name}/{key}": value for key, value in result.metrics.items()}
 
     def learners(self) -> dict[str, Policy | Critic]:

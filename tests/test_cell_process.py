@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from endings import end
 
 import baselines
 from harness import cell, config, matrix
@@ -27,7 +28,7 @@ from harness.rollout import models
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> matrix.Cell:
     """Returns a cell as a launcher leaves it, for a process whose log is not redirected."""
     monkeypatch.setattr(cell, "write_log", lambda place: None)
-    monkeypatch.setattr(cell, "run", lambda place, *_: state.change(place, state="done", durable_step=7))
+    monkeypatch.setattr(cell, "run", lambda place, *_: end(place, durable_step=7))
     found = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))[1]
     found.spec.write(found.folder)
     return found
@@ -78,7 +79,7 @@ def test_what_another_source_made_is_not_continued(
     [aside] = made.earlier(planned.folder)
     assert (Made.read(aside), State.read(aside)) == (old, left)
     assert (aside / "metrics.jsonl").read_text() == "the old numbers"
-    assert not (planned.folder / "metrics.jsonl").exists()
+    assert (planned.folder / "metrics.jsonl").read_text() == ""
     assert begun(planned).attempt != old.attempt
     assert State.read(planned.folder) == State("done", durable_step=7), "with the seconds of its own"
     assert "begins anew: the earlier attempt was made by another source: clip_b" in capsys.readouterr().out
@@ -180,7 +181,7 @@ def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, mo
     assert found.state == "failed"
     assert str(found.reason).startswith("plugin no_such_plugin cannot be imported")
     assert Made.read(planned.folder) is None
-    State("done").write(planned.folder)
+    end(planned.folder, seconds=0.0)
     with pytest.raises(SystemExit, match="failed: "):
         cell.main(str(planned.folder))
     assert State.read(planned.folder) == State("done"), "what was done before is not taken back"

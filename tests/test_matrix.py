@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import baselines
-from harness import config
+from harness import config, matrix
 from harness.base import devices, registry
 from harness.base.errors import UserError
 from harness.matrix import Cell, cells
@@ -196,3 +196,48 @@ def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:
     assert one.config.tracking_uri == "http://me:secret@host"
     assert one.spec.settings["tracking"]["uri"] == "http://me:***@host"
     assert "secret" not in (one.folder / "config.yaml").read_text()
+
+
+def test_a_marker_that_is_half_written_blocks_nothing(tmp_path: Path) -> None:
+    """Another runner writes it now, or was killed while it did."""
+    settings = config.load("smoke", [f"results={tmp_path}"])
+    settings.folder.mkdir()
+    (settings.folder / ".matrix.json.4567").write_text("{")
+    matrix.claim(settings)
+    assert matrix.named_in(settings.folder / "matrix.json") == "smoke"
+    (settings.folder / "matrix.json").unlink()
+    (settings.folder / "matrix.json.4567").write_text("somebody's")
+    with pytest.raises(UserError, match="holds files that entrobench did not make"):
+        matrix.claim(settings)
+
+
+@pytest.mark.parametrize("moment", ["exists", "iterdir"])
+def test_a_marker_that_another_runner_writes_meanwhile_is_seen(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes with all that belongs to it right after the look at the marker, or at the folder."""
+    settings = config.load("smoke", [f"results={tmp_path}"])
+    settings.folder.mkdir()
+    exists, iterdir = Path.exists, Path.iterdir
+    looks: list[str] = []
+
+    def then_begin(look: Any, name: str) -> Any:
+        def both(path: Path) -> Any:
+            answer = look(path)
+            answer = list(answer) if name == "iterdir" else answer
+            looked = settings.folder if name == "iterdir" else settings.folder / "matrix.json"
+            if (name, path) == (moment, looked) and not looks:
+                looks.append(name)
+                with monkeypatch.context() as patch:
+                    patch.setattr(Path, "exists", exists)
+                    patch.setattr(Path, "iterdir", iterdir)
+                    matrix.claim(settings)
+                    (settings.folder / "a cell").mkdir()
+            return iter(answer) if name == "iterdir" else answer
+
+        return both
+
+    monkeypatch.setattr(Path, "exists", then_begin(exists, "exists"))
+    monkeypatch.setattr(Path, "iterdir", then_begin(iterdir, "iterdir"))
+    matrix.check_owner(settings)
+    assert looks

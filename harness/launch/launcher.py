@@ -67,6 +67,10 @@ class Watcher(Protocol):
 
     def tick(self, running: list[Cell], waiting: int) -> None: ...
 
+    def elsewhere(self, cell: Cell, owner: str) -> None:
+        """Hears that another process works on a cell, which is waited for."""
+        ...
+
     def ended(self, cell: Cell, reason: str | None) -> None:
         """Hears of its end; and of the reason, where the launcher is who gives it."""
         ...
@@ -145,6 +149,8 @@ def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float
                 running.remove(life)
                 if code == lease.BUSY:
                     elsewhere.append(cell)
+                    if owner := lease.holder(cell.folder):
+                        watcher.elsewhere(cell, str(owner))
                     continue
                 if code == LOST and cell.key not in again:
                     again.add(cell.key)
@@ -171,8 +177,7 @@ def prepare(cell: Cell) -> None:
     try:
         with lease.briefly(cell.folder) as ours:
             if ours:
-                mend(cell.folder)
-                cell.spec.write(cell.folder)
+                mend(cell.folder, cell.spec)
     except Unwritten as error:
         raise Unprepared(cell, str(error)) from error
     except OSError as error:

@@ -136,6 +136,9 @@ class LiveView:
             self.console.print("starting the processes")
         self.started = True
 
+    def elsewhere(self, cell: Cell, owner: str) -> None:
+        self.console.print(f"{cell.label}: waits for {owner}, which works on it", style="yellow")
+
     def ended(self, cell: Cell, reason: str | None) -> None:
         self.feed(cell, last=True)
         progress = cell.progress()

@@ -5,9 +5,10 @@
 
 A lease is taken by renaming a folder to the next number, which succeeds for one process alone, on NFS too. It may be
 taken when the last one was given back, when its owner is known to be dead, or when it was not touched for a minute:
-its owner may only stand still, so nobody can know. Hence the fence: what the owner writes into the cell's folder goes
-through the folder of its lease, and the next owner removes that folder first. Whoever wakes up then finds no way to
-write, at whatever place he was stopped.
+its owner may only stand still, so nobody can know. A sign of life that is dated ahead of the clock is dated now by the
+first process that looks at it. Hence the fence: what the owner writes into the cell's folder goes through the folder
+of its lease, and the next owner removes that folder first. Whoever wakes up then finds no way to write, at whatever
+place he was stopped.
 """
 
 from __future__ import annotations
@@ -101,7 +102,18 @@ class Lease:
         except FileNotFoundError:  # it has been taken over
             return False
         # Only the clock of the file system tells how long that is: those of machines may differ.
-        return abs(time.time() - beat) > PATIENCE / 2 and clock(self.room.parent) - beat > PATIENCE
+        age = clock(self.room.parent) - beat if abs(time.time() - beat) > PATIENCE / 2 else 0.0
+        if age < -PATIENCE / 2:
+            self.date()
+        return age > PATIENCE
+
+    def date(self) -> None:
+        """Date the last sign of life now, where a clock that was wrong has dated it ahead.
+
+        An owner that lives dates it again; of one that is gone it gets old from now on.
+        """
+        with contextlib.suppress(OSError):  # gone by now, or not ours to write: then it is as old as it says
+            os.utime(self.room / "owner")
 
 
 def clock(folder: Path) -> float:

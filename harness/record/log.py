@@ -1,4 +1,4 @@
-"""metrics.jsonl, the truth of a cell: one line a step."""
+"""metrics.jsonl, the truth of a cell: one sealed line for each step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.base import files
+from harness.base import files, seal
 from harness.base.errors import Damaged
 
 FILE = "metrics.jsonl"
@@ -16,14 +16,14 @@ TAIL = 2**16  # bytes at the end of the file that are read for the last lines
 
 
 class MetricsLog:
-    """metrics.jsonl of a cell: one line a step."""
+    """metrics.jsonl of a cell."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
 
     def append(self, step: int, time: float, metrics: dict[str, float]) -> None:
         # On disk when this returns: a checkpoint must not outlive the lines before it.
-        files.append(self.path, json.dumps({"step": step, "time": time, "metrics": metrics}) + "\n")
+        files.append(self.path, sealed({"step": step, "time": time, "metrics": metrics}))
 
     def read(self) -> list[dict[str, Any]]:
         """Returns the whole lines: a process may have been killed in the middle of the last, or be writing it now."""
@@ -50,7 +50,7 @@ class MetricsLog:
         self.write(line for line in self.read() if line["step"] <= step)
 
     def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        files.write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+        files.write_text(self.path, "".join(map(sealed, lines)))
 
 
 def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | None:
@@ -61,9 +61,15 @@ def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | N
     return next((line["step"] for line in lines if line["metrics"].get("entropy/mean", below) < below), None)
 
 
+def sealed(record: Mapping[str, Any]) -> str:
+    return seal.close_json(json.dumps(record)) + "\n"
+
+
 def parsed(line: bytes, path: Path) -> dict[str, Any]:
+    """Return the record of a step that a line holds; refuse a line that was changed since it was written."""
+    content = seal.open_json(line, path, "one of its lines")
     try:
-        record = json.loads(line)
+        record = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise Damaged(path, f"one of its lines is no JSON ({error})") from error
     if not isinstance(record, dict) or record.keys() != {"step", "time", "metrics"}:

@@ -70,6 +70,14 @@ class Made:
             raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
         return cls(**given)
 
+    @classmethod
+    def known(cls, folder: Path) -> Made | None:
+        """Return the record of the attempt in a folder; None where there is none that can be read."""
+        try:
+            return cls.read(folder)
+        except Damaged:
+            return None
+
     def write(self, folder: Path) -> None:
         files.write_json(folder / FILE, dataclasses.asdict(self))
 

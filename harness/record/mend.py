@@ -1,7 +1,8 @@
 """Mends the records of a cell that were damaged or lost, so that the cell goes on from its last good state.
 
 A checkpoint vouches for nothing but itself: it is used where all steps and evaluations up to it are whole. Without such
-a checkpoint the attempt is set aside, and the cell begins anew. What was found and done stands in the cell's log.
+a checkpoint the attempt is set aside, and the cell begins anew, but for one that is done and lacks its model alone.
+What was found and done stands in the cell's log.
 """
 
 from __future__ import annotations
@@ -13,51 +14,108 @@ from pathlib import Path
 
 from harness.base import files
 from harness.base.errors import Damaged
-from harness.record import log, made, state, sums
+from harness.record import evals, log, made, state, sums
+from harness.record import saved as seals
 from harness.record.log import MetricsLog
 from harness.record.made import Made
+from harness.record.saved import FOLDER as CHECKPOINTS
+from harness.record.spec import CellSpec, key_in
 from harness.record.state import State
 
-SAVED = re.compile(r"step-(\d+)")  # a checkpoint
 STEP = re.compile(r".+-(\d+)\.jsonl?")  # an evaluation or samples, by the step
 
 
-def mend(folder: Path) -> None:
-    """Makes a cell able to go on. Nobody else may be working on it."""
+def mend(folder: Path, spec: CellSpec) -> None:
+    """Make a cell able to go on, and write down what it is. Nobody else may be working on it."""
     files.sweep(folder)
-    lines, _ = MetricsLog(folder).whole()
-    saved = sorted(
-        int(found[1]) for path in (folder / "checkpoints").glob("*") if (found := SAVED.fullmatch(path.name))
-    )
     try:
         State.read(folder)
     except Damaged as damage:
+        lines, _ = MetricsLog(folder).whole()
         seconds = lines[-1]["time"] - lines[0]["time"] if lines else 0.0  # at least nearly
         State("running", seconds=seconds).write(folder)
         say(folder, f"{damage}; the cell goes on without it")
-    try:
-        sums.noted(folder)
-    except Damaged as damage:
-        (folder / sums.FILE).unlink()
-        say(folder, f"{damage}; the cell goes on without it")
-    attempt = attempt_of(folder, begun=bool(lines or saved))
+    restore(folder, spec)
+    lines, _ = MetricsLog(folder).whole()
+    saved, unusable = sealed(folder, spec.cell)
+    there = bool(saved or unusable)
+    attempt = attempt_of(folder, begun=bool(lines or there))
     damages = dict(harms(folder, max(saved, default=-1)))
-    if attempt is None or not damages:
+    done = State.read(folder).state == "done"
+    if attempt is None or not (damages or (there and not saved and not done)):
         return
-    good = min(len(lines), *damages.values()) - 1
-    told = "; ".join(str(damage) for damage in damages)
+    good = min([len(lines), *damages.values()]) - 1
+    told = "; ".join(map(str, damages or unusable))
     usable = [step for step in saved if step <= good]
     keep_whole_lines(folder)
-    if usable:
+    only_model = done and ended(folder, spec, len(lines)) and all(step == len(lines) for step in damages.values())
+    if only_model and not any(seals.whole(path, spec.cell) for path in checkpoints(folder).values()):
+        keep_numbers(folder, told)
+    elif usable:
         for step in saved[len(usable) :]:
-            shutil.rmtree(folder / "checkpoints" / f"step-{step:06d}")
+            shutil.rmtree(folder / CHECKPOINTS / seals.name_of(step))
         (folder / sums.FILE).unlink(missing_ok=True)
         state.change(folder, state="running", reason=None, durable_step=usable[-1])
         say(folder, f"{told}; the cell goes on from step {usable[-1]}")
-    elif saved or State.read(folder).state == "done":
+    elif there or done:
         state.change(folder, state="failed", reason=told)
         aside = made.set_aside(folder, attempt)
         say(folder, f"{told}; the cell begins anew, and the earlier attempt is kept in {aside}")
+
+
+def ended(folder: Path, spec: CellSpec, lines: int) -> bool:
+    """Return whether metrics.jsonl has all steps of a cell, or all up to its collapse."""
+    collapsed = State.read(folder).collapsed
+    return lines == (spec.config.train.steps if collapsed is None else collapsed) + 1
+
+
+def restore(folder: Path, spec: CellSpec) -> None:
+    """Write down what a cell is; what another cell has left in its folder is set aside first."""
+    begun = (folder / state.FILE).exists() or (folder / log.FILE).exists()
+    other = key_in(folder)
+    if begun and other not in (None, spec.cell):
+        aside = made.set_aside(folder, Made.known(folder) or made.unnoted(folder))
+        spec.write(folder)
+        say(folder, f"the records were those of the cell {other}; they are kept in {aside}")
+        return
+    try:
+        CellSpec.read(folder)
+    except Damaged as damage:
+        if begun:
+            say(folder, f"{damage}; it is written again, with the hardware of the present configuration")
+    spec.write(folder)
+
+
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints in a cell's folder by the steps in their names."""
+    named = ((seals.NAME.fullmatch(path.name), path) for path in sorted((folder / CHECKPOINTS).glob("*")))
+    return {int(match[1]): path for match, path in named if match}
+
+
+def sealed(folder: Path, cell: str) -> tuple[list[int], list[Damaged]]:
+    """Return the steps of the checkpoints that are this cell's by their seals, and the harm to the others."""
+    steps, harm = [], []
+    for step, path in checkpoints(folder).items():
+        try:
+            seals.read(path, cell)
+        except Damaged as damage:
+            say(folder, f"{damage}; this checkpoint is not used")
+            harm.append(damage)
+        else:
+            steps.append(step)
+    return steps, harm
+
+
+def keep_numbers(folder: Path, told: str) -> None:
+    """Leave a cell done whose steps and evaluations are whole, though nothing is left to make its model from."""
+    model = folder / sums.MODEL
+    if model.exists():
+        files.remove(aside := folder / f"{sums.MODEL}.damaged")
+        model.rename(aside)
+    sums.write(folder)
+    reason = f"warning: {told}; no checkpoint is left to make the model from, and the numbers are whole"
+    state.change(folder, reason=reason)
+    files.append(folder / "log.txt", f"{reason}\n")
 
 
 def say(folder: Path, text: str) -> None:
@@ -76,35 +134,30 @@ def attempt_of(folder: Path, *, begun: bool) -> Made | None:
 
 
 def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
-    """Yields what is wrong with the records of the steps up to the newest checkpoint, each with the first step that it
-    takes from them."""
+    """Yield the harm to the records of the steps up to the newest checkpoint, or to the end of a cell that is done.
+
+    Each comes with the first step that is lost by it.
+    """
+    done = State.read(folder).state == "done"
     lines, damage = MetricsLog(folder).whole()
     if damage is not None:
         yield damage, len(lines)
     elif len(lines) <= saved:
         yield Damaged(folder / log.FILE, f"it holds {len(lines)} steps, and the checkpoint {saved + 1}"), len(lines)
-    for line in lines[: saved + 1]:
+    for line in lines if done else lines[: saved + 1]:
         for task in {key.split("/")[1] for key in line["metrics"] if key.startswith("eval/")}:
+            path = evals.place(folder, task, line["step"])
             try:
-                check_evaluation(folder / "evals" / f"{task}-{line['step']:06d}.json")
+                evals.check(path, evals.read(path), line["metrics"])
             except Damaged as error:
                 yield error, line["step"]
+    if not done and not (folder / sums.FILE).exists():
+        return
     for wrong, name in sums.changed(folder):
-        if name.startswith(f"{sums.MODEL}/"):
+        if name == sums.FILE or name.startswith(f"{sums.MODEL}/"):
             yield wrong, len(lines)  # the last checkpoint makes it anew
         else:
             yield wrong, int(found[1]) if (found := STEP.fullmatch(name)) else 0
-
-
-def check_evaluation(path: Path) -> None:
-    """Refuses what is no whole evaluation."""
-    try:
-        found = files.read_json(path)
-    except FileNotFoundError:
-        raise Damaged(path, "it is missing") from None
-    right, problems = (found.get(key) if isinstance(found, dict) else None for key in ("right", "problems"))
-    if not right or not problems or len(right) != len(problems) or len({*map(len, right)}) != 1:
-        raise Damaged(path, "it holds no answer of some problem")
 
 
 def keep_whole_lines(folder: Path) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.base import files
 from harness.base.errors import UserError
+from harness.record import evals
 from harness.record.spec import CellSpec
 from harness.record.state import State
 
@@ -42,8 +42,9 @@ def curve(lines: list[dict[str, Any]], key: str) -> list[float]:
 def evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Returns the last evaluation of each task, beside the answers before any training (step 0) if there are some."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted((folder / "evals").glob("*.json")):  # the step is the end of a name, with leading zeros
-        record = files.read_json(path)
+    logged = {line["step"]: line["metrics"] for line in lines}
+    for path, record in evals.every(folder):
+        evals.check(path, record, logged.get(record["step"], {}))
         task = record["task"]
         earlier, distinct = found.get(task, {}), right_distinct(record, path.name)
         first = record["step"] == 0

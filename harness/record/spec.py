@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import yaml
 
-from harness.base import files
+from harness.base import files, seal
 from harness.base.errors import Damaged
 from harness.base.schema import typed
 from harness.config import Config
 
 FILE = "config.yaml"
+KEY = re.compile(rb"cell: '?([0-9a-f]+)'?\n")  # its first line
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,17 @@ class CellSpec:
 
     @classmethod
     def read(cls, folder: Path) -> CellSpec:
+        """Return the record in a cell's folder; refuse one that does not fit its sum."""
         path = folder / FILE
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             raise Damaged(path, "it is missing") from None
-        return cls.parse(content, path)
+        return cls.parse(seal.open_yaml(content, path), path)
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> CellSpec:
-        """Returns the record that a file holds; `path` says where it was."""
+        """Return the record that a text holds; `path` says where it was."""
         given = files.parse_yaml(content, path)
         keys = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(given, dict) or given.keys() != set(keys):
@@ -52,9 +55,19 @@ class CellSpec:
         return spec
 
     def write(self, folder: Path) -> None:
-        files.write_text(folder / FILE, yaml.safe_dump(dataclasses.asdict(self), sort_keys=False))
+        files.write_text(folder / FILE, seal.close_yaml(yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)))
 
     @cached_property
     def config(self) -> Config:
         config: Config = typed(Config(), self.settings, "")
         return config
+
+
+def key_in(folder: Path) -> str | None:
+    """Return the key of the cell that a folder's record names, by its first line alone; None where it names none."""
+    try:
+        with open(f"{folder}/{FILE}", "rb") as file:  # a matrix has thousands: a Path for each would take longer
+            match = KEY.match(file.read(80))
+    except FileNotFoundError:
+        return None
+    return match[1].decode() if match else None

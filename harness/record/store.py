@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from harness.base.errors import UserError
 from harness.base.locks import lock
+from harness.record import making
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,8 +34,11 @@ def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
     if path is not None:
         probe(path, uri, write)
     try:
+        # Two that make the tables at once would fail.
         with lock(path.with_name(f"{path.name}.lock")) if path is not None and write else nullcontext():
-            client = client_of(absolute(uri))  # which makes the tables: two that do so at once fail
+            if path is not None:
+                prepared(path.absolute(), write)
+            client = client_of(absolute(uri))
     except OSError as error:
         raise unusable(uri, error) from error
     from mlflow.exceptions import MlflowException
@@ -85,6 +89,8 @@ def probe(path: Path, uri: str, write: bool) -> None:
         raise UserError(f"there is no MLflow store at {uri}; `entrobench run` or `entrobench sync` makes it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():  # nor is it made here: it gets its name when it has its tables
+            return
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("BEGIN IMMEDIATE" if write else "SELECT 1 FROM sqlite_master")
     except (sqlite3.Error, OSError) as error:
@@ -92,15 +98,39 @@ def probe(path: Path, uri: str, write: bool) -> None:
 
 
 @functools.cache
-def client_of(uri: str) -> MlflowClient:
+def quieted() -> None:
+    """Load MLflow as its client is wanted here."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    import mlflow  # noqa: F401  which sets the level of its log
+
+    for noisy in ("mlflow", "alembic"):  # they log every table that they make
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@functools.cache
+def prepared(path: Path, write: bool) -> None:
+    """Have an SQLite store hold the tables that the client needs; refuse one without them where nothing is written."""
+    quieted()
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        if write:
+            making.make_ready(path)
+        elif not making.is_ready(path):
+            raise UserError(f"the MLflow store {path} lacks tables of this version; `entrobench sync` makes them")
+    except (MlflowException, SQLAlchemyError, sqlite3.Error) as error:
+        raise unusable(f"sqlite:///{path}", error) from error
+
+
+@functools.cache
+def client_of(uri: str) -> MlflowClient:
+    quieted()
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    for noisy in ("mlflow", "alembic"):  # they tell of every table that they make
-        logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         return MlflowClient(tracking_uri=uri)
     except (MlflowException, SQLAlchemyError, ImportError) as error:  # ImportError: the database's driver

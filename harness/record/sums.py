@@ -6,16 +6,18 @@ change. A model that is gone as a whole was removed by somebody who needs its ro
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
-from hashlib import file_digest
 from pathlib import Path
 
-from harness.base import files
+from harness.base import files, seal
 from harness.base.errors import Damaged
 from harness.record import log
+from harness.record.saved import digest
 
 FILE = "sums.json"
+CONFIG = "config.yaml"  # which has a seal of its own, since every run writes it again
 MODEL = "model"  # the folder of the trained model
 SUMMED = (log.FILE, "evals/*.json", "samples/*.jsonl", f"{MODEL}/*")
 
@@ -28,31 +30,26 @@ def write(folder: Path) -> None:
             status = path.stat()
             when = [status.st_mtime_ns] if path.parent.name == MODEL else []
             found[str(path.relative_to(folder))] = [status.st_size, digest(path), *when]
-    files.write_json(folder / FILE, found)
-
-
-def digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return file_digest(file, "sha256").hexdigest()
+    files.write_text(folder / FILE, seal.close_json(json.dumps(found)))
 
 
 def noted(folder: Path) -> dict[str, tuple[int, str, int | None]]:
-    """Returns what is written down of each record, by name; nothing of a cell that was done before anything was."""
+    """Return the size, sum and, of a model's file, time of each record of a cell that is done, by name."""
+    path = folder / FILE
     try:
-        given = files.read_json(folder / FILE)
-        found = {name: (int(size), str(told), next(iter(when), None)) for name, (size, told, *when) in given.items()}
+        content = path.read_bytes()
     except FileNotFoundError:
-        return {}
-    except (AttributeError, TypeError, ValueError) as error:
-        if isinstance(error, Damaged):
-            raise
-        raise Damaged(folder / FILE, "it must hold a size and a sum of each record") from error
+        raise Damaged(path, "it is missing, though it is written before a cell is done") from None
+    records = json.loads(seal.open_json(content, path))
+    if log.FILE not in records:
+        raise Damaged(path, f"it has no sum of {log.FILE}")
+    found = {name: (size, told, next(iter(when), None)) for name, (size, told, *when) in records.items()}
     removed = not (folder / MODEL).exists()
     return {name: each for name, each in found.items() if not (removed and name.startswith(f"{MODEL}/"))}
 
 
 def check_sizes(folder: Path) -> None:
-    """Refuses a cell that is done where a record is missing, or not as long as it was: a look at the folder alone."""
+    """Refuse a cell that is done where a record is missing, or not as long as it was: a look at the folder alone."""
     for name, (size, *_) in noted(folder).items():
         try:
             there = os.stat(f"{folder}/{name}").st_size  # a Path for each would take most of the time
@@ -63,8 +60,14 @@ def check_sizes(folder: Path) -> None:
 
 
 def changed(folder: Path) -> Iterator[tuple[Damaged, str]]:
-    """Yields what is wrong with each record that is not as it was when the cell was done, with its name; this reads all
-    of them, and of models what was written since."""
+    """Yield the harm to each record that is not as it was when the cell was done, with its name; this reads all of
+    them, and of models only files that were written since."""
+    try:
+        seal.open_yaml((folder / CONFIG).read_bytes(), folder / CONFIG)
+    except FileNotFoundError:
+        yield Damaged(folder / CONFIG, "it is missing"), CONFIG
+    except Damaged as damage:
+        yield damage, CONFIG
     try:
         found = noted(folder)
     except Damaged as damage:

@@ -16,6 +16,7 @@ from harness.base import files
 from harness.base.errors import Damaged, UserError
 from harness.config import Config, told
 from harness.matrix import Cell
+from harness.record import evals
 from harness.record.log import MetricsLog
 from harness.record.outcome import right_distinct
 from harness.record.reader import reader
@@ -95,7 +96,7 @@ def read_folder(cell: Cell, progress: Progress, own: dict[str, Any]) -> Told:
         reason=progress.reason,
         device=State.read(folder).device,
         curves=dict(curves),
-        evaluations=evaluations(map(files.read_json, sorted((folder / "evals").glob("*.json")))),
+        evaluations=evaluations(record for _, record in evals.every(folder)),
         identity=CellSpec.read(folder).identity,
         made=made_of(folder / MADE),
         times=(lines[0]["time"], lines[-1]["time"]) if lines else None,

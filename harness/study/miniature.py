@@ -200,6 +200,7 @@ def trainer(method: Method, model: Path, folder: Path, size: Size, steps: int) -
             each.network.to(size.dtype)
     task = Low(size.vocabulary)
     parts = Parts(
+        cell="miniature",
         config=config,
         seed=0,
         method=method,

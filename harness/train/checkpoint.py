@@ -1,14 +1,13 @@
 """The checkpoints of a cell: written beside the training by all ranks, and read by any number of them.
 
 A folder `step-000020` holds, by torch.distributed.checkpoint, the tensors in safetensors files (each rank writes its
-shards; nothing is pickled), all else as JSON, and the SHA-256 sums of these files. It gets its name when all of that
-is on disk. While a cell trains the newest two are kept: where the sums say that the newest is damaged, the one before
-it is used.
+shards; nothing is pickled), all else as JSON, and, sealed, the SHA-256 sums of these files with the cell and the step
+that they are of. It gets its name when all of that is on disk. While a cell trains the newest two are kept: where the
+sums say that the newest is damaged, or another cell's, the one before it is used.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -27,11 +26,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from harness.base import files, ranks
 from harness.base.errors import CellFailure, Damaged
+from harness.record import saved
+from harness.record.saved import digest
 from harness.train.weights import fill
 
 KEPT = 2
 PIECE = 2**28  # bytes of one file, which is copied once more in memory while it is written
-REST, ROWS, SUMS = "rest.json", "rest.safetensors", "sums.json"
+REST, ROWS = "rest.json", "rest.safetensors"
 
 
 @dataclass(frozen=True)
@@ -61,18 +62,27 @@ class Checkpoint:
         fill({f"{who}.{name}": x for name, x in tensors.items()}, self.path)
 
 
-class Checkpoints:
-    """The checkpoints in a folder. All ranks make it, and call each of its methods."""
+class NoneWhole(CellFailure):
+    """All checkpoints of a cell are damaged, or another cell's."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.group = folder, ranks.apart()
+        super().__init__(f"no checkpoint in {folder} is whole; remove that folder to begin from the start")
+
+
+class Checkpoints:
+    """The checkpoints of a cell. All ranks make it, and call each of its methods."""
+
+    def __init__(self, folder: Path, cell: str) -> None:
+        self.folder, self.cell, self.group = folder, cell, ranks.apart()
         self.writer = ranks.of_first(os.getpid())
+        self.known: Checkpoint | None = None  # the one that `latest` found, until another is saved
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: tuple[int, Future[None]] | None = None
 
     def save(self, step: int, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
         """Copies a state, and begins to write the copy; `written` tells when it is on disk."""
         assert self.writing is None
+        self.known = None
         rows: dict[str, Tensor] = {}
         said = json.dumps({"step": step, "names": list(tensors), "rest": packed(rest, rows)})
         copies = {name: ranks.on_cpu(x) for name, x in tensors.items()}
@@ -87,7 +97,7 @@ class Checkpoints:
         return step
 
     def _write(self, step: int, tensors: dict[str, Tensor], said: str, rows: dict[str, Tensor]) -> None:
-        path = self.folder / f"step-{step:06d}"
+        path = self.folder / saved.name_of(step)
         with files.place(path, self.writer) as partial:
             writer = HuggingFaceStorageWriter(str(partial), in_files(tensors), save_distributed=True)
             try:
@@ -101,7 +111,7 @@ class Checkpoints:
                     file.write(save(rows))
                 files.write_text(partial / REST, said)
                 sums |= {name: digest(partial / name) for name in (ROWS, REST)}
-                files.write_json(partial / SUMS, sums)
+                saved.write(partial, self.cell, step, sums)
                 complete(partial, path)
                 self.keep(KEPT)
 
@@ -112,22 +122,25 @@ class Checkpoints:
                 shutil.rmtree(older)
 
     def latest(self) -> Checkpoint | None:
-        """Returns the newest checkpoint that is whole, after it has named those that are not; None before the first."""
+        """Return the newest checkpoint that is whole, after it has named those that are not; None before the first."""
+        if self.known is not None:
+            return self.known
         if ranks.number() == 0:
             for left in self.folder.glob(".step-*"):  # by a process that ended while it wrote
                 shutil.rmtree(left)
         paths: list[Path] = ranks.of_first(sorted(self.folder.glob("step-*"), reverse=True))
         for number, path in enumerate(paths):
-            wrong = [name for each in ranks.each(damaged(path)) for name in each]
+            wrong = [name for each in ranks.each(damaged(path, self.cell)) for name in each]
             if not wrong:
                 if ranks.number() == 0:
                     for newer in paths[:number]:
                         shutil.rmtree(newer)
-                return Checkpoint.read(path)
+                self.known = Checkpoint.read(path)
+                return self.known
             if ranks.number() == 0:
                 print(f"warning: the checkpoint {path} is damaged ({', '.join(wrong)})", flush=True)
         if paths:
-            raise CellFailure(f"no checkpoint in {self.folder} is whole; remove that folder to begin from the start")
+            raise NoneWhole(self.folder)
         return None
 
 
@@ -155,16 +168,10 @@ def complete(partial: Path, path: Path) -> None:
     files.sync(path.parent)
 
 
-def digest(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def damaged(path: Path) -> list[str]:
-    """Returns the files of a checkpoint that are not as they were written, of those that this rank looks at."""
+def damaged(path: Path, cell: str) -> list[str]:
+    """Return what is wrong with a checkpoint of a cell, as far as this rank looks at it."""
     try:
-        sums = files.read_json(path / SUMS)
-    except (FileNotFoundError, Damaged):
-        return [SUMS]
-    mine = sorted(sums)[ranks.number() :: ranks.count()]
-    return [name for name in mine if not (path / name).is_file() or digest(path / name) != sums[name]]
+        sums = saved.read(path, cell)
+    except Damaged as damage:
+        return [str(damage)] if ranks.number() == 0 else []
+    return saved.changed(path, sums, sorted(sums)[ranks.number() :: ranks.count()])

@@ -31,6 +31,7 @@ from tasks import Task, Verifier
 class Parts:
     """All that a cell trains with."""
 
+    cell: str  # its key
     config: Config
     seed: int
     method: Method
@@ -93,6 +94,7 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
     problems = ranks.of_first(found)
     assert problems is not None
     return Parts(
+        cell=spec.cell,
         config=config,
         seed=spec.seed,
         method=method,

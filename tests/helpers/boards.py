@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from harness import cli
-from harness.base import files
 from harness.config import Config, load
 from harness.matrix import Cell, cells
-from harness.record import made, sync
+from harness.record import evals, made, sums, sync
 from harness.record.log import MetricsLog
 from harness.record.state import State
 from harness.report import publish
@@ -52,7 +51,8 @@ class Made:
                 distinct = [min(sum(row), MOST_DISTINCT) for row in right]
                 told = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
                 told |= {"right_distinct": distinct, "solutions": [2 * MOST_DISTINCT] * len(PROBLEMS)}
-                files.write_json(cell.folder / "evals" / f"{task}-{step:06d}.json", told)
+                evals.write(cell.folder, told)
+        sums.write(cell.folder)
         State(state, durable_step=1, seconds=1800, device="cpu").write(cell.folder)
         sync.sync(cell.folder, self.config.tracking_uri)
 

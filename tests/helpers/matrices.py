@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.base import files
 from harness.config import Config
-from harness.record import sync
+from harness.record import evals, sums, sync
 from harness.record.log import MetricsLog
 from harness.record.spec import CellSpec
 from harness.record.state import State
@@ -94,13 +94,9 @@ def fill(
     for task, step in itertools.product(tasks, (0, 2, STEPS)):
         right = right_of(level, spec.seed, step)
         record = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
-        record |= {
-            "right_distinct": [
-                distinct_right(level, problem, row) for problem, row in zip(PROBLEMS, right, strict=True)
-            ]
-        }
-        record |= {"solutions": SOLUTIONS}
-        files.write_json(folder / "evals" / f"{task}-{step:06d}.json", record)
+        distinct = [distinct_right(level, problem, row) for problem, row in zip(PROBLEMS, right, strict=True)]
+        record |= {"right_distinct": distinct, "solutions": SOLUTIONS}
+        evals.write(folder, record)
         files.write_lines(
             folder / "samples" / f"evaluate-{task}-{step:06d}.jsonl",
             [
@@ -114,6 +110,7 @@ def fill(
                 for problem, verdicts in zip(PROBLEMS, right, strict=True)
             ],
         )
+    sums.write(folder)
     State("done", durable_step=STEPS, device="cpu").write(folder)
 
 

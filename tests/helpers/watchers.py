@@ -16,5 +16,7 @@ class Watcher:
     def tick(self, running: list[Cell], waiting: int) -> None:
         self.act(running)
 
+    def elsewhere(self, cell: Cell, owner: str) -> None: ...
+
     def ended(self, cell: Cell, reason: str | None) -> None:
         self.heard.append(cell)

@@ -18,7 +18,7 @@ from harness.launch import launcher, local
 from harness.launch.local import Local
 from harness.launch.progress import LiveView
 from harness.matrix import MARKER
-from harness.record import lease, sync
+from harness.record import lease, sums, sync
 from harness.record.log import MetricsLog
 from harness.record.state import State
 
@@ -52,6 +52,7 @@ def say_what_no_encoding_holds(folder: Path) -> None:
 def finish(folder: Path) -> None:
     with lease.held(folder):
         records(folder)
+        sums.write(folder)
         State("done", durable_step=1, device="cpu").write(folder)
 
 

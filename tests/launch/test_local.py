@@ -36,6 +36,8 @@ class Silent:
 
     def tick(self, running: list[Cell], waiting: int) -> None: ...
 
+    def elsewhere(self, cell: Cell, owner: str) -> None: ...
+
     def ended(self, cell: Cell, reason: str | None) -> None:
         self.heard.append(cell.key)
 

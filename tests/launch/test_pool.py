@@ -79,6 +79,8 @@ class Log:
     def tick(self, running: list[Cell], waiting: int) -> None:
         self.most = max(self.most, len(running))
 
+    def elsewhere(self, cell: Cell, owner: str) -> None: ...
+
     def ended(self, cell: Cell, reason: str | None) -> None: ...
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,12 +13,12 @@ import pytest
 from rich.console import Console
 
 from harness import config, matrix
-from harness.base import files
 from harness.launch import progress
 from harness.launch.progress import QUIET_SECONDS, RECENT, LiveView, sparkline
 from harness.matrix import Cell
-from harness.record import lease
+from harness.record import lease, sums
 from harness.record.feeder import Feeder
+from harness.record.log import MetricsLog
 from harness.record.made import Made
 from harness.record.state import State
 
@@ -98,8 +97,9 @@ def leave(cell: Cell, state: str, steps: int, reason: str | None = None, durable
     records += [{"entropy/mean": 2.0 - step / 4, "reward/mean": step / 10} for step in range(1, steps + 1)]
     if state == "done":
         records[-1] |= {"eval/countdown/avg": 0.25}
-    lines = [json.dumps({"step": step, "time": 0.0, "metrics": metrics}) for step, metrics in enumerate(records)]
-    files.write_text(cell.folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
+    lines = [{"step": step, "time": 0.0, "metrics": metrics} for step, metrics in enumerate(records)]
+    MetricsLog(cell.folder).write(lines)
+    sums.write(cell.folder)
 
 
 def start(cell: Cell, alive: ExitStack, steps: int = 0, reason: str | None = None) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from endings import end
 from places import REPOSITORY
 from rich.console import Console
 
@@ -35,7 +36,6 @@ from harness.plan import estimate as plan
 from harness.plan.cost import EMBEDDED, Asked, Engine, Memory
 from harness.plan.machine import Device, Machine, cuda_devices, this_machine
 from harness.record.made import Made
-from harness.record.state import State
 from harness.rollout import choice, embedded, models, vllm
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import streaming
@@ -498,7 +498,7 @@ def test_time_of_ranks_by_hand() -> None:
 
 
 def done(each: matrix.Cell, spent: float) -> None:
-    State("done", seconds=spent).write(each.folder)
+    end(each.folder, seconds=spent)
     Made("an attempt", 0.0, None, None, None, each.sources, {}, "a processor", "cpu").write(each.folder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from endings import end
 
 from harness import config, matrix
 from harness.base.errors import UserError
@@ -30,7 +31,7 @@ def test_the_largest_cell_is_measured_and_all_is_scaled(tmp_path: Path) -> None:
     for step, spent in enumerate((0.0, 9.0, 2.0, 4.0)):  # the first step takes longer than others
         times = {"time/update_s": spent, "time/judging_s": 50.0, "time/evaluate_s": 60.0}
         log.append(step, 0.0, times | {"responses/length": 10.0})
-    State("done").write(short.folder)
+    end(short.folder)
     found = probe.read(cell, short, plan)
     own = next(each for each in plan.footprints if "ppo" in each.methods)
     closed = cost.stepping(own.shape, settings, own.needs, 4, cost.SPEEDS["cpu"], cost.EMBEDDED)
@@ -49,6 +50,6 @@ def test_a_cell_that_fails_is_no_measurement(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the measured cell, grpo seed 0, failed: out of memory"):
         probe.read(cells[0], cells[0], plan)
     for cell in cells:
-        State("done").write(cell.folder)
+        end(cell.folder)
     with pytest.raises(UserError, match="--probe measures a cell that is to run"):
         probe.largest(plan, [])

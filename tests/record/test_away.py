@@ -14,6 +14,7 @@ from pathlib import Path
 
 import mlflow  # noqa: F401  loaded before any clock runs
 import pytest
+from endings import end
 from matrices import STEPS, fill, specs
 from places import REPOSITORY
 from servers import Between, between, free_port, mlflow_server
@@ -21,7 +22,7 @@ from servers import Between, between, free_port, mlflow_server
 from benchmarks.patience import HANG, patient
 from harness import cli, config, matrix
 from harness.base.errors import UserError
-from harness.record import feeder, store, sync
+from harness.record import feeder, store, sums, sync
 from harness.record.feeder import Feeder
 from harness.record.state import State
 
@@ -73,6 +74,7 @@ def fed(uri: str, folder: Path) -> list[str]:
     feeding = Feeder(uri, said.append)
     for step in range(1, STEPS + 1):
         began = time.perf_counter()
+        sums.write(folder)
         State("done" if step == STEPS else "running", durable_step=step, device="cpu").write(folder)
         feeding.feed(folder)
         assert time.perf_counter() - began < patient(AT_ONCE)
@@ -170,7 +172,7 @@ def test_a_database_that_is_locked_is_fed_as_soon_as_it_is_not(
     feeding = Feeder(mlflow_uri, said.append)
     with connect(tmp_path / "mlflow.db") as holder:
         holder.execute("BEGIN EXCLUSIVE")
-        State("done", durable_step=STEPS, device="cpu").write(folder)
+        end(folder, durable_step=STEPS, device="cpu")
         feeding.feed(folder)
         time.sleep(0.5)
     assert len(said) == 1
@@ -237,7 +239,7 @@ def test_a_server_that_is_killed_amid_a_cell_has_all_in_the_end_once(
     monkeypatch.setattr(sync, "METRICS_PER_CALL", 10)
     folder = begun(tmp_path / "cell", "killed")
     sync.sync(folder, uri)
-    State("done", durable_step=STEPS, device="cpu").write(folder)
+    end(folder, durable_step=STEPS, device="cpu")
     found.calls = 0
 
     def kills(number: int) -> bool:

@@ -213,3 +213,35 @@ def test_a_copy_belongs_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert lease.holder(tmp_path) is None
     with lease.held(tmp_path, wait=0) as mine:
         assert mine is not None
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_lease_dated_ahead_of_the_clock_is_free_after_the_usual_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner was killed on a machine whose clock was an hour ahead."""
+    lease.take(tmp_path)
+    elsewhere(monkeypatch)
+    ahead = time.time() + 3600
+    os.utime(tmp_path / "leases" / "1" / "owner", (ahead, ahead))
+    assert lease.holder(tmp_path) is not None, "so soon nobody knows"
+    began = time.monotonic()
+    with lease.held(tmp_path, wait=30) as mine:
+        assert mine is not None
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("impatient")
+def test_an_owner_whose_clock_is_ahead_keeps_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, utime = fork.Event(), os.utime
+    with monkeypatch.context() as patch:
+        patch.setattr(lease.os, "utime", lambda path: utime(path, (time.time() + 3600,) * 2))
+        process = fork.Process(target=hold, args=(tmp_path, ready))
+        process.start()
+    assert ready.wait(30)
+    elsewhere(monkeypatch)
+    with lease.held(tmp_path, wait=2) as mine:
+        assert mine is None
+    process.kill()
+    process.join()

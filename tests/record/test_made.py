@@ -15,7 +15,7 @@ import tasks
 from harness import config, matrix
 from harness.base.errors import Damaged
 from harness.composition import components
-from harness.record import made
+from harness.record import made, sums
 from harness.record.made import Made
 from harness.record.state import Progress, State
 
@@ -197,7 +197,9 @@ def test_a_checkout_and_an_installed_package(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["done", "failed", "running"])
 def test_what_another_source_made_is_outdated(name: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
     made.begin(tmp_path, {"grpo": "1", "countdown": "2"}, "cpu", None)
+    sums.write(tmp_path)
     State(name, durable_step=3).write(tmp_path)
     same = Progress.read(tmp_path, {"countdown": "2", "grpo": "1"})
     assert same == Progress.read(tmp_path)

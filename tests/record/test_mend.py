@@ -13,11 +13,12 @@ from trainers import records
 
 from harness import cell as process
 from harness import config, matrix
+from harness.base import seal
 from harness.base.errors import Damaged
 from harness.commands import sync
 from harness.launch.launcher import prepare
 from harness.matrix import Cell
-from harness.record import made, sums
+from harness.record import evals, made, saved, state, sums
 from harness.record.log import MetricsLog
 from harness.record.made import Made
 from harness.record.state import State
@@ -62,8 +63,10 @@ def interrupted(cell: Cell) -> None:
     """Makes a cell that is done one that was killed after its fourth step, with checkpoints of the second and that."""
     folder = cell.folder
     fifth = folder / "checkpoints" / "step-000005"
+    files_of = saved.read(fifth, cell.key)
     for step in (2, 4):
-        shutil.copytree(fifth, folder / "checkpoints" / f"step-{step:06d}")
+        copy = shutil.copytree(fifth, folder / "checkpoints" / f"step-{step:06d}")
+        saved.write(copy, cell.key, step, files_of)
     shutil.rmtree(fifth)
     for path in folder.glob("*/*-000005.json*"):
         path.unlink()
@@ -102,11 +105,48 @@ def flip(path: Path) -> None:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
+def digit(path: Path) -> None:
+    """Changes one digit of the first number behind a point, in the last line but one if there are several."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    number = max(len(lines) - 2, 0)
+    place = lines[number].index(b".") + 1
+    other = b"1" if lines[number][place : place + 1] != b"1" else b"2"
+    lines[number] = lines[number][:place] + other + lines[number][place + 1 :]
+    path.write_bytes(b"".join(lines))
+
+
+def nothing(path: Path) -> None:
+    path.write_text("{}")
+
+
+def null(path: Path) -> None:
+    path.write_text("null")
+
+
+def key(path: Path) -> None:
+    """Changes a letter of a key of the configuration."""
+    path.write_text(path.read_text().replace("threads: 1", "threads: 9").replace("max:", "maX:", 1))
+
+
+def answer(path: Path) -> None:
+    """Changes an answer, and seals it again."""
+    tamper(path)
+    rest = json.loads(path.read_bytes())
+    del rest["sum"]
+    path.write_text(seal.close_json(json.dumps(rest)))
+
+
+WRITTEN = "it is written again, with the hardware of the present configuration"
 GOES_ON, ANEW = "the cell goes on", "the cell begins anew, and the earlier attempt is kept in"
 HARM = [
     ("state.json", empty, GOES_ON),
     ("state.json", Path.unlink, GOES_ON),
     ("sums.json", empty, GOES_ON),
+    ("sums.json", Path.unlink, GOES_ON),
+    ("sums.json", nothing, GOES_ON),
+    ("sums.json", null, GOES_ON),
+    ("config.yaml", key, WRITTEN),
+    ("metrics.jsonl", digit, ANEW),
     ("metrics.jsonl", Path.unlink, ANEW),
     ("metrics.jsonl", cut, ANEW),
     ("metrics.jsonl", garble, ANEW),
@@ -126,7 +166,7 @@ def test_a_cell_that_was_done_is_named_and_done_again(
     before, first = records(cell.folder), Made.read(cell.folder)
     model = (cell.folder / MODEL).read_bytes()
     harm(cell.folder / name)
-    if harm not in (tamper, garble, flip):  # what has its size is not seen at a glance
+    if harm not in (tamper, garble, flip, digit, key):  # what has its size is not seen at a glance
         now = cell.progress()
         assert (now.state, now.metrics) == ("failed", {})
         assert str(now.reason).startswith(f"{cell.folder / name} is damaged: ")
@@ -139,7 +179,7 @@ def test_a_cell_that_was_done_is_named_and_done_again(
     assert (cell.folder / MODEL).read_bytes() == model
     assert not list(sums.changed(cell.folder))
     again = Made.read(cell.folder)
-    assert (again == first) == (then == GOES_ON)
+    assert (again == first) == (then != ANEW)
     assert len(made.earlier(cell.folder)) == (then == ANEW)
 
 
@@ -149,6 +189,9 @@ def test_a_cell_that_was_done_is_named_and_done_again(
         ("state.json", empty, 4),
         ("metrics.jsonl", garble, 2),
         ("metrics.jsonl", cut, 2),
+        ("metrics.jsonl", digit, 2),
+        ("evals/countdown-000000.json", tamper, None),
+        ("evals/countdown-000000.json", answer, None),
         ("metrics.jsonl", Path.unlink, None),
         ("evals/countdown-000000.json", cut, None),
         ("made.json", empty, None),
@@ -177,7 +220,7 @@ def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
     if kept == 2:
         assert State.read(cell.folder).durable_step == 2
         assert [line["step"] for line in MetricsLog(cell.folder).read()] == [0, 1, 2]
-        assert (cell.folder / "metrics.damaged").exists() == (harm is garble)
+        assert (cell.folder / "metrics.damaged").exists() == (harm in (garble, digit))
 
 
 def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlflow_uri: str) -> None:
@@ -205,12 +248,132 @@ def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlfl
         assert seeds() == [(1, 1)]
 
 
+def test_a_done_cell_keeps_its_numbers_without_a_model_and_a_checkpoint_to_make_it_from(cell: Cell) -> None:
+    before, [last] = records(cell.folder), cell.folder.glob("checkpoints/step-*/shard-*")
+    flip(cell.folder / MODEL)
+    flip(last)
+    run(cell)
+    now = cell.progress()
+    assert (now.state, records(cell.folder)) == ("done", before)
+    assert str(now.reason).startswith(f"warning: {cell.folder / MODEL} is damaged: ")
+    assert str(now.reason).endswith("no checkpoint is left to make the model from, and the numbers are whole")
+    assert (cell.folder / "model.damaged").is_dir()
+    assert not (cell.folder / "model").exists()
+    assert not list(sums.changed(cell.folder))
+    assert not made.earlier(cell.folder)
+
+
+@pytest.mark.parametrize("lacking", ["a step", "an evaluation"])
+def test_without_a_checkpoint_a_cell_keeps_no_numbers_that_are_not_whole(lacking: str, cell: Cell) -> None:
+    """Its sums and its checkpoint are gone, too: only the records themselves can tell."""
+    before = records(cell.folder)
+    shutil.rmtree(cell.folder / "checkpoints")
+    (cell.folder / "sums.json").unlink()
+    if lacking == "a step":
+        lines = (cell.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (cell.folder / "metrics.jsonl").write_text("".join(lines[:-1]))
+    else:
+        (cell.folder / "evals" / "countdown-000005.json").unlink()
+    run(cell)
+    assert (cell.progress().state, records(cell.folder)) == ("done", before)
+    assert len(made.earlier(cell.folder)) == 1
+
+
+def test_a_state_that_says_done_too_early_is_not_believed(cell: Cell) -> None:
+    before = records(cell.folder)
+    interrupted(cell)
+    state.change(cell.folder, state="done")
+    now = cell.progress()
+    assert (now.state, str(now.reason).partition(" is damaged")[0]) == ("failed", str(cell.folder / "sums.json"))
+    shutil.rmtree(cell.folder / "checkpoints")  # which are copies of the last one
+    run(cell)
+    assert (cell.progress().state, records(cell.folder)) == ("done", before)
+
+
+def test_a_cell_with_no_checkpoint_but_one_of_another_cell_begins_anew(cell: Cell) -> None:
+    before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
+    interrupted(cell)
+    fourth = cell.folder / "checkpoints" / "step-000004"
+    saved.write(fourth, "0123456789ab", 4, saved.read(fourth, cell.key))
+    shutil.rmtree(cell.folder / "checkpoints" / "step-000002")
+    run(cell)
+    said = (cell.folder / "log.txt").read_text()
+    assert f"{fourth} is damaged: it is of the cell 0123456789ab, not of {cell.key}" in said
+    assert (cell.progress().state, records(cell.folder)) == ("done", before)
+    assert (cell.folder / MODEL).read_bytes() == model
+
+
+def test_a_cell_whose_checkpoints_are_all_damaged_begins_anew(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
+    before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
+    interrupted(cell)
+    for path in cell.folder.glob("checkpoints/step-*/shard-*"):
+        flip(path)
+    run(cell)
+    assert "begins anew: the earlier attempt was left without a whole checkpoint" in capsys.readouterr().out
+    assert (cell.progress().state, records(cell.folder)) == ("done", before)
+    assert (cell.folder / MODEL).read_bytes() == model
+    assert len(made.earlier(cell.folder)) == 1
+
+
+def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, tmp_path: Path) -> None:
+    [other] = matrix.cells(config.load("smoke", [*SHORT, "train.lr=2e-3", f"results={tmp_path / 'results'}"]))
+    assert other.progress().state == "planned"
+    cell.folder.rename(other.folder)
+    now = other.progress()
+    assert (now.state, now.metrics) == ("failed", {})
+    assert now.reason == f"{other.folder / 'config.yaml'} is damaged: it is of the cell {cell.key}"
+    prepare(other)
+    assert other.progress().state == "planned"
+    assert type(other.spec).read(other.folder) == other.spec
+    [aside] = made.earlier(other.folder)
+    assert type(cell.spec).read(aside).cell == cell.key
+
+
+def test_a_configuration_that_was_changed_costs_its_cell_alone(
+    cell: Cell, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell.config.tracking.uri = mlflow_uri
+    hours = State.read(cell.folder).seconds / 3600  # of one thread
+    key(cell.folder / "config.yaml")
+    assert sync.sync(cell.config, [cell]) == 1
+    assert f"{cell.folder / 'config.yaml'} is damaged: it does not fit its sum" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert any(sums.changed(cell.folder)), "by which `run` takes it up"
+    prepare(cell)
+    assert sync.sync(cell.config, [cell]) == 0
+    [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
+    assert json.loads(outcome.read_text())["hours"] == hours
+
+
+@pytest.mark.parametrize("harm", [digit, garble])
+def test_no_line_that_was_changed_is_sent(harm: Callable[[Path], None], cell: Cell, mlflow_uri: str) -> None:
+    cell.config.tracking.uri = mlflow_uri
+    interrupted(cell)
+    harm(cell.folder / "metrics.jsonl")
+    assert sync.sync(cell.config, [cell]) == 1
+
+
+def test_scores_that_do_not_follow_from_the_answers_are_named(cell: Cell) -> None:
+    for line in MetricsLog(cell.folder).read():
+        for path, record in evals.every(cell.folder):
+            if record["step"] == line["step"]:
+                evals.check(path, record, line["metrics"])
+    metrics = MetricsLog(cell.folder).read()[-1]["metrics"]
+    path = cell.folder / "evals" / "countdown-000005.json"
+    for name in ("avg", "pass@2"):
+        wrong = {**metrics, f"eval/countdown/{name}": metrics[f"eval/countdown/{name}"] + 1 / 6}
+        with pytest.raises(Damaged, match=rf"its answers give eval/countdown/{name} = "):
+            evals.check(path, evals.read(path), wrong)
+
+
 def test_a_model_is_read_again_if_it_was_written_since_and_may_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model").mkdir()
     for path in (tmp_path / "metrics.jsonl", tmp_path / MODEL):
         path.write_text("as it was")
+    (tmp_path / "config.yaml").write_text(seal.close_yaml("{}\n"))
     sums.write(tmp_path)
     read: list[str] = []
     digest = sums.digest
@@ -232,7 +395,7 @@ def test_a_model_is_read_again_if_it_was_written_since_and_may_be_removed(
 
 
 def test_sums_that_are_no_sums_are_named(tmp_path: Path) -> None:
-    for wrong in ("", "[]", '{"a": 1}', '{"a": ["x", "y"]}'):
+    for wrong in ("", "[]", "{}", "null", '{"a": 1}', seal.close_json('{"a": ["x", "y"]}')):
         (tmp_path / "sums.json").write_text(wrong)
         with pytest.raises(Damaged, match=r"sums\.json is damaged: "):
             sums.check_sizes(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from harness import config, matrix
 from harness.base.errors import Damaged
-from harness.record import lease, state
+from harness.record import lease, state, sums
 from harness.record.log import TAIL, MetricsLog, collapse, last_line, last_lines
 from harness.record.spec import CellSpec
 from harness.record.state import Progress, State
@@ -34,6 +34,7 @@ def test_the_state_changes_by_field(tmp_path: Path) -> None:
     with lease.held(tmp_path):
         assert Progress.read(tmp_path).state == "running"
     MetricsLog(tmp_path).append(7, 1.0, {"entropy/mean": 0.5})
+    sums.write(tmp_path)
     state.change(tmp_path, state="done", reason=None)
     assert Progress.read(tmp_path) == Progress("done", None, 7, {"entropy/mean": 0.5}, 2.5)
     state.change(tmp_path, collapsed=7)

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from intervals import slow_difference_interval, slow_share_interval
 
-from harness.base import files
 from harness.base.errors import UserError
 from harness.base.statistics import Estimate
 from harness.config import Config
-from harness.record import reader, runs, store, sync
+from harness.record import evals, reader, runs, store, sums, sync
 from harness.record.log import MetricsLog
 from harness.record.spec import CellSpec
 from harness.record.state import State
@@ -69,7 +68,8 @@ class Matrix:
                 told = (flags or {}).get(task, [])
                 result = {"task": task, "step": step, "problems": problems, "right": matrix.tolist(), "flags": told}
                 result |= {"right_distinct": matrix.any(axis=1).astype(int).tolist(), "solutions": None}
-                files.write_json(folder / "evals" / f"{task}-{step:06d}.json", result)
+                evals.write(folder, result)
+        sums.write(folder)
         State(state, durable_step=len(entropy)).write(folder)
         sync.sync(folder, self.uri)
 

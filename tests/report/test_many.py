@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +37,7 @@ WITHIN = 2.0  # seconds of CPU beside what is imported: less than one was seen, 
 def leave(matrix: Sequence[Cell]) -> None:
     """Leaves the folders of cells that are done."""
     metrics = {f"measure/{number}": 0.5 for number in range(METRICS - 1)} | {"entropy/mean": 1.0}
-    lines = [json.dumps({"step": step, "time": 1e9, "metrics": metrics}) + "\n" for step in range(STEPS)]
+    lines = [log.sealed({"step": step, "time": 1e9, "metrics": metrics}) for step in range(STEPS)]
     for number, cell in enumerate(matrix):
         (cell.folder / "evals").mkdir(parents=True)
         (cell.folder / log.FILE).write_text("".join(lines))

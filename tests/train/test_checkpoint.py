@@ -20,10 +20,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from harness.base import ranks
 from harness.base.errors import CellFailure, Unwritten
 from harness.config import Hardware, Train
+from harness.record import saved as seals
 from harness.train import checkpoint
 from harness.train.checkpoint import Checkpoints
 from harness.train.policy import Critic, Policy
 
+CELL = "0123456789ab"
 STATE: dict[str, Any] = {
     "method": {"servo": {"share": 0.1, "count": 3, "none": float("inf")}},
     "rollouts": {"in_flight": {"7": {"tokens": torch.tensor([5, 6], dtype=torch.int32), "lengths": [2], "lag": 1}}},
@@ -35,7 +37,7 @@ def save(checkpoints: Checkpoints, step: int) -> None:
 
 
 def saved(folder: Path, *steps: int) -> Checkpoints:
-    found = Checkpoints(folder)
+    found = Checkpoints(folder, CELL)
     for step in steps:
         save(found, step)
         assert found.written(wait=True) == step
@@ -45,7 +47,7 @@ def saved(folder: Path, *steps: int) -> Checkpoints:
 
 def check(folder: Path, step: int) -> None:
     """Checks that the newest checkpoint that is whole is the one of a step, with all that was saved."""
-    found = Checkpoints(folder).latest()
+    found = Checkpoints(folder, CELL).latest()
     assert found is not None
     assert (found.step, found.of("policy"), found.of("critic")) == (step, {"x", "step"}, set())
     tensors = {"x": torch.zeros(3, 2), "step": torch.zeros(())}
@@ -59,7 +61,7 @@ def check(folder: Path, step: int) -> None:
 
 
 def test_two_are_kept_and_nothing_unfinished(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path / "none").latest() is None
+    assert Checkpoints(tmp_path / "none", CELL).latest() is None
     saved(tmp_path, 2, 4, 6)
     (tmp_path / ".step-000008.12").mkdir()
     (tmp_path / ".step-000008.12" / "shard").write_text("half")
@@ -90,7 +92,37 @@ def test_the_one_before_a_damaged_one_is_used(
             assert capsys.readouterr().out.startswith(said)
             assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
     with pytest.raises(CellFailure, match=r"no checkpoint in .* is whole; remove that folder"):
-        Checkpoints(tmp_path).latest()
+        Checkpoints(tmp_path, CELL).latest()
+
+
+def empty(path: Path) -> None:
+    (path / "sums.json").write_text("{}")
+
+
+def null(path: Path) -> None:
+    (path / "sums.json").write_text("null")
+
+
+def of_another_cell(path: Path) -> None:
+    seals.write(path, "another", 4, seals.read(path, CELL))
+
+
+def unsealed_file(path: Path) -> None:
+    (path / "shard-00001-of-00009.safetensors").write_text("")
+
+
+@pytest.mark.parametrize("harm", [empty, null, of_another_cell, unsealed_file])
+def test_a_checkpoint_that_says_no_owner_is_passed_over(harm: Callable[[Path], None], tmp_path: Path) -> None:
+    saved(tmp_path, 2, 4)
+    harm(tmp_path / "step-000004")
+    check(tmp_path, 2)
+
+
+def test_a_checkpoint_of_another_name_is_passed_over(tmp_path: Path) -> None:
+    saved(tmp_path, 2, 4)
+    (tmp_path / "step-000004").rename(tmp_path / "step-000009")
+    check(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 
 
 def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began(
@@ -103,7 +135,7 @@ def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began
         complete(partial, path)
 
     monkeypatch.setattr(checkpoint, "complete", slow)
-    found = Checkpoints(tmp_path)
+    found = Checkpoints(tmp_path, CELL)
     found.save(2, {"policy.x": x}, {})
     x.zero_()
     assert found.written(wait=False) is None
@@ -118,7 +150,7 @@ def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began
 
 def test_what_fails_beside_the_training_fails_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    found = Checkpoints(tmp_path / "file")
+    found = Checkpoints(tmp_path / "file", CELL)
     save(found, 2)
     with pytest.raises(FileExistsError):
         found.written(wait=True)
@@ -164,6 +196,7 @@ def test_moments_in_the_memory_of_the_machine_change_no_bit(tmp_path: Path) -> N
         for steps, offload in ((2, first), (4, then)):
             overrides = (f"train.steps={steps}", f"hardware.offload={offload}")
             trainer = build(tmp_path / name, "ppo", *overrides)
+            trainer.checkpoints.cell = CELL  # one cell, though its number of steps differs here
             trainer.run(lambda step: None)
             assert (trainer.policy.masters is not trainer.policy.weights) == offload
         found.append((records(tmp_path / name), weights(trainer)))
@@ -187,12 +220,12 @@ def hand_over(folder: Path, source: str | None, target: str) -> Found:
                 weight.grad = None if name == "model.norm.weight" else torch.randn_like(weight)
             learner.apply(1e-2)
     else:
-        found = Checkpoints(folder / source).latest()
+        found = Checkpoints(folder / source, CELL).latest()
         assert found is not None
         for who, learner in learners.items():
             learner.load_state(found.of(who), partial(found.fill, who))
     tensors = {f"{who}.{name}": x for who, learner in learners.items() for name, x in learner.state().items()}
-    checkpoints = Checkpoints(folder / target)
+    checkpoints = Checkpoints(folder / target, CELL)
     checkpoints.save(1, tensors, {})
     checkpoints.written(wait=True)
     return {name: ranks.whole(x) for name, x in tensors.items()} | {

@@ -1,0 +1,52 @@
+"""Seals on records: a sum of the text before it, by which a changed letter is seen.
+
+A line of JSON, or a file of it, ends with the key `sum`; a YAML file ends with a comment. A seal guards against
+accidents, not against a person who computes it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from harness.base.errors import Damaged
+
+DIGITS = 16  # of the SHA-256: 64 bits let one of 2 * 10^19 accidents pass
+JSON_END = re.compile(rb', "sum": "([0-9a-f]{%d})"\}' % DIGITS)
+JSON_LENGTH = len(', "sum": ""}') + DIGITS
+YAML_END = re.compile(rb"# sum: ([0-9a-f]{%d})\n" % DIGITS)
+YAML_LENGTH = len("# sum: \n") + DIGITS
+
+
+def sum_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:DIGITS]
+
+
+def close_json(text: str) -> str:
+    """Return the JSON text of a mapping that is not empty with its sum as one more key."""
+    return f'{text[:-1]}, "sum": "{sum_of(text.encode())}"}}'
+
+
+def open_json(content: bytes, path: Path, name: str = "it") -> bytes:
+    """Return JSON text without its sum; refuse text that does not fit it. `name` says which part of the file it is."""
+    rest, end = content[:-JSON_LENGTH] + b"}", JSON_END.fullmatch(content[-JSON_LENGTH:])
+    return checked(rest, end, path, name)
+
+
+def close_yaml(text: str) -> str:
+    """Return a YAML text with its sum as a comment in its last line."""
+    return f"{text}# sum: {sum_of(text.encode())}\n"
+
+
+def open_yaml(content: bytes, path: Path) -> bytes:
+    """Return YAML text without its sum; refuse text that does not fit it."""
+    return checked(content[:-YAML_LENGTH], YAML_END.fullmatch(content[-YAML_LENGTH:]), path, "it")
+
+
+def checked(rest: bytes, end: re.Match[bytes] | None, path: Path, name: str) -> bytes:
+    if end is None:
+        raise Damaged(path, f"{name} does not end with a sum")
+    if sum_of(rest) != end[1].decode():
+        raise Damaged(path, f"{name} does not fit its sum")
+    return rest

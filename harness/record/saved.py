@@ -1,0 +1,60 @@
+"""The seal of a checkpoint: whose it is, of which step, and the sums of its files; no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import file_digest
+from pathlib import Path
+
+from harness.base import files, seal
+from harness.base.errors import Damaged
+
+FOLDER = "checkpoints"
+FILE = "sums.json"
+NAME = re.compile(r"step-(\d+)")
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def digest(file: Path) -> str:
+    with open(file, "rb") as opened:
+        return file_digest(opened, "sha256").hexdigest()
+
+
+def write(path: Path, cell: str, step: int, sums: Mapping[str, str]) -> None:
+    text = json.dumps({"cell": cell, "step": step, "files": dict(sums)})
+    files.write_text(path / FILE, seal.close_json(text))
+
+
+def read(path: Path, cell: str) -> dict[str, str]:
+    """Return the sums of a checkpoint's files; refuse one of another cell or step, or with other files."""
+    try:
+        record = json.loads(seal.open_json((path / FILE).read_bytes(), path / FILE))
+    except FileNotFoundError:
+        raise Damaged(path / FILE, "it is missing") from None
+    sums: dict[str, str] = record["files"]
+    if record["cell"] != cell:
+        raise Damaged(path, f"it is of the cell {record['cell']}, not of {cell}")
+    if name_of(record["step"]) != path.name:
+        raise Damaged(path, f"it is of step {record['step']}")
+    if other := sums.keys() ^ ({file.name for file in path.iterdir()} - {FILE}):
+        raise Damaged(path, f"{', '.join(sorted(other))} should not be there, or is missing")
+    return sums
+
+
+def changed(path: Path, sums: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """Return which of these files of a checkpoint are not as they were written."""
+    return [name for name in names if digest(path / name) != sums[name]]
+
+
+def whole(path: Path, cell: str) -> bool:
+    """Return whether a checkpoint is this cell's, and as it was written; this reads all of it."""
+    try:
+        sums = read(path, cell)
+    except Damaged:
+        return False
+    return not changed(path, sums, sums)
