@@ -50,11 +50,11 @@ def check_complete(trainer: Trainer) -> None:
     expected = list(range((config.train.steps if collapsed is None else collapsed) + 1))
     if steps != expected:
         raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {len(expected)} were expected")
-    for task in trainer.parts.evaluation_tasks:
-        samples = config.eval.of(task.name).samples
-        result = files.read_json(trainer.folder / "evals" / f"{task.name}-{expected[-1]:06d}.json")
+    for name in trainer.parts.evaluation_tasks:
+        samples = config.eval.of(name).samples
+        result = files.read_json(trainer.folder / "evals" / f"{name}-{expected[-1]:06d}.json")
         if not result["right"] or {len(row) for row in result["right"]} != {samples}:
-            raise CellFailure(f"the last evaluation of {task.name} lacks samples")
+            raise CellFailure(f"the last evaluation of {name} lacks samples")
 
 
 def work(folder: Path, wait: float | None = None) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.base.errors import Damaged, without_password
+from harness.base.addresses import visible_address
+from harness.base.errors import Damaged
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
@@ -28,7 +29,7 @@ def call(arguments: argparse.Namespace) -> int:
     damaged = sync(config, matrix)
     publish.write(config, matrix)
     held = f"what {len(matrix) - damaged} cells have recorded"
-    console.print(f"MLflow at {without_password(config.tracking_uri)} holds {held}")
+    console.print(f"MLflow at {visible_address(config.tracking_uri)} holds {held}")
     if arguments.tensorboard:
         from harness.record import tensorboard
 

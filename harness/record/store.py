@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.base.addresses import visible_address, without_address
 from harness.base.errors import UserError
 from harness.base.locks import lock
 
@@ -60,9 +61,9 @@ def absolute(uri: str) -> str:
 
 def unusable(uri: str, error: Exception) -> UserError:
     if refused := refusal(error):
-        return UserError(f"the MLflow store at {uri} {refused}")
-    reason = (str(error) or type(error).__name__).splitlines()[0]
-    return UserError(f"the MLflow store at {uri} cannot be used: {reason}")
+        return UserError(f"the MLflow store at {visible_address(uri)} {refused}")
+    reason = (without_address(str(error), uri) or type(error).__name__).splitlines()[0]
+    return UserError(f"the MLflow store at {visible_address(uri)} cannot be used: {reason}")
 
 
 def refusal(error: Exception) -> str | None:
@@ -82,7 +83,9 @@ def refusal(error: Exception) -> str | None:
 def probe(path: Path, uri: str, write: bool) -> None:
     """Find out at once what MLflow would find out after minutes of retries: locked, no database, no permission."""
     if not write and not path.is_file():
-        raise UserError(f"there is no MLflow store at {uri}; `entrobench run` or `entrobench sync` makes it")
+        raise UserError(
+            f"there is no MLflow store at {visible_address(uri)}; `entrobench run` or `entrobench sync` makes it"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(path)) as connection:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.base import files, identities
+from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError
 from harness.base.locks import lock
 
@@ -163,7 +164,7 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
             experiment = client.get_experiment_by_name(matrix)
     if experiment.lifecycle_stage != "active":
         raise UserError(
-            f"the MLflow experiment {matrix!r} at {uri} was deleted; bring it back with "
+            f"the MLflow experiment {matrix!r} at {visible_address(uri)} was deleted; bring it back with "
             f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`, or choose another name="
         )
     return experiment.experiment_id

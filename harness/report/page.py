@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from harness.base import files
-from harness.base.errors import without_password
+from harness.base.addresses import without_secrets
 from harness.report import columns, curves, figures, render, scores, sentences
 from harness.report.figures import Figure
 from harness.report.leaderboard import Row
@@ -117,7 +117,7 @@ def render_page(story: Story) -> str:
         unfinished=[cell for cell in story.cells if cell.state != "done"],
         components={method: components(story.cells, method) for method in story.methods},
         differences=differences(story.cells),
-        settings=without_password(yaml.safe_dump(story.settings, sort_keys=False, allow_unicode=True)),
+        settings=without_secrets(yaml.safe_dump(story.settings, sort_keys=False, allow_unicode=True)),
         origin=origin(story.cells),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version("entrobench"),

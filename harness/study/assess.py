@@ -198,6 +198,7 @@ def default_folder(model: Model, say: Callable[[str], None]) -> Path:
 def assess(
     model: Model, asked: Sequence[Task], wanted: Wanted, verifier: Verifier, out: Path, say: Callable[[str], None]
 ) -> list[Assessment]:
+    names = [tasks.evaluation_name(task) for task in asked]
     asked = [instructed(task, model.chat) for task in asked]
     folder = model.folder(say=say)
     disable_progress_bar()
@@ -207,7 +208,7 @@ def assess(
     budget = max(each["max_new_tokens"] for each in sampling)
     engine = EngineOnDemand(folder, tokenizer.eos_token_id, budget, beyond_context=wanted.beyond_context)
     found = []
-    for task, settings in zip(asked, sampling, strict=True):
+    for name, task, settings in zip(names, asked, sampling, strict=True):
         identity = {
             "model": model.identity(),
             "files": fingerprint(folder),
@@ -217,16 +218,17 @@ def assess(
             **settings,
         }
         key = identities.key(identity)
-        kept = out / f"{task.name}-{key}"
+        kept = out / f"{name}-{key}"
         files.write_json(kept / "settings.json", identity)
 
-        def heard(done: int, of: int, name: str = task.name) -> None:
+        def heard(done: int, of: int, name: str = name) -> None:
             say(f"{name}: {done} of {of} problems sampled")
 
         together = BATCH[engine.name]
         sampler = Sampler(engine, tokenizer, wanted.seed, model.chat, context, kept / "samples", together, heard)
         most = Verify.max_failures
         evaluation = evaluate(task, sampler, verifier, problems=wanted.problems, max_failures=most, **settings)
+        evaluation = dataclasses.replace(evaluation, task=name)
         notes = sampler.notes([record["prompt"] for record in evaluation.samples])
         attempt = attempt_at(kept, task, engine)
         dataset = fingerprints(task, settings["split"], len(evaluation.problems))

@@ -35,7 +35,7 @@ class Parts:
     seed: int
     method: Method
     task: Task
-    evaluation_tasks: list[Task]
+    evaluation_tasks: dict[str, Task]  # by the names of their evaluations
     pool: Pool  # the problems that are trained on
     policy: Policy
     critic: Critic | None
@@ -96,9 +96,10 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
         seed=spec.seed,
         method=method,
         task=task,
-        evaluation_tasks=[
-            instructed(tasks.build(each, config.plugins), model.chat) for each in config.eval.tasks or [spec.task]
-        ],
+        evaluation_tasks={
+            tasks.evaluation_name(each): instructed(each, model.chat)  # whose instruction is the model's, not a name's
+            for each in (tasks.build(named, config.plugins) for named in config.eval.tasks or [spec.task])
+        },
         pool=problems,
         policy=policy,
         critic=critic,
