@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -179,6 +180,9 @@ def write_log(place: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    for stream in (sys.stdout, sys.stderr):  # names may hold any characters, and the terminal's encoding is not theirs
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def begin(place: Path, spec: CellSpec) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import tasks
 from harness.base import devices
 from harness.base.addresses import visible_address
+from harness.base.deadline import within
 from harness.base.errors import UserError, one_of
 from harness.commands import leaderboard, sync
 from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
@@ -74,7 +75,6 @@ def run(
     returns the exit code."""
     from harness.launch import launcher
     from harness.launch.progress import LiveView
-    from harness.record.feeder import within
 
     matrix = cells(config)
     if jobs is not None and jobs < 1:

@@ -34,7 +34,7 @@ def reader(uri: str) -> Iterator[Reader]:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             yield Direct(connection, uri)
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         if str(error).startswith("no such"):  # a table or a column
             raise UserError(
                 f"the MLflow store at {visible_address(uri)} was written by an unknown version of MLflow: {error}"
