@@ -63,6 +63,8 @@ def may_be_written(uri: str) -> bool:
 
 def without_address(text: str, uri: str) -> str:
     """Return a text of a library with an address, and every part of it that is hidden, made unreadable."""
+    if not uri:
+        return text
     visible = visible_address(uri)
     text = text.replace(uri, visible)
     written_ways = (uri, unquote(uri), unquote_plus(uri))

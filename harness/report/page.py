@@ -17,6 +17,7 @@ import yaml
 
 from harness.base import files
 from harness.base.addresses import without_secrets
+from harness.base.fit import visible
 from harness.report import columns, curves, figures, render, scores, sentences
 from harness.report.figures import Figure
 from harness.report.leaderboard import Row
@@ -101,7 +102,11 @@ def render_page(story: Story) -> str:
     from plotly.offline import get_plotlyjs
 
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=written_out,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     sections = sections_of(story)
@@ -128,6 +133,11 @@ def render_page(story: Story) -> str:
         script=(TEMPLATES / SCRIPT).read_text(),
         library=get_plotlyjs(),
     )
+
+
+def written_out(value: Any) -> Any:
+    """Return a text of the story with its control characters written out; scripts and styles are of another type."""
+    return visible(value) if type(value) is str else value
 
 
 def sections_of(story: Story) -> list[Section]:

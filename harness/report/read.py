@@ -108,8 +108,8 @@ class Experiment:
             found += board.of_runs(self.name, others, outcomes, self.config_of)
         if not found:
             raise UserError(
-                f"the experiment {self.name!r} at {visible_address(self.uri)} holds no run that entrobench made, or all "
-                "were deleted"
+                f"the experiment {self.name!r} at {visible_address(self.uri)} holds no run that entrobench made, or "
+                "all were deleted"
             )
         ages = {run.tags["cell"]: number for number, run in enumerate(self.runs)}
         return sorted(found, key=lambda one: max(ages.get(each.cell, -1) for each in one.expected), reverse=True)

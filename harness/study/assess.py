@@ -31,7 +31,7 @@ from harness.record import made
 from harness.record.evaluation import Evaluated
 from harness.record.made import Made
 from harness.report.columns import shown
-from harness.rollout import choice, engines
+from harness.rollout import choice, engines, templates
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model
 from harness.rollout.proof import check_weights
@@ -202,6 +202,7 @@ def assess(
     asked = [instructed(task, model.chat) for task in asked]
     folder = model.folder(say=say)
     disable_progress_bar()
+    templates.warm_up(folder)
     tokenizer = opened(AutoTokenizer, folder)
     context = None if wanted.beyond_context else context_of(opened(AutoConfig, folder))
     sampling = [wanted.of(task) for task in asked]

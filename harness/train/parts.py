@@ -16,7 +16,7 @@ from harness.base.errors import UserError
 from harness.composition import Method
 from harness.config import Config
 from harness.record.spec import CellSpec
-from harness.rollout import choice, engines, models
+from harness.rollout import choice, engines, models, templates
 from harness.rollout.proof import check_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, instructed, left_out
@@ -67,6 +67,7 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
     method = Method.of(spec.method, baselines.table(config.plugins), config.method_options)
     model = models.resolve(spec.model)
     base = model.folder()
+    templates.warm_up(base)
     common = (config.train, config.rollout.temperature, device, dtype, config.hardware)
     policy = Policy(base, *common)
     critic = None

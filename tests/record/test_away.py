@@ -19,8 +19,8 @@ from places import REPOSITORY
 from servers import Between, between, free_port, mlflow_server
 
 from harness import cli, config, matrix
-from harness.base.errors import UserError
 from harness.base.deadline import within
+from harness.base.errors import UserError
 from harness.record import feeder, store, sync
 from harness.record.feeder import Feeder
 from harness.record.state import State

@@ -305,7 +305,8 @@ def test_a_task_with_options_has_files_metrics_and_scores_of_its_own(
     trainer.parts = dataclasses.replace(trainer.parts, evaluation_tasks=built)
     trainer.config.eval.problems = 5
     trainer.config.eval.by_task = {names[1]: {"problems": 3}}
-    right = {problem.id for problem in built["countdown"].problems("test")}
+    split = trainer.config.eval.split
+    right = {problem.id for problem in built["countdown"].problems(split)}
 
     def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         return [Verdict.RIGHT if problem.id in right else Verdict.WRONG for problem, _ in pairs]
@@ -315,7 +316,7 @@ def test_a_task_with_options_has_files_metrics_and_scores_of_its_own(
     assert {name: metrics[f"eval/{name}/avg"] for name in names} == {names[0]: 1.0, names[1]: 0.0}
     for name, problems, share in zip(names, (5, 3), (1, 0), strict=True):
         record = json.loads((trainer.folder / "evals" / f"{name}-000000.json").read_text())
-        expected = [problem.id for problem in built[name].problems("test")[:problems]]
+        expected = [problem.id for problem in built[name].problems(split)[:problems]]
         assert (record["task"], record["problems"]) == (name, expected)
         assert {verdict for row in record["right"] for verdict in row} == {share}
         assert (trainer.folder / "samples" / f"evaluate-{name}-000000.jsonl").exists()
@@ -493,8 +494,8 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     assert "Sums of two numbers" in entrobench("list", "tasks")
     (command,) = re.findall(r"entrobench (eval .*'sums.*)", page)
     told = entrobench(*command.replace("'", "").split())
-    assert re.search(r"^sums +16 +4 ", told, re.MULTILINE)
-    (path,) = tmp_path.glob("results/eval/countdown-tiny-*/sums-*/samples/0000.jsonl")
+    assert re.search(r"^sums\(largest=4\) +16 +4 ", told, re.MULTILINE)
+    (path,) = tmp_path.glob("results/eval/countdown-tiny-*/sums(largest=4)-*/samples/0000.jsonl")
     samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     assert [sample["prompt"] for sample in samples] == [
         f"{a}+{b}=" for a, b in itertools.product(range(1, 5), repeat=2)
