@@ -88,7 +88,9 @@ def serve(limit_s: int) -> None:
 
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library's print is not a reply
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for line in sys.stdin.buffer:

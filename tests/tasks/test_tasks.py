@@ -160,6 +160,7 @@ def test_the_instruction_of_a_model_replaces_that_of_a_task_which_gives_one() ->
 TEMPLATE = "{% for m in messages %}({{ m['content'] }}){% endfor %}{{ end }}{% if add_generation_prompt %}={% endif %}"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("own", "chat", "text"),
     [
