@@ -61,7 +61,7 @@ def document(
         bullets = "".join(f"- {as_prose(note)}\n" for note in notes)
         return "\n".join([*map(as_markdown, tables), bullets])
     parts = [as_text(table, width) for table in tables]
-    return "\n".join([*parts, "".join(f"{fit.folded(note, width)}\n" for note in notes)])
+    return "\n".join([*parts, "".join(f"{fit.folded(fit.visible(note), width)}\n" for note in notes)])
 
 
 def finite(value: Any) -> Any:

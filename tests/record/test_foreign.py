@@ -179,11 +179,9 @@ def test_text_that_is_no_text_is_damage(whole: Path, tmp_path: Path) -> None:
     assert content.count(b"CREATE TABLE") > 10
     path.write_bytes(content.replace(b"CREATE TABLE", b"CREATE \xff\xfeBLE"))
     uri = f"sqlite:///{path}"
-    for write in (False, True):
-        with pytest.raises(UserError, match=r"is damaged \(.+\); put the file aside"):
-            store.probe(path, uri, write)
-    with pytest.raises(UserError, match=r"is damaged"), reader(uri):
-        pass
+    for opened in (reader(uri), store.store(uri, write=True)):
+        with pytest.raises(UserError, match=r"is damaged \(.+\); put the file aside"), opened:
+            pass
 
 
 def test_rows_of_a_run_that_is_not_there_are_damage(whole: Path, tmp_path: Path) -> None:
