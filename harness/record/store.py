@@ -27,8 +27,6 @@ ENVIRONMENT = {  # of MLflow's client, where nobody has set it
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # a server that is away must not hold up a run
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-# Damage of an SQLite file, by the codes of its errors.
-DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 PATIENCE = 4  # times MLFLOW_HTTP_REQUEST_TIMEOUT, which is of each read: a server may send a byte at a time for ever
 
 
@@ -80,7 +78,7 @@ def is_damage(error: Exception) -> bool:
     """Return whether an error says that the pages of an SQLite file do not hold what was written to them."""
     cause = getattr(error, "orig", None) or error  # what SQLAlchemy wraps
     code = getattr(cause, "sqlite_errorcode", None) or sqlite3.SQLITE_OK
-    return isinstance(cause, UnicodeDecodeError) or code & 0xFF in DAMAGES  # beyond these bits a code says where
+    return isinstance(cause, UnicodeDecodeError) or code & 0xFF == sqlite3.SQLITE_CORRUPT  # further bits say where
 
 
 def foreign(uri: str, why: object) -> UserError:

@@ -186,7 +186,7 @@ def test_text_that_is_no_text_is_damage(whole: Path, tmp_path: Path) -> None:
 
 def test_rows_of_a_run_that_is_not_there_are_damage(whole: Path, tmp_path: Path) -> None:
     class Contradicting(sqlite3.Connection):
-        def execute(self, query: str, *given: object) -> sqlite3.Cursor:  # type: ignore[override]
+        def execute(self, query: str, *given: object) -> sqlite3.Cursor:
             found = super().execute(query, *given)  # type: ignore[arg-type]
             return iter([("nobody", "key", "value")]) if "FROM tags" in query else found  # type: ignore[return-value]
 
