@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -53,11 +54,11 @@ def check_complete(trainer: Trainer) -> None:
     expected = list(range((config.train.steps if collapsed is None else collapsed) + 1))
     if steps != expected:
         raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {len(expected)} were expected")
-    for task in trainer.parts.evaluation_tasks:
-        samples = config.eval.of(task.name).samples
-        result = evals.read(evals.place(trainer.folder, task.name, expected[-1]))
-        if {len(row) for row in result["right"]} != {samples}:
-            raise CellFailure(f"the last evaluation of {task.name} lacks samples")
+    for name in trainer.parts.evaluation_tasks:
+        samples = config.eval.of(name).samples
+        result = evals.read(evals.place(trainer.folder, name, expected[-1]))
+        if not result["right"] or {len(row) for row in result["right"]} != {samples}:
+            raise CellFailure(f"the last evaluation of {name} lacks samples")
 
 
 def work(folder: Path, wait: float | None = None) -> None:
@@ -188,6 +189,9 @@ def write_log(place: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    for stream in (sys.stdout, sys.stderr):  # names may hold any characters, and the terminal's encoding is not theirs
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def begin(place: Path, spec: CellSpec, *, lost: bool = False) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import subprocess
@@ -86,8 +87,16 @@ def heed_signals() -> None:
             signal.signal(number, stop)
 
 
+def write_any_character() -> None:
+    """Let stdout and stderr write out by their numbers the characters that their encoding does not have."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     heed_signals()
+    write_any_character()
     sys.path.append(os.getcwd())  # where users keep plugin modules; last, since other files there may hide ours
     from harness.base.fit import visible  # not before `python -m` has lost the current folder, see below
 

@@ -17,13 +17,16 @@ from typing import Any, ClassVar, cast, get_origin, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 from harness.base import written
-from harness.base.errors import UserError, nearest, short, shown, without_password
+from harness.base.addresses import may_be_written
+from harness.base.errors import UserError, nearest, short, shown
 from harness.base.schema import choice, number, numbers, section, typed
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 MOST_CELLS = 5_000  # of a matrix
 LONGEST_SPEC = 2_000  # characters of a method or a task with its options
 NAME = re.compile(r"\w[\w .,+=@()-]{0,99}")  # of a matrix: of its folder, and of its experiment in MLflow
+# What the results folder holds beside matrices: evaluations, and the store with its files, locks and journals.
+KEPT = re.compile(r"eval|mlartifacts|mlflow\.db.*", re.IGNORECASE)
 KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")  # of an override
 
 
@@ -360,13 +363,20 @@ def check_names(config: Config) -> None:
             f"name is {shown(config.name)}; allowed: up to 100 letters, digits, blanks and _ . , + = @ ( ) -, "
             "the first of them a letter, a digit or _"
         )
+    store_file = Path(config.tracking_uri.removeprefix("sqlite:///").partition("?")[0])
+    in_results = store_file.absolute().parent == Path(config.results).absolute()
+    if KEPT.fullmatch(config.name) or (in_results and config.name.startswith(store_file.name)):
+        raise UserError(
+            f"name is {shown(config.name)}, which the results folder holds for itself; allowed: every name but eval, "
+            f"mlartifacts, and those that begin with mlflow.db or {shown(store_file.name)}"
+        )
     if found := re.search(r"[?#%]", config.results):
         raise UserError(f"results is {shown(config.results)}; an address of MLflow is made of it, without {found[0]}")
-    uri = config.tracking.uri or ""
-    if without_password(uri) != uri:
+    if config.tracking.uri and not may_be_written(config.tracking.uri):
         raise UserError(
-            "tracking.uri holds a password, and configurations are written down; leave it out and set "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or for a database the whole MLFLOW_TRACKING_URI"
+            "tracking.uri may hold a user, a password or a token, and configurations are written down (allowed: "
+            "scheme, host, port, path); for a server set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, for a "
+            "database the whole address as MLFLOW_TRACKING_URI"
         )
 
 

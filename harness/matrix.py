@@ -15,7 +15,8 @@ import baselines
 import tasks
 from harness import composition
 from harness.base import devices, files, identities, registry
-from harness.base.errors import Damaged, UserError, nearest, without_password
+from harness.base.addresses import visible_address
+from harness.base.errors import Damaged, UserError, nearest
 from harness.composition import Method
 from harness.config import Config, told, variants
 from harness.method import Composition
@@ -25,7 +26,7 @@ from harness.record.spec import CellSpec, key_in
 from harness.record.state import Progress
 from harness.rollout import choice, models
 from harness.rollout.models import Model
-from tasks import check_split
+from tasks import check_split, evaluation_name
 
 MARKER = "matrix.json"
 HALF_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\d+")  # while a process writes it, or left by one that was killed
@@ -43,6 +44,8 @@ class Shared:
         self.task = cache(lambda spec: registry.build("task", self.tasks, spec))
         self.method_identity = cache(lambda spec: self.method(spec).identity())
         self.task_identity = cache(lambda spec: identities.of(self.task(spec)))
+        self.evaluation_name = cache(lambda spec: evaluation_name(self.task(spec)))
+        self.evaluation_identity = cache(self.evaluated_as)
         self.made_of = cache(lambda spec: composition.composed(spec, self.methods))
         self.model = cache(models.resolve)
         self.model_identity = cache(lambda name: self.model(name).identity())
@@ -53,6 +56,12 @@ class Shared:
         """Returns the classes of a method and of tasks, by their names."""
         built = [*self.method(method).components, *map(self.task, tasks)]
         return made.named(built, composition.components(self.methods), self.tasks)
+
+    def evaluated_as(self, spec: str) -> dict[str, Any]:
+        """Return the identity of an evaluation, whose records are found by its name."""
+        name, identity = self.evaluation_name(spec), self.task_identity(spec)
+        # Without options the name adds nothing, and the keys of such cells stay as they were.
+        return identity if name == self.task(spec).name else identity | {"name": name}
 
     def settled(self, config: Config, model: str) -> Settled:
         """Returns one setting of the matrix as it is for a model on this machine."""
@@ -101,10 +110,10 @@ class Settled:
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """Returns the configuration as plain values, without a password: many may read what is written down."""
+        """The configuration as plain values, with what may be secret hidden: many may read the files of a cell."""
         settings = dataclasses.asdict(self.config)
         if self.config.tracking.uri is not None:
-            settings["tracking"]["uri"] = without_password(self.config.tracking.uri)
+            settings["tracking"]["uri"] = visible_address(self.config.tracking.uri)
         return settings
 
 
@@ -126,7 +135,7 @@ class Cell:
         return {
             "method": shared.method_identity(self.method),
             "task": shared.task_identity(self.task),
-            "evaluation_tasks": [shared.task_identity(spec) for spec in self.evaluation_tasks],
+            "evaluation_tasks": [shared.evaluation_identity(spec) for spec in self.evaluation_tasks],
             "model": shared.model_identity(self.model),
             "seed": self.seed,
             **shared.settled(self.config, self.model).identity,
@@ -208,7 +217,16 @@ def cells(config: Config) -> list[Cell]:
         check_split(shared.task(spec), "train", "the split to train on")
     for spec in config.eval.tasks or config.tasks:
         check_split(shared.task(spec), config.eval.split, "eval.split")
-    evaluated = {shared.task(spec).name for spec in config.eval.tasks or config.tasks}
+    evaluated: dict[str, str] = {}  # specifications by the names of their evaluations
+    for spec in config.eval.tasks:
+        name = shared.evaluation_name(spec)
+        if name in evaluated:
+            raise UserError(
+                f"eval.tasks {evaluated[name]!r} and {spec!r} are both {name!r}, and one would overwrite the other; "
+                "name one of them"
+            )
+        evaluated[name] = spec
+    evaluated = evaluated or {shared.evaluation_name(spec): spec for spec in config.tasks}
     for name in config.eval.by_task:
         if name not in evaluated:
             raise UserError(f"eval.by_task names {name!r}, which is not evaluated; {nearest(name, evaluated)}")

@@ -227,14 +227,14 @@ class Trainer:
         seed = seeds.derive("evaluate", self.parts.seed, step)
         sampler = Sampler(self.engine, self.parts.tokenizer, seed, self.parts.chat, context)
         record: dict[str, float] = {}
-        for task in self.parts.evaluation_tasks:
+        for name, task in self.parts.evaluation_tasks.items():
             with led(partial(sampler.sample, task, self.parts.verifier)) as sample:
                 if sample is not None:
-                    record |= self.scores(step, task, dataclasses.replace(sampler, helped=sample))
+                    record |= self.scores(step, name, task, dataclasses.replace(sampler, helped=sample))
         return record
 
-    def scores(self, step: int, task: Task, sampler: Sampler) -> dict[str, float]:
-        settings = self.config.eval.of(task.name)
+    def scores(self, step: int, name: str, task: Task, sampler: Sampler) -> dict[str, float]:
+        settings = self.config.eval.of(name)
         result = evaluate(
             task,
             sampler,
@@ -249,7 +249,7 @@ class Trainer:
         wanted = [problem.id for problem in task.problems(settings.split)[: settings.problems]]
         invariants.check_evaluation(result.problems, wanted, result.right, settings.samples)
         record = {
-            "task": task.name,
+            "task": name,
             "step": step,
             "problems": result.problems,
             "right": result.right,
@@ -260,8 +260,8 @@ class Trainer:
             "flags": task.flags(self.parts.task.name),
         }
         evals.write(self.folder, record)
-        files.write_lines(self.folder / "samples" / f"evaluate-{task.name}-{step:06d}.jsonl", result.samples)
-        return {f"eval/{task.name}/{key}": value for key, value in result.metrics.items()}
+        files.write_lines(self.folder / "samples" / f"evaluate-{name}-{step:06d}.jsonl", result.samples)
+        return {f"eval/{name}/{key}": value for key, value in result.metrics.items()}
 
     def learners(self) -> dict[str, Policy | Critic]:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})

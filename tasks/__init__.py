@@ -11,7 +11,7 @@ from harness.base import registry
 from harness.base.errors import UserError, nearest
 from harness.base.plugins import extended
 from harness.base.schema import typed
-from harness.base.task import SPLITS, Problem, Recipe, Task, Verdict, Verifier, check_split
+from harness.base.task import SPLITS, Problem, Recipe, Task, Verdict, Verifier, check_split, evaluation_name
 from tasks.aime24 import AIME24
 from tasks.aime25 import AIME25
 from tasks.amc23 import AMC23
@@ -34,6 +34,7 @@ __all__ = [
     "Verifier",
     "build",
     "check_split",
+    "evaluation_name",
     "file",
     "recipe",
     "settings",

@@ -13,6 +13,16 @@ from harness import config, matrix
 from harness.base import registry
 from harness.base.errors import UserError
 
+KEPT = (
+    "eval",
+    "mlartifacts",
+    "mlflow.db",
+    "MLflow.DB",
+    "mlflow.db.lock",
+    "mlflow.db-journal",
+    "mlflow.db-wal",
+)  # names
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(config.CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -146,9 +156,13 @@ def test_the_field_is_every_method_there_is() -> None:
         (f"seeds=[{'9' * 30}]", ["seeds[0] is 999", "allowed: whole numbers up to 9223372036854775807"]),
         (f"train.lr={'9' * 400}", ["train.lr is 999", "allowed: whole numbers up to 9223372036854775807"]),
         ("axes={train.lr: [1e-6, .nan]}", ["train.lr is nan; allowed: more than 0"]),
-        ("tracking.uri=http://me:secret@host", ["tracking.uri holds a password", "MLFLOW_TRACKING_PASSWORD"]),
-        ("tracking.uri='postgresql://host/db?user=me&password=secret'", ["tracking.uri holds a password"]),
+        (
+            "tracking.uri=http://me:secret@host",
+            ["tracking.uri may hold a user, a password", "MLFLOW_TRACKING_PASSWORD"],
+        ),
+        ("tracking.uri='postgresql://host/db?user=me&password=secret'", ["tracking.uri may hold a user, a password"]),
         *((f"name={name}", ["name is ", "allowed: up to 100 letters"]) for name in ("../../x", "..", "a/b", "x" * 101)),
+        *((f"name={name}", [f"name is '{name}', which the results folder"]) for name in KEPT),
         *((f"results={path}", ["results is ", "an address of MLflow"]) for path in ("q?x", "p%41", "a#b")),
         ("seeds=[&a 1, *a]", ["line 1 has a YAML anchor"]),
         ("name=!!binary aGk=", ["line 1 has a YAML tag (tag:yaml.org,2002:binary)"]),
@@ -344,3 +358,15 @@ def test_an_override_of_a_list_may_be_a_single_value() -> None:
     assert found.eval.tasks == ["gsm8k"]
     assert found.plugins == ["mine"]
     assert found.name == "grpo"
+
+
+def test_no_matrix_takes_the_place_of_its_own_store() -> None:
+    place = ["results=r", "tracking.uri=sqlite:///r/runs.db"]
+    for name in ("runs.db", "runs.db.lock"):
+        with pytest.raises(
+            UserError, match=rf"name is '{name}', which the results folder holds for itself; .* 'runs.db'"
+        ):
+            config.load("smoke", [*place, f"name={name}"])
+    for name in ("evaluation", "mlflow", "mlartifacts2", "runs"):
+        assert config.load("smoke", [*place, f"name={name}"]).name == name
+    assert config.load("smoke", ["results=other", place[1], "name=runs.db"]).name == "runs.db"

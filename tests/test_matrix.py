@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import baselines
-from harness import config, matrix
+from harness import cli, config, matrix
 from harness.base import devices, registry
 from harness.base.errors import UserError
 from harness.matrix import Cell, cells
@@ -189,12 +190,58 @@ def test_groups_of_one_are_for_methods_that_compare_nothing(name: str) -> None:
             cells(config.load("smoke", overrides))
 
 
+@pytest.mark.parametrize("twice", ["countdown, countdown", "countdown, countdown(count=3)"])
+def test_two_evaluations_of_one_name_are_refused(twice: str) -> None:
+    with pytest.raises(UserError, match=r"eval.tasks 'countdown' and 'countdown.*' are both 'countdown', and one"):
+        cells(config.load("smoke", [f"eval.tasks={[*twice.split(', ')]}"]))
+
+
+def test_a_cell_evaluates_each_task_under_the_name_that_the_table_asks_for() -> None:
+    given = ["eval.tasks=[countdown, 'countdown(count=4)']", "eval.by_task={'countdown(count=4)': {k: 2}}"]
+    settings = config.load("smoke", given)
+    matrix = cells(settings)
+    board = Board.of_config(settings, matrix)
+    assert board.expected[0].eval_tasks == ["countdown", "countdown(count=4)"]
+    assert board.ks == {"countdown": settings.eval.k, "countdown(count=4)": 2}
+    identities = matrix[0].identity["evaluation_tasks"]
+    assert [each.get("name") for each in identities] == [None, "countdown(count=4)"]
+    with pytest.raises(
+        UserError, match=r"eval.by_task names 'countdown\(count=5\)', which is not evaluated; allowed: "
+    ):
+        cells(config.load("smoke", [given[0], "eval.by_task={'countdown(count=5)': {k: 2}}"]))
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "eval.problems=337",
+            r"eval.problems is 337, but countdown has 336 problems in its test split \(allowed: up to",
+        ),
+        ("axes={eval.problems: [2, 400]}", r"eval.problems is 400, but countdown has 336 problems in its test split"),
+        (
+            "eval.by_task={countdown: {problems: 337}}",
+            r"eval.by_task.countdown.problems is 337, but countdown has 336 problems in its test split",
+        ),
+    ],
+)
+def test_more_problems_than_a_split_has_are_refused_before_anything_runs(
+    command: str, override: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "smoke", f"results={tmp_path / 'r'}", override])
+    assert end.value.code == 2
+    assert re.match(rf"entrobench: {sentence}", capsys.readouterr().err)
+    assert not (tmp_path / "r").exists()
+
+
 def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:
     loaded = config.load("smoke", [f"results={tmp_path}"])
     one = cells(dataclasses.replace(loaded, tracking=config.Tracking("http://me:secret@host")))[0]
     one.spec.write(one.folder)
     assert one.config.tracking_uri == "http://me:secret@host"
-    assert one.spec.settings["tracking"]["uri"] == "http://me:***@host"
+    assert one.spec.settings["tracking"]["uri"] == "http://***@host"
     assert "secret" not in (one.folder / "config.yaml").read_text()
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 from math import inf
 from pathlib import Path
 from typing import Any
+
+from harness.base.addresses import without_secrets
 
 LONGEST = 80  # characters of what somebody wrote, in a sentence about it
 SENTENCE = 300  # characters of an error, behind the name of the program
@@ -19,14 +20,7 @@ class UserError(ValueError):
     it. Whatever a sentence quotes, it is never longer than SENTENCE."""
 
     def __init__(self, said: str) -> None:
-        super().__init__(short(without_password(" ".join(said.splitlines())), SENTENCE))
-
-
-def without_password(text: str) -> str:
-    """Returns a text that may quote an address as http://user:password@host, or one that ends in ?password=.., with
-    that password made unreadable."""
-    text = re.sub(r"//([^/:@\s]*):[^/\s]*@", r"//\1:***@", text)
-    return re.sub(r"([?&](?:password|passwd|secret|token)=)[^&\s]+", r"\1***", text)
+        super().__init__(short(without_secrets(" ".join(said.splitlines())), SENTENCE))
 
 
 def short(text: str, longest: int = LONGEST) -> str:

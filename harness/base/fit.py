@@ -23,8 +23,12 @@ from rich.text import Text
 FOLDED = 24  # characters that a column of long texts keeps on one line, at least
 FULL = 100_000  # characters of a line where no terminal ends it
 FEWEST = 3  # columns of a table; with fewer of them, cards say more
-# All but the tab and the end of a line: the others move the cursor, colour, or turn the direction of what follows.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# All but the tab and the end of a line: the others move the cursor, colour, end a line where none is seen, turn the
+# direction of what follows, hide in a text (a space without width, tags), or cannot be encoded (halves of pairs).
+CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
+    r"\U000e0000-\U000e007f\ud800-\udfff]"
+)
 
 
 def visible(text: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from harness.base import identities
 from harness.base.errors import UserError, one_of
 from harness.base.shape import Shape
 
@@ -134,6 +136,31 @@ class Recipe(Protocol):
     def build(self, folder: Path) -> None:
         """Makes the model and saves it as a Hugging Face folder."""
         ...
+
+
+SIMPLE = re.compile(r"[\w.+-]{1,20}")  # an option's value that a file and a metric may have in their names
+LONGEST_OPTIONS = 100  # characters of all options in a name: a file's has 255 at most
+
+
+def evaluation_name(task: Task) -> str:
+    """Return the name of a task in evaluations: with its options, where they differ from their defaults.
+
+    A value that a file's name cannot hold, such as a sentence, is given by the first digits of its hash.
+    """
+    identity, plain = identities.of(task), identities.of(type(task)())
+    changed = {key: value for key, value in identity.items() if value != plain[key]}
+    if not changed:
+        return task.name
+    inside = ",".join(f"{key}={in_a_name(value)}" for key, value in changed.items())
+    if len(inside) > LONGEST_OPTIONS:
+        inside = identities.key(changed)
+    return f"{task.name}({inside})"
+
+
+def in_a_name(value: Any) -> str:
+    """Return an option's value, or its hash where a name cannot hold it."""
+    text = str(value)
+    return text if SIMPLE.fullmatch(text) else identities.key(value)
 
 
 def check_split(task: Task, split: str, key: str = "split") -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import tasks
 from harness.base import registry
-from harness.base.errors import CellFailure, UserError, without_password
+from harness.base.addresses import visible_address
+from harness.base.errors import CellFailure, UserError
 from harness.commands.common import Commands, command, console, with_plugins
 from harness.config import Config
 from harness.rollout import models
@@ -70,4 +71,4 @@ def feed(model: Model, found: Sequence[Assessment], uri: str) -> None:
         console.print(f"MLflow is not fed: {error}. The same command again feeds it, without sampling.", style="yellow")
     else:
         runs = "1 run" if len(found) == 1 else f"{len(found)} runs"
-        console.print(f"MLflow: {runs} in the experiment {evaluation.EXPERIMENT} at {without_password(uri)}")
+        console.print(f"MLflow: {runs} in the experiment {evaluation.EXPERIMENT} at {visible_address(uri)}")

@@ -38,13 +38,14 @@ def call(arguments: argparse.Namespace) -> int:
 
 def plan(config: Config, jobs: int | None = None) -> list[Plan]:
     """Prints the plan of each setting of the configuration's axes, and returns them."""
-    from harness.plan import estimate, show
+    from harness.plan import cost, estimate, show
     from harness.plan.machine import this_machine
 
     matrix, machine, found = cells(config), this_machine(config), []
     settings: dict[str, list[Cell]] = {}
     for cell in matrix:
         settings.setdefault(told(cell.config.setting), []).append(cell)
+    cost.check_problems([here[0].config for here in settings.values()])
     for setting, here in settings.items():
         if setting:
             console.rule(setting, align="left")

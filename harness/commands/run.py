@@ -8,14 +8,17 @@ from dataclasses import replace
 
 import tasks
 from harness.base import devices
-from harness.base.errors import UserError, one_of, without_password
+from harness.base.addresses import visible_address
+from harness.base.deadline import within
+from harness.base.errors import UserError, one_of
 from harness.commands import leaderboard, sync
 from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
-from harness.config import Config
+from harness.config import Config, variants
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
 from harness.launch.pool import Pool
 from harness.matrix import Cell, cells, claim
+from harness.plan import cost
 from harness.plan.machine import samples_with_vllm, this_machine
 from harness.record import sums
 from harness.record.state import OUTDATED, State
@@ -54,7 +57,7 @@ def call(arguments: argparse.Namespace) -> int:
         only=arguments.only,
         retry_failed=arguments.retry_failed,
     )
-    uri = without_password(config.tracking_uri)
+    uri = visible_address(config.tracking_uri)
     console.print(f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {uri}")
     return code
 
@@ -72,7 +75,6 @@ def run(
     returns the exit code."""
     from harness.launch import launcher
     from harness.launch.progress import LiveView
-    from harness.record.feeder import within
 
     matrix = cells(config)
     if jobs is not None and jobs < 1:
@@ -105,7 +107,7 @@ def run(
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
     if not within(60 * config.tracking.patience_minutes, lambda: conclude(config, matrix)):
         raise UserError(
-            f"the MLflow store at {config.tracking_uri} took longer than tracking.patience_minutes "
+            f"the MLflow store at {visible_address(config.tracking_uri)} took longer than tracking.patience_minutes "
             f"({config.tracking.patience_minutes:g}); the records are kept: `entrobench sync` feeds it, and then "
             "`entrobench leaderboard` has the table"
         )
@@ -165,12 +167,13 @@ def local(config: Config, jobs: int | None) -> Local:
 
 
 def check_problems(config: Config) -> None:
-    """Stops the matrix where a problem set is missing or damaged, before each of its cells would fail."""
+    """Stop the matrix where a problem set is missing, damaged or too small, before each of its cells would fail."""
     for spec in config.tasks:
         tasks.build(spec, config.plugins).problems("train")
     for spec in config.eval.tasks or config.tasks:
         task = tasks.build(spec, config.plugins)
-        task.problems(config.eval.of(task.name).split)
+        task.problems(config.eval.of(tasks.evaluation_name(task)).split)
+    cost.check_problems(variants(config))
 
 
 def check_engines(config: Config) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
-from harness.base.errors import Damaged, without_password
+from harness.base.addresses import visible_address
+from harness.base.deadline import within
+from harness.base.errors import Damaged, UserError
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
@@ -25,10 +28,10 @@ def call(arguments: argparse.Namespace) -> int:
 
     config = load(arguments)
     matrix = cells(config)
-    damaged = sync(config, matrix)
+    fed, damaged = sync(config, matrix)
     publish.write(config, matrix)
-    held = f"what {len(matrix) - damaged} cells have recorded"
-    console.print(f"MLflow at {without_password(config.tracking_uri)} holds {held}")
+    held = f"what {'1 cell has' if fed == 1 else f'{fed} cells have'} recorded"
+    console.print(f"MLflow at {visible_address(config.tracking_uri)} holds {held}")
     if arguments.tensorboard:
         from harness.record import tensorboard
 
@@ -46,16 +49,27 @@ def call(arguments: argparse.Namespace) -> int:
     return 1 if damaged else 0
 
 
-def sync(config: Config, matrix: list[Cell]) -> int:
-    """Feeds MLflow with all cells but those whose records are damaged, and returns how many these are."""
+def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
+    """Feed MLflow with all cells that have records, and return how many it holds and how many are damaged.
+
+    Earlier attempts at a cell are fed as well, and count where they are damaged.
+    """
     from harness.record.sync import sync as feed
 
-    damaged = 0
+    fed, damaged, uri = set[Path](), 0, config.tracking_uri
+    limit = 60 * config.tracking.patience_minutes
+    present = {cell.folder for cell in matrix}
     for folder in (each for cell in matrix for each in (*earlier(cell.folder), cell.folder)):
-        if (folder / "state.json").exists() or (folder / "metrics.jsonl").exists():
-            try:
-                feed(folder, config.tracking_uri)
-            except Damaged as damage:
-                damaged += 1
-                console.print(f"MLflow is not fed: {damage}; `entrobench run` mends the cell", style="yellow")
-    return damaged
+        if not ((folder / "state.json").exists() or (folder / "metrics.jsonl").exists()):
+            continue
+        try:
+            if not within(limit, partial(feed, folder, uri)):
+                raise UserError(
+                    f"the MLflow store at {visible_address(uri)} took longer than tracking.patience_minutes "
+                    f"({config.tracking.patience_minutes:g}) for {folder.name}; the same command goes on from there"
+                )
+            fed.add(folder)
+        except Damaged as damage:
+            damaged += 1
+            console.print(f"MLflow is not fed: {damage}; `entrobench run` mends the cell", style="yellow")
+    return len(fed & present), damaged

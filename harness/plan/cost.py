@@ -6,10 +6,12 @@ the two together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 import tasks
+from harness.base.errors import UserError
 from harness.base.shape import Shape
 from harness.config import Config
 from harness.data import cache, sets
@@ -68,10 +70,34 @@ def scored(config: Config) -> dict[str, Asked]:
     found = {}
     for spec in config.eval.tasks or config.tasks:
         task = tasks.build(spec, config.plugins)
-        settings = config.eval.of(task.name)
+        name = tasks.evaluation_name(task)
+        settings = config.eval.of(name)
         number, known = (settings.problems, True) if settings.problems else number_of(task, settings.split)
-        found[task.name] = Asked(number, settings.samples, known)
+        found[name] = Asked(number, settings.samples, known)
     return found
+
+
+def check_problems(variants: Sequence[Config]) -> None:
+    """Refuse evaluations that ask for more problems than their split has, as far as the number is known."""
+    sizes: dict[tuple[str, str], tuple[int, bool]] = {}  # by task and split: Countdown takes 0.1 s to list its problems
+    evaluations_of = [(config, spec) for config in variants for spec in config.eval.tasks or config.tasks]
+    for config, spec in evaluations_of:
+        task = tasks.build(spec, config.plugins)
+        name = tasks.evaluation_name(task)
+        settings = config.eval.of(name)
+        if settings.problems is None:
+            continue
+        place = name, settings.split
+        if place not in sizes:
+            sizes[place] = number_of(task, settings.split)
+        number, known = sizes[place]
+        if known and settings.problems > number:
+            own = config.eval.by_task.get(name, {}).get("problems") is not None
+            key = f"eval.by_task.{name}.problems" if own else "eval.problems"
+            raise UserError(
+                f"{key} is {settings.problems}, but {name} has {number} problems in its {settings.split} split "
+                f"(allowed: up to {number}, or null for all)"
+            )
 
 
 def evaluations(config: Config) -> int:
@@ -98,6 +124,8 @@ def number_of(task: tasks.Task, split: str) -> tuple[int, bool]:
     if task.name not in sets.SETS:
         return len(task.problems(split)), True
     card = cache.find_card(task.name)
+    if split == "validation" and card is not None and cache.whole(card):  # a part whose size no card states
+        return len(task.problems(split)), True
     part = "test" if split == "test" else "train"  # of which validation is a part
     stated = card["problems"].get(part) if card else sets.SETS[task.name].splits[part].problems
     return (stated, True) if stated else (UNKNOWN_SET, False)

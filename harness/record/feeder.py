@@ -59,21 +59,3 @@ class Feeder:
             with self.changed:
                 self.waiting[folder] = None
                 self.changed.wait_for(lambda: self.closed, PAUSE)
-
-
-def within(seconds: float, work: Callable[[], None]) -> bool:
-    """Does something that may never end, and returns whether it ended in time; its error is raised here."""
-    errors: list[Exception] = []
-
-    def tried() -> None:
-        try:
-            work()
-        except Exception as error:  # which the caller is to see
-            errors.append(error)
-
-    thread = threading.Thread(target=tried, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    for error in errors:
-        raise error
-    return not thread.is_alive()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from harness.base.addresses import visible_address
 from harness.base.errors import UserError
 from harness.record.runs import Client, Direct, Reader
 from harness.record.store import database, probe, store, unusable
@@ -33,10 +34,10 @@ def reader(uri: str) -> Iterator[Reader]:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             yield Direct(connection, uri)
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         if str(error).startswith("no such"):  # a table or a column
             raise UserError(
-                f"the MLflow store at {uri} was written by an unknown version of MLflow: {error}"
+                f"the MLflow store at {visible_address(uri)} was written by an unknown version of MLflow: {error}"
             ) from error
         raise unusable(uri, error) from error
 

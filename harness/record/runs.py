@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.record.artifacts import place
 from harness.record.store import store
@@ -40,6 +40,13 @@ class Point:
 
 
 Curves = dict[str, list[Point]]  # by metric, in the order of steps
+
+
+def damaged_rows(why: str) -> sqlite3.DatabaseError:
+    """Return the error of tables that contradict each other, as SQLite gives it for a page that is damaged."""
+    error = sqlite3.DatabaseError(why)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 class Reader(Protocol):
@@ -83,6 +90,8 @@ class Direct:
             if field == "finals":
                 pairs += f" AND key LIKE '{FINAL}%'"
             for run, key, value in self.connection.execute(pairs, given):
+                if run not in runs:  # though it was chosen by being there: an index and its table disagree
+                    raise damaged_rows(f"{table} has a run that is not in runs")
                 getattr(runs[run], field)[key] = value
         return list(runs.values())
 
@@ -114,6 +123,14 @@ class Direct:
         return {key: sorted(points) for key, points in sorted(found.items())}
 
 
+def next_token(page: Any, token: str | None) -> str | None:
+    """Return the token of the page behind one of MLflow's, which must be another one."""
+    if page.token and page.token == token:
+        raise OSError("a page of the server names itself as the next one")
+    following: str | None = page.token
+    return following
+
+
 class Client:
     def __init__(self, client: MlflowClient) -> None:
         self.client = client
@@ -124,7 +141,7 @@ class Client:
         while True:
             page = self.client.search_experiments(max_results=PAGE, page_token=token)
             found |= {each.name: each.experiment_id for each in page}
-            token = page.token
+            token = next_token(page, token)
             if not token:
                 return found
 
@@ -139,7 +156,7 @@ class Client:
                 finals = {key: value for key, value in each.data.metrics.items() if key.startswith(FINAL)}
                 info, data = each.info, each.data
                 found.append(Run(info.run_id, info.run_name or "", data.tags, data.params, info.artifact_uri, finals))
-            token = page.token
+            token = next_token(page, token)
             if not token:
                 return found
 

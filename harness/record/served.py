@@ -6,14 +6,18 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import requests
 
+from harness.base.addresses import visible_address
+from harness.base.deadline import within
+from harness.base.errors import UserError
 from harness.record.runs import FINAL, PAGE, TOGETHER, Client, Curves, Run
-from harness.record.store import ENVIRONMENT, store
+from harness.record.store import ENVIRONMENT, answer_limit, foreign, store
 
+T = TypeVar("T")
 ACTIVE = "ACTIVE_ONLY"  # not deleted
 HANDED_OUT = re.compile(r"mlflow-artifacts:/([^/].*)")  # where files are that the server itself hands out
 
@@ -28,15 +32,19 @@ class Served:
             self.session.auth = user, password
 
     def experiments(self) -> dict[str, str]:
-        return {each["name"]: each["experiment_id"] for each in self.found("experiments", view_type=ACTIVE)}
+        def of(each: dict[str, Any]) -> tuple[str, str]:
+            return str(each["name"]), str(each["experiment_id"])
+
+        return dict(self.as_mlflow(of, each) for each in self.found("experiments", view_type=ACTIVE))
 
     def runs(self, experiment: str) -> list[Run]:
         found = self.found(
             "runs", experiment_ids=[experiment], run_view_type=ACTIVE, order_by=["attributes.start_time ASC"]
         )
-        return [self.run(each["info"], each["data"]) for each in found]
+        return [self.as_mlflow(self.run, each) for each in found]
 
-    def run(self, info: dict[str, Any], data: dict[str, Any]) -> Run:
+    def run(self, each: dict[str, Any]) -> Run:
+        info, data = each["info"], each["data"]
         tags, params, metrics = (
             {pair["key"]: pair["value"] for pair in data.get(name, ())} for name in ("tags", "params", "metrics")
         )
@@ -47,15 +55,43 @@ class Served:
         """Yields all that a search finds, page by page."""
         given["max_results"] = PAGE
         while True:
-            page = self.ask("POST", f"2.0/mlflow/{what}/search", json=given).json()
-            yield from page.get(what, ())
-            if not page.get("next_page_token"):
+            answer = self.ask("POST", f"2.0/mlflow/{what}/search", json=given)
+            listed, token = self.as_mlflow(lambda answer: self.page(answer.json(), what), answer)
+            yield from listed
+            if not token:
                 return
-            given["page_token"] = page["next_page_token"]
+            if token == given.get("page_token"):  # which would go on for ever
+                raise foreign(self.uri, "a page names itself as the next one")
+            given["page_token"] = token
+
+    def page(self, page: dict[str, Any], what: str) -> tuple[list[dict[str, Any]], str]:
+        """Return the entries of one page of a search, and the token of the next one."""
+        listed = page.get(what, [])
+        if not isinstance(listed, list):
+            raise TypeError(f"{what} is no list")
+        return listed, page.get("next_page_token", "")
+
+    def as_mlflow(self, read: Callable[[Any], T], answer: Any) -> T:
+        """Return what a function reads in an answer, which may be of another server than MLflow's."""
+        try:
+            return read(answer)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise foreign(self.uri, f"{type(error).__name__}: {error}") from error
 
     def ask(self, method: str, path: str, **given: Any) -> requests.Response:
         timeout = float(os.environ.get(name := "MLFLOW_HTTP_REQUEST_TIMEOUT", ENVIRONMENT[name]))
-        answer = self.session.request(method, f"{self.uri.rstrip('/')}/api/{path}", timeout=timeout, **given)
+        answers: list[requests.Response] = []
+
+        def send() -> None:
+            address = f"{self.uri.rstrip('/')}/api/{path}"
+            answers.append(self.session.request(method, address, timeout=timeout, **given))
+
+        limit = answer_limit()  # of all of it; the timeout is of each read
+        if not within(limit, send):
+            raise UserError(
+                f"the MLflow store at {visible_address(self.uri)} did not answer in full within {limit:g} s"
+            )
+        [answer] = answers
         answer.raise_for_status()
         return answer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import sqlite3
@@ -11,6 +12,8 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.base.addresses import visible_address, without_address
+from harness.base.deadline import within
 from harness.base.errors import UserError
 from harness.base.locks import lock
 from harness.record import making
@@ -25,6 +28,7 @@ ENVIRONMENT = {  # of MLflow's client, where nobody has set it
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # a server that is away must not hold up a run
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
+PATIENCE = 4  # times MLFLOW_HTTP_REQUEST_TIMEOUT, which is of each read: a server may send a byte at a time for ever
 
 
 @contextmanager
@@ -46,7 +50,7 @@ def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
 
     try:
         yield client
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+    except (MlflowException, SQLAlchemyError, OSError, UnicodeDecodeError) as error:
         raise unusable(uri, error) from error
 
 
@@ -64,9 +68,34 @@ def absolute(uri: str) -> str:
 
 def unusable(uri: str, error: Exception) -> UserError:
     if refused := refusal(error):
-        return UserError(f"the MLflow store at {uri} {refused}")
-    reason = (str(error) or type(error).__name__).splitlines()[0]
-    return UserError(f"the MLflow store at {uri} cannot be used: {reason}")
+        return UserError(f"the MLflow store at {visible_address(uri)} {refused}")
+    reason = (without_address(str(error), uri) or type(error).__name__).splitlines()[0]
+    if is_damage(error):
+        return UserError(
+            f"the MLflow store at {visible_address(uri)} is damaged ({reason}); put the file aside, and `entrobench "
+            "sync` makes another from the records of the cells"
+        )
+    return UserError(f"the MLflow store at {visible_address(uri)} cannot be used: {reason}")
+
+
+def is_damage(error: Exception) -> bool:
+    """Return whether an error says that the pages of an SQLite file do not hold what was written to them."""
+    cause = getattr(error, "orig", None) or error  # what SQLAlchemy wraps
+    code = getattr(cause, "sqlite_errorcode", None) or sqlite3.SQLITE_OK
+    return isinstance(cause, UnicodeDecodeError) or code & 0xFF == sqlite3.SQLITE_CORRUPT  # further bits say where
+
+
+def foreign(uri: str, why: object) -> UserError:
+    """Return the error of a server whose answers are not those of MLflow."""
+    return UserError(
+        f"the server at {visible_address(uri)} does not answer as MLflow does ({without_address(str(why), uri)}); "
+        "tracking.uri or MLFLOW_TRACKING_URI must be the address of an MLflow server"
+    )
+
+
+def answer_limit() -> float:
+    """Return the seconds in which a server must have sent the whole of an answer."""
+    return PATIENCE * float(os.environ.get(name := "MLFLOW_HTTP_REQUEST_TIMEOUT", ENVIRONMENT[name]))
 
 
 def refusal(error: Exception) -> str | None:
@@ -86,14 +115,16 @@ def refusal(error: Exception) -> str | None:
 def probe(path: Path, uri: str, write: bool) -> None:
     """Find out at once what MLflow would find out after minutes of retries: locked, no database, no permission."""
     if not write and not path.is_file():
-        raise UserError(f"there is no MLflow store at {uri}; `entrobench run` or `entrobench sync` makes it")
+        raise UserError(
+            f"there is no MLflow store at {visible_address(uri)}; `entrobench run` or `entrobench sync` makes it"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():  # nor is it made here: it gets its name when it has its tables
             return
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("BEGIN IMMEDIATE" if write else "SELECT 1 FROM sqlite_master")
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise unusable(uri, error) from error
 
 
@@ -132,6 +163,27 @@ def client_of(uri: str) -> MlflowClient:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        return MlflowClient(tracking_uri=uri)
-    except (MlflowException, SQLAlchemyError, ImportError) as error:  # ImportError: the database's driver
-        raise unusable(uri, error) from error
+        client = MlflowClient(tracking_uri=uri)
+        if uri.startswith(("http://", "https://")):
+            check_server(client, uri)
+    except (MlflowException, SQLAlchemyError, ImportError, UnicodeDecodeError) as error:
+        raise unusable(uri, error) from error  # ImportError: of the database's driver
+    return client
+
+
+def check_server(client: MlflowClient, uri: str) -> None:
+    """Refuse a server that does not answer as MLflow does, or not to the end, when it is first asked."""
+    from google.protobuf.json_format import ParseError
+
+    def ask() -> None:
+        try:
+            # MLflow's client takes any JSON for its own, and leaves empty whatever it does not find there.
+            for experiment in client.search_experiments(max_results=1):
+                if not (experiment.experiment_id and experiment.name):
+                    raise foreign(uri, "an experiment has no id or no name")
+        except (ParseError, json.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
+            raise foreign(uri, error) from error
+
+    limit = answer_limit()
+    if not within(limit, ask):
+        raise UserError(f"the MLflow store at {visible_address(uri)} did not answer in full within {limit:g} s")

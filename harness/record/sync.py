@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from collections import Counter
 from collections.abc import Container, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.base import files, identities
+from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError
 from harness.base.locks import lock
 
@@ -26,7 +30,7 @@ from harness.record.outcome import TAG as OUTCOME_TAG
 from harness.record.outcome import outcome
 from harness.record.spec import FILE, CellSpec
 from harness.record.state import State
-from harness.record.store import store
+from harness.record.store import database, foreign, store, unusable
 
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
 SENDING = "lines.sending"  # a tag: up to this line steps were sent that no checkpoint covers, all or some of them
@@ -64,11 +68,14 @@ def sync(folder: Path, uri: str) -> None:
             tags[OUTCOME_TAG] = identities.digest(told)
         unsent = list(missing(folder, artifacts)) if state.ended else []
         lacking = unsent or (told is not None and not artifacts.holds(OUTCOME, json.dumps(told)))
+        if not holds_records(run, spec, lines[:sent], uri):
+            sent, unsure, lacking = 0, len(lines), True  # which the tags would say are there
+        else:
+            unsure = int(run.data.tags.get(SENDING, sent))  # some of these were sent, before they were run again
         if tags.items() <= run.data.tags.items() and not lacking:
             return
         for damage, _ in sums.changed(folder) if state.state == "done" else ():
             raise damage
-        unsure = int(run.data.tags.get(SENDING, sent))  # some of these were sent, before they were run again
         repeated = held(client, run, lines[sent:unsure])
         if lines and lines[-1]["step"] > state.durable_step:
             client.set_tag(run.info.run_id, SENDING, str(max(unsure, len(lines))))
@@ -86,6 +93,30 @@ def sync(folder: Path, uri: str) -> None:
         else:
             client.update_run(run.info.run_id, RUN_STATUS[state.state])
         send_tags(client, run.info.run_id, tags)
+
+
+def holds_records(run: Run, spec: CellSpec, lines: list[dict[str, Any]], uri: str) -> bool:
+    """Return whether a run has the factors of its cell, and as many points of each metric as its tags vouch for.
+
+    A server is asked for no single point, which would take a call for each metric: there the newest must be there.
+    """
+    if "mlflow.source.name" not in run.data.tags:  # nothing was sent to its end yet
+        return True
+    points = {(name_of(key), line["step"]) for line in lines for key in line["metrics"]}
+    wanted = Counter(name for name, _ in points)
+    if not (params_of(spec).keys() <= run.data.params.keys() and wanted.keys() <= run.data.metrics.keys()):
+        return False
+    path = database(uri)
+    if path is None:
+        return True
+    # Beside the client's own connection, since the client has no call that counts.
+    query = "SELECT key, COUNT(DISTINCT step) FROM metrics WHERE run_uuid = ? GROUP BY key"
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            present = dict(connection.execute(query, (run.info.run_id,)))
+    except sqlite3.Error as error:
+        raise unusable(uri, error) from error
+    return all(present.get(name, 0) >= number for name, number in wanted.items())
 
 
 def missing(folder: Path, artifacts: Artifacts) -> Iterator[Path]:
@@ -161,9 +192,11 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another cell was quicker
                 raise
             experiment = client.get_experiment_by_name(matrix)
+    if experiment.name != matrix or experiment.lifecycle_stage not in ("active", "deleted"):
+        raise foreign(uri, f"asked for the experiment {matrix!r}, it gives {experiment.name!r}")
     if experiment.lifecycle_stage != "active":
         raise UserError(
-            f"the MLflow experiment {matrix!r} at {uri} was deleted; bring it back with "
+            f"the MLflow experiment {matrix!r} at {visible_address(uri)} was deleted; bring it back with "
             f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`, or choose another name="
         )
     return experiment.experiment_id

@@ -38,11 +38,12 @@ def text(parts: Sequence[Part], form: Form) -> str:
         return render.render(rows, form.how)
     heading = {"md": "## {}\n\n", "latex": "% {}\n"}.get(form.how, "{}\n\n")
     bullet = {"md": "- ", "latex": "% "}.get(form.how, "")
+    plain = {"md": render.as_prose, "latex": latex.comment}.get(form.how, render.one_line)
     told = []
     for part in parts:
         body = one(part, form) if done(part) else "no cell is done\n"
-        title = heading.format(latex.comment(part.title)) if several else ""
-        lines = "".join(f"{fit.folded(bullet + each, form.width)}\n" for each in part.lacking)
+        title = heading.format(plain(part.title)) if several else ""
+        lines = "".join(f"{fit.folded(bullet + plain(sentence), form.width)}\n" for sentence in part.lacking)
         told.append(title + body + lines)
     return "\n".join(told)
 

@@ -88,7 +88,7 @@ class Board:
             Expected(
                 cell.method,
                 cell.task,
-                [cell.shared.task(each).name for each in cell.evaluation_tasks],
+                [cell.shared.evaluation_name(each) for each in cell.evaluation_tasks],
                 cell.model,
                 cell.seed,
                 cell.key,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.base.fit import visible
 from harness.base.statistics import Estimate
 from harness.report.leaderboard import BASE_MODEL
 from harness.report.story import Story, Told
@@ -114,5 +115,14 @@ def styles_of(story: Story) -> dict[str, int]:
 
 
 def payload(figure: Figure) -> dict[str, Any]:
-    """Returns what the page's script draws."""
-    return {key: getattr(figure, key) for key in ("kind", "x", "y", "series", "small", "options")}
+    """Return the parts of a figure that the page's script draws, with control characters written out."""
+    return {key: drawable(getattr(figure, key)) for key in ("kind", "x", "y", "series", "small", "options")}
+
+
+def drawable(value: Any) -> Any:
+    """Return a value of JSON whose texts, names included, steer nothing where they are shown."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, Mapping):
+        return {drawable(key): drawable(child) for key, child in value.items()}
+    return [drawable(child) for child in value] if isinstance(value, list | tuple) else value

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from harness.base import files
+from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError
 from harness.config import Config, told
 from harness.matrix import Cell
@@ -128,7 +129,7 @@ def of_experiment(uri: str, name: str) -> Story:
         experiment = Experiment(source, name, uri)
         board, *others = experiment.boards()
         if not any(each.eval_tasks for each in board.expected):
-            raise UserError(f"no run of {name!r} at {uri} has an evaluation yet")
+            raise UserError(f"no run of {name!r} at {visible_address(uri)} has an evaluation yet")
         expected = {each.cell: each for each in board.expected}
         runs = {cell: run for cell, run in experiment.newest.items() if cell in expected}
         specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.base.fit import visible
 from harness.base.statistics import Estimate
 from harness.report.columns import symmetric
 from harness.report.compare import Comparison
@@ -77,9 +78,9 @@ def shown(estimate: Estimate) -> str:
 
 
 def escape(text: str) -> str:
-    return "".join(SPECIAL.get(sign, sign) for sign in text)
+    return "".join(SPECIAL.get(sign, sign) for sign in visible(text))
 
 
 def comment(text: str) -> str:
     """Returns a text without the ends of lines, which would end the comment."""
-    return " ".join(text.split())
+    return visible(" ".join(text.split()))

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from harness.base import files
-from harness.base.errors import without_password
+from harness.base.addresses import without_secrets
+from harness.base.fit import visible
 from harness.report import columns, curves, figures, render, scores, sentences
 from harness.report.figures import Figure
 from harness.report.leaderboard import Row
@@ -106,7 +107,11 @@ def render_page(story: Story) -> str:
     from plotly.offline import get_plotlyjs
 
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=written_out,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     sections = sections_of(story)
@@ -122,7 +127,7 @@ def render_page(story: Story) -> str:
         unfinished=[cell for cell in story.cells if cell.state != "done"],
         components={method: components(story.cells, method) for method in story.methods},
         differences=differences(story.cells),
-        settings=without_password(yaml.safe_dump(story.settings, sort_keys=False, allow_unicode=True)),
+        settings=without_secrets(yaml.safe_dump(story.settings, sort_keys=False, allow_unicode=True)),
         origin=origin(story.cells),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version("entrobench"),
@@ -133,6 +138,11 @@ def render_page(story: Story) -> str:
         script=(TEMPLATES / SCRIPT).read_text(),
         library=get_plotlyjs(),
     )
+
+
+def written_out(value: Any) -> Any:
+    """Return a text of the story with its control characters written out; scripts and styles are of another type."""
+    return visible(value) if type(value) is str else value
 
 
 def sections_of(story: Story) -> list[Section]:

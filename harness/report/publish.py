@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.base import identities
+from harness.base.fit import visible
 from harness.base.statistics import Estimate
 from harness.config import Config, told
 from harness.matrix import Cell
@@ -102,14 +103,17 @@ def as_mlflow_table(rows: Sequence[Row]) -> str:
 def as_html(title: str, rows: Sequence[Row]) -> str:
     header, *body = cells_of(rows)
     lines = [("th", header), *(("td", line) for line in body)]
-    table = "".join(
-        f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line)}</tr>" for tag, line in lines
-    )
-    told = "".join(f"<p>{html.escape(note)}</p>" for note in notes(rows))
+    table = "".join(f"<tr>{''.join(f'<{tag}>{in_html(cell)}</{tag}>' for cell in line)}</tr>" for tag, line in lines)
+    told = "".join(f"<p>{in_html(note)}</p>" for note in notes(rows))
     return (
-        f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title><style>{STYLE}</style>"
-        f"<h1>{html.escape(title)}</h1><table>{table}</table>{told}"
+        f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
+        f"<h1>{in_html(title)}</h1><table>{table}</table>{told}"
     )
+
+
+def in_html(text: str) -> str:
+    """Return a text as a page shows it, with control characters written out."""
+    return html.escape(visible(text))
 
 
 def write_finals(client: MlflowClient, experiment: Experiment, plan: Board, entries: Sequence[Entry]) -> None:

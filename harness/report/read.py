@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from harness.base import identities
+from harness.base.addresses import visible_address
 from harness.base.errors import UserError, nearest
 from harness.base.statistics import Floats, pass_at_k
 from harness.record.made import BASE_MODEL_TAG, HARNESS_TAG, sources_in
@@ -82,8 +83,8 @@ class Experiment:
         if name not in known:
             hint = f"; {nearest(name, known)}" if known else ""
             raise UserError(
-                f"the MLflow store at {uri} has no experiment {name!r}; `entrobench run` or `entrobench sync` makes it"
-                + hint
+                f"the MLflow store at {visible_address(uri)} has no experiment {name!r}; `entrobench run` or "
+                "`entrobench sync` makes it" + hint
             )
         self.source, self.name, self.uri = source, name, uri
         runs = source.runs(known[name])
@@ -122,7 +123,8 @@ class Experiment:
             found += board.of_runs(self.name, others, outcomes, self.config_of)
         if not found:
             raise UserError(
-                f"the experiment {self.name!r} at {self.uri} holds no run that entrobench made, or all were deleted"
+                f"the experiment {self.name!r} at {visible_address(self.uri)} holds no run that entrobench made, or "
+                "all were deleted"
             )
         ages = {run.tags["cell"]: number for number, run in enumerate(self.runs)}
         return sorted(found, key=lambda one: max(ages.get(each.cell, -1) for each in one.expected), reverse=True)

@@ -21,8 +21,11 @@ from harness.report.origins import reference_notes
 
 FLAG = " †"
 FORMATS = ("table", "md", "csv", "json")
-MARKDOWN = re.compile(r"[\\|]|<(?=[a-zA-Z/!])")  # what would end a cell of Markdown, or begin HTML in it
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a cell that begins so is computed by a spreadsheet, not shown
+# Signs that end a cell of Markdown, or begin a link, an image, code, emphasis or HTML in it.
+MARKDOWN = re.compile(r"[\\|`*\[\]]|<(?=[a-zA-Z/!])")
+PROSE = re.compile(r"[\\\[\]]|<(?=[a-zA-Z/!])")  # the same in our own sentences, which may have code and emphasis
+# A cell that begins so is computed by a spreadsheet, not shown; in some languages by wide signs, too.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", *"\uff1d\uff0b\uff0d\uff20")
 
 
 def render(rows: Sequence[Row], how: str, width: int | None = None, columns: Sequence[str] = DEFAULT) -> str:
@@ -56,9 +59,11 @@ def document(
         return json.dumps(known, indent=2, allow_nan=False) + "\n"
     if how == "csv":
         return as_csv(records)
-    bullet = "- " if how == "md" else ""
-    parts = [as_text(table, width) if how == "table" else as_markdown(table) for table in tables]
-    return "\n".join([*parts, "".join(f"{fit.folded(bullet + note, width)}\n" for note in notes)])
+    if how == "md":
+        bullets = "".join(f"- {as_prose(note)}\n" for note in notes)
+        return "\n".join([*map(as_markdown, tables), bullets])
+    parts = [as_text(table, width) for table in tables]
+    return "\n".join([*parts, "".join(f"{fit.folded(fit.visible(note), width)}\n" for note in notes)])
 
 
 def finite(value: Any) -> Any:
@@ -78,8 +83,10 @@ def as_csv(records: Sequence[Any]) -> str:
 
 
 def as_data(value: Any) -> Any:
-    """Returns a text that spreadsheets take for a formula with an apostrophe before it, and anything else as it is."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+    """Return a text that shows itself in a spreadsheet: behind an apostrophe where it would be a formula."""
+    if not isinstance(value, str):
+        return value
+    return fit.visible(f"'{value}" if value.startswith(FORMULA) else value)
 
 
 def flat(records: Sequence[Any]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -155,8 +162,23 @@ def two_seeds(needed: Mapping[str, Mapping[str, int | None]]) -> str:
 def as_markdown(table: Table) -> str:
     header, *body = table.lines
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
-    rows = (" | ".join(re.sub(MARKDOWN, r"\\\g<0>", cell) for cell in line) for line in lines)
-    return f"**{table.title}**\n\n" + "".join(f"| {row} |\n" for row in rows)
+    rows = (" | ".join(as_cell(text) for text in line) for line in lines)
+    return f"**{as_cell(table.title)}**\n\n" + "".join(f"| {row} |\n" for row in rows)
+
+
+def as_cell(text: str) -> str:
+    """Return a text as a cell of Markdown that shows it and does nothing else."""
+    return re.sub(MARKDOWN, r"\\\g<0>", one_line(text))
+
+
+def as_prose(text: str) -> str:
+    """Return a sentence of ours for Markdown, in which the names that it quotes make no link and no HTML."""
+    return re.sub(PROSE, r"\\\g<0>", one_line(text))
+
+
+def one_line(text: str) -> str:
+    """Return a text on one line, with its control characters written out."""
+    return fit.visible(" ".join(text.split()))
 
 
 def as_text(table: Table, width: int | None) -> str:

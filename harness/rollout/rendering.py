@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.base.task import Task
+from harness.rollout.templates import render_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,16 +47,10 @@ def render(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: Chat = PLAIN) 
         return list(tokenizer(f"{chat.system}\n\n{prompt}" if chat.system else prompt, **silent)["input_ids"])
     messages = [{"role": "system", "content": chat.system}] if chat.system else []
     messages.append({"role": "user", "content": prompt})
-    return list(
-        tokenizer.apply_chat_template(
-            messages,
-            chat_template=template,
-            add_generation_prompt=True,
-            return_dict=False,
-            tokenizer_kwargs=silent,
-            **chat.template_options,
-        )
-    )
+    # As transformers' apply_chat_template does it, but for the process that renders.
+    options = {**tokenizer.special_tokens_map, **chat.template_options}
+    text = render_template(tokenizer.get_chat_template(chat.template), messages, options, tokenizer.name_or_path)
+    return list(tokenizer(text, add_special_tokens=False, **silent)["input_ids"])
 
 
 def left_out(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat: Chat = PLAIN) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from harness.record import made
 from harness.record.evaluation import Evaluated
 from harness.record.made import Made
 from harness.report.columns import shown
-from harness.rollout import choice, engines
+from harness.rollout import choice, engines, templates
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model
 from harness.rollout.proof import check_weights
@@ -198,17 +198,19 @@ def default_folder(model: Model, say: Callable[[str], None]) -> Path:
 def assess(
     model: Model, asked: Sequence[Task], wanted: Wanted, verifier: Verifier, out: Path, say: Callable[[str], None]
 ) -> list[Assessment]:
+    names = [tasks.evaluation_name(task) for task in asked]
     asked = [instructed(task, model.chat) for task in asked]
     folder = model.folder(say=say)
     digest = model.digest(folder)
     disable_progress_bar()
+    templates.warm_up(folder)
     tokenizer = opened(AutoTokenizer, folder)
     context = None if wanted.beyond_context else context_of(opened(AutoConfig, folder))
     sampling = [wanted.of(task) for task in asked]
     budget = max(each["max_new_tokens"] for each in sampling)
     engine = EngineOnDemand(folder, tokenizer.eos_token_id, budget, beyond_context=wanted.beyond_context)
     found = []
-    for task, settings in zip(asked, sampling, strict=True):
+    for name, task, settings in zip(names, asked, sampling, strict=True):
         identity = {
             "model": model.identity(),
             "digest": digest,
@@ -218,16 +220,17 @@ def assess(
             **settings,
         }
         key = identities.key(identity)
-        kept = out / f"{task.name}-{key}"
+        kept = out / f"{name}-{key}"
         files.write_json(kept / "settings.json", identity)
 
-        def heard(done: int, of: int, name: str = task.name) -> None:
+        def heard(done: int, of: int, name: str = name) -> None:
             say(f"{name}: {done} of {of} problems sampled")
 
         together = BATCH[engine.name]
         sampler = Sampler(engine, tokenizer, wanted.seed, model.chat, context, kept / "samples", together, heard)
         most = Verify.max_failures
         evaluation = evaluate(task, sampler, verifier, problems=wanted.problems, max_failures=most, **settings)
+        evaluation = dataclasses.replace(evaluation, task=name)
         notes = sampler.notes([record["prompt"] for record in evaluation.samples])
         attempt = attempt_at(kept, task, engine, digest)
         dataset = fingerprints(task, settings["split"], len(evaluation.problems))

@@ -205,7 +205,7 @@ def trainer(method: Method, model: Path, folder: Path, size: Size, steps: int) -
         seed=0,
         method=method,
         task=task,
-        evaluation_tasks=[],
+        evaluation_tasks={},
         pool=Pool(task.problems("train"), {}),
         policy=policy,
         critic=critic,

@@ -16,7 +16,7 @@ from harness.base.errors import UserError
 from harness.composition import Method
 from harness.config import Config
 from harness.record.spec import CellSpec
-from harness.rollout import choice, engines, models
+from harness.rollout import choice, engines, models, templates
 from harness.rollout.proof import check_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, instructed, left_out
@@ -36,7 +36,7 @@ class Parts:
     seed: int
     method: Method
     task: Task
-    evaluation_tasks: list[Task]
+    evaluation_tasks: dict[str, Task]  # by the names of their evaluations
     pool: Pool  # the problems that are trained on
     policy: Policy
     critic: Critic | None
@@ -68,6 +68,7 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
     method = Method.of(spec.method, baselines.table(config.plugins), config.method_options)
     model = models.resolve(spec.model)
     base = model.folder()
+    templates.warm_up(base)
     common = (config.train, config.rollout.temperature, device, dtype, config.hardware)
     policy = Policy(base, *common)
     critic = None
@@ -99,9 +100,10 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
         seed=spec.seed,
         method=method,
         task=task,
-        evaluation_tasks=[
-            instructed(tasks.build(each, config.plugins), model.chat) for each in config.eval.tasks or [spec.task]
-        ],
+        evaluation_tasks={
+            tasks.evaluation_name(each): instructed(each, model.chat)  # whose instruction is the model's, not a name's
+            for each in (tasks.build(named, config.plugins) for named in config.eval.tasks or [spec.task])
+        },
         pool=problems,
         policy=policy,
         critic=critic,

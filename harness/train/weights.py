@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,16 +10,20 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from harness.base import ranks
 from harness.base.errors import UserError, short
 
 # Of reading weights. Files of pickles are never read, since they may run code.
 HOW: Mapping[str, Any] = {"attn_implementation": "sdpa", "use_safetensors": True}
+
+MAPPINGS = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+NEWLINE = "\n"
 
 warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that DCP works on one process is no surprise
 
@@ -32,13 +37,63 @@ def opened(kind: Any, folder: Path | str, **given: Any) -> Any:
     """Returns what a class of transformers makes of a model's folder, without running any code that lies there."""
     try:
         return kind.from_pretrained(folder, trust_remote_code=False, **given)
-    except ValueError as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the parsers of JSON, tokenizers and weights share no base class
         if "trust_remote_code" in str(error):
             raise UserError(
                 f"model {short(str(folder))} asks for code of its own (auto_map in its config.json), which is never "
                 "run; use a model of a type that transformers knows"
             ) from error
-        raise UserError(f"model {short(str(folder))} cannot be read: {str(error).strip().splitlines()[0]}") from error
+        reason = culprit(Path(folder), kind) or f"{type(error).__name__}: {str(error).strip().partition(NEWLINE)[0]}"
+        raise UserError(f"model {short(str(folder))} cannot be read: {reason}") from error
+
+
+def culprit(folder: Path, kind: Any) -> str | None:
+    """Return the file of a model's folder that is at fault, and its fault; None where no file is known to be."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            content = json.loads(file.read_bytes())
+        except ValueError as error:
+            return f"{file.name} is no JSON ({error})"
+        # The list of tokens that a vocabulary adds may be a list; all else holds names.
+        if not isinstance(content, dict) and file.name in MAPPINGS:
+            return f"{file.name} holds {type(content).__name__} where a mapping of keys belongs"
+    if kind is AutoTokenizer:
+        return fault_of_tokenizer(folder / "tokenizer.json")
+    return None if kind is AutoConfig else fault_of_weights(folder)
+
+
+def fault_of_tokenizer(file: Path) -> str | None:
+    """Return the fault that the library of tokenizers finds in its file."""
+    if not file.is_file():
+        return None
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises Exception itself
+        return f"{file.name}: {error}"
+    return None
+
+
+def fault_of_weights(folder: Path) -> str | None:
+    """Return the first file of weights that cannot be read, or has a tensor of another shape than config.json says."""
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception:  # config.json is at fault, whose error the caller has
+        return None
+    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt") as weights:
+                stored_shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            return f"{file.name}: {error}"
+        for name, shape in stored_shapes.items():
+            if name in shapes and shapes[name] != shape:
+                return f"{file.name} has {name} of shape {shape}, and by config.json it is {shapes[name]}"
+    return None
 
 
 def checked(model: PreTrainedModel, folder: Path | str) -> PreTrainedModel:

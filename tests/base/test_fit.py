@@ -117,7 +117,21 @@ def test_prose_ends_its_lines_between_words() -> None:
     assert folded("one two three", None) == "one two three"
 
 
-STEERING = ["\x1b[2J", "\x1b]0;title\x07", "\r", "\x00", "\x7f", "\x9b31m", "\u202e", "\u2066", "\x08"]
+STEERING = [
+    "\x1b[2J",
+    "\x1b]0;title\x07",
+    "\r",
+    "\x00",
+    "\x7f",
+    "\x9b31m",
+    "\u202e",
+    "\u2066",
+    "\x08",
+    "\u200b",
+    "\u061c",
+    "\u2028",
+]
+STEERING += ["\ufeff", "\U000e0041", "\ud800"]
 
 
 @pytest.mark.parametrize("text", STEERING)

@@ -54,7 +54,16 @@ def test_each_model_has_a_table() -> None:
         ("a|b<c>", r"a\textbar{}b\textless{}c\textgreater{}"),
         ("[a]*", "{[}a]{*}"),
         ("größe", "größe"),
+        ("a\x1b\u202eb", r"a\textbackslash{}x1b\textbackslash{}u202eb"),
+        ("^^5cinput{x}", r"\textasciicircum{}\textasciicircum{}5cinput\{x\}"),
     ],
 )
 def test_special_signs_are_letters(text: str, escaped: str) -> None:
     assert latex.escape(text) == escaped
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
+def test_a_name_ends_no_comment(end: str) -> None:
+    text = latex.render([place("grpo", Estimate(0.5), best=True, model=f"one{end}\\input{{x}}")])
+    assert [line for line in text.splitlines() if "input" in line and not line.startswith("% one")] == []
+    assert all(sign not in text for sign in end if sign != "\n")

@@ -34,6 +34,7 @@ from matrices import (
 from harness import config as configs
 from harness.base import files
 from harness.base.errors import UserError
+from harness.base.fit import visible
 from harness.base.statistics import Estimate, mean_interval
 from harness.commands import leaderboard, report
 from harness.config import Config
@@ -516,6 +517,20 @@ def test_names_and_answers_are_text_whatever_they_hold(hostile: str) -> None:
     assert data
     names = {series["name"] for figure in json.loads(data.group(1)).values() for series in figure["series"]}
     assert {*HOSTILE} <= names
+
+
+def test_no_sign_on_the_page_steers_what_follows(migrated: Path, tmp_path: Path) -> None:
+    steering = "a\x1b[31m\u202eb\u2066\u200b\u2028\U000e0041"
+    text = page.render_page(told_of(migrated, tmp_path, methods=["grpo", steering], text=steering))
+    seen, written = Elements(text), visible(steering)
+    assert written in seen.text
+    data = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    assert data
+    names = {series["name"] for figure in json.loads(data.group(1)).values() for series in figure["series"]}
+    assert {"grpo", written} <= names
+    assert steering not in names
+    own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)  # all but the library
+    assert visible(own) == own
 
 
 def test_the_page_has_landmarks_a_language_and_no_id_twice(hostile: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from harness.base.fit import visible
 from harness.base.statistics import Estimate
 from harness.report.leaderboard import Row
 from harness.report.plots import plot
@@ -70,8 +73,8 @@ def test_where_no_table_fits_each_method_is_a_card() -> None:
         "countdown, tiny",
         "",
         "grpo",
-        "  Avg@K                0.250 ±0.125",
-        "  Pass@16              0.250 ±0.125",
+        "  Avg@K           0.250 ±0.125",
+        "  Pass@16         0.250 ±0.125",
     ]
     assert "  entropy, start  0.500 ±0.125" in lines[lines.index("adaptive_entropy") :]
 
@@ -84,3 +87,36 @@ def test_a_dollar_sign_in_a_name_is_no_formula() -> None:
 
 def test_what_would_be_html_in_markdown_is_shown() -> None:
     assert r"| a\<b>\\\| | 0.250" in render([row("a<b>\\|", 0.25)], "md")
+
+
+def test_a_name_makes_no_link_no_image_and_no_second_row_in_markdown() -> None:
+    named = row("[x](http://evil) ![](http://evil/i.png) `code` *b*\n| a | b |", 0.25)
+    named = dataclasses.replace(named, flags=["see [here](http://evil) <b>"], model="[m](http://evil)")
+    text = render([named], "md")
+    escaped = r"\[x\](http://evil) !\[\](http://evil/i.png) \`code\` \*b\* \| a \| b \|"
+    assert [line for line in text.splitlines() if line.startswith(f"| {escaped} | 0.250")]
+    assert r"**countdown, \[m\](http://evil) †**" in text
+    assert r"see \[here\](http://evil) \<b>" in text
+    assert "](" not in text.replace(r"\](", "")
+
+
+STEERING = "\x1b[31m\u202eright-to-left\u2066\u200b\u061c\r\ud800\U000e0041"
+
+
+@pytest.mark.parametrize("how", ["md", "csv", "json", "table"])
+def test_no_export_holds_a_sign_that_steers(how: str) -> None:
+    text = render([dataclasses.replace(row("grpo", 0.25), flags=[STEERING])], how)
+    assert visible(text) == text
+    assert r"\u202eright-to-left" in text
+    text.encode()
+
+
+@pytest.mark.parametrize(
+    "begins", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x"]
+)
+def test_no_cell_of_csv_is_a_formula(begins: str) -> None:
+    import csv
+    import io
+
+    [line] = csv.DictReader(io.StringIO(render([row(begins, 0.25)], "csv")))
+    assert line["method"] == visible(f"'{begins}")

@@ -223,10 +223,13 @@ def test_mlflow_holds_a_run_for_each_task(
     told = called(monkeypatch, capsys, *arguments)
     assert f"MLflow: 2 runs in the experiment eval at {place}" in told
     contest, puzzles = held(place)
-    assert [run.info.run_name for run in (contest, puzzles)] == ["countdown-tiny amc23", "countdown-tiny countdown"]
+    assert [run.info.run_name for run in (contest, puzzles)] == [
+        "countdown-tiny amc23",
+        "countdown-tiny countdown(target=50)",
+    ]
     assert puzzles.data.params == {
         "model": "countdown-tiny",
-        "task": "countdown",
+        "task": "countdown(target=50)",
         "task.count": "3",
         "task.largest": "12",
         "task.target": "50",
@@ -241,7 +244,7 @@ def test_mlflow_holds_a_run_for_each_task(
     [result] = [
         each
         for each in json.loads((tmp_path / "out" / "results.json").read_text())["tasks"]
-        if each["task"] == "countdown"
+        if each["task"] == "countdown(target=50)"
     ]
     means = {key.replace("@", "_at_"): value for key, value in result["metrics"].items()}
     intervals: dict[str, float] = {}
@@ -252,10 +255,10 @@ def test_mlflow_holds_a_run_for_each_task(
         _, low, high = slow_bounded(fmean(each), fmean(each) - half, fmean(each) + half, len(each))
         intervals |= {f"{name}.low": low, f"{name}.high": high}
     assert puzzles.data.metrics == pytest.approx(
-        {f"eval/countdown/{key}": value for key, value in (means | intervals).items()}
+        {f"eval/countdown_target_50_/{key}": value for key, value in (means | intervals).items()}
     )
     tags = puzzles.data.tags
-    assert (tags["model"], tags["task"], tags["device"]) == ("countdown-tiny", "countdown", "cpu")
+    assert (tags["model"], tags["task"], tags["device"]) == ("countdown-tiny", "countdown(target=50)", "cpu")
     assert tags["source.countdown"] == made.digest(Countdown)
     assert {"code.version", "processor", "version.torch", "attempt"} <= tags.keys()
     asked = Countdown(target=50).problems("test")[:4]
@@ -298,7 +301,7 @@ def test_a_store_that_is_away_loses_nothing(
     arguments = ("--tasks", "countdown", "--out", str(tmp_path / "out"))
     told = called(monkeypatch, capsys, *arguments, "--uri", "http://someone:hidden@127.0.0.1:9")
     [line] = [line for line in told if "MLflow" in line]
-    assert line.startswith("MLflow is not fed: the MLflow store at http://someone:***@127.0.0.1:9 cannot be used: ")
+    assert line.startswith("MLflow is not fed: the MLflow store at http://***@127.0.0.1:9 cannot be used: ")
     assert line.endswith(". The same command again feeds it, without sampling.")
     calls.clear()
     told = called(monkeypatch, capsys, *arguments)

@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import invented
 import pytest
@@ -160,6 +161,7 @@ def test_the_instruction_of_a_model_replaces_that_of_a_task_which_gives_one() ->
 TEMPLATE = "{% for m in messages %}({{ m['content'] }}){% endfor %}{{ end }}{% if add_generation_prompt %}={% endif %}"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("own", "chat", "text"),
     [
@@ -247,7 +249,7 @@ def test_contamination_is_told_of_what_was_trained_on(
     trainer: Trainer, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "flags", lambda name: [f"{name} is known by heart"])
-    evaluated = [tasks.build("amc23"), tasks.build("countdown")]
+    evaluated = {name: tasks.build(name) for name in ("amc23", "countdown")}
     trainer.parts = dataclasses.replace(trainer.parts, evaluation_tasks=evaluated)
     trainer.config.eval.problems, trainer.config.eval.split = 2, "test"
 
@@ -259,6 +261,67 @@ def test_contamination_is_told_of_what_was_trained_on(
     assert flags() == {"amc23": [], "countdown": []}
     trainer.parts = dataclasses.replace(trainer.parts, task=tasks.build("dapo_math"))
     assert flags() == {"amc23": ["amc23 is known by heart"], "countdown": []}
+
+
+# Names of evaluations
+
+OF_TEXT = sha256(b'"a/b"').hexdigest()[:12]
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("countdown", "countdown"),
+        ("countdown(count=3)", "countdown"),  # which is the default
+        ("countdown(target=100, count=4)", "countdown(count=4,target=100)"),
+        ("aime24(instruction=Go)", "aime24(instruction=Go)"),
+        ("aime24(instruction='a/b')", f"aime24(instruction={OF_TEXT})"),
+    ],
+)
+def test_an_evaluation_is_named_by_the_options_that_differ(spec: str, name: str) -> None:
+    assert tasks.evaluation_name(tasks.build(spec)) == name
+
+
+def test_a_name_is_short_whatever_the_options_are() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Many:
+        name: ClassVar[str] = "many"
+        splits: ClassVar[tuple[str, ...]] = ("test",)
+        a: int = 0
+        b: int = 0
+        c: int = 0
+        d: int = 0
+        e: list[float] = dataclasses.field(default_factory=list)
+
+    long = [Many(10**19, 10**19, 10**19, 10**19 + number, [0.1]) for number in range(2)]
+    names = [tasks.evaluation_name(each) for each in long]  # type: ignore[arg-type]
+    assert len({*names}) == 2
+    assert all(re.fullmatch(r"many\([0-9a-f]{12}\)", name) for name in names)
+
+
+def test_a_task_with_options_has_files_metrics_and_scores_of_its_own(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["countdown", "countdown(count=4)"]
+    built = {name: tasks.build(name) for name in names}
+    trainer.parts = dataclasses.replace(trainer.parts, evaluation_tasks=built)
+    trainer.config.eval.problems = 5
+    trainer.config.eval.by_task = {names[1]: {"problems": 3}}
+    split = trainer.config.eval.split
+    right = {problem.id for problem in built["countdown"].problems(split)}
+
+    def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
+        return [Verdict.RIGHT if problem.id in right else Verdict.WRONG for problem, _ in pairs]
+
+    monkeypatch.setattr(Countdown, "verdicts", verdicts)
+    metrics = trainer.evaluate(0)
+    assert {name: metrics[f"eval/{name}/avg"] for name in names} == {names[0]: 1.0, names[1]: 0.0}
+    for name, problems, share in zip(names, (5, 3), (1, 0), strict=True):
+        record = json.loads((trainer.folder / "evals" / f"{name}-000000.json").read_text())
+        expected = [problem.id for problem in built[name].problems(split)[:problems]]
+        assert (record["task"], record["problems"]) == (name, expected)
+        assert {verdict for row in record["right"] for verdict in row} == {share}
+        assert (trainer.folder / "samples" / f"evaluate-{name}-000000.jsonl").exists()
 
 
 # Verdicts and votes
@@ -484,8 +547,8 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     assert "Sums of two numbers" in entrobench("list", "tasks")
     (command,) = re.findall(r"entrobench (eval .*'sums.*)", page)
     told = entrobench(*command.replace("'", "").split())
-    assert re.search(r"^sums +16 +4 ", told, re.MULTILINE)
-    (path,) = tmp_path.glob("results/eval/countdown-tiny-*/sums-*/samples/0000.jsonl")
+    assert re.search(r"^sums\(largest=4\) +16 +4 ", told, re.MULTILINE)
+    (path,) = tmp_path.glob("results/eval/countdown-tiny-*/sums(largest=4)-*/samples/0000.jsonl")
     samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
     assert [sample["prompt"] for sample in samples] == [
         f"{a}+{b}=" for a, b in itertools.product(range(1, 5), repeat=2)

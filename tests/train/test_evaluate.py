@@ -222,6 +222,7 @@ def test_mistakes_are_named(changes: dict[str, Any], sentence: str, canned: Cann
         evaluate(TASK, Sampler(canned, ENCODER, 0), UNASKED, **{**SETTINGS, **changes})
 
 
+@pytest.mark.processes
 def test_a_chat_template_is_used_where_there_is_one(canned: Canned) -> None:
     assert render(ENCODER, "6 7 3=39:") == ENCODER("6 7 3=39:")["input_ids"]
     chatty = base_model.tokenizer(TASK)

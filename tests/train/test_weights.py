@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 import torch
 from companions import on_ranks
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.distributed.tensor import DTensor
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -122,3 +126,61 @@ def test_code_in_a_folder_of_a_model_is_never_run(kind: Any, tmp_path: Path, mon
         weights.opened(kind, tmp_path)
     assert not (tmp_path / "ran").exists()
     assert sys.stdin.read() == "y\n"
+
+
+def folder_of_a_model(folder: Path) -> Path:
+    """Save a small model with a tokenizer of three words."""
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, **SIZES)).save_pretrained(folder)
+    inner = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 2}, "a"))
+    PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(folder)
+    return folder
+
+
+def change(folder: Path, name: str, **changes: Any) -> None:
+    content = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(content | changes))
+
+
+def cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+@pytest.mark.parametrize(
+    ("kind", "harm", "sentence"),
+    [
+        (
+            AutoModelForCausalLM,
+            lambda folder: change(folder, "config.json", intermediate_size=25),
+            r"model.safetensors has model\.layers\.0\.mlp\.\w+\.weight of shape \[.*24.*\], and by config.json .*25",
+        ),
+        (AutoModelForCausalLM, cut, r"model.safetensors: .*[Ii]ncomplete"),
+        (
+            AutoModelForCausalLM,
+            lambda folder: (folder / "model.safetensors").write_bytes(b"no weights at all"),
+            r"model.safetensors: .*[Hh]eader",
+        ),
+        (
+            AutoConfig,
+            lambda folder: (folder / "config.json").write_text("[1]"),
+            "config.json holds list where a mapping",
+        ),
+        (AutoConfig, lambda folder: (folder / "config.json").write_text("{"), "config.json is no JSON"),
+        (
+            AutoTokenizer,
+            lambda folder: (folder / "tokenizer.json").write_text("[]"),
+            "tokenizer.json holds list where a mapping of keys belongs",
+        ),
+        (AutoTokenizer, lambda folder: change(folder, "tokenizer.json", model={"type": "None"}), "tokenizer.json: "),
+    ],
+)
+def test_what_a_library_cannot_read_is_named_with_model_and_file(
+    kind: Any, harm: Any, sentence: str, tmp_path: Path
+) -> None:
+    folder = folder_of_a_model(tmp_path / "m")
+    assert weights.opened(kind, folder) is not None
+    harm(folder)
+    with pytest.raises(UserError, match=rf"^model .*/m cannot be read: {sentence}") as error:
+        weights.opened(kind, folder)
+    assert "\n" not in str(error.value)

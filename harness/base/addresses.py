@@ -1,0 +1,91 @@
+"""Addresses of MLflow stores as people may see them: any part that is not on an allow-list may be secret."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote, unquote_plus
+
+HIDDEN = "***"
+SCHEMES = ("http", "https", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9-]*)((?:\+[A-Za-z0-9_]+)?):")  # with the driver of a database
+HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+FOLDER = re.compile(r"[^:@?#=&;%\s]+")  # a store of files, which is named without a scheme
+LOCAL = ("sqlite", "file")  # whose paths are on this machine
+BETWEEN_PARTS = re.compile(r"[/:@?#&;=\\{}\s]+")
+DISTINCT = 5  # characters of a part that other words hardly hold by chance
+QUOTED = re.compile(rf"\b(?:(?:{'|'.join(SCHEMES)})(?:\+\w+)?:|[A-Za-z][\w+.-]*://)\S+")  # an address in a sentence
+DIVIDING = "/?#\\"  # signs that end the name of a host for some readers of addresses, and not for others
+
+
+def visible_address(uri: str) -> str:
+    """Return an address with all hidden but its scheme, host, port, and the path of a file on this machine."""
+    if uri in SCHEMES or FOLDER.fullmatch(uri):
+        return uri
+    match = SCHEME.match(uri)
+    if match is None or match[1].lower() not in SCHEMES:
+        return HIDDEN
+    scheme, rest = match[0], uri[match.end() :]
+    if not rest.startswith("//"):
+        return f"{scheme}{HIDDEN}"
+    local = match[1].lower() in LOCAL
+    if local and rest.startswith("///"):
+        path, rest = before_any(rest, "?#")
+        return f"{scheme}{path}{HIDDEN if rest else ''}"
+    authority, rest = before_any(rest[2:], DIVIDING)
+    if "@" in rest:  # a password may hold the signs that end the host, so that the host is not known
+        return f"{scheme}//{HIDDEN}"
+    user, _, server = authority.rpartition("@")
+    if "@" in user or local or not HOST.fullmatch(server):
+        return f"{scheme}//{HIDDEN}"
+    hidden_user, hidden_rest = (f"{HIDDEN}@" if user else ""), (f"/{HIDDEN}" if rest.strip("/") else "")
+    return f"{scheme}//{hidden_user}{server}{hidden_rest}"
+
+
+def before_any(text: str, signs: str) -> tuple[str, str]:
+    """Return the text before the first of some signs, and the rest with that sign."""
+    end = next((place for place, sign in enumerate(text) if sign in signs), len(text))
+    return text[:end], text[end:]
+
+
+def may_be_written(uri: str) -> bool:
+    """Return whether an address has no part that could hold a user, a password or a token."""
+    match = SCHEME.match(uri)
+    if match is None or match[1].lower() not in SCHEMES:
+        return FOLDER.fullmatch(uri) is not None
+    rest = uri[match.end() :]
+    if match[1].lower() in LOCAL:
+        return rest.startswith("///") and not set("?#") & set(rest)
+    if not rest.startswith("//"):
+        return False
+    server, path = before_any(rest[2:], "/")
+    return HOST.fullmatch(server) is not None and not set("@?#\\;=&%") & set(path)
+
+
+def without_address(text: str, uri: str) -> str:
+    """Return a text of a library with an address, and every part of it that is hidden, made unreadable."""
+    if not uri:
+        return text
+    visible = visible_address(uri)
+    text = text.replace(uri, visible)
+    written_ways = (uri, unquote(uri), unquote_plus(uri))
+    parts = {part for way in written_ways for part in BETWEEN_PARTS.split(way)}
+    secret_parts = parts - {*BETWEEN_PARTS.split(visible), ""}
+    for part in sorted(secret_parts, key=len, reverse=True):
+        # A short part, such as a user named db, would otherwise hide the middles of other words.
+        pattern = re.escape(part) if len(part) >= DISTINCT else rf"(?<!\w){re.escape(part)}(?!\w)"
+        text = re.sub(pattern, HIDDEN, text)
+    return text
+
+
+def without_secrets(text: str) -> str:
+    """Return a text in which every address that holds more than a host and a path is shown as visible_address does."""
+    return QUOTED.sub(hidden_in_text, text)
+
+
+def hidden_in_text(match: re.Match[str]) -> str:
+    """Return an address as a sentence may show it; the sign of a sentence that follows it is no part of it."""
+    address = match[0].rstrip(".,;:)]}'\"`")
+    following = match[0][len(address) :]
+    server, _ = before_any(address.partition("//")[2], "/")
+    plain = not set("@?#") & set(address) and (not server or HOST.fullmatch(server))
+    return (address if plain else visible_address(address)) + following

@@ -1,0 +1,125 @@
+"""No part of an address that may be secret is shown, whichever of its readers is right about where its parts end."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import config
+from harness.base.addresses import SCHEMES, may_be_written, visible_address, without_address, without_secrets
+from harness.base.errors import UserError
+from harness.matrix import cells
+from harness.record.store import unusable
+
+SECRET = "s3cRet"
+WRITTEN = [  # with what is shown of them
+    ("http://host", "http://host"),
+    ("http://host:5000/", "http://host:5000"),
+    ("https://host:5000/mlflow", "https://host:5000/***"),
+    ("http://[::1]:5000", "http://[::1]:5000"),
+    ("sqlite:///results/mlflow.db", "sqlite:///results/mlflow.db"),
+    ("sqlite:////home/a@b/mlflow.db", "sqlite:////home/a@b/mlflow.db"),
+    ("postgresql+psycopg2://host:5432/runs", "postgresql+psycopg2://host:5432/***"),
+    ("file:///srv/mlruns", "file:///srv/mlruns"),
+    ("mlruns", "mlruns"),
+    ("databricks", "databricks"),
+]
+HIDDEN = [
+    (f"http://me:{SECRET}@host:5000", "http://***@host:5000"),
+    (f"http://{SECRET}@host", "http://***@host"),
+    (f"http://:{SECRET}@host", "http://***@host"),
+    (f"postgresql://bob:{SECRET}/et@h/db", "postgresql://***"),
+    (f"postgresql://bob:x{SECRET}@y@h/db", "postgresql://***"),
+    (f"postgresql://host/db?user=bob&password=p@{SECRET}", "postgresql://***"),
+    (f"postgresql://host/db?sslmode=require&sslkey={SECRET}", "postgresql://host/***"),
+    (f"mssql+pyodbc:///?odbc_connect=DRIVER%3Dx%3BPWD%3D{SECRET}", "mssql+pyodbc://***"),
+    (f"mssql+pyodbc:///?odbc_connect=DRIVER=x;UID=bob;PWD={SECRET}", "mssql+pyodbc://***"),
+    (f"http://host/#{SECRET}", "http://host/***"),
+    (f"http://host#{SECRET}", "http://host/***"),
+    (f"http:bob:{SECRET}@host", "http:***"),
+    (f"http:/bob:{SECRET}@host", "http:***"),
+    (f"http://bob:{SECRET}", "http://***"),
+    (f"http://bob\\{SECRET}@host", "http://***"),
+    (f"bob:{SECRET}@host", "***"),
+    (f"{SECRET}:x@host", "***"),
+    (f"{SECRET}://host", "***"),
+    (f"sqlite:///x.db?password={SECRET}", "sqlite:///x.db***"),
+    (f"sqlite:///x.db#{SECRET}", "sqlite:///x.db***"),
+    (f"sqlite+pysqlcipher://:{SECRET}@/x.db", "sqlite+pysqlcipher://***"),
+]
+SIGNS = st.text(string.ascii_letters + string.digits + "/?#@:;=&%\\ +.-_~", max_size=12)
+ANY_SECRET = st.builds(lambda before, after: f"{before}{SECRET}{after}", SIGNS, SIGNS)
+BEGINNINGS = [f"{scheme}{driver}:" for scheme in SCHEMES for driver in ("", "+driver")]
+
+
+@pytest.mark.parametrize(("uri", "shown"), WRITTEN + HIDDEN)
+def test_what_is_shown_of_an_address(uri: str, shown: str) -> None:
+    assert visible_address(uri) == shown
+    assert may_be_written(uri) == ((uri, shown) in WRITTEN)
+
+
+@given(st.sampled_from(BEGINNINGS), SIGNS, ANY_SECRET)
+def test_a_password_with_any_signs_is_never_shown(beginning: str, user: str, password: str) -> None:
+    """But a sign that ends the whole address there, before any host, may make the password the path of a file."""
+    for uri in (f"{beginning}//{user}:{password}@host/db", f"{beginning}//host/db?user=bob&password={password}"):
+        if not uri.partition(":")[2].startswith("///"):
+            assert SECRET not in visible_address(uri)
+            assert not may_be_written(uri)
+
+
+@given(st.sampled_from([each for each in BEGINNINGS if not each.startswith(("sqlite", "file"))]), ANY_SECRET)
+def test_nothing_behind_a_host_is_shown(beginning: str, secret: str) -> None:
+    for uri in (f"{beginning}//host/{secret}", f"{beginning}//host?{secret}", f"{beginning}//host#{secret}"):
+        assert SECRET not in visible_address(uri)
+    assert SECRET not in visible_address(f"{beginning}{secret.lstrip('/')}")
+
+
+@given(ANY_SECRET)
+def test_a_query_of_sqlite_is_never_shown(secret: str) -> None:
+    assert visible_address(f"sqlite:///r/x.db?{secret}") == visible_address(f"sqlite:///r/x.db#{secret}")
+    assert SECRET not in visible_address(f"sqlite:///r/x.db?{secret}")
+
+
+@given(st.sampled_from([uri for uri, _ in HIDDEN]), st.sampled_from(["{}", "could not reach {}: refused", "('{}', 3)"]))
+def test_a_text_of_a_library_holds_no_part_that_is_hidden(uri: str, text: str) -> None:
+    for quoted in (uri, quote(uri), repr(uri)[1:-1], uri.partition("//")[2] or uri):
+        assert SECRET not in without_address(text.format(quoted), uri)
+    assert SECRET not in str(unusable(uri, OSError(text.format(uri))))
+
+
+def test_a_short_password_does_not_hide_the_middles_of_words() -> None:
+    assert (
+        without_address("password of bob at db: abc, abcd", "http://bob:abc@db") == "password of *** at db: ***, abcd"
+    )
+
+
+@pytest.mark.parametrize("uri", [uri for uri, _ in HIDDEN if "//" in uri and not uri.startswith(SECRET)])
+def test_a_sentence_that_quotes_an_address_shows_nothing_of_it_that_is_hidden(uri: str) -> None:
+    for text in (f"at {uri}, it failed", f"at '{uri}'", f"({uri})", f"at {uri}; see below"):
+        assert SECRET not in str(UserError(text)), text
+    assert without_secrets("see https://host/docs/a.html; line 3: x=[0.1]") == (
+        "see https://host/docs/a.html; line 3: x=[0.1]"
+    )
+
+
+@pytest.mark.parametrize("uri", [uri for uri, _ in HIDDEN])
+def test_no_configuration_takes_it_and_no_cell_writes_it_down(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "odd.yaml"
+    file.write_text(f"base: smoke\ntracking: {{uri: '{uri}'}}\n")
+    with pytest.raises(UserError, match=r"tracking\.uri may hold a user, a password or a token") as error:
+        config.load(str(file))
+    assert SECRET not in str(error.value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    loaded = config.load("smoke", [f"results={tmp_path}"])
+    assert loaded.tracking_uri == uri
+    one = cells(dataclasses.replace(loaded, tracking=config.Tracking(uri)))[0]
+    one.spec.write(one.folder)
+    assert SECRET not in (one.folder / "config.yaml").read_text()
