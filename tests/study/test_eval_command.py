@@ -131,7 +131,7 @@ def test_what_was_sampled_is_not_sampled_again(tmp_path: Path, calls: list[int])
         run(tmp_path, Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=number))
         assert len(records(tmp_path)) == 13
     assert calls == [], "to ask for less loses nothing"
-    first, *_ = sorted(tmp_path.glob("countdown-*/samples/*.jsonl"))
+    first, *_ = sorted(tmp_path.glob("countdown*/samples/*.jsonl"))
     first.write_text(first.read_text().replace('"prompt": "', '"prompt": "8', 1))
     run(tmp_path)
     assert calls == [4], "answers to another prompt are no answers"
@@ -269,7 +269,7 @@ def test_mlflow_holds_a_run_for_each_task(
     assert contest.data.tags["notes"].endswith("the tokenizer leaves letters out of 4 of 4 prompts")
     kept = Path(puzzles.info.artifact_uri.removeprefix("file://"))
     assert json.loads((kept / "evaluation" / "result.json").read_text()) == result
-    sampled = sorted((tmp_path / "out").glob("countdown-*/samples/*.jsonl"))
+    sampled = sorted((tmp_path / "out").glob("countdown*/samples/*.jsonl"))
     assert [path.name for path in sampled] == sorted(path.name for path in (kept / "samples").iterdir())
     assert all((kept / "samples" / path.name).read_bytes() == path.read_bytes() for path in sampled)
 
@@ -333,7 +333,7 @@ def test_killed_and_run_again_it_gives_the_same(
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
     def parts(out: Path) -> list[Path]:
-        return sorted(out.glob("countdown-*/samples/*.jsonl"))
+        return sorted(out.glob("countdown*/samples/*.jsonl"))
 
     with subprocess.Popen([*command, str(tmp_path / "a")], env=environment, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
