@@ -115,7 +115,7 @@ def test_what_methods_and_tasks_have_of_others_counts(monkeypatch: pytest.Monkey
 
 
 def test_a_cell_names_its_components() -> None:
-    options = ["methods=[grpo,'ppo+clip_v(share=0.1)']", "eval.tasks=[countdown,gsm8k,'countdown(count=3)']"]
+    options = ["methods=[grpo,'ppo+clip_v(share=0.1)']", "eval.tasks=[countdown,gsm8k,'countdown(count=4)']"]
     grpo, other = matrix.cells(config.load("demo", ["seeds=[0]", *options]))
     assert grpo.components.keys() == {"grpo", "countdown", "gsm8k"}
     assert other.components.keys() == {"ppo", "clip_v", "countdown", "gsm8k"}

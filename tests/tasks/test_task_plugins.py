@@ -87,7 +87,7 @@ def test_a_plan_knows_the_problems_of_a_plugin(example: str) -> None:
         "smoke", [f"plugins=[{example}]", "tasks=['example_sums(largest=5)']", "train.filter={n: 8}"]
     )
     settings.eval.problems = None
-    assert cost.scored(settings)["example_sums"] == cost.Asked(13, 16)
+    assert cost.scored(settings)["example_sums(largest=5)"] == cost.Asked(13, 16)
     assert cost.filtered(settings)["example_sums"] == cost.Asked(12, 8)
     (first, _) = matrix.cells(settings)
     assert first.identity["task"] == {"component": "Sums", "largest": 5}
@@ -112,7 +112,7 @@ def test_it_is_listed_planned_trained_on_and_evaluated(example: str, commands: C
     assert said.splitlines()[1].startswith("grpo,example_sums,countdown-tiny")
     sampled = ["--model", "countdown-tiny", "--tasks", "example_sums(largest=3)", *plugin]
     said = commands.entrobench("eval", *sampled)
-    assert re.search(r"^example_sums +5 +2 ", said, re.MULTILINE)
+    assert re.search(r"^example_sums\(largest=3\) +5 +2 ", said, re.MULTILINE)
 
 
 @pytest.mark.processes
@@ -168,7 +168,7 @@ def test_a_name_that_lm_eval_has_too_means_ours(
         wanted = assess.Wanted(max_new_tokens=4)
         tiny = models.resolve("countdown-tiny")
         (found,) = assess.assess(tiny, [task], wanted, verifier, tmp_path / "out", lambda text: None)
-    assert found.evaluation.task == name
+    assert found.evaluation.task == f"{name}(largest=2)"
     assert found.evaluation.problems == ["1+1", "2+2"]
     assert [len(record["responses"]) for record in found.evaluation.samples] == [2, 2]
 

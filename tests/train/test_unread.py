@@ -22,6 +22,7 @@ from tasks.countdown import Countdown, base_model
 ENCODER = base_model.tokenizer(Countdown())  # with tokens for digits and signs, and letters of none but \boxed
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("prompts", "chat", "counts"),
     [
