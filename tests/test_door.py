@@ -17,6 +17,7 @@ from places import REPOSITORY
 
 import entrobench
 from benchmarks.patience import HANG
+from harness.base import seal
 from harness.record import sync
 from harness.record.made import Made
 
@@ -188,7 +189,8 @@ def test_samples_are_all_responses_to_a_problem(matrix: entrobench.Matrix) -> No
     ids = matrix.samples()
     assert len(ids) == len(set(ids)) == 16
     samples = matrix.samples(ids[3])
-    columns = ["cell", "method", "task", "model", "seed", "outdated", "evaluated", "step", "response", "verdict"]
+    columns = ["cell", "method", "task", "model", "seed", "outdated", "evaluated", "step"]
+    columns += ["response", "verdict", "answer"]
     assert list(samples.columns) == columns
     assert samples.groupby(["method", "step"]).size().to_dict() == {
         (method, step): 16 for method in ("grpo", "clip_b") for step in (0, 4)
@@ -242,9 +244,9 @@ def test_a_metric_that_is_not_a_number_stays_one(tmp_path: Path) -> None:
     matrix = entrobench.load("smoke", f"results={tmp_path}")
     folder = matrix.cells[1].folder
     folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text(
-        '{"step": 1, "time": 0, "metrics": {"a": NaN, "b": 1}}\n{"step": 2, "time": 0, "metrics": {"b": 2.5}}\n{"step'
-    )
+    lines = ['{"step": 1, "time": 0, "metrics": {"a": NaN, "b": 1}}', '{"step": 2, "time": 0, "metrics": {"b": 2.5}}']
+    sealed = "".join(f"{seal.close_json(line)}\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(f'{sealed}{{"step')
     curves = matrix.curves("b", "a")
     assert list(curves["method"]) == ["clip_b"] * 3
     assert list(zip(curves["metric"], curves["step"], strict=True)) == [("b", 1), ("b", 2), ("a", 1)]

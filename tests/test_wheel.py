@@ -115,7 +115,7 @@ def test_it_runs_with_a_plugin_of_the_folder(environment: Path, empty: Path) -> 
     settings = ["methods=[grpo,half]", *SMALL, "--plugin", "my_methods"]
     said = call(environment / "entrobench", "run", "smoke", *settings, cwd=empty)
     assert "2 to run" in said
-    assert said.count("1 of 1") == 2
+    assert said.count("1 of 1") == 3  # with the base model
     logs = [path.read_text() for path in empty.glob("results/smoke/*/log.txt")]
     assert len(logs) == 2
     assert not any("Traceback" in log for log in logs)

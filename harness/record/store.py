@@ -128,11 +128,15 @@ def probe(path: Path, uri: str, write: bool) -> None:
         raise unusable(uri, error) from error
 
 
-@functools.cache
 def quieted() -> None:
     """Load MLflow as its client is wanted here."""
-    for name, value in ENVIRONMENT.items():
+    for name, value in ENVIRONMENT.items():  # each time: whoever sets one for a while takes it away afterwards
         os.environ.setdefault(name, value)
+    load_mlflow()
+
+
+@functools.cache
+def load_mlflow() -> None:
     import mlflow  # noqa: F401  which sets the level of its log
 
     for noisy in ("mlflow", "alembic"):  # they log every table that they make
@@ -151,7 +155,7 @@ def prepared(path: Path, write: bool) -> None:
             making.make_ready(path)
         elif not making.is_ready(path):
             raise UserError(f"the MLflow store {path} lacks tables of this version; `entrobench sync` makes them")
-    except (MlflowException, SQLAlchemyError, sqlite3.Error) as error:
+    except (MlflowException, SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
         raise unusable(f"sqlite:///{path}", error) from error
 
 

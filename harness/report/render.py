@@ -20,6 +20,7 @@ from harness.report.leaderboard import BASE_MODEL, Row
 from harness.report.origins import reference_notes
 
 FLAG = " †"
+LISTED = 4  # rows that a note names: those of a table of fifty methods would fill the screen
 FORMATS = ("table", "md", "csv", "json")
 # Signs that end a cell of Markdown, or begin a link, an image, code, emphasis or HTML in it.
 MARKDOWN = re.compile(r"[\\|`*\[\]]|<(?=[a-zA-Z/!])")
@@ -152,6 +153,8 @@ def two_seeds(needed: Mapping[str, Mapping[str, int | None]]) -> str:
     for row, by_score in needed.items():
         counts = [f"{'no number' if count is None else count} by {score}" for score, count in by_score.items()]
         parts.append(f"{row}: {', '.join(counts)}")
+    if len(parts) > LISTED:
+        parts[LISTED:] = [f"of {len(parts) - LISTED} more, `seeds_needed` in --format csv"]
     return (
         "Two seeds tell little: intervals are wide, and how much seeds differ is hardly known. With noise as here, a "
         "true difference as large as the one seen is told from 0 four times in five by about this many seeds (no "

@@ -110,7 +110,7 @@ def test_who_has_the_password_feeds_and_reads(
     assert f"MLflow at {guarded} holds what 1 cell has recorded\n" in out
     code, table, err = call("leaderboard", "--format", "csv")
     assert (code, err) == (0, "")
-    [row] = csv.DictReader(table.splitlines())
+    [_, row] = csv.DictReader(table.splitlines())  # after the base model
     right = right_of(level=0, seed=0, step=STEPS)
     assert (row["method"], float(row["avg_at_k.mean"])) == ("grpo", fmean(map(fmean, right)))
     assert PASSWORD not in out + table
@@ -186,7 +186,7 @@ except SystemExit as end:
     sys.exit(end.code or bool({{"mlflow", "torch"}} & sys.modules.keys()))
 """
     told = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
-    assert [row["method"] for row in csv.DictReader(told.splitlines())] == ["grpo"]
+    assert [row["method"] for row in csv.DictReader(told.splitlines())] == ["base model", "grpo"]
 
 
 @pytest.mark.parametrize(

@@ -130,3 +130,11 @@ def test_latex_shows_limits_that_are_not_symmetric() -> None:
     assert latex.shown(Estimate(0.5, 0.4, 0.6)) == r"0.500 \pm 0.100"
     assert latex.shown(Estimate(0.98, 0.9, 1.0)) == r"0.980\;[0.900, 1.000]"
     assert latex.shown(Estimate(0.5)) == "0.500"
+
+
+def test_the_note_on_two_seeds_names_a_few_rows() -> None:
+    needed = {f"method {number}": {"Avg@K": number} for number in range(9)}
+    note = render.two_seeds(needed)
+    assert "method 3: 3 by Avg@K; of 5 more, `seeds_needed` in --format csv." in note
+    assert "method 4" not in note
+    assert "more," not in render.two_seeds({"grpo": {"Avg@K": None}})

@@ -109,7 +109,7 @@ def test_it_is_listed_planned_trained_on_and_evaluated(example: str, commands: C
     (cell,) = tmp_path.glob("results/smoke/grpo-example_sums-*/evals/example_sums-000001.json")
     assert '"1+1"' in cell.read_text()
     said = commands.entrobench("leaderboard", *asked, "--format", "csv")
-    assert said.splitlines()[1].startswith("grpo,example_sums,countdown-tiny")
+    assert said.splitlines()[2].startswith("grpo,example_sums,countdown-tiny")  # after the base model
     sampled = ["--model", "countdown-tiny", "--tasks", "example_sums(largest=3)", *plugin]
     said = commands.entrobench("eval", *sampled)
     assert re.search(r"^example_sums\(largest=3\) +5 +2 ", said, re.MULTILINE)

@@ -417,11 +417,11 @@ def test_diversity_is_counted_in_answers() -> None:
     assert found["distinct_answers"] == 3 / 8  # these and 6+7+3
     assert found["after_answer"] == 1 / 8
     assert isinstance(task, Countable)
-    assert task.solutions(problem) == 2
-    assert found["coverage"] == 1
+    assert task.solutions(problem) == 6  # and 3*(6+7) in four orders
+    assert found["coverage"] == 2 / 6
     assert found["maj@8"] == 0.5  # 6*7-3 and 6+7+3 have two votes each
     repeated = scoring.score({"spec": "countdown", **vars(problem)}, [responses[:2]])
-    assert (repeated["right_distinct"], repeated["distinct_answers"], repeated["coverage"]) == (1, 0.5, 0.5)
+    assert (repeated["right_distinct"], repeated["distinct_answers"], repeated["coverage"]) == (1, 0.5, 1 / 6)
 
 
 def test_a_task_that_cannot_count_its_right_answers_has_no_coverage() -> None:
@@ -469,6 +469,7 @@ def test_lm_eval_by_itself_runs_the_tasks(prepared: Path, commands: Commands, tm
         scores = {key.removesuffix(",all"): value for key, value in results[name].items() if key.endswith(",all")}
         expected = {f"pass@{2**i}": 0.0 for i in range(repeats.bit_length())} | {"avg": 0.0, f"maj@{repeats}": 0.0}
         expected |= {"unparsed": 1.0, "characters": 3.0}  # the dummy always says lol
+        expected |= {"after_answer": 0.0, "distinct_answers": 0.0, "right_distinct": 0.0}
         assert {key: value for key, value in scores.items() if "stderr" not in key} == expected
         (path,) = tmp_path.glob(f"out/**/samples_{name}_*.jsonl")
         samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]

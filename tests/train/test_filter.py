@@ -20,7 +20,7 @@ from trainers import asked
 from harness import config, matrix
 from harness.base import files
 from harness.base.errors import UserError
-from harness.base.task import Problem, Verdict, Verifier
+from harness.base.task import Answer, Problem, Verdict, Verifier
 from harness.batch import Rollout
 from harness.config import Filter, RolloutConfig
 from harness.record.spec import CellSpec
@@ -50,6 +50,9 @@ class Counting:
     def problems(self, split: str) -> list[Problem]:
         assert split == "train"
         return [Problem(f"p{i}", "x" * (i + 1), str(i)) for i in range(self.count)]
+
+    def answers(self, pairs: Sequence[tuple[Problem, str]]) -> list[Answer | None]:
+        return [Answer(text, len(text)) for _, text in pairs]
 
     def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         assert verifier is UNASKED
