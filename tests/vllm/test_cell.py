@@ -70,12 +70,11 @@ def test_the_smoke_matrix_learns_as_on_the_embedded_engine(tmp_path: Path) -> No
         assert mean([found[-1:] for found in curves], "entropy/mean") < 0.85 * mean(
             [found[1:2] for found in curves], "entropy/mean"
         )
-    for found in ours:
-        assert max(record["mismatch/max"] for record in found[1:]) < 1e-3
-        for key in ("reward/mean", "entropy/mean", "responses/length"):
-            theirs = [mean([other[-12:]], key) for other in embedded]
-            spread = max(theirs) - min(theirs)
-            assert min(theirs) - spread < mean([found[-12:]], key) < max(theirs) + spread, key
+    assert max(record["mismatch/max"] for found in ours for record in found[1:]) < 1e-3
+    for key in ("reward/mean", "entropy/mean", "responses/length"):
+        theirs, own = (mean([found[-12:] for found in curves], key) for curves in (embedded, ours))
+        # Seeds of one engine end up to a third apart: rewards of 0.19 to 0.27 were seen over five of them.
+        assert own == pytest.approx(theirs, rel=0.35), key
 
 
 @pytest.mark.parametrize("seed", [0, 7])
