@@ -307,7 +307,7 @@ def test_specs_nest_and_split() -> None:
 def test_shared_options_reach_every_spec_and_inline_ones_win() -> None:
     loaded = config.load("demo", ["methods=[grpo,clip_b,'clip_b(share=0.3)+ppo']"])
     shares = [c.identity["method"][-1].get("share") for c in matrix.cells(loaded)][:3]
-    assert shares == [None, 0.02, 0.3]
+    assert shares == [None, loaded.method_options["clip_b"]["share"], 0.3]
 
 
 @pytest.mark.slow
