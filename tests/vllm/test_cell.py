@@ -73,7 +73,8 @@ def test_the_smoke_matrix_learns_as_on_the_embedded_engine(tmp_path: Path) -> No
     assert max(record["mismatch/max"] for found in ours for record in found[1:]) < 1e-3
     for key in ("reward/mean", "entropy/mean", "responses/length"):
         theirs, own = (mean([found[-12:] for found in curves], key) for curves in (embedded, ours))
-        # Seeds of one engine end up to a third apart: rewards of 0.19 to 0.27 were seen over five of them.
+        # Loose, and not measured: three seeds of the embedded engine had rewards of 0.254 to 0.271, one of vLLM 0.193.
+        # Both engines agree at the first three steps; whether vLLM then learns less needs more seeds.
         assert own == pytest.approx(theirs, rel=0.35), key
 
 
