@@ -11,7 +11,7 @@ from statistics import mean, median
 
 from benchmarks.common import show
 from harness import config, matrix
-from harness.record.log import MetricsLog
+from harness.cells.log import MetricsLog
 
 
 def main(*overrides: str) -> None:

@@ -3,8 +3,9 @@
     python -m benchmarks.golden                     # writes tests/golden/methods.json anew
     python -m benchmarks.golden clip_b ppo          # these methods alone; the others stay as they are
 
-The model is random and tiny and computes in float64, and responses come from a script (harness/study/miniature.py): so
-a curve is the same on every machine but for rounding, and nothing is left to a sampled token that falls otherwise.
+The model is random and tiny and computes in float64, and responses come from a script
+(harness/conformance/miniature.py): so a curve is the same on every machine but for rounding, and nothing is left to a
+sampled token that falls otherwise.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import torch
 
 import baselines
 from harness.composition import Method, Table
-from harness.study import miniature
-from harness.study.miniature import Size
+from harness.conformance import miniature
+from harness.conformance.miniature import Size
 from harness.tokens.metrics import Stopwatch
 
 PATH = Path(__file__).parent.parent / "tests" / "golden" / "methods.json"

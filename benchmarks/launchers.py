@@ -14,6 +14,7 @@ import submitit
 
 from benchmarks.common import show
 from harness import config
+from harness.cells.state import State
 from harness.config import Config
 from harness.launch import launcher
 from harness.launch.launcher import Launcher
@@ -21,7 +22,6 @@ from harness.launch.local import Local
 from harness.launch.ray import Ray
 from harness.launch.slurm import Job, Slurm, Task
 from harness.matrix import Cell, cells
-from harness.record.state import State
 
 CORES = 2
 SETTINGS = ["methods=[grpo,clip_b]", "seeds=[0,1,2]", "train.steps=1", "train.prompts=4", "train.updates=1"]

@@ -25,14 +25,14 @@ import numpy as np
 from benchmarks.common import show
 from harness import config
 from harness.base import files, identities
+from harness.cells.outcome import FILE, TAG
+from harness.cells.provenance import Made
 from harness.config import Config
 from harness.matrix import Cell, cells
-from harness.record.artifacts import FOLDER
-from harness.record.made import Made
-from harness.record.outcome import FILE, TAG
-from harness.record.store import store
-from harness.record.sync import experiment_of, params_of
-from harness.report import publish
+from harness.table import publish
+from harness.tracking.artifacts import FOLDER
+from harness.tracking.store import store
+from harness.tracking.sync import experiment_of, params_of
 
 PROBLEMS, SAMPLES, METRICS, STEPS = 48, 32, 60, 120  # as many as the demo has
 MOST_DISTINCT = 4  # right answers to a problem that differ, at most

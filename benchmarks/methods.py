@@ -23,8 +23,8 @@ from baselines import METHODS
 from benchmarks.common import console, show, trainer
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method
-from harness.study import probe
-from harness.study.probe import Probe
+from harness.conformance import probe
+from harness.conformance.probe import Probe
 from harness.tokens.metrics import Stopwatch
 from harness.trainer import Trainer
 

@@ -16,9 +16,9 @@ from torch.multiprocessing import spawn
 
 from benchmarks.checkpoints import SHAPES, forget, make, measuring, peak
 from benchmarks.common import show
-from harness.base import ranks
 from harness.batch import Rollout, TokenBatch
 from harness.config import Hardware, Train
+from harness.dist import ranks
 from harness.train.policy import Policy
 
 GROUPS, SIZE, PROMPT, RESPONSE = 6, 4, 50, 100  # of the step, shared evenly

@@ -29,10 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.patience import patient
-from harness.base import standing
-from harness.record import lease
-from harness.record.reader import reader
-from harness.record.sync import name_of
+from harness.cells import heartbeat, lease
+from harness.tracking.reader import reader
+from harness.tracking.sync import name_of
 from tasks.countdown import Countdown
 
 SETTINGS = ["methods=[grpo,clip_b]", "train.steps=3", "train.prompts=4", "train.updates=2", "train.group=4"]
@@ -172,7 +171,7 @@ def comes(moment: str, run: Run) -> Callable[[], bool]:
 
     def there() -> bool:
         places = [path for path in folder.glob("*/leases/*/standing-0") if path.stat().st_mtime > began]
-        return any(standing.of(path.parent).startswith(moment) for path in places)
+        return any(heartbeat.of(path.parent).startswith(moment) for path in places)
 
     return there
 

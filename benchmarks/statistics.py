@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit, logit, stdtrit
 
-from harness.base.statistics import (
+from harness.statistics import (
     Estimate,
     Floats,
     MeanSquares,
@@ -95,7 +95,7 @@ Rule = Callable[[MeanSquares, float], tuple[Floats, Floats]]
 
 
 def chosen(squares: MeanSquares, level: float) -> tuple[Floats, Floats]:
-    """Return the rule of `harness.base.statistics`, for many experiments at once."""
+    """Return the rule of `harness.statistics`, for many experiments at once."""
     of_seeds, of_problems = squares.parts()
     variance = of_seeds + of_problems
     share = np.clip(of_seeds / positive(variance), 1e-15, 1 - 1e-15)

@@ -9,10 +9,10 @@ import harness.config
 import harness.matrix
 from harness.base import files
 from harness.base.errors import UserError, nearest
+from harness.cells.log import MetricsLog
+from harness.cells.state import OUTDATED
 from harness.config import Config
 from harness.matrix import Cell
-from harness.record.log import MetricsLog
-from harness.record.state import OUTDATED
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -118,7 +118,7 @@ class Matrix:
         import pandas
 
         from harness.commands import leaderboard
-        from harness.report.render import flat
+        from harness.table.render import flat
 
         names, rows = flat(leaderboard.rows(self.config, self.cells))
         return pandas.DataFrame(

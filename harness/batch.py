@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.base import ranks, seeds
+from harness.base import seeds
 from harness.base.errors import UserError
+from harness.dist import ranks
 
 LONG = 64  # tokens of a sequence from which on it pays that attention computes each one apart
 

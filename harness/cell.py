@@ -20,17 +20,17 @@ from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once,
 
 import baselines
 import tasks
-from harness.base import ranks, standing
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import ended, python
+from harness.cells import checksums, evaluation_files, heartbeat, lease, provenance
+from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
+from harness.cells.diary import Diary, ending
+from harness.cells.log import MetricsLog, collapse
+from harness.cells.provenance import Made
+from harness.cells.spec import CellSpec
+from harness.cells.state import State
 from harness.composition import components
-from harness.diary import Diary, ending
-from harness.record import evals, lease, made, sums
-from harness.record.log import MetricsLog, collapse
-from harness.record.made import Made
-from harness.record.saved import FOLDER as CHECKPOINTS
-from harness.record.spec import CellSpec
-from harness.record.state import State
+from harness.dist import ranks
 from harness.rollout import choice, digests, models
 from harness.train import sources
 from harness.train.checkpoint import Checkpoints, NoneWhole
@@ -39,8 +39,8 @@ from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
 # As the source was when it was imported, once for all cells: what is edited after that does not run in them.
-IMPORTED = {cls: made.digest(cls) for cls in (*components(baselines.METHODS).values(), *tasks.TASKS.values())}
-HARNESS = made.harness_digest()
+IMPORTED = {cls: provenance.digest(cls) for cls in (*components(baselines.METHODS).values(), *tasks.TASKS.values())}
+HARNESS = provenance.harness_digest()
 
 
 def check_complete(trainer: Trainer) -> None:
@@ -56,7 +56,7 @@ def check_complete(trainer: Trainer) -> None:
         raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {len(expected)} were expected")
     for name in trainer.parts.evaluation_tasks:
         samples = config.eval.of(name).samples
-        result = evals.read(evals.place(trainer.folder, name, expected[-1]))
+        result = evaluation_files.read(evaluation_files.place(trainer.folder, name, expected[-1]))
         if not result["right"] or {len(row) for row in result["right"]} != {samples}:
             raise CellFailure(f"the last evaluation of {name} lacks samples")
 
@@ -71,7 +71,7 @@ def work(folder: Path, wait: float | None = None) -> None:
         with (
             ranks.joined(world, device, diary.failed),
             owned(folder, wait) as room,
-            standing.here.kept(room, ranks.number()),
+            heartbeat.here.kept(room, ranks.number()),
             ending(diary.failed),
         ):
             if minutes is not None:
@@ -88,7 +88,7 @@ def work(folder: Path, wait: float | None = None) -> None:
 
 def run(folder: Path, spec: CellSpec, diary: Diary, device: str, checkpoints: Checkpoints) -> None:
     with Verifier.of(spec.config.verify) as verifier:
-        with standing.here.at("loading the model"):
+        with heartbeat.here.at("loading the model"):
             parts = build(spec, verifier, diary.say)
             trainer = Trainer(parts, folder, checkpoints)
         diary.note(reason=unread(parts, spec), device=device, where=where(device))
@@ -128,11 +128,11 @@ def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
     """Keeps the trained model, and calls the cell done if all of its work is there."""
     save = trainer.parts.config.checkpoint.save_model
     if save:
-        with standing.here.at("saving the model"):
-            trainer.policy.save(folder / sums.MODEL, trainer.parts.tokenizer)
+        with heartbeat.here.at("saving the model"):
+            trainer.policy.save(folder / checksums.MODEL, trainer.parts.tokenizer)
     if ranks.number() == 0:
         check_complete(trainer)
-        sums.write(folder)
+        checksums.write(folder)
         diary.note(state="done", collapsed=trainer.collapsed)
 
 
@@ -201,20 +201,20 @@ def begin(place: Path, spec: CellSpec, *, lost: bool = False) -> bool:
     ended the cell meanwhile.
     """
     found = sources.components(spec)
-    present = {name: IMPORTED.get(cls) or made.digest(cls) for name, cls in found.items()}
+    present = {name: IMPORTED.get(cls) or provenance.digest(cls) for name, cls in found.items()}
     earlier = Made.read(place)
     if earlier is None and State.read(place).state == "done":
-        earlier = made.unnoted(place)
+        earlier = provenance.unnoted(place)
     why = "left without a whole checkpoint" if lost else None
     if why is None and earlier is not None:
-        why = made.by_another_source(earlier.sources, present)
+        why = provenance.by_another_source(earlier.sources, present)
     if why is None and State.read(place).state == "done":
         return False
     base_model = base_model_of(spec)
     if why is None and earlier is not None:
-        why = made.by_another_base_model(earlier.base_model, base_model)
+        why = provenance.by_another_base_model(earlier.base_model, base_model)
     if earlier is not None and why is not None:
-        aside = made.set_aside(place, earlier)
+        aside = provenance.set_aside(place, earlier)
         write_log(place)
         print(f"begins anew: the earlier attempt was {why}; it is kept in {aside}", flush=True)
         earlier = None
@@ -222,7 +222,7 @@ def begin(place: Path, spec: CellSpec, *, lost: bool = False) -> bool:
         device, _ = device_of(spec.config)
         gpu = torch.cuda.get_device_name() if device == "cuda" else None
         engine = choice.DISTRIBUTIONS if spec.config.rollout.engine == "vllm" else ()
-        made.begin(place, present, device, gpu, engine, base_model=base_model, harness=HARNESS)
+        provenance.begin(place, present, device, gpu, engine, base_model=base_model, harness=HARNESS)
     before = State.read(place)
     State("running", seconds=before.seconds).write(place)
     return True
@@ -231,7 +231,7 @@ def begin(place: Path, spec: CellSpec, *, lost: bool = False) -> bool:
 def base_model_of(spec: CellSpec) -> str:
     """Return the digest of the model that a cell begins from, made or downloaded if it is not here yet."""
     model = models.resolve(spec.model)
-    with standing.here.at("loading the model"):
+    with heartbeat.here.at("loading the model"):
         digest = model.digest(model.folder())
     expected = spec.identity["model"].get("digest", digest)
     if digest != expected:

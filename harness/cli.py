@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     heed_signals()
     write_any_character()
     sys.path.append(os.getcwd())  # where users keep plugin modules; last, since other files there may hide ours
-    from harness.base.fit import visible  # not before `python -m` has lost the current folder, see below
+    from harness.terminal.layout import visible  # not before `python -m` has lost the current folder, see below
 
     try:
         arguments = parse(argv)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, cast, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.base import written
+from harness.base import safe_yaml
 from harness.base.addresses import may_be_written
 from harness.base.errors import UserError, nearest, short, shown
 from harness.base.schema import choice, number, numbers, section, typed
@@ -296,11 +296,11 @@ def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
     """The file, after the one that its key `base` names."""
     if path in above:
         raise UserError(f"{short(str(path))} is its own base, by way of {short(str(above[-1]))}; remove one of them")
-    text, where = written.read(path), short(str(path))
+    text, where = safe_yaml.read(path), short(str(path))
     try:
         layer = OmegaConf.load(io.StringIO(text))
     except Exception as error:  # YAML's and OmegaConf's parsers share no base class
-        raise UserError(f"{where} cannot be read as a configuration: {written.reason(error)}") from error
+        raise UserError(f"{where} cannot be read as a configuration: {safe_yaml.reason(error)}") from error
     if not isinstance(layer, DictConfig):
         raise UserError(f"{where} holds no mapping of keys")
     given = cast(dict[str, Any], OmegaConf.to_container(layer))
@@ -314,7 +314,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
     """Returns the configuration in a file, with `key=value` overrides on top."""
     path = find(name)
     given = functools.reduce(merged, [*with_base(path), *map(override, overrides)])
-    config: Config = typed(Config(), written.filled(given, given), "")
+    config: Config = typed(Config(), safe_yaml.filled(given, given), "")
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
     check_names(config)
@@ -338,11 +338,11 @@ def override(given: str) -> dict[str, Any]:
         raise UserError(f"{shown(given)} is not an override; write key=value, for example train.steps=10")
     if not KEY.fullmatch(key):
         raise UserError(f"{shown(key)} is no key; write train.steps=10, and a list as a whole, such as seeds=[0,1]")
-    written.check(value, f"the override {shown(given)}")
+    safe_yaml.check(value, f"the override {shown(given)}")
     try:
         found = OmegaConf.from_dotlist([given])
     except Exception as error:  # as above
-        raise UserError(f"the override {shown(given)} cannot be read: {written.reason(error)}") from error
+        raise UserError(f"the override {shown(given)} cannot be read: {safe_yaml.reason(error)}") from error
     if is_list(key) and isinstance(value := OmegaConf.select(found, key), str | int | float) and value != "":
         OmegaConf.update(found, key, [value])  # seeds=0 is seeds=[0]
     return cast(dict[str, Any], OmegaConf.to_container(found))

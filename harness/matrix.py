@@ -14,16 +14,17 @@ from typing import Any
 import baselines
 import tasks
 from harness import composition
-from harness.base import devices, files, identities, registry
+from harness.base import files, identities, registry
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest
+from harness.cells import provenance
+from harness.cells.spec import FILE as SPEC
+from harness.cells.spec import CellSpec, key_in
+from harness.cells.state import Progress
 from harness.composition import Method
 from harness.config import Config, told, variants
+from harness.dist import devices
 from harness.method import Composition
-from harness.record import made
-from harness.record.spec import FILE as SPEC
-from harness.record.spec import CellSpec, key_in
-from harness.record.state import Progress
 from harness.rollout import choice, models
 from harness.rollout.models import Model
 from tasks import check_split, evaluation_name
@@ -55,7 +56,7 @@ class Shared:
     def classes(self, method: str, tasks: tuple[str, ...]) -> dict[str, type]:
         """Returns the classes of a method and of tasks, by their names."""
         built = [*self.method(method).components, *map(self.task, tasks)]
-        return made.named(built, composition.components(self.methods), self.tasks)
+        return provenance.named(built, composition.components(self.methods), self.tasks)
 
     def evaluated_as(self, spec: str) -> dict[str, Any]:
         """Return the identity of an evaluation, whose records are found by its name."""
@@ -183,7 +184,7 @@ class Cell:
     @property
     def sources(self) -> dict[str, str]:
         """Returns the hashes of its components' source, as it is on disk now."""
-        return {name: made.digest(cls) for name, cls in self.components.items()}
+        return {name: provenance.digest(cls) for name, cls in self.components.items()}
 
     def progress(self) -> Progress:
         """Return how far the cell is; what another cell has left in its folder is a failure."""
@@ -249,7 +250,7 @@ def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path
     """Returns the folders of cells that are not of this configuration, and those of attempts that were set aside."""
     ours = {cell.folder for cell in matrix}
     every = sorted(path.parent for path in config.folder.glob("*/config.yaml") if not path.parent.is_symlink())
-    attempts = [folder for folder in every if made.ASIDE in folder.name]
+    attempts = [folder for folder in every if provenance.ASIDE in folder.name]
     return [folder for folder in every if folder not in ours and folder not in attempts], attempts
 
 

@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.base import files, ranks, seeds, standing
+from harness.base import files, seeds
 from harness.base.errors import CellFailure
 from harness.batch import TokenBatch, TokenStats
+from harness.cells import evaluation_files, heartbeat
+from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
+from harness.cells.log import MetricsLog, collapse
 from harness.composition import Signal
-from harness.record import evals
-from harness.record.log import MetricsLog, collapse
-from harness.record.saved import FOLDER as CHECKPOINTS
+from harness.dist import ranks
+from harness.dist.together import led
 from harness.rollout import proof
-from harness.rollout.together import led
 from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
 from harness.tokens.metrics import Stopwatch
@@ -53,7 +54,7 @@ class Trainer:
         self.synchronise(self.done_steps)
         early = False
         while not early and (step := self.done_steps + 1) <= self.last_step:
-            watch, standing.here.step = Stopwatch(), step
+            watch, heartbeat.here.step = Stopwatch(), step
             record = self.train_step(step, watch) if step else dict(self.parts.pool.record)
             self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
             with watch.phase("evaluate"):
@@ -259,7 +260,7 @@ class Trainer:
             "metrics": result.metrics,
             "flags": task.flags(self.parts.task.name),
         }
-        evals.write(self.folder, record)
+        evaluation_files.write(self.folder, record)
         files.write_lines(self.folder / "samples" / f"evaluate-{name}-{step:06d}.jsonl", result.samples)
         return {f"eval/{name}/{key}": value for key, value in result.metrics.items()}
 

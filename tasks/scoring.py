@@ -9,8 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import tasks
-from harness.base.statistics import pass_at_k
 from harness.base.task import Countable, Judged, Problem, Task, Verdict, Verifier, judge
+from harness.statistics import pass_at_k
 from harness.verify import pool
 
 if TYPE_CHECKING:

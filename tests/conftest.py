@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import pytest
 from servers import guarded_server, mlflow_server
 
-from harness.record import store
+from harness.tracking import store
 
 PROGRAMS = Path(sys.executable).parent
 

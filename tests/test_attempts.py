@@ -12,13 +12,13 @@ import pytest
 
 from harness import cli, config
 from harness.base import files
+from harness.cells.provenance import Made, earlier
 from harness.commands import leaderboard
 from harness.config import Config
 from harness.matrix import cells
-from harness.record.made import Made, earlier
-from harness.record.store import store
-from harness.report.leaderboard import BASE_MODEL, Row
 from harness.rollout import models
+from harness.table.leaderboard import BASE_MODEL, Row
+from harness.tracking.store import store
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

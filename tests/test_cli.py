@@ -16,7 +16,7 @@ import pytest
 from places import REPOSITORY
 
 from benchmarks.patience import HANG, patient
-from harness.record import lease
+from harness.cells import lease
 from harness.rollout import choice
 
 pytestmark = pytest.mark.processes

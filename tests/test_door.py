@@ -18,8 +18,8 @@ from places import REPOSITORY
 import entrobench
 from benchmarks.patience import HANG
 from harness.base import seal
-from harness.record import sync
-from harness.record.made import Made
+from harness.cells.provenance import Made
+from harness.tracking import sync
 
 pytestmark = pytest.mark.processes
 
@@ -133,7 +133,7 @@ def test_the_leaderboard_is_a_frame_of_what_was_measured(matrix: entrobench.Matr
         table.loc["clip_b", "avg_at_k.mean"] - table.loc["grpo", "avg_at_k.mean"]
     )
     from harness.commands import leaderboard
-    from harness.report.render import render
+    from harness.table.render import render
 
     csv = render(leaderboard.rows(matrix.config, matrix.cells), "csv")
     assert ",".join(matrix.leaderboard().columns) == csv.splitlines()[0]

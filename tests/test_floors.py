@@ -12,17 +12,18 @@ from places import REPOSITORY
 import entrobench
 
 FLOORS = [
-    "base config",
-    "record",
-    "data",
+    "base config statistics",
+    "terminal dist cells data",
     "tokens batch method composition",
     "verify",
     "tasks baselines",
     "rollout",
-    "train trainer diary cell",
+    "train trainer cell",
+    "tracking",
     "matrix launch plan",
-    "report",
-    "study",
+    "table",
+    "page",
+    "study conformance",
     "commands cli",
     "entrobench",
 ]

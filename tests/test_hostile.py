@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from baselines import METHODS
 from harness import cli
 from harness.base.errors import SENTENCE, UserError
-from harness.base.fit import visible
 from harness.commands import run
 from harness.config import Config, Filter, Resample, scalars
+from harness.terminal.layout import visible
 
 pytestmark = pytest.mark.slow
 

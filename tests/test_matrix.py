@@ -11,11 +11,12 @@ import pytest
 
 import baselines
 from harness import cli, config, matrix
-from harness.base import devices, registry
+from harness.base import registry
 from harness.base.errors import UserError
+from harness.dist import devices
 from harness.matrix import Cell, cells
 from harness.method import Control
-from harness.report.board import Board
+from harness.table.board import Board
 
 CORRECTED = ("correction.kind=masked", "correction.level=sequence")
 

@@ -23,12 +23,12 @@ from harness import cell as process
 from harness import cli, config, matrix
 from harness.base import files, locks
 from harness.base.errors import UserError
+from harness.cells.log import MetricsLog
+from harness.cells.state import State
 from harness.launch.launcher import prepare
-from harness.record import sync
-from harness.record.log import MetricsLog
-from harness.record.state import State
-from harness.record.store import store
 from harness.rollout import digests, models
+from harness.tracking import sync
+from harness.tracking.store import store
 
 SHORT = ["train.steps=2", "train.prompts=4", "train.group=4", "eval.problems=2", "eval.samples=2", "eval.k=2"]
 SHORT += ["methods=[grpo]", "checkpoint.every=1", "checkpoint.save_model=false"]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from harness import config
-from harness.report import origins
 from harness.rollout import digests
+from harness.table import origins
 
 REPOSITORY = Path(__file__).parent.parent
 KEPT = REPOSITORY / "results/reference"

@@ -17,11 +17,11 @@ from cells import lines, write
 from living import at_work, wait_until
 
 from harness import cell
-from harness.base import ranks
 from harness.base.errors import UserError
-from harness.record import lease
-from harness.record.log import MetricsLog
-from harness.record.state import Progress, State
+from harness.cells import lease
+from harness.cells.log import MetricsLog
+from harness.cells.state import Progress, State
+from harness.dist import ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

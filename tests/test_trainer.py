@@ -13,7 +13,7 @@ from trainers import asked, build, records, same, sampled, weights
 from harness import cell, config, matrix
 from harness.base.errors import CellFailure, UserError
 from harness.batch import Rollout, TokenBatch
-from harness.record import evals
+from harness.cells import evaluation_files
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import Collected
 from harness.train.policy import Policy, check_vocabulary
@@ -288,8 +288,8 @@ def test_done_means_that_every_step_and_answer_is_there(tmp_path: Path) -> None:
     trainer = build(tmp_path, "grpo", "train.steps=1")
     trainer.run(lambda step: None)
     cell.check_complete(trainer)
-    record = evals.read(evals.place(tmp_path, "countdown", 1))
-    evals.write(tmp_path, {**record, "right": [row[1:] for row in record["right"]]})
+    record = evaluation_files.read(evaluation_files.place(tmp_path, "countdown", 1))
+    evaluation_files.write(tmp_path, {**record, "right": [row[1:] for row in record["right"]]})
     with pytest.raises(CellFailure, match="lacks samples"):
         cell.check_complete(trainer)
     trainer.log.truncate(0)

@@ -47,7 +47,7 @@ def call(arguments: argparse.Namespace) -> int:
     table = baselines.table(arguments.plugin, refused)
     specs = [*table, *refused] if arguments.methods == ["all"] else list(dict.fromkeys(arguments.methods))
     faults = {spec: fault(spec, table, refused) for spec in specs}
-    from harness.study import check  # from here on with torch: what is misspelled is known by now
+    from harness.conformance import check  # from here on with torch: what is misspelled is known by now
 
     whole = [spec for spec, why in faults.items() if why is None]
     made = {each.method: each for each in check.reports(whole, arguments.plugin)}

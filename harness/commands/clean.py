@@ -12,12 +12,12 @@ from pathlib import Path
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.base.units import gib
+from harness.cells import lease
+from harness.cells.provenance import ASIDE
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.config import Config
 from harness.matrix import cells, check_owner, leftovers
-from harness.record import lease
-from harness.record.made import ASIDE
+from harness.terminal.units import gib
 
 
 @dataclass(frozen=True)

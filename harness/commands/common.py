@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterable
 
 from harness import config as configs
-from harness.base.fit import SafeConsole
+from harness.cells.state import OUTDATED, Progress
 from harness.config import Config
 from harness.matrix import Cell
-from harness.record.state import OUTDATED, Progress
+from harness.terminal.layout import SafeConsole
 
 # Reasons and specs may hold brackets, so no markup; a file or a pipe gets one line a row.
 WIDTH = None if sys.stdout.isatty() else 160

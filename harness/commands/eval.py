@@ -62,7 +62,7 @@ def call(arguments: argparse.Namespace) -> int:
 
 def feed(model: Model, found: Sequence[Assessment], uri: str) -> None:
     """Has MLflow hold what was found; that it is away costs one sentence, since all of it is kept here."""
-    from harness.record import evaluation
+    from harness.tracking import evaluation
 
     try:
         for each in found:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.base.fit import visible, width_of
 from harness.commands.common import Commands, command, console, load, with_plugins
 from harness.config import Config
 from harness.matrix import Cell, cells
+from harness.terminal.layout import visible, width_of
 
 if TYPE_CHECKING:
-    from harness.report.leaderboard import Row
-    from harness.report.select import Part
+    from harness.table.leaderboard import Row
+    from harness.table.select import Part
 
 TEXT = "the table, read from MLflow: of a configuration, or of whatever an experiment there holds"
 
@@ -45,7 +45,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    from harness.report import answer, columns, export, leaderboard
+    from harness.table import answer, columns, export, leaderboard
 
     if arguments.columns == "help":
         print("\n".join(f"{name:<14} {column.header}" for name, column in columns.COLUMNS.items()))
@@ -87,10 +87,10 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def parts_of(arguments: argparse.Namespace) -> list[Part]:
-    from harness.record.reader import reader
-    from harness.report import select
-    from harness.report.board import Board
-    from harness.report.read import Experiment
+    from harness.table import select
+    from harness.table.board import Board
+    from harness.table.read import Experiment
+    from harness.tracking.reader import reader
 
     asked = select.Asked(select.conditions(arguments.where), arguments.baseline)
     config = load(arguments) if arguments.config else Config()
@@ -105,15 +105,15 @@ def parts_of(arguments: argparse.Namespace) -> list[Part]:
 
 def show(config: Config, matrix: list[Cell]) -> None:
     """Prints the table of a matrix, whether or not any cell is done."""
-    from harness.report.render import render
+    from harness.table.render import render
 
     print(visible(render(rows(config, matrix), "table", width_of(console))), end="")
 
 
 def rows(config: Config, matrix: list[Cell]) -> list[Row]:
     """Returns the rows of the matrix, with the cells that are not done counted as expected."""
-    from harness.report import leaderboard
-    from harness.report.board import Board
+    from harness.table import leaderboard
+    from harness.table.board import Board
 
     board = Board.of_config(config, matrix)
     return leaderboard.rows(config.tracking_uri, board.experiment, board.expected, board.baseline, board.ks)

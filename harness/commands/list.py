@@ -7,11 +7,11 @@ import argparse
 import baselines
 import tasks
 from harness import config as configs
-from harness.base import fit
-from harness.base.fit import Column
 from harness.commands.common import Commands, command, console, with_plugins
 from harness.method import Composition
 from harness.rollout import models
+from harness.terminal import layout
+from harness.terminal.layout import Column
 
 
 def add(commands: Commands) -> None:
@@ -38,7 +38,7 @@ def call(arguments: argparse.Namespace) -> int:
             comment = path.read_text().splitlines()[0]
             rows.append([path.stem, comment.removeprefix("#").strip()])
     columns = [Column("name"), Column("about", folds=True), Column("source", folds=True)]
-    fit.show(console, columns[: len(rows[0])], rows, names=False)
+    layout.show(console, columns[: len(rows[0])], rows, names=False)
     return 0
 
 

@@ -39,7 +39,7 @@ def call(arguments: argparse.Namespace) -> int:
 
 def report(config: Config, said: str | None = None) -> Path:
     """Writes the page of a matrix beside its cells; `said` is the command that runs it, if there is one."""
-    from harness.report import gather, page
+    from harness.page import gather, page
 
     matrix = cells(config)
     told = gather.of_folders(config, matrix, leaderboard.rows(config, matrix), said)
@@ -50,6 +50,6 @@ def report(config: Config, said: str | None = None) -> Path:
 
 def report_of(experiment: str, uri: str) -> Path:
     """Writes the page of an MLflow experiment into the current folder, by its name."""
-    from harness.report import gather, page
+    from harness.page import gather, page
 
     return page.write(gather.of_experiment(uri, experiment), Path(f"report-{page.slug(experiment)}.html"))

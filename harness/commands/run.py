@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import tasks
-from harness.base import devices
 from harness.base.addresses import visible_address
 from harness.base.deadline import within
 from harness.base.errors import UserError, one_of
+from harness.cells import checksums
+from harness.cells.state import OUTDATED, State
 from harness.commands import leaderboard, sync
 from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
 from harness.config import Config, variants
+from harness.dist import devices
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
 from harness.launch.pool import Pool
 from harness.matrix import Cell, cells, claim
 from harness.plan import cost
 from harness.plan.machine import samples_with_vllm, this_machine
-from harness.record import sums
-from harness.record.state import OUTDATED, State
 from harness.rollout import choice, digests, models
 
 LAUNCHERS = ("local", "ray", "slurm")
@@ -88,7 +88,7 @@ def run(
     chosen = [cell for cell in matrix if not only or cell.method in only]
     if retry_failed:
         chosen = [cell for cell in chosen if State.known(cell.folder).state == "failed"]
-    todo = [cell for cell in chosen if not settled(cell, keep_stale) or any(sums.changed(cell.folder))]
+    todo = [cell for cell in chosen if not settled(cell, keep_stale) or any(checksums.changed(cell.folder))]
     if todo:
         check_engines(config)
     claim(config)
@@ -116,7 +116,7 @@ def run(
 
 def conclude(config: Config, matrix: list[Cell]) -> None:
     """Has MLflow hold all that the cells have recorded, and prints the leaderboard."""
-    from harness.report import publish
+    from harness.table import publish
 
     sync.sync(config, matrix)
     publish.write(config, matrix)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.base import fit
-from harness.base.fit import Column
 from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
 from harness.launch import slurm
 from harness.matrix import cells, leftovers
+from harness.terminal import layout
+from harness.terminal.layout import Column
 
 COLUMNS = [*map(Column, ("cell", "state", "step", "entropy", "reward")), Column("reason", folds=True)]
 
@@ -32,7 +32,7 @@ def call(arguments: argparse.Namespace) -> int:
         ]
         step = f"{progress.step}/{cell.config.train.steps}"
         rows.append([cell.label, progress.state, step, *numbers, "; ".join(filter(None, (job, progress.reason)))])
-    fit.show(console, COLUMNS, rows, goes=[("entropy", "reward")])
+    layout.show(console, COLUMNS, rows, goes=[("entropy", "reward")])
     for cell, progress in found:
         if progress.state == "failed":
             console.print(f"the end of {cell.folder / 'log.txt'}:", style="red")

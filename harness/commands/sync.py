@@ -9,10 +9,10 @@ from pathlib import Path
 from harness.base.addresses import visible_address
 from harness.base.deadline import within
 from harness.base.errors import Damaged, UserError
+from harness.cells.provenance import earlier
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
-from harness.record.made import earlier
 
 
 def add(commands: Commands) -> None:
@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    from harness.report import publish
+    from harness.table import publish
 
     config = load(arguments)
     matrix = cells(config)
@@ -33,14 +33,14 @@ def call(arguments: argparse.Namespace) -> int:
     held = f"what {'1 cell has' if fed == 1 else f'{fed} cells have'} recorded"
     console.print(f"MLflow at {visible_address(config.tracking_uri)} holds {held}")
     if arguments.tensorboard:
-        from harness.record import tensorboard
+        from harness.tracking import tensorboard
 
         for cell in matrix:
             if (cell.folder / "metrics.jsonl").exists():
                 tensorboard.write(cell.folder, arguments.tensorboard / config.name / cell.folder.name)
         console.print(f"for the curves: tensorboard --logdir {arguments.tensorboard}")
     if arguments.wandb:
-        from harness.record import wandb
+        from harness.tracking import wandb
 
         for cell in matrix:
             if (cell.folder / "metrics.jsonl").exists():
@@ -54,7 +54,7 @@ def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
 
     Earlier attempts at a cell are fed as well, and count where they are damaged.
     """
-    from harness.record.sync import sync as feed
+    from harness.tracking.sync import sync as feed
 
     fed, damaged, uri = set[Path](), 0, config.tracking_uri
     limit = 60 * config.tracking.patience_minutes

@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from harness.base import files, standing
+from harness.base import files
 from harness.base.errors import Unwritten, UserError
+from harness.cells import heartbeat, lease, state
+from harness.cells.repair import mend
+from harness.cells.state import State
 from harness.matrix import Cell
-from harness.record import lease, state
-from harness.record.mend import mend
-from harness.record.state import State
 
 
 class Running(Protocol):
@@ -103,7 +103,7 @@ class Life:
         """Returns where it stood last, as the end of a sentence. What an earlier process left went with its lease when
         this cell was prepared."""
         last = lease.last(self.cell.folder)
-        where = standing.of(last.room) if last else ""
+        where = heartbeat.of(last.room) if last else ""
         return f" in {where}" if where else ""
 
     def limit(self) -> None:

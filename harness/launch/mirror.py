@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.base import files
-from harness.record import lease
-from harness.record.made import earlier
-from harness.record.state import FILE as STATE
+from harness.cells import lease
+from harness.cells.provenance import earlier
+from harness.cells.state import FILE as STATE
 
 PIECE = 2**26  # bytes of a file that are sent at a time
 

@@ -13,14 +13,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from harness.base import fit
 from harness.base.errors import Damaged
-from harness.base.units import duration
+from harness.cells.log import last_lines
+from harness.cells.provenance import Made
+from harness.cells.state import OUTDATED, Progress, State
 from harness.matrix import Cell
-from harness.record.feeder import Feeder
-from harness.record.log import last_lines
-from harness.record.made import Made
-from harness.record.state import OUTDATED, Progress, State
+from harness.terminal import layout
+from harness.terminal.units import duration
+from harness.tracking.feeder import Feeder
 
 QUIET_SECONDS = 30  # between two lines where there is no terminal to redraw
 BARS = "▁▂▃▄▅▆▇█"
@@ -184,8 +184,8 @@ class LiveView:
         header = ["cell", "step", "entropy", "entropies", "reward", "rewards", "now"]
         lines = [header, *map(self.line, running)]
         goes = [["rewards"], ["entropies"], ["now"], list(NUMBERS)]
-        width = fit.width_of(self.console)
-        kept = fit.fitting(lines, width, goes, between=2, around=0, folding=["now"]) or [0, 1]
+        width = layout.width_of(self.console)
+        kept = layout.fitting(lines, width, goes, between=2, around=0, folding=["now"]) or [0, 1]
         table = Table(box=None, header_style="dim", pad_edge=False)
         for name in (header[i] for i in kept):
             title = "" if name in ("entropies", "rewards") else name  # sparklines stand behind their number
@@ -206,4 +206,4 @@ class LiveView:
             values = [metrics[key] for metrics in recent if key in metrics]
             texts += [f"{now.metrics[key]:.3f}" if key in now.metrics and not anew else "", sparkline(values)]
         row = [cell.label, f"{reached(cell, now)}/{cell.config.train.steps}", *texts, phase(cell, now)]
-        return [fit.visible(text) for text in row]
+        return [layout.visible(text) for text in row]

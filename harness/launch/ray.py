@@ -25,13 +25,13 @@ from typing import Any
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.processes import ended
+from harness.cells import lease, state
+from harness.cells.state import State
 from harness.config import Config, Hardware
 from harness.launch import remote
 from harness.launch.launcher import Unprepared, check_extra, ended_by, environment, prepare
 from harness.launch.mirror import Piece, Receiver, Sender, Whole
 from harness.matrix import Cell
-from harness.record import lease, state
-from harness.record.state import State
 
 LOSSES = 3  # so often a cell is started again since its machine was lost
 ANSWER = 5.0  # seconds for the cluster to answer

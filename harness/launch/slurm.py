@@ -21,12 +21,12 @@ from typing import Any
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.processes import ended
+from harness.cells.state import State
 from harness.config import Config
 from harness.config import Slurm as Settings
 from harness.launch import remote
 from harness.launch.launcher import check_extra, environment, failed, prepare
 from harness.matrix import Cell
-from harness.record.state import State
 
 JOBS = "slurm.json"  # of a matrix: the job of each cell, by its key
 LOOKS = 2.0  # seconds from one look at the queue to the next

@@ -21,17 +21,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.base import files, fit
+from harness.base import files
 from harness.base.addresses import without_address
 from harness.base.errors import UserError
-from harness.base.fit import Column
 from harness.base.processes import python
-from harness.base.units import GIB
 from harness.config import Config
 from harness.data import cache, sets
 from harness.plan.machine import Device, Machine, this_machine
-from harness.record import store
 from harness.rollout import choice
+from harness.terminal import layout
+from harness.terminal.layout import Column
+from harness.terminal.units import GIB
+from harness.tracking import store
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 LIMIT_S = 120.0  # of one trial; importing vLLM from a cold disk takes a good part of a minute
@@ -230,7 +231,7 @@ def tell(console: Console, found: Iterator[Finding]) -> list[Finding]:
     if not console.is_terminal:
         every = list(found)
         columns = [Column(name) for name in ("what", "state", "found", "remedy")]
-        fit.show(console, columns, [[each.what, each.state, each.found, each.remedy] for each in every])
+        layout.show(console, columns, [[each.what, each.state, each.found, each.remedy] for each in every])
         return every
     every = []
     with console.status("looking; what has to be imported takes a few seconds"):
@@ -246,7 +247,7 @@ def lines(finding: Finding) -> Table:
     table.add_column(width=max(map(len, TRIALS)), no_wrap=True)
     table.add_column(width=max(map(len, STYLES)), no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row(finding.what, Text(finding.state, style=STYLES[finding.state]), fit.visible(finding.found))
+    table.add_row(finding.what, Text(finding.state, style=STYLES[finding.state]), layout.visible(finding.found))
     if finding.remedy:
-        table.add_row("", "", Text(fit.visible(finding.remedy), style="dim"))
+        table.add_row("", "", Text(layout.visible(finding.remedy), style="dim"))
     return table

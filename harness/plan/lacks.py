@@ -10,7 +10,6 @@ from typing import Any
 
 import tasks
 from harness.base.shape import ARCHITECTURES, Shape
-from harness.base.units import DAY, gib, long
 from harness.config import Config
 from harness.data import cache, sets
 from harness.matrix import Cell
@@ -19,6 +18,7 @@ from harness.plan.cost import Footprint, Needs
 from harness.plan.machine import Machine, samples_with_vllm
 from harness.rollout import choice
 from harness.rollout.models import Model
+from harness.terminal.units import DAY, gib, long
 
 PATIENCE = 2 * DAY  # for one cell; where a CPU would take longer, a GPU is missing
 LARGEST = 180 * 10**9  # bytes of the largest GPU that can be had

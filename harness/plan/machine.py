@@ -6,9 +6,9 @@ import os
 import shutil
 from dataclasses import dataclass
 
-from harness.base.devices import Device, cuda_devices
 from harness.base.shape import Shape
 from harness.config import Config, Hardware
+from harness.dist.devices import Device, cuda_devices
 from harness.launch.pool import room
 from harness.rollout import choice
 

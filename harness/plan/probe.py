@@ -10,13 +10,13 @@ from statistics import fmean
 from typing import Any
 
 from harness.base.errors import UserError
-from harness.base.units import long
+from harness.cells.log import MetricsLog
+from harness.cells.state import State
 from harness.matrix import Cell, Shared
 from harness.plan import cost
 from harness.plan.cost import SPEEDS
 from harness.plan.estimate import Plan
-from harness.record.log import MetricsLog
-from harness.record.state import State
+from harness.terminal.units import long
 
 STEPS = 3  # of which the first, which takes longer than others, does not count
 ELSEWHERE = ("time/evaluate_s", "time/judging_s")  # no part of a step, or beside another one

@@ -8,13 +8,13 @@ from math import ceil
 
 from rich.console import Console
 
-from harness.base import fit
-from harness.base.fit import Column
-from harness.base.units import GIB, gib, long, short
 from harness.config import Config
 from harness.plan import cost
 from harness.plan.cost import SPEEDS, Asked
 from harness.plan.estimate import Plan
+from harness.terminal import layout
+from harness.terminal.layout import Column
+from harness.terminal.units import GIB, gib, long, short
 
 AGES = 10**9  # seconds from now on which no date is worth telling
 DETAILED = GIB  # from so many bytes on it is worth saying what they are for
@@ -24,7 +24,7 @@ def show(console: Console, plan: Plan) -> None:
     config = plan.config
     console.print(f"matrix {config.name}: {sum(plan.states.values())} cells in {config.folder}")
     states = [[state, str(number)] for state, number in plan.states.items()]
-    fit.show(console, [Column("state"), Column("cells")], states)
+    layout.show(console, [Column("state"), Column("cells")], states)
     for line in [*work(config), *costs(plan)]:
         console.print(line)
     if plan.lacks:

@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from harness.base import ranks, standing
 from harness.base.errors import UserError, at_least, one_of
 from harness.base.shape import ARCHITECTURES
 from harness.batch import Rollout
+from harness.cells import heartbeat
+from harness.dist import ranks
 from harness.rollout.protocol import OnGroup
 from harness.tokens.product import product
 
@@ -226,7 +227,7 @@ class EmbeddedEngine:
                 part = order[start : start + together]
                 draws = [uniforms(seeds[i], n, max_new_tokens)[first : first + width] for i in part]
                 for i, group in zip(part, self._decode([prompts[i] for i in part], draws, temperature), strict=True):
-                    standing.here.forward()
+                    heartbeat.here.forward()
                     groups[i].extend(group)
                     if on_group is not None and len(groups[i]) == n:
                         on_group(i, groups[i])

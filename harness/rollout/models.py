@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tasks
-from harness.base import identities, written
+from harness.base import identities, safe_yaml
 from harness.base.errors import UserError, nearest, short, shown
 from harness.base.files import default_cache
 from harness.base.locks import lock
@@ -248,7 +248,7 @@ def shipped_shapes() -> dict[str, Shape]:
 
 
 def read(file: Path) -> Model:
-    given = written.load(file)
+    given = safe_yaml.load(file)
     if not isinstance(given, dict) or ("path" in given) == ("recipe" in given):
         raise UserError(
             f"{file} must hold one key, path (of a Hugging Face folder, or its name on the hub) or recipe; beside it "

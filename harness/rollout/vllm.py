@@ -20,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.base import ranks, standing
 from harness.base.errors import UserError, at_least, short
 from harness.base.shape import Shape, of_config, read
 from harness.batch import Rollout
+from harness.cells import heartbeat
+from harness.dist import ranks
 from harness.rollout.choice import check_vllm
 from harness.rollout.protocol import OnGroup
 
@@ -272,7 +273,7 @@ class VllmEngine:
                 params = self._params(n, seed, temperature, max_new_tokens)
                 self.engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, params)
             while self.engine.has_unfinished_requests():
-                standing.here.forward()
+                heartbeat.here.forward()
                 for output in self.engine.step():  # of whole groups
                     number = int(output.request_id)
                     groups[number] = self._group(list(prompts[number]), output, n, temperature)

@@ -18,25 +18,26 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import tasks
-from harness.base import files, fit, identities
-from harness.base.fit import Column
+from harness.base import files, identities
 from harness.base.schema import check_value, number
 from harness.base.shape import of_config, read
-from harness.base.statistics import Estimate, Floats, mean_interval, near_bound, pass_at_k
 from harness.batch import Rollout
+from harness.cells import provenance
+from harness.cells.provenance import Made
 from harness.config import Config, Hardware, Verify
 from harness.data.cache import find_card
 from harness.data.sets import SETS
-from harness.record import made
-from harness.record.evaluation import Evaluated
-from harness.record.made import Made
-from harness.report.columns import shown
 from harness.rollout import choice, engines, templates
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model
 from harness.rollout.proof import check_weights
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import instructed
+from harness.statistics import Estimate, Floats, mean_interval, near_bound, pass_at_k
+from harness.table.columns import shown
+from harness.terminal import layout
+from harness.terminal.layout import Column
+from harness.tracking.evaluation import Evaluated
 from harness.train.evaluate import Evaluation, Sampler, evaluate
 from harness.train.parts import device_of
 from harness.train.policy import context_of
@@ -245,13 +246,13 @@ def assess(
 
 def attempt_at(kept: Path, task: Task, engine: EngineOnDemand, digest: str) -> Made:
     """Returns the record of what made an evaluation: that of the first time, unless the task was edited since."""
-    sources = {task.name: made.digest(type(task))}
+    sources = {task.name: provenance.digest(type(task))}
     earlier = Made.read(kept)
     if earlier is not None and earlier.sources == sources:
         return earlier
     gpu = torch.cuda.get_device_name() if engine.device == "cuda" else None
     packages = choice.DISTRIBUTIONS if engine.name == "vllm" else ()
-    return made.begin(kept, sources, engine.device, gpu, packages, base_model=digest)
+    return provenance.begin(kept, sources, engine.device, gpu, packages, base_model=digest)
 
 
 def fingerprints(task: Task, split: str, number: int) -> dict[str, str]:
@@ -285,7 +286,7 @@ def show(console: Console, found: Sequence[Assessment]) -> None:
     between = [[f"Pass@{k}"] for k in ks[:-1]]  # of which the last says the most
     further = [[name] for name in reversed(DIVERSITY)]
     goes = [["length"], ["truncated"], *further, *between, ["problems"]]
-    fit.show(console, columns, lines, goes, pad_edge=False, where="in a wider terminal, or in results.json")
+    layout.show(console, columns, lines, goes, pad_edge=False, where="in a wider terminal, or in results.json")
     console.print("±: 95 % interval over problems, of one model and one seed; Pass@1 is Avg@K; length is in tokens.")
     console.print(
         "distinct right: distinct right answers to a problem; solutions found: the share of all that there are."

@@ -20,13 +20,13 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 import baselines
-from harness.base import fit
 from harness.base.errors import UserError
-from harness.base.fit import Column
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method
 from harness.config import Config
 from harness.matrix import Cell, Shared
+from harness.terminal import layout
+from harness.terminal.layout import Column
 from harness.tokens import dynamics
 from harness.tokens.dynamics import Row
 from harness.tokens.metrics import Stopwatch
@@ -133,7 +133,7 @@ def show(console: Console, found: Sequence[dict[str, Any]]) -> None:
             lines.append([method, *cells, *(f"{each:+.5f}" for each in predicted)])
         # Of the entropies the difference says enough; of the quadrants all are shown, or each method gets a card.
         goes = [["entropy, plain", "by the method"], names[: len(quadrants)]]
-        fit.show(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")
+        layout.show(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")
         console.print()
     shares = {row["quadrant"]: row["share"] for row in found if row["moment"] == MOMENTS[0]}
     parts = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in shares.items() if name != "all")

@@ -27,7 +27,7 @@ from harness.base import files
 from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
 from harness.config import Config
-from harness.report.plots import Series, plot
+from harness.page.plots import Series, plot
 from harness.study.explain import PLAIN, batch_of, build
 from harness.tokens import dynamics
 from harness.tokens.head import Head

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.base import ranks
 from harness.batch import TokenBatch, TokenStats
+from harness.dist import ranks
 
 if TYPE_CHECKING:
     from harness.composition import Method, Signal

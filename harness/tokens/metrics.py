@@ -10,11 +10,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from harness.base import ranks, standing
 from harness.base.task import Judged
 from harness.batch import Rollout, TokenBatch
+from harness.cells import heartbeat
 from harness.composition import Signal
 from harness.config import Correction
+from harness.dist import ranks
 from harness.tokens.correction import beyond, log_ratios
 
 LARGEST_LOG_RATIO = 80.0  # whose exponential and its square are still numbers
@@ -29,7 +30,7 @@ class Stopwatch:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        with standing.here.at(name):
+        with heartbeat.here.at(name):
             yield
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()

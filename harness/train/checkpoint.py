@@ -24,10 +24,11 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
-from harness.base import files, ranks
+from harness.base import files
 from harness.base.errors import CellFailure, Damaged
-from harness.record import saved
-from harness.record.saved import digest
+from harness.cells import checkpoint_seal
+from harness.cells.checkpoint_seal import digest
+from harness.dist import ranks
 from harness.train.weights import fill
 
 KEPT = 2
@@ -97,7 +98,7 @@ class Checkpoints:
         return step
 
     def _write(self, step: int, tensors: dict[str, Tensor], said: str, rows: dict[str, Tensor]) -> None:
-        path = self.folder / saved.name_of(step)
+        path = self.folder / checkpoint_seal.name_of(step)
         with files.place(path, self.writer) as partial:
             writer = HuggingFaceStorageWriter(str(partial), in_files(tensors), save_distributed=True)
             try:
@@ -111,7 +112,7 @@ class Checkpoints:
                     file.write(save(rows))
                 files.write_text(partial / REST, said)
                 sums |= {name: digest(partial / name) for name in (ROWS, REST)}
-                saved.write(partial, self.cell, step, sums)
+                checkpoint_seal.write(partial, self.cell, step, sums)
                 complete(partial, path)
                 self.keep(KEPT)
 
@@ -171,7 +172,7 @@ def complete(partial: Path, path: Path) -> None:
 def damaged(path: Path, cell: str) -> list[str]:
     """Return what is wrong with a checkpoint of a cell, as far as this rank looks at it."""
     try:
-        sums = saved.read(path, cell)
+        sums = checkpoint_seal.read(path, cell)
     except Damaged as damage:
         return [str(damage)] if ranks.number() == 0 else []
-    return saved.changed(path, sums, sorted(sums)[ranks.number() :: ranks.count()])
+    return checkpoint_seal.changed(path, sums, sorted(sums)[ranks.number() :: ranks.count()])

@@ -23,13 +23,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from harness.base import files, ranks, seeds
+from harness.base import files, seeds
 from harness.base.task import Answer, Judged
 from harness.batch import Rollout
+from harness.dist import ranks
 from harness.rollout.rendering import render
 from harness.tokens.metrics import Stopwatch
 from harness.train.parts import Parts
-from harness.verify.alongside import Alongside, read
+from harness.verify.background import Alongside, read
 from harness.verify.failures import TooManyFailures, check_failures
 from tasks import Problem, Verdict
 

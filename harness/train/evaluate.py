@@ -27,10 +27,10 @@ import tasks
 from harness.base import files, seeds
 from harness.base.errors import UserError
 from harness.base.task import Countable, Judged
+from harness.dist.together import Work
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import PLAIN, Chat, left_out, render
-from harness.rollout.together import Work
-from harness.verify.alongside import Alongside, Read, read
+from harness.verify.background import Alongside, Read, read
 from harness.verify.failures import check_failures
 from tasks import Problem, Task, Verdict, Verifier
 from tasks.scoring import dataset_of, distinct_right, judged, metric_list, problem_of, scores, solutions

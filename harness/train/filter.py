@@ -22,9 +22,9 @@ from harness.base.errors import Damaged, UserError
 from harness.base.locks import lock
 from harness.base.task import Problem, Task, Verdict, Verifier
 from harness.config import Filter, RolloutConfig
+from harness.dist.together import Work
 from harness.rollout.rendering import PLAIN, Chat, render
-from harness.rollout.together import Work
-from harness.verify.alongside import Alongside, read
+from harness.verify.background import Alongside, read
 from harness.verify.failures import check_failures
 
 if TYPE_CHECKING:

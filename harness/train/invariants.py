@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from harness.base import ranks
 from harness.base.errors import CellFailure
 from harness.batch import TokenBatch, TokenStats
+from harness.dist import ranks
 from harness.tokens.metrics import p99
 
 ROUNDING = 1e-2  # nats, in any type

@@ -11,16 +11,17 @@ from transformers import AutoTokenizer
 
 import baselines
 import tasks
-from harness.base import ranks, standing
 from harness.base.errors import UserError
+from harness.cells import heartbeat
+from harness.cells.spec import CellSpec
 from harness.composition import Method
 from harness.config import Config
-from harness.record.spec import CellSpec
+from harness.dist import ranks
+from harness.dist.together import led
 from harness.rollout import choice, engines, models, templates
 from harness.rollout.proof import check_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, instructed, left_out
-from harness.rollout.together import led
 from harness.train.filter import RESPONSES, Asker, Pool, pool
 from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.train.weights import opened
@@ -88,7 +89,7 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
     weights = {**model.identity(), "digest": model.digest(base)}
     asker = Asker(weights, task, engine, tokenizer, verifier, config.rollout, most, model.chat)
     found = None
-    with standing.here.at("filter"), led(asker.verdicts) as ask:
+    with heartbeat.here.at("filter"), led(asker.verdicts) as ask:
         if ask is not None:
             at_once = ranks.count() * max(RESPONSES // given.n, 1) if given else 0
             found = pool(asker, ask, given, models.default_cache(), at_once, say)

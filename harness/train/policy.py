@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from harness.base import files, ranks, standing
+from harness.base import files
 from harness.base.errors import CellFailure, UserError
 from harness.batch import TokenBatch, TokenStats
+from harness.cells import heartbeat
 from harness.config import Hardware, Train
+from harness.dist import ranks
 from harness.tokens.head import Head
 from harness.tokens.statistics import token_stats
 from harness.train import invariants, packing, weights
@@ -89,7 +91,7 @@ class Learner:
     def backward(self, loss: Tensor) -> None:
         if not torch.isfinite(loss):
             raise CellFailure(f"the loss of the {type(self).__name__.lower()} is {loss.item()}")
-        standing.here.forward()
+        heartbeat.here.forward()
         loss.backward()
 
     def step(self, step: int) -> float:
@@ -282,7 +284,7 @@ class Policy(Learner):
                     each.save_pretrained(place)
 
     def _forward(self, batch: TokenBatch, **which: bool) -> TokenStats:
-        standing.here.forward()
+        heartbeat.here.forward()
         with self.autocast():
             return TokenStats(*self.network(batch, **which))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import baselines
 import tasks
 from harness import composition
+from harness.cells import provenance
+from harness.cells.spec import CellSpec
 from harness.composition import Method
-from harness.record import made
-from harness.record.spec import CellSpec
 
 
 def components(spec: CellSpec) -> dict[str, type]:
@@ -16,4 +16,4 @@ def components(spec: CellSpec) -> dict[str, type]:
     methods = baselines.table(config.plugins)
     method = Method.of(spec.method, methods, config.method_options)
     built = [tasks.build(each, config.plugins) for each in (spec.task, *config.eval.tasks)]
-    return made.named([*method.components, *built], composition.components(methods), tasks.table(config.plugins))
+    return provenance.named([*method.components, *built], composition.components(methods), tasks.table(config.plugins))

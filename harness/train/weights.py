@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from harness.base import ranks
 from harness.base.errors import UserError, short
+from harness.dist import ranks
 
 # Of reading weights. Files of pickles are never read, since they may run code.
 HOW: Mapping[str, Any] = {"attn_implementation": "sdpa", "use_safetensors": True}

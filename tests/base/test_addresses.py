@@ -15,7 +15,7 @@ from harness import config
 from harness.base.addresses import SCHEMES, may_be_written, visible_address, without_address, without_secrets
 from harness.base.errors import UserError
 from harness.matrix import cells
-from harness.record.store import unusable
+from harness.tracking.store import unusable
 
 SECRET = "s3cRet"
 WRITTEN = [  # with what is shown of them

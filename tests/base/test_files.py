@@ -14,9 +14,9 @@ import pytest
 from harness import cli
 from harness.base import files
 from harness.base.errors import Unwritten
+from harness.cells import lease
+from harness.cells.state import State
 from harness.commands import leaderboard
-from harness.record import lease
-from harness.record.state import State
 
 ROOM = 64 * 1024  # bytes
 
@@ -79,7 +79,7 @@ def test_a_command_names_the_file_and_the_cause(
 ) -> None:
     place, why = narrow
     monkeypatch.setattr(leaderboard, "parts_of", lambda arguments: [])
-    monkeypatch.setattr("harness.report.answer.text", lambda *_: "x" * 2 * ROOM)
+    monkeypatch.setattr("harness.table.answer.text", lambda *_: "x" * 2 * ROOM)
     with pytest.raises(SystemExit) as ended:
         cli.main(["leaderboard", "smoke", "--out", str(place / "table.txt")])
     assert ended.value.code == 2

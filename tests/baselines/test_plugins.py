@@ -23,8 +23,8 @@ from harness.base import plugins
 from harness.base.errors import UserError
 from harness.batch import TokenBatch
 from harness.composition import Method
+from harness.conformance import checks
 from harness.method import NEEDS, Component, Control, Objective, View
-from harness.study import checks
 from harness.tokens.metrics import Stopwatch
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from harness import cli, config
+from harness.cells import lease, provenance
+from harness.cells.state import State
 from harness.matrix import cells, claim
-from harness.record import lease, made
-from harness.record.state import State
 
 GONE = 2**22 + 1  # no process has such a number
 
@@ -26,9 +26,11 @@ def results(tmp_path: Path) -> Path:
     claim(ours)
     for cell in (*cells(ours), *cells(others)):
         cell.spec.write(cell.folder)
-        attempt = made.begin(cell.folder, {"grpo": "1"}, "cpu", None)
+        attempt = provenance.begin(cell.folder, {"grpo": "1"}, "cpu", None)
         State("done").write(cell.folder)
-    aside = made.set_aside(cells(ours)[0].folder, made.begin(cells(ours)[0].folder, {"grpo": "1"}, "cpu", None))
+    aside = provenance.set_aside(
+        cells(ours)[0].folder, provenance.begin(cells(ours)[0].folder, {"grpo": "1"}, "cpu", None)
+    )
     assert aside.is_dir()
     assert attempt.sources
     folder = ours.folder
@@ -114,7 +116,7 @@ def test_a_cell_that_a_process_works_on_stays(results: Path, capsys: pytest.Capt
     ours, other = (
         cells(config.load("smoke", [f"results={results}", *more]))[0].folder for more in ([], ["train.lr=0.5"])
     )
-    [aside] = made.earlier(ours)
+    [aside] = provenance.earlier(ours)
     with lease.held(ours), lease.held(other):
         clean(results, "--yes", code=0)
     assert other.is_dir()

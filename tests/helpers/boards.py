@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from harness import cli
+from harness.cells import checksums, evaluation_files, provenance
+from harness.cells.log import MetricsLog
+from harness.cells.state import State
 from harness.config import Config, load
 from harness.matrix import Cell, cells
-from harness.record import evals, made, sums, sync
-from harness.record.log import MetricsLog
-from harness.record.state import State
-from harness.report import publish
+from harness.table import publish
+from harness.tracking import sync
 
 PROBLEMS = [f"p{i}" for i in range(6)]
 MOST_DISTINCT = 3  # right answers to a problem that differ, at most
@@ -37,7 +38,7 @@ class Made:
         """
         cell.spec.write(cell.folder)
         log, start = MetricsLog(cell.folder), next(self.clock)
-        attempt = made.Made(cell.key, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
+        attempt = provenance.Made(cell.key, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
         if noted:
             dataclasses.replace(attempt, **fields).write(cell.folder)
         evaluated = {"eval/countdown/distinct_answers": 0.25, "eval/countdown/after_answer": 0.125}
@@ -51,8 +52,8 @@ class Made:
                 distinct = [min(sum(row), MOST_DISTINCT) for row in right]
                 told = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
                 told |= {"right_distinct": distinct, "solutions": [2 * MOST_DISTINCT] * len(PROBLEMS)}
-                evals.write(cell.folder, told)
-        sums.write(cell.folder)
+                evaluation_files.write(cell.folder, told)
+        checksums.write(cell.folder)
         State(state, durable_step=1, seconds=1800, device="cpu").write(cell.folder)
         sync.sync(cell.folder, self.config.tracking_uri)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness import cell, config
+from harness.cells.state import State
 from harness.matrix import Cell, Shared
-from harness.record.state import State
 
 # Critic, reference model, entropy with gradient, a control with a memory, batch statistics: all that ranks may share.
 METHOD = "ppo(kl_coef=0.01)+clip_b(share=0.05)+adaptive_entropy(target=9,delta=0.01,highest=1)"

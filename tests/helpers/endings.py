@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from harness.record import log, sums
-from harness.record.state import State
+from harness.cells import checksums, log
+from harness.cells.state import State
 
 
 def end(folder: Path, **fields: Any) -> None:
@@ -15,5 +15,5 @@ def end(folder: Path, **fields: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     before = State.known(folder)
     (folder / log.FILE).touch()
-    sums.write(folder)
+    checksums.write(folder)
     dataclasses.replace(before, state="done", **{"reason": None, **fields}).write(folder)

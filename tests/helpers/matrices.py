@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.base import files
+from harness.cells import checksums, evaluation_files
+from harness.cells.log import MetricsLog
+from harness.cells.spec import CellSpec
+from harness.cells.state import State
 from harness.config import Config
-from harness.record import evals, sums, sync
-from harness.record.log import MetricsLog
-from harness.record.spec import CellSpec
-from harness.record.state import State
+from harness.tracking import sync
 
 STEPS = 4
 BEGAN = 1.0e9  # seconds since 1970
@@ -96,7 +97,7 @@ def fill(
         record = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
         distinct = [distinct_right(level, problem, row) for problem, row in zip(PROBLEMS, right, strict=True)]
         record |= {"right_distinct": distinct, "solutions": SOLUTIONS}
-        evals.write(folder, record)
+        evaluation_files.write(folder, record)
         files.write_lines(
             folder / "samples" / f"evaluate-{task}-{step:06d}.jsonl",
             [
@@ -110,7 +111,7 @@ def fill(
                 for problem, verdicts in zip(PROBLEMS, right, strict=True)
             ],
         )
-    sums.write(folder)
+    checksums.write(folder)
     State("done", durable_step=STEPS, device="cpu").write(folder)
 
 

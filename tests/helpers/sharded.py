@@ -23,9 +23,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from harness.base import ranks
 from harness.base.errors import CellFailure
 from harness.batch import Rollout
+from harness.dist import ranks
 from harness.rollout.proof import WIDTH, check_weights
 from harness.rollout.protocol import Engine
 

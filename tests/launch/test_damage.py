@@ -13,14 +13,15 @@ import pytest
 from rich.console import Console
 
 from harness import config, matrix
+from harness.cells import checksums, lease
+from harness.cells.log import MetricsLog
+from harness.cells.state import State
 from harness.commands import status
 from harness.launch import launcher, local
 from harness.launch.local import Local
 from harness.launch.progress import LiveView
 from harness.matrix import MARKER
-from harness.record import lease, sums, sync
-from harness.record.log import MetricsLog
-from harness.record.state import State
+from harness.tracking import sync
 
 pytestmark = pytest.mark.processes
 
@@ -52,7 +53,7 @@ def say_what_no_encoding_holds(folder: Path) -> None:
 def finish(folder: Path) -> None:
     with lease.held(folder):
         records(folder)
-        sums.write(folder)
+        checksums.write(folder)
         State("done", durable_step=1, device="cpu").write(folder)
 
 

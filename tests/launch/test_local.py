@@ -18,12 +18,12 @@ from places import REPOSITORY
 from benchmarks.patience import HANG
 from harness import config, matrix
 from harness.base.errors import UserError
+from harness.cells import lease
+from harness.cells.log import MetricsLog
+from harness.cells.state import State
 from harness.launch import launcher, local
 from harness.launch.local import Local
 from harness.matrix import Cell
-from harness.record import lease
-from harness.record.log import MetricsLog
-from harness.record.state import State
 
 pytestmark = pytest.mark.processes
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.base.errors import Taken
+from harness.cells import lease
 from harness.launch import mirror
 from harness.launch.mirror import Piece, Receiver, Sender, Whole
-from harness.record import lease
 
 NAMES = ["config.yaml", "metrics.jsonl", "evals/a.json", "checkpoints/step-2/x", "checkpoints/step-2/y", "größe/é b"]
 

@@ -9,12 +9,12 @@ import pytest
 
 from harness import config, matrix
 from harness.base.errors import UserError
+from harness.cells import state
 from harness.config import Hardware
 from harness.launch import launcher, local
 from harness.launch.local import Local
 from harness.launch.pool import Pool, room
 from harness.matrix import Cell
-from harness.record import state
 
 
 def test_each_rank_has_a_gpu_of_its_own() -> None:

@@ -13,14 +13,14 @@ import pytest
 from rich.console import Console
 
 from harness import config, matrix
+from harness.cells import checksums, lease
+from harness.cells.log import MetricsLog
+from harness.cells.provenance import Made
+from harness.cells.state import State
 from harness.launch import progress
 from harness.launch.progress import QUIET_SECONDS, RECENT, LiveView, sparkline
 from harness.matrix import Cell
-from harness.record import lease, sums
-from harness.record.feeder import Feeder
-from harness.record.log import MetricsLog
-from harness.record.made import Made
-from harness.record.state import State
+from harness.tracking.feeder import Feeder
 
 
 class Terminal(io.StringIO):
@@ -99,7 +99,7 @@ def leave(cell: Cell, state: str, steps: int, reason: str | None = None, durable
         records[-1] |= {"eval/countdown/avg": 0.25}
     lines = [{"step": step, "time": 0.0, "metrics": metrics} for step, metrics in enumerate(records)]
     MetricsLog(cell.folder).write(lines)
-    sums.write(cell.folder)
+    checksums.write(cell.folder)
 
 
 def start(cell: Cell, alive: ExitStack, steps: int = 0, reason: str | None = None) -> None:

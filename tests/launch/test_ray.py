@@ -24,12 +24,12 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 from harness import cell, config
 from harness.base.errors import UserError
 from harness.base.processes import python
+from harness.cells.state import State
 from harness.config import Config
 from harness.launch import launcher
 from harness.launch import ray as clusters
 from harness.launch.ray import Ray
 from harness.matrix import Cell, Shared
-from harness.record.state import State
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -22,12 +22,12 @@ from watchers import Watcher
 
 from harness import cell, config, matrix
 from harness.base.errors import UserError
+from harness.cells.state import State
 from harness.commands import status
 from harness.commands.common import console
 from harness.launch import launcher, slurm
 from harness.launch.slurm import Job, Slurm, private
 from harness.matrix import Cell, Shared
-from harness.record.state import State
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

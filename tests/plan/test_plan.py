@@ -28,15 +28,15 @@ from harness import config, matrix
 from harness.base import files
 from harness.base.errors import UserError
 from harness.base.shape import Shape, of_config
-from harness.base.units import GIB, gib
+from harness.cells.provenance import Made
 from harness.config import Config, Resample
 from harness.data import cache
 from harness.plan import cost, lacks, show
 from harness.plan import estimate as plan
 from harness.plan.cost import EMBEDDED, Asked, Engine, Memory
 from harness.plan.machine import Device, Machine, cuda_devices, this_machine
-from harness.record.made import Made
 from harness.rollout import choice, embedded, models, vllm
+from harness.terminal.units import GIB, gib
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import streaming
 from harness.train import parts

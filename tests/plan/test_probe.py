@@ -9,10 +9,10 @@ from endings import end
 
 from harness import config, matrix
 from harness.base.errors import UserError
+from harness.cells.log import MetricsLog
+from harness.cells.state import State
 from harness.plan import cost, estimate, probe
 from harness.plan.machine import this_machine
-from harness.record.log import MetricsLog
-from harness.record.state import State
 
 SMALL = ["methods=[grpo,ppo]", "seeds=[0]", "train.steps=50"]
 

@@ -30,12 +30,13 @@ import tasks
 from harness import cli
 from harness.base import identities
 from harness.base.errors import UserError
+from harness.cells import provenance
 from harness.commands import eval as command
 from harness.data import cache, check, prepare
-from harness.record import made, store
 from harness.rollout import models
 from harness.study import assess
 from harness.study.assess import Assessment, EngineOnDemand, Wanted
+from harness.tracking import store
 from harness.verify.pool import Verifier
 from tasks import Verdict
 from tasks.countdown import Countdown
@@ -259,7 +260,7 @@ def test_mlflow_holds_a_run_for_each_task(
     )
     tags = puzzles.data.tags
     assert (tags["model"], tags["task"], tags["device"]) == ("countdown-tiny", "countdown(target=50)", "cpu")
-    assert tags["source.countdown"] == made.digest(Countdown)
+    assert tags["source.countdown"] == provenance.digest(Countdown)
     assert {"code.version", "processor", "version.torch", "attempt"} <= tags.keys()
     asked = Countdown(target=50).problems("test")[:4]
     assert result["metrics"]["avg"] > 0
@@ -286,8 +287,8 @@ def test_other_numbers_have_a_run_of_their_own(
     called(monkeypatch, capsys, *arguments)
     called(monkeypatch, capsys, *arguments, "--problems", "2")
     assert [run.data.params["eval.problems"] for run in held(place)] == ["4", "2"]
-    digest = made.digest
-    monkeypatch.setattr(made, "digest", lambda cls: f"edited {digest(cls)}")
+    digest = provenance.digest
+    monkeypatch.setattr(provenance, "digest", lambda cls: f"edited {digest(cls)}")
     called(monkeypatch, capsys, *arguments)
     first, _, edited = held(place)
     assert first.data.metrics == edited.data.metrics, "what was sampled is kept"

@@ -14,7 +14,7 @@ import tasks
 from harness.base.errors import UserError
 from harness.base.task import Answer
 from harness.batch import Rollout
-from harness.verify.alongside import read
+from harness.verify.background import read
 from harness.verify.pool import Verifier
 from tasks import SPLITS, Problem, Verdict
 from tasks.countdown import (

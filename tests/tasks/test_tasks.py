@@ -27,8 +27,8 @@ import tasks
 from harness import config, matrix
 from harness.base.errors import UserError
 from harness.base.task import Answer, Countable
+from harness.cells.spec import CellSpec
 from harness.data import cache, check, sets
-from harness.record.spec import CellSpec
 from harness.rollout import models
 from harness.rollout.rendering import Chat, instructed, render
 from harness.tokens.metrics import Stopwatch

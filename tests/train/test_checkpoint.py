@@ -17,10 +17,10 @@ from torch import Tensor
 from trainers import build, records, same, weights
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from harness.base import ranks
 from harness.base.errors import CellFailure, Unwritten
+from harness.cells import checkpoint_seal as seals
 from harness.config import Hardware, Train
-from harness.record import saved as seals
+from harness.dist import ranks
 from harness.train import checkpoint
 from harness.train.checkpoint import Checkpoints
 from harness.train.policy import Critic, Policy

@@ -22,8 +22,8 @@ from harness.base import files
 from harness.base.errors import UserError
 from harness.base.task import Answer, Problem, Verdict, Verifier
 from harness.batch import Rollout
+from harness.cells.spec import CellSpec
 from harness.config import Filter, RolloutConfig
-from harness.record.spec import CellSpec
 from harness.rollout import models
 from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import Chat

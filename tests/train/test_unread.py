@@ -12,8 +12,8 @@ import torch
 from trainers import build
 
 from harness import cell
+from harness.cells.state import Progress, State
 from harness.matrix import Cell, Shared
-from harness.record.state import Progress, State
 from harness.rollout.rendering import Chat, left_out
 from harness.train import parts
 from tasks import Problem

@@ -32,7 +32,7 @@ from harness.base.task import Verdict
 from harness.batch import Rollout
 from harness.verify import failures, text
 from harness.verify import pool as verify
-from harness.verify.alongside import Alongside
+from harness.verify.background import Alongside
 from harness.verify.failures import TooManyFailures, check_failures
 from harness.verify.pool import Verifier
 from harness.verify.text import extract, integer

@@ -13,9 +13,9 @@ import torch
 
 from harness import cell, config
 from harness.base import files
+from harness.cells.spec import CellSpec
+from harness.cells.state import State
 from harness.matrix import Cell, Shared
-from harness.record.spec import CellSpec
-from harness.record.state import State
 from harness.rollout.vllm import VllmEngine
 from harness.study import theory
 from harness.train import parts

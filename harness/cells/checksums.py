@@ -1,0 +1,83 @@
+"""The sums of what a cell has recorded, written when it is done: by them, what was cut off or changed since is seen.
+
+The files of the trained model may be many GB. Each is read anew only if it was written since, by the time of its last
+change. A model that is gone as a whole was removed by somebody who needs its room.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.base import files, seal
+from harness.base.errors import Damaged
+from harness.cells import log
+from harness.cells.checkpoint_seal import digest
+
+FILE = "sums.json"
+CONFIG = "config.yaml"  # which has a seal of its own, since every run writes it again
+MODEL = "model"  # the folder of the trained model
+SUMMED = (log.FILE, "evals/*.json", "samples/*.jsonl", f"{MODEL}/*")
+
+
+def write(folder: Path) -> None:
+    """Writes down the size and the SHA-256 of each record of a cell, and of a model's file when it was written."""
+    found = {}
+    for pattern in SUMMED:
+        for path in sorted(folder.glob(pattern)):
+            status = path.stat()
+            when = [status.st_mtime_ns] if path.parent.name == MODEL else []
+            found[str(path.relative_to(folder))] = [status.st_size, digest(path), *when]
+    files.write_text(folder / FILE, seal.close_json(json.dumps(found)))
+
+
+def noted(folder: Path) -> dict[str, tuple[int, str, int | None]]:
+    """Return the size, sum and, of a model's file, time of each record of a cell that is done, by name."""
+    path = folder / FILE
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise Damaged(path, "it is missing, though it is written before a cell is done") from None
+    records = json.loads(seal.open_json(content, path))
+    if log.FILE not in records:
+        raise Damaged(path, f"it has no sum of {log.FILE}")
+    found = {name: (size, told, next(iter(when), None)) for name, (size, told, *when) in records.items()}
+    removed = not (folder / MODEL).exists()
+    return {name: each for name, each in found.items() if not (removed and name.startswith(f"{MODEL}/"))}
+
+
+def check_sizes(folder: Path) -> None:
+    """Refuse a cell that is done where a record is missing, or not as long as it was: a look at the folder alone."""
+    for name, (size, *_) in noted(folder).items():
+        try:
+            there = os.stat(f"{folder}/{name}").st_size  # a Path for each would take most of the time
+        except FileNotFoundError:
+            raise Damaged(folder / name, "it is missing") from None
+        if there != size:
+            raise Damaged(folder / name, f"it holds {there} bytes where {size} were written")
+
+
+def changed(folder: Path) -> Iterator[tuple[Damaged, str]]:
+    """Yield the harm to each record that is not as it was when the cell was done, with its name; this reads all of
+    them, and of models only files that were written since."""
+    try:
+        seal.open_yaml((folder / CONFIG).read_bytes(), folder / CONFIG)
+    except FileNotFoundError:
+        yield Damaged(folder / CONFIG, "it is missing"), CONFIG
+    except Damaged as damage:
+        yield damage, CONFIG
+    try:
+        found = noted(folder)
+    except Damaged as damage:
+        yield damage, FILE
+        return
+    for name, (size, told, when) in found.items():
+        path = folder / name
+        if not path.is_file():
+            yield Damaged(path, "it is missing"), name
+            continue
+        status = path.stat()
+        if (status.st_size, status.st_mtime_ns) != (size, when) and digest(path) != told:
+            yield Damaged(path, "it is not as it was when the cell was done"), name

@@ -1,0 +1,72 @@
+"""The evaluations of a cell: one sealed file for each task and step, whose scores follow from its answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.base import files, seal
+from harness.base.errors import Damaged
+from harness.statistics import pass_at_k
+
+FOLDER = "evals"
+PASS = re.compile(r"pass@(\d+)")
+# Of a score, relative: sums in another order differ by some 1e-16, one answer in a million changes 1e-6.
+ROUNDING = 1e-9
+
+
+def place(folder: Path, task: str, step: int) -> Path:
+    return folder / FOLDER / f"{task}-{step:06d}.json"
+
+
+def write(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write the evaluation of a cell on one task at one step."""
+    text = json.dumps(record, allow_nan=False)
+    files.write_text(place(folder, record["task"], record["step"]), seal.close_json(text))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return an evaluation; refuse one that was changed, or that lacks an answer."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise Damaged(path, "it is missing") from None
+    try:
+        record = json.loads(seal.open_json(content, path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, Damaged):
+            raise
+        raise Damaged(path, f"it is no JSON ({error})") from error
+    right, problems = (record.get(key) if isinstance(record, dict) else None for key in ("right", "problems"))
+    if not right or not problems or len(right) != len(problems) or len({*map(len, right)}) != 1:
+        raise Damaged(path, "it holds no answer of some problem")
+    return record
+
+
+def every(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return all evaluations of a cell with their files, by task and then by step."""
+    return [(path, read(path)) for path in sorted((folder / FOLDER).glob("*.json"))]  # names end in 000020.json
+
+
+def check(path: Path, record: Mapping[str, Any], logged: Mapping[str, float]) -> None:
+    """Refuse an evaluation from whose answers other scores follow than metrics.jsonl has of its step."""
+    right_JN = np.array(record["right"])
+    right_J, samples = right_JN.sum(axis=1), right_JN.shape[1]
+    for key, value in logged.items():
+        _, task, name = (*key.split("/"), "", "")[:3]
+        if not key.startswith("eval/") or task != record["task"]:
+            continue
+        if name == "avg":
+            score = float(np.mean(right_J / samples))
+        elif match := PASS.fullmatch(name):
+            score = float(np.mean(pass_at_k(samples, right_J, int(match[1]))))
+        else:
+            continue
+        if not math.isclose(score, value, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            raise Damaged(path, f"its answers give {key} = {score:.6g}, and metrics.jsonl has {value:.6g}")

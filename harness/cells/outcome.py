@@ -1,0 +1,83 @@
+"""A cell's outcome as one small file: all that a table of many cells needs of each, so that nothing else is read."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.base.errors import UserError
+from harness.cells import evaluation_files
+from harness.cells.spec import CellSpec
+from harness.cells.state import State
+
+FILE = "outcome.json"  # among the artifacts of its run
+TAG = "outcome"  # of its run: the digest of the outcome
+
+
+def outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns what a cell that is done has to say."""
+    entropy = curve(lines, "entropy/mean")
+    dropped = curve(lines, "weights/dropped")
+    return {
+        "entropy": [entropy[0], entropy[-1]] if entropy else None,  # at the first and at the last training step
+        "dropped": statistics.fmean(dropped) if dropped else None,  # share of tokens, mean over the steps
+        "tokens": sum(curve(lines, "tokens/generated")),  # sampled while training
+        "hours": State.read(folder).seconds / 3600 * devices(spec, State.read(folder).device),
+        "tasks": evaluations(folder, spec, lines),
+    }
+
+
+def devices(spec: CellSpec, device: str) -> float:
+    """Returns how many GPUs, or what part of one, or else how many cores a cell has to itself."""
+    hardware = spec.config.hardware
+    return hardware.world * (hardware.share if device == "cuda" else hardware.threads)
+
+
+def curve(lines: list[dict[str, Any]], key: str) -> list[float]:
+    return [line["metrics"][key] for line in lines if key in line["metrics"]]
+
+
+def evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the last evaluation of each task, beside the answers before any training (step 0) if there are some."""
+    found: dict[str, dict[str, Any]] = {}
+    logged = {line["step"]: line["metrics"] for line in lines}
+    for path, record in evaluation_files.every(folder):
+        evaluation_files.check(path, record, logged.get(record["step"], {}))
+        task = record["task"]
+        earlier, distinct = found.get(task, {}), right_distinct(record, path.name)
+        first = record["step"] == 0
+        before = answers(record) if first else earlier.get("before")
+        distinct_before = distinct if first else earlier.get("right_distinct_before")
+        found[task] = {
+            "k": spec.config.eval.of(task).k,
+            "problems": record["problems"],
+            "right": answers(record),
+            "before": before,
+            "right_distinct": distinct,  # distinct right answers to each problem
+            "right_distinct_before": distinct_before,
+            "solutions": record["solutions"],  # right answers that each problem has, where the task can count them
+            "flags": record["flags"],
+        }
+    for task, each in found.items():
+        for measure in ("length", "distinct", "distinct_answers", "after_answer"):
+            values = curve(lines, f"eval/{task}/{measure}")
+            each[measure] = values[-1] if values else None
+    return found
+
+
+def right_distinct(record: Mapping[str, Any], name: str) -> list[int]:
+    """Return the numbers of distinct right answers of an evaluation, or of one task in an outcome."""
+    if "right_distinct" not in record:
+        raise UserError(
+            f"{name} has no right_distinct: an earlier version of entrobench made it, which did not count answers; "
+            "run its cells again"
+        )
+    found: list[int] = record["right_distinct"]
+    return found
+
+
+def answers(record: dict[str, Any]) -> list[str]:
+    """Returns a line of 0 and 1 for each problem: which samples were right."""
+    return ["".join(map(str, right)) for right in record["right"]]

@@ -1,0 +1,169 @@
+"""Mends the records of a cell that were damaged or lost, so that the cell goes on from its last good state.
+
+A checkpoint vouches for nothing but itself: it is used where all steps and evaluations up to it are whole. Without such
+a checkpoint the attempt is set aside, and the cell begins anew, but for one that is done and lacks its model alone.
+What was found and done stands in the cell's log.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.base import files
+from harness.base.errors import Damaged
+from harness.cells import checkpoint_seal as seals
+from harness.cells import checksums, evaluation_files, log, provenance, state
+from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
+from harness.cells.log import MetricsLog
+from harness.cells.provenance import Made
+from harness.cells.spec import CellSpec, key_in
+from harness.cells.state import State
+
+STEP = re.compile(r".+-(\d+)\.jsonl?")  # an evaluation or samples, by the step
+
+
+def mend(folder: Path, spec: CellSpec) -> None:
+    """Make a cell able to go on, and write down what it is. Nobody else may be working on it."""
+    files.sweep(folder)
+    try:
+        State.read(folder)
+    except Damaged as damage:
+        lines, _ = MetricsLog(folder).whole()
+        seconds = lines[-1]["time"] - lines[0]["time"] if lines else 0.0  # at least nearly
+        State("running", seconds=seconds).write(folder)
+        say(folder, f"{damage}; the cell goes on without it")
+    restore(folder, spec)
+    lines, _ = MetricsLog(folder).whole()
+    saved, unusable = sealed(folder, spec.cell)
+    there = bool(saved or unusable)
+    attempt = attempt_of(folder, begun=bool(lines or there))
+    damages = dict(harms(folder, max(saved, default=-1)))
+    done = State.read(folder).state == "done"
+    if attempt is None or not (damages or (there and not saved and not done)):
+        return
+    good = min([len(lines), *damages.values()]) - 1
+    told = "; ".join(map(str, damages or unusable))
+    usable = [step for step in saved if step <= good]
+    keep_whole_lines(folder)
+    only_model = done and ended(folder, spec, len(lines)) and all(step == len(lines) for step in damages.values())
+    if only_model and not any(seals.whole(path, spec.cell) for path in checkpoints(folder).values()):
+        keep_numbers(folder, told)
+    elif usable:
+        for step in saved[len(usable) :]:
+            shutil.rmtree(folder / CHECKPOINTS / seals.name_of(step))
+        (folder / checksums.FILE).unlink(missing_ok=True)
+        state.change(folder, state="running", reason=None, durable_step=usable[-1])
+        say(folder, f"{told}; the cell goes on from step {usable[-1]}")
+    elif there or done:
+        state.change(folder, state="failed", reason=told)
+        aside = provenance.set_aside(folder, attempt)
+        say(folder, f"{told}; the cell begins anew, and the earlier attempt is kept in {aside}")
+
+
+def ended(folder: Path, spec: CellSpec, lines: int) -> bool:
+    """Return whether metrics.jsonl has all steps of a cell, or all up to its collapse."""
+    collapsed = State.read(folder).collapsed
+    return lines == (spec.config.train.steps if collapsed is None else collapsed) + 1
+
+
+def restore(folder: Path, spec: CellSpec) -> None:
+    """Write down what a cell is; what another cell has left in its folder is set aside first."""
+    begun = (folder / state.FILE).exists() or (folder / log.FILE).exists()
+    other = key_in(folder)
+    if begun and other not in (None, spec.cell):
+        aside = provenance.set_aside(folder, Made.known(folder) or provenance.unnoted(folder))
+        spec.write(folder)
+        say(folder, f"the records were those of the cell {other}; they are kept in {aside}")
+        return
+    try:
+        CellSpec.read(folder)
+    except Damaged as damage:
+        if begun:
+            say(folder, f"{damage}; it is written again, with the hardware of the present configuration")
+    spec.write(folder)
+
+
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints in a cell's folder by the steps in their names."""
+    named = ((seals.NAME.fullmatch(path.name), path) for path in sorted((folder / CHECKPOINTS).glob("*")))
+    return {int(match[1]): path for match, path in named if match}
+
+
+def sealed(folder: Path, cell: str) -> tuple[list[int], list[Damaged]]:
+    """Return the steps of the checkpoints that are this cell's by their seals, and the harm to the others."""
+    steps, harm = [], []
+    for step, path in checkpoints(folder).items():
+        try:
+            seals.read(path, cell)
+        except Damaged as damage:
+            say(folder, f"{damage}; this checkpoint is not used")
+            harm.append(damage)
+        else:
+            steps.append(step)
+    return steps, harm
+
+
+def keep_numbers(folder: Path, told: str) -> None:
+    """Leave a cell done whose steps and evaluations are whole, though nothing is left to make its model from."""
+    model = folder / checksums.MODEL
+    if model.exists():
+        files.remove(aside := folder / f"{checksums.MODEL}.damaged")
+        model.rename(aside)
+    checksums.write(folder)
+    reason = f"warning: {told}; no checkpoint is left to make the model from, and the numbers are whole"
+    state.change(folder, reason=reason)
+    files.append(folder / "log.txt", f"{reason}\n")
+
+
+def say(folder: Path, text: str) -> None:
+    files.append(folder / "log.txt", f"warning: {text}\n")
+
+
+def attempt_of(folder: Path, *, begun: bool) -> Made | None:
+    """Returns the record of the attempt, which is one that nobody noted where it is lost; None before the first."""
+    try:
+        found = Made.read(folder)
+    except Damaged as damage:
+        say(folder, str(damage))
+        (folder / provenance.FILE).unlink()
+        found = None
+    return provenance.unnoted(folder) if found is None and begun else found
+
+
+def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
+    """Yield the harm to the records of the steps up to the newest checkpoint, or to the end of a cell that is done.
+
+    Each comes with the first step that is lost by it.
+    """
+    done = State.read(folder).state == "done"
+    lines, damage = MetricsLog(folder).whole()
+    if damage is not None:
+        yield damage, len(lines)
+    elif len(lines) <= saved:
+        yield Damaged(folder / log.FILE, f"it holds {len(lines)} steps, and the checkpoint {saved + 1}"), len(lines)
+    for line in lines if done else lines[: saved + 1]:
+        for task in {key.split("/")[1] for key in line["metrics"] if key.startswith("eval/")}:
+            path = evaluation_files.place(folder, task, line["step"])
+            try:
+                evaluation_files.check(path, evaluation_files.read(path), line["metrics"])
+            except Damaged as error:
+                yield error, line["step"]
+    if not done and not (folder / checksums.FILE).exists():
+        return
+    for wrong, name in checksums.changed(folder):
+        if name == checksums.FILE or name.startswith(f"{checksums.MODEL}/"):
+            yield wrong, len(lines)  # the last checkpoint makes it anew
+        else:
+            yield wrong, int(found[1]) if (found := STEP.fullmatch(name)) else 0
+
+
+def keep_whole_lines(folder: Path) -> None:
+    """Leaves the steps before the damage in metrics.jsonl, and keeps what was there beside it."""
+    lines = MetricsLog(folder)
+    whole, damage = lines.whole()
+    if damage is not None:
+        lines.path.rename(lines.path.with_suffix(".damaged"))
+        lines.write(whole)

@@ -1,0 +1,247 @@
+"""Who works on a cell: one process at a time, and whoever stood still too long can write nothing more."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from harness.base import files
+from harness.base.errors import Taken
+from harness.cells import lease
+from harness.cells.log import MetricsLog
+from harness.cells.state import State
+
+fork = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "PATIENCE", 0.4)
+    monkeypatch.setattr(lease, "BEAT", 0.1)
+    monkeypatch.setattr(lease, "POLL", 0.02)
+
+
+def hold(folder: Path, ready: Event, seconds: float = 60) -> None:
+    with lease.held(folder):
+        ready.set()
+        time.sleep(seconds)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[BaseProcess]:
+    """Another process, which works on the cell."""
+    ready = fork.Event()
+    process = fork.Process(target=hold, args=(tmp_path, ready))
+    process.start()
+    assert ready.wait(30)
+    yield process
+    if process.is_alive():
+        process.kill()
+    process.join()
+
+
+def writes(folder: Path) -> None:
+    """All ways in which a cell's process writes."""
+    State("running").write(folder)
+    MetricsLog(folder).append(1, 0.0, {})
+    with files.atomic_folder(folder / "model") as place:
+        (place / "weights").write_text("")
+
+
+def test_one_process_holds_a_cell_and_gives_it_back(tmp_path: Path) -> None:
+    assert lease.holder(tmp_path) is None
+    for number in (1, 2):
+        with lease.held(tmp_path) as mine:
+            assert mine == lease.Lease(tmp_path, number)
+            assert lease.holder(tmp_path) == lease.Owner.me()
+            with lease.held(tmp_path, wait=0) as second:
+                assert second is None
+            writes(tmp_path)
+        assert lease.holder(tmp_path) is None
+    assert [path.name for path in (tmp_path / "leases").iterdir()] == ["2"]
+    assert {path.name for path in tmp_path.iterdir()} == {"leases", "state.json", "metrics.jsonl", "model"}
+
+
+@pytest.mark.processes
+def test_a_dead_owner_is_known_at_once_on_its_machine(tmp_path: Path, other: BaseProcess) -> None:
+    found = lease.holder(tmp_path)
+    assert found is not None
+    assert found.process == other.pid
+    with lease.held(tmp_path, wait=0) as mine:
+        assert mine is None
+    other.kill()
+    while lease.holder(tmp_path):  # until the kernel has ended it; nobody has read its exit code yet
+        time.sleep(0.01)
+    with lease.held(tmp_path, wait=0) as mine:
+        assert mine is not None
+        assert mine.number == 2
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "machine", lambda: "another machine")
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("impatient")
+def test_on_another_machine_an_owner_is_dead_after_a_while_without_a_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = fork.Event()
+    process = fork.Process(target=hold, args=(tmp_path, ready))
+    process.start()
+    assert ready.wait(30)
+    elsewhere(monkeypatch)
+    monkeypatch.setattr(lease.time, "time", lambda: 1e9)  # a clock that is wrong has no say
+    time.sleep(0.6)
+    assert lease.holder(tmp_path) is not None, "it lives"
+    process.kill()
+    process.join()
+    assert lease.holder(tmp_path) is not None, "so soon nobody knows"
+    with lease.held(tmp_path, wait=30) as mine:
+        assert mine is not None
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("impatient")
+def test_an_owner_that_wakes_up_writes_nothing_and_ends(tmp_path: Path) -> None:
+    ready = fork.Event()
+    process = fork.Process(target=hold, args=(tmp_path, ready))
+    process.start()
+    assert process.pid is not None
+    assert ready.wait(30)
+    os.kill(process.pid, signal.SIGSTOP)
+    with lease.held(tmp_path, wait=30) as mine:
+        assert mine is not None
+        State("done").write(tmp_path)
+        os.kill(process.pid, signal.SIGCONT)
+        process.join(30)
+        assert process.exitcode == 1
+        assert lease.holder(tmp_path) == lease.Owner.me()
+    assert State.read(tmp_path) == State("done")
+
+
+def test_what_was_taken_over_is_fenced_wherever_its_owner_was(tmp_path: Path) -> None:
+    """The old owner is in the middle of a file, of a line and of a folder, and before each of them."""
+    old = lease.take(tmp_path)
+    assert old is not None
+    with lease.fenced(old):
+        State("running").write(tmp_path)
+        MetricsLog(tmp_path).append(1, 0.0, {})
+        half, folder = files.atomic(tmp_path / "state.json"), files.atomic_folder(tmp_path / "model")
+        half.__enter__().write(b'{"late": 1}')
+        place = folder.__enter__()
+        with open(old.room / ".." / ".." / "metrics.jsonl", "a") as line:
+            new = lease.next_after(tmp_path, old)
+            assert new is not None
+            with lease.fenced(new):
+                MetricsLog(tmp_path).truncate(1)
+            line.write("late")
+        files.rooms[tmp_path] = old.room
+        for context in (half, folder):
+            with pytest.raises(Taken, match="another process has taken"):
+                context.__exit__(None, None, None)
+        assert not place.exists()
+        for write in (
+            lambda: State("failed").write(tmp_path),
+            lambda: MetricsLog(tmp_path).append(2, 0.0, {}),
+            lambda: files.atomic_folder(tmp_path / "model").__enter__(),
+        ):
+            with pytest.raises(Taken):
+                write()
+    assert State.read(tmp_path) == State("running")
+    assert [each["step"] for each in MetricsLog(tmp_path).read()] == [1]
+    assert not (tmp_path / "model").exists()
+
+
+def taker(folder: Path, meeting: Event, won: Path) -> None:
+    meeting.wait()
+    with lease.held(folder, wait=0) as mine:
+        if mine is not None:
+            (won / str(os.getpid())).touch()
+            time.sleep(0.3)
+
+
+@pytest.mark.processes
+def test_of_many_that_take_it_at_once_one_gets_it(tmp_path: Path) -> None:
+    for turn in range(5):
+        cell, won = tmp_path / str(turn), tmp_path / f"won-{turn}"
+        won.mkdir()
+        meeting = fork.Event()
+        processes = [fork.Process(target=taker, args=(cell, meeting, won)) for _ in range(8)]
+        for process in processes:
+            process.start()
+        meeting.set()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * 8
+        assert len(list(won.iterdir())) == 1
+
+
+def test_a_racer_who_looked_long_ago_gets_no_second_lease(tmp_path: Path) -> None:
+    first = lease.take(tmp_path)
+    assert first is not None
+    with lease.held(tmp_path, wait=0) as none:
+        assert none is None
+    second = lease.next_after(tmp_path, first)
+    third = lease.next_after(tmp_path, second)
+    assert third is not None
+    assert lease.next_after(tmp_path, first) is None, "of number 2, whose place is empty again"
+    assert lease.last(tmp_path) == third
+
+
+def test_a_cell_is_removed_by_its_owner(tmp_path: Path) -> None:
+    with lease.briefly(tmp_path / "cell") as ours:
+        assert ours
+        shutil.rmtree(tmp_path / "cell")
+    assert not (tmp_path / "cell").exists()
+
+
+def test_a_copy_belongs_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner was killed on another machine, whose numbers of processes say nothing here."""
+    lease.take(tmp_path)
+    elsewhere(monkeypatch)
+    os.utime(tmp_path / "leases" / "1" / "owner", (1e9, 1e9))
+    assert lease.holder(tmp_path) is None
+    with lease.held(tmp_path, wait=0) as mine:
+        assert mine is not None
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_lease_dated_ahead_of_the_clock_is_free_after_the_usual_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner was killed on a machine whose clock was an hour ahead."""
+    lease.take(tmp_path)
+    elsewhere(monkeypatch)
+    ahead = time.time() + 3600
+    os.utime(tmp_path / "leases" / "1" / "owner", (ahead, ahead))
+    assert lease.holder(tmp_path) is not None, "so soon nobody knows"
+    began = time.monotonic()
+    with lease.held(tmp_path, wait=30) as mine:
+        assert mine is not None
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("impatient")
+def test_an_owner_whose_clock_is_ahead_keeps_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, utime = fork.Event(), os.utime
+    with monkeypatch.context() as patch:
+        patch.setattr(lease.os, "utime", lambda path: utime(path, (time.time() + 3600,) * 2))
+        process = fork.Process(target=hold, args=(tmp_path, ready))
+        process.start()
+    assert ready.wait(30)
+    elsewhere(monkeypatch)
+    with lease.held(tmp_path, wait=2) as mine:
+        assert mine is None
+    process.kill()
+    process.join()

@@ -1,0 +1,98 @@
+"""What a cell is and how far it is: records that read, check and write themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from harness import config, matrix
+from harness.base.errors import Damaged
+from harness.cells import checksums, lease, state
+from harness.cells.log import TAIL, MetricsLog, collapse, last_line, last_lines
+from harness.cells.spec import CellSpec
+from harness.cells.state import Progress, State
+
+
+def test_a_cell_is_what_its_folder_says(tmp_path: Path) -> None:
+    for planned in matrix.cells(config.load("demo", ["seeds=[3]", "correction.kind=truncated", "train.filter={}"])):
+        planned.spec.write(tmp_path)
+        read = CellSpec.read(tmp_path)
+        assert read == planned.spec
+        assert read.config == planned.settled
+        assert (read.cell, read.identity) == (planned.key, planned.identity)
+
+
+def test_the_state_changes_by_field(tmp_path: Path) -> None:
+    assert State.read(tmp_path) == State()
+    assert Progress.read(tmp_path).state == "planned"
+    state.change(tmp_path, state="running", durable_step=4, seconds=2.5)
+    assert state.change(tmp_path, reason="halfway") == State("running", "halfway", 4, 2.5)
+    assert State.read(tmp_path) == State("running", "halfway", 4, 2.5)
+    assert Progress.read(tmp_path).state == "stale", "nobody works on it"
+    with lease.held(tmp_path):
+        assert Progress.read(tmp_path).state == "running"
+    MetricsLog(tmp_path).append(7, 1.0, {"entropy/mean": 0.5})
+    checksums.write(tmp_path)
+    state.change(tmp_path, state="done", reason=None)
+    assert Progress.read(tmp_path) == Progress("done", None, 7, {"entropy/mean": 0.5}, 2.5)
+    state.change(tmp_path, collapsed=7)
+    assert Progress.read(tmp_path).reason == "collapsed at step 7"
+    state.change(tmp_path, reason="warning: hm")
+    assert Progress.read(tmp_path).reason == "collapsed at step 7; warning: hm"
+
+
+@pytest.mark.parametrize(
+    ("entropies", "below", "step"),
+    [
+        ([2.0, 1.0, 0.5], None, None),
+        ([2.0, 1.0, 0.5], 0.5, None),
+        ([2.0, 0.4, 0.5, 0.3], 0.5, 2),
+        ([0.4, 2.0], 0.5, 1),
+        ([float("nan"), 0.4], 0.5, 2),
+    ],
+)
+def test_a_cell_collapses_at_the_first_step_with_less_entropy_than_the_bound(
+    entropies: list[float], below: float | None, step: int | None
+) -> None:
+    steps = [{"step": number, "metrics": {"entropy/mean": x}} for number, x in enumerate(entropies, 1)]
+    assert collapse([{"step": 0, "metrics": {"eval/countdown/avg": 0.0}}, *steps], below) == step
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"state": "done"}', "\udcff", "null"])
+@pytest.mark.parametrize("name", ["state.json", "config.yaml", "metrics.jsonl"])
+def test_a_damaged_record_is_named(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content.encode(errors="surrogateescape") + b"\n" * (name == "metrics.jsonl"))
+    read = {"state.json": State.read, "config.yaml": CellSpec.read, "metrics.jsonl": last_line}[name]
+    with pytest.raises(Damaged, match=f"^{tmp_path / name} is damaged: .") as error:
+        read(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_state_that_nobody_writes_is_damage(tmp_path: Path) -> None:
+    for wrong in ({"state": "stale"}, {"state": "dnoe"}):
+        files_state = {**dataclasses.asdict(State()), **wrong}
+        (tmp_path / "state.json").write_text(str(files_state).replace("'", '"').replace("None", "null"))
+        with pytest.raises(Damaged, match="planned, running, done, failed"):
+            State.read(tmp_path)
+
+
+def test_the_last_lines_are_whole_whatever_their_length(tmp_path: Path) -> None:
+    assert last_lines(tmp_path, 3) == []
+    log = MetricsLog(tmp_path)
+    names = {step: "a" * size for step, size in enumerate((10, 40_000, 20_000, 10))}
+    for step, name in names.items():
+        log.append(step, 1.0, {name: float(step)})
+    assert log.path.stat().st_size < TAIL < log.path.stat().st_size + 20_000
+
+    def steps(count: int) -> list[int]:
+        return [line["step"] for line in last_lines(tmp_path, count)]
+
+    assert [steps(count) for count in (1, 2, 9)] == [[3], [2, 3], [0, 1, 2, 3]]
+    log.append(4, 1.0, {"b" * 20_000: 4.0})
+    assert steps(9) == [2, 3, 4], "the line that begins before the tail is left out"
+    with open(log.path, "a") as file:
+        file.write('{"step": 5')
+    assert steps(2) == [3, 4], "what is being written is no line yet"
+    assert last_line(tmp_path)["step"] == 4

@@ -1,0 +1,401 @@
+"""Records of a real cell, damaged in every way: they are named, and the cell ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from trainers import records
+
+from harness import cell as process
+from harness import config, matrix
+from harness.base import seal
+from harness.base.errors import Damaged
+from harness.cells import checkpoint_seal, checksums, evaluation_files, provenance, state
+from harness.cells.log import MetricsLog
+from harness.cells.provenance import Made
+from harness.cells.state import State
+from harness.commands import sync
+from harness.launch.launcher import prepare
+from harness.matrix import Cell
+from harness.table import leaderboard
+from harness.table.board import Board
+
+pytestmark = pytest.mark.slow
+
+SHORT = ["train.steps=5", "train.prompts=4", "train.group=4", "eval.problems=3", "eval.samples=2", "eval.k=2"]
+SHORT += ["methods=[grpo]", "checkpoint.every=2"]
+MODEL = "model/model.safetensors"
+
+
+def cell_in(results: Path) -> Cell:
+    [found] = matrix.cells(config.load("smoke", [*SHORT, f"results={results}"]))
+    return found
+
+
+def run(cell: Cell) -> None:
+    """Does what a launcher and the process of a cell do."""
+    prepare(cell)
+    process.main(str(cell.folder), wait=0)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns results with one cell that is done."""
+    results = tmp_path_factory.mktemp("ran")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "write_log", lambda place: None)
+        run(cell_in(results))
+    return results
+
+
+@pytest.fixture
+def cell(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
+    monkeypatch.setattr(process, "write_log", lambda place: None)
+    return cell_in(Path(shutil.copytree(ran, tmp_path / "results")))
+
+
+def interrupted(cell: Cell) -> None:
+    """Makes a cell that is done one that was killed after its fourth step, with checkpoints of the second and that."""
+    folder = cell.folder
+    fifth = folder / "checkpoints" / "step-000005"
+    files_of = checkpoint_seal.read(fifth, cell.key)
+    for step in (2, 4):
+        copy = shutil.copytree(fifth, folder / "checkpoints" / f"step-{step:06d}")
+        checkpoint_seal.write(copy, cell.key, step, files_of)
+    shutil.rmtree(fifth)
+    for path in folder.glob("*/*-000005.json*"):
+        path.unlink()
+    (folder / "sums.json").unlink()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:5]))
+    State("running", durable_step=4, seconds=9.0).write(folder)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    """As far as the middle of its last line but one, if it has several."""
+    size, last = path.stat().st_size, path.read_bytes().splitlines()[-1]
+    os.truncate(path, max(size - len(last) * 3 // 2, size // 2))
+
+
+def garble(path: Path) -> None:
+    """Leaves garbage in the last line but one, and the size as it was."""
+    *before, line, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*before, b"\x00\xff{" + line[3:], last]))
+
+
+def tamper(path: Path) -> None:
+    """Makes one answer right that was wrong, or the other way round."""
+    content = path.read_text()
+    place = content.index('"right": [[') + len('"right": [[')
+    path.write_text(content[:place] + str(1 - int(content[place])) + content[place + 1 :])
+
+
+def flip(path: Path) -> None:
+    """Changes one bit of the last weight."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def digit(path: Path) -> None:
+    """Changes one digit of the first number behind a point, in the last line but one if there are several."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    number = max(len(lines) - 2, 0)
+    place = lines[number].index(b".") + 1
+    other = b"1" if lines[number][place : place + 1] != b"1" else b"2"
+    lines[number] = lines[number][:place] + other + lines[number][place + 1 :]
+    path.write_bytes(b"".join(lines))
+
+
+def nothing(path: Path) -> None:
+    path.write_text("{}")
+
+
+def null(path: Path) -> None:
+    path.write_text("null")
+
+
+def key(path: Path) -> None:
+    """Changes a letter of a key of the configuration."""
+    path.write_text(path.read_text().replace("threads: 1", "threads: 9").replace("max:", "maX:", 1))
+
+
+def answer(path: Path) -> None:
+    """Changes an answer, and seals it again."""
+    tamper(path)
+    rest = json.loads(path.read_bytes())
+    del rest["sum"]
+    path.write_text(seal.close_json(json.dumps(rest)))
+
+
+WRITTEN = "it is written again, with the hardware of the present configuration"
+GOES_ON, ANEW = "the cell goes on", "the cell begins anew, and the earlier attempt is kept in"
+HARM = [
+    ("state.json", empty, GOES_ON),
+    ("state.json", Path.unlink, GOES_ON),
+    ("sums.json", empty, GOES_ON),
+    ("sums.json", Path.unlink, GOES_ON),
+    ("sums.json", nothing, GOES_ON),
+    ("sums.json", null, GOES_ON),
+    ("config.yaml", key, WRITTEN),
+    ("metrics.jsonl", digit, ANEW),
+    ("metrics.jsonl", Path.unlink, ANEW),
+    ("metrics.jsonl", cut, ANEW),
+    ("metrics.jsonl", garble, ANEW),
+    ("evals/countdown-000005.json", cut, ANEW),
+    ("evals/countdown-000000.json", Path.unlink, ANEW),
+    ("evals/countdown-000005.json", tamper, ANEW),
+    ("samples/evaluate-countdown-000005.jsonl", cut, ANEW),
+    (MODEL, cut, GOES_ON),
+    (MODEL, flip, GOES_ON),
+]
+
+
+@pytest.mark.parametrize(("name", "harm", "then"), HARM)
+def test_a_cell_that_was_done_is_named_and_done_again(
+    name: str, harm: Callable[[Path], None], then: str, cell: Cell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, first = records(cell.folder), Made.read(cell.folder)
+    model = (cell.folder / MODEL).read_bytes()
+    harm(cell.folder / name)
+    if harm not in (tamper, garble, flip, digit, key):  # what has its size is not seen at a glance
+        now = cell.progress()
+        assert (now.state, now.metrics) == ("failed", {})
+        assert str(now.reason).startswith(f"{cell.folder / name} is damaged: ")
+    run(cell)
+    said = (cell.folder / "log.txt").read_text()
+    assert f"warning: {cell.folder / name} is damaged: " in said
+    assert then in said
+    assert cell.progress().state == "done"
+    assert records(cell.folder) == before
+    assert (cell.folder / MODEL).read_bytes() == model
+    assert not list(checksums.changed(cell.folder))
+    again = Made.read(cell.folder)
+    assert (again == first) == (then != ANEW)
+    assert len(provenance.earlier(cell.folder)) == (then == ANEW)
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "kept"),
+    [
+        ("state.json", empty, 4),
+        ("metrics.jsonl", garble, 2),
+        ("metrics.jsonl", cut, 2),
+        ("metrics.jsonl", digit, 2),
+        ("evals/countdown-000000.json", tamper, None),
+        ("evals/countdown-000000.json", answer, None),
+        ("metrics.jsonl", Path.unlink, None),
+        ("evals/countdown-000000.json", cut, None),
+        ("made.json", empty, None),
+        ("config.yaml", empty, 4),
+        ("config.yaml", Path.unlink, 4),
+    ],
+)
+def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
+    name: str, harm: Callable[[Path], None], kept: int | None, cell: Cell
+) -> None:
+    """By the checkpoint that all steps before are there for; None: there is none, and it begins anew."""
+    interrupted(cell)
+    harm(cell.folder / name)
+    prepare(cell)
+    saved = {int(path.name.removeprefix("step-")) for path in (cell.folder / "checkpoints").glob("step-*")}
+    if name == "made.json":
+        noted = Made.read(cell.folder)
+        assert noted is not None
+        assert noted.sources == {}, "which is no source of the present, so the process sets aside what it made"
+        return
+    assert saved == ({step for step in (2, 4) if step <= kept} if kept else set())
+    assert State.read(cell.folder).state == ("running" if kept else "planned")
+    if name != "config.yaml":
+        assert (GOES_ON if kept else ANEW) in (cell.folder / "log.txt").read_text()
+    assert cell.spec == type(cell.spec).read(cell.folder)
+    if kept == 2:
+        assert State.read(cell.folder).durable_step == 2
+        assert [line["step"] for line in MetricsLog(cell.folder).read()] == [0, 1, 2]
+        assert (cell.folder / "metrics.damaged").exists() == (harm in (garble, digit))
+
+
+def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlflow_uri: str) -> None:
+    """What MLflow does not hold yet is not sent; what it holds and is no more what was sent is no result."""
+    cell.config.tracking.uri = mlflow_uri
+    board = Board.of_config(cell.config, [cell])
+
+    def seeds() -> list[tuple[int, int]]:
+        rows = leaderboard.rows(mlflow_uri, board.experiment, board.expected, board.baseline, board.ks)
+        return [(row.seeds_done, row.seeds_expected) for row in rows if row.method != leaderboard.BASE_MODEL]
+
+    whole = (cell.folder / "evals" / "countdown-000005.json").read_bytes()
+    tamper(cell.folder / "evals" / "countdown-000005.json")
+    assert sync.sync(cell.config, [cell])[1] == 1
+    assert seeds() == [(0, 1)]
+    (cell.folder / "evals" / "countdown-000005.json").write_bytes(whole)
+    assert sync.sync(cell.config, [cell])[1] == 0
+    assert seeds() == [(1, 1)]
+    [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
+    told = json.loads(outcome.read_text())
+    for harm in (cut, lambda path: path.write_text(json.dumps(told | {"tokens": 1.0}))):
+        harm(outcome)
+        assert seeds() == [(0, 1)]
+        assert sync.sync(cell.config, [cell])[1] == 0
+        assert seeds() == [(1, 1)]
+
+
+def test_a_done_cell_keeps_its_numbers_without_a_model_and_a_checkpoint_to_make_it_from(cell: Cell) -> None:
+    before, [last] = records(cell.folder), cell.folder.glob("checkpoints/step-*/shard-*")
+    flip(cell.folder / MODEL)
+    flip(last)
+    run(cell)
+    now = cell.progress()
+    assert (now.state, records(cell.folder)) == ("done", before)
+    assert str(now.reason).startswith(f"warning: {cell.folder / MODEL} is damaged: ")
+    assert str(now.reason).endswith("no checkpoint is left to make the model from, and the numbers are whole")
+    assert (cell.folder / "model.damaged").is_dir()
+    assert not (cell.folder / "model").exists()
+    assert not list(checksums.changed(cell.folder))
+    assert not provenance.earlier(cell.folder)
+
+
+@pytest.mark.parametrize("lacking", ["a step", "an evaluation"])
+def test_without_a_checkpoint_a_cell_keeps_no_numbers_that_are_not_whole(lacking: str, cell: Cell) -> None:
+    """Its sums and its checkpoint are gone, too: only the records themselves can tell."""
+    before = records(cell.folder)
+    shutil.rmtree(cell.folder / "checkpoints")
+    (cell.folder / "sums.json").unlink()
+    if lacking == "a step":
+        lines = (cell.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (cell.folder / "metrics.jsonl").write_text("".join(lines[:-1]))
+    else:
+        (cell.folder / "evals" / "countdown-000005.json").unlink()
+    run(cell)
+    assert (cell.progress().state, records(cell.folder)) == ("done", before)
+    assert len(provenance.earlier(cell.folder)) == 1
+
+
+def test_a_state_that_says_done_too_early_is_not_believed(cell: Cell) -> None:
+    before = records(cell.folder)
+    interrupted(cell)
+    state.change(cell.folder, state="done")
+    now = cell.progress()
+    assert (now.state, str(now.reason).partition(" is damaged")[0]) == ("failed", str(cell.folder / "sums.json"))
+    shutil.rmtree(cell.folder / "checkpoints")  # which are copies of the last one
+    run(cell)
+    assert (cell.progress().state, records(cell.folder)) == ("done", before)
+
+
+def test_a_cell_with_no_checkpoint_but_one_of_another_cell_begins_anew(cell: Cell) -> None:
+    before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
+    interrupted(cell)
+    fourth = cell.folder / "checkpoints" / "step-000004"
+    checkpoint_seal.write(fourth, "0123456789ab", 4, checkpoint_seal.read(fourth, cell.key))
+    shutil.rmtree(cell.folder / "checkpoints" / "step-000002")
+    run(cell)
+    said = (cell.folder / "log.txt").read_text()
+    assert f"{fourth} is damaged: it is of the cell 0123456789ab, not of {cell.key}" in said
+    assert (cell.progress().state, records(cell.folder)) == ("done", before)
+    assert (cell.folder / MODEL).read_bytes() == model
+
+
+def test_a_cell_whose_checkpoints_are_all_damaged_begins_anew(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
+    before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
+    interrupted(cell)
+    for path in cell.folder.glob("checkpoints/step-*/shard-*"):
+        flip(path)
+    run(cell)
+    assert "begins anew: the earlier attempt was left without a whole checkpoint" in capsys.readouterr().out
+    assert (cell.progress().state, records(cell.folder)) == ("done", before)
+    assert (cell.folder / MODEL).read_bytes() == model
+    assert len(provenance.earlier(cell.folder)) == 1
+
+
+def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, tmp_path: Path) -> None:
+    [other] = matrix.cells(config.load("smoke", [*SHORT, "train.lr=2e-3", f"results={tmp_path / 'results'}"]))
+    assert other.progress().state == "planned"
+    cell.folder.rename(other.folder)
+    now = other.progress()
+    assert (now.state, now.metrics) == ("failed", {})
+    assert now.reason == f"{other.folder / 'config.yaml'} is damaged: it is of the cell {cell.key}"
+    prepare(other)
+    assert other.progress().state == "planned"
+    assert type(other.spec).read(other.folder) == other.spec
+    [aside] = provenance.earlier(other.folder)
+    assert type(cell.spec).read(aside).cell == cell.key
+
+
+def test_a_configuration_that_was_changed_costs_its_cell_alone(
+    cell: Cell, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell.config.tracking.uri = mlflow_uri
+    hours = State.read(cell.folder).seconds / 3600  # of one thread
+    key(cell.folder / "config.yaml")
+    assert sync.sync(cell.config, [cell])[1] == 1
+    assert f"{cell.folder / 'config.yaml'} is damaged: it does not fit its sum" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert any(checksums.changed(cell.folder)), "by which `run` takes it up"
+    prepare(cell)
+    assert sync.sync(cell.config, [cell])[1] == 0
+    [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
+    assert json.loads(outcome.read_text())["hours"] == hours
+
+
+@pytest.mark.parametrize("harm", [digit, garble])
+def test_no_line_that_was_changed_is_sent(harm: Callable[[Path], None], cell: Cell, mlflow_uri: str) -> None:
+    cell.config.tracking.uri = mlflow_uri
+    interrupted(cell)
+    harm(cell.folder / "metrics.jsonl")
+    assert sync.sync(cell.config, [cell])[1] == 1
+
+
+def test_scores_that_do_not_follow_from_the_answers_are_named(cell: Cell) -> None:
+    for line in MetricsLog(cell.folder).read():
+        for path, record in evaluation_files.every(cell.folder):
+            if record["step"] == line["step"]:
+                evaluation_files.check(path, record, line["metrics"])
+    metrics = MetricsLog(cell.folder).read()[-1]["metrics"]
+    path = cell.folder / "evals" / "countdown-000005.json"
+    for name in ("avg", "pass@2"):
+        wrong = {**metrics, f"eval/countdown/{name}": metrics[f"eval/countdown/{name}"] + 1 / 6}
+        with pytest.raises(Damaged, match=rf"its answers give eval/countdown/{name} = "):
+            evaluation_files.check(path, evaluation_files.read(path), wrong)
+
+
+def test_a_model_is_read_again_if_it_was_written_since_and_may_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    for path in (tmp_path / "metrics.jsonl", tmp_path / MODEL):
+        path.write_text("as it was")
+    (tmp_path / "config.yaml").write_text(seal.close_yaml("{}\n"))
+    checksums.write(tmp_path)
+    read: list[str] = []
+    digest = checksums.digest
+
+    def noting(path: Path) -> str:
+        read.append(path.name)
+        return digest(path)
+
+    monkeypatch.setattr(checksums, "digest", noting)
+    assert not list(checksums.changed(tmp_path))
+    (tmp_path / MODEL).touch()
+    assert not list(checksums.changed(tmp_path))
+    assert read == ["metrics.jsonl", "metrics.jsonl", "model.safetensors"]
+    (tmp_path / MODEL).unlink()
+    assert [name for _, name in checksums.changed(tmp_path)] == [MODEL]
+    (tmp_path / "model").rmdir()
+    checksums.check_sizes(tmp_path)
+    assert not list(checksums.changed(tmp_path))
+
+
+def test_sums_that_are_no_sums_are_named(tmp_path: Path) -> None:
+    for wrong in ("", "[]", "{}", "null", '{"a": 1}', seal.close_json('{"a": ["x", "y"]}')):
+        (tmp_path / "sums.json").write_text(wrong)
+        with pytest.raises(Damaged, match=r"sums\.json is damaged: "):
+            checksums.check_sizes(tmp_path)

@@ -1,0 +1,663 @@
+"""The page holds what the cells recorded, from their folders and from MLflow alone, and says no more than that."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import itertools
+import json
+import math
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from matrices import (
+    BEGAN,
+    HOSTILE,
+    HOSTILE_TEXT,
+    PROBLEMS,
+    STEPS,
+    experiment,
+    fail,
+    fill,
+    metrics_of,
+    right_of,
+    specs,
+    values,
+)
+
+from harness import config as configs
+from harness.base import files
+from harness.base.errors import UserError
+from harness.cells.provenance import Made
+from harness.commands import leaderboard, report
+from harness.config import Config
+from harness.matrix import cells
+from harness.page import figures, gather, page, sentences, story
+from harness.page.gather import of_experiment
+from harness.page.story import Board, Story, Told
+from harness.statistics import Estimate, mean_interval
+from harness.table.leaderboard import Row, entropy_kept
+from harness.terminal.layout import visible
+from harness.tracking import sync
+
+pytestmark = pytest.mark.slow
+
+SEEDS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def told(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    return told_of(migrated, tmp_path_factory.mktemp("told"))
+
+
+def told_of(migrated: Path, root: Path, **given: Any) -> Story:
+    uri = f"sqlite:///{shutil.copy(migrated, root / 'mlflow.db')}"
+    experiment(root, uri, **given)
+    return of_experiment(uri, "matrix")
+
+
+def every_figure(of: Story) -> list[figures.Figure]:
+    return [figure for section in page.sections_of(of) for group in section.groups for _, figure in group.figures]
+
+
+def titled(of: Story, title: str) -> figures.Figure:
+    [found] = [figure for figure in every_figure(of) if figure.title == title]
+    return found
+
+
+# From the records to the story
+
+
+def test_folders_and_mlflow_tell_the_same_story(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
+    settings += ["axes={train.lr: [1e-3, 1e-1]}"]
+    config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", "results=results"])
+    matrix = cells(config)
+    for cell in matrix:
+        if (cell.method, cell.seed) == ("clip_b", 1):
+            fail(cell.folder, cell.spec, "no memory")
+        else:
+            fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
+            Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
+        sync.sync(cell.folder, mlflow_uri)
+    here = gather.of_folders(config, matrix, leaderboard.rows(config, matrix), "entrobench run smoke")
+    there = of_experiment(mlflow_uri, "matrix")
+    assert (here.command, there.command) == ("entrobench run smoke", None)
+    for field in ("name", "baseline", "methods"):
+        assert getattr(here, field) == getattr(there, field)
+    # Which source made a row is a question for here alone, and its answer a flag.
+    ours_rows, theirs_rows = ([dataclasses.replace(row, flags=[]) for row in each.rows] for each in (here, there))
+    assert ours_rows == theirs_rows
+    for ours, theirs in zip(here.cells, there.cells, strict=True):
+        assert dataclasses.replace(ours, evaluations={}, made={}) == dataclasses.replace(
+            theirs, evaluations={}, made={}
+        )
+        assert json.dumps(ours.evaluations, default=plain) == json.dumps(theirs.evaluations, default=plain)
+    assert [board.questions for board in here.boards] == [board.questions for board in there.boards]
+    assert [figures.payload(each) for each in every_figure(here)] == [
+        figures.payload(each) for each in every_figure(there)
+    ]
+    over = titled(here, "Avg@K over train.lr")
+    assert values(over, "x") == {"base model": [0.001, 0.1], "grpo": [0.001, 0.1], "clip_b": [0.001, 0.1]}
+    assert values(over, "y") == {
+        name: [pytest.approx(row.avg_at_k.mean, rel=1e-4) for row in here.rows if row.method == name and row.avg_at_k]
+        for name in ("base model", "grpo", "clip_b")
+    }
+    assert "Avg@K over train.lr" in page.render_page(here)
+
+
+def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_uri: str) -> None:
+    settings = ["name=matrix", "methods=[grpo,clip_b]", "baseline=clip_b", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
+    config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
+    matrix = cells(config)
+
+    def told(edited: dict[str, str]) -> Story:
+        for cell in matrix:
+            fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
+            sources = {**cell.sources, **(edited if (cell.method, cell.seed) == ("clip_b", 1) else {})}
+            Made("attempt", BEGAN, None, None, None, sources, {}, "a processor", "cpu").write(cell.folder)
+            sync.sync(cell.folder, mlflow_uri)
+        return gather.of_folders(config, matrix, leaderboard.rows(config, matrix), None)
+
+    def named(of: Story) -> list[Any]:
+        return [[line[0] for line in each.lines] for each in every_figure(of) if each.header[0] == "method"]
+
+    fresh, kept = told({}), told({"clip_b": "as it was"})
+    assert (fresh.methods, fresh.baseline, fresh.notes) == (["grpo", "clip_b"], "clip_b", [])
+    assert (kept.methods, kept.baseline) == (["grpo", "clip_b †"], "clip_b †")
+    assert kept.notes == ["† clip_b seed 1: made by another source: clip_b; `entrobench run` runs it anew."]
+    assert named(kept) == [[name.replace("clip_b", "clip_b †") for name in names] for names in named(fresh)]
+    assert ["grpo", "clip_b †"] in named(kept)
+    for ours, theirs in zip(every_figure(fresh), every_figure(kept), strict=True):
+        assert [series["x"] for series in ours.series] == [series["x"] for series in theirs.series], (
+            "nothing is left out"
+        )
+        assert {"clip_b"} & {series["name"] for series in theirs.series} == set()
+    page_of = page.render_page(kept)
+    assert kept.notes[0] in html.unescape(page_of)
+    assert "<p>All 4 cells are done.</p>" in page_of
+
+
+def plain(value: object) -> object:
+    return value.tolist() if isinstance(value, np.ndarray) else vars(value)
+
+
+def test_a_cell_knows_its_work_and_its_ends(told: Story) -> None:
+    [cell] = [cell for cell in told.cells if (cell.method, cell.seed) == ("clip_b", 1)]
+    assert cell.step == STEPS
+    # The evaluation before training, and two phases a step; judging happens inside them.
+    assert cell.seconds == pytest.approx(0.5 + STEPS * (2.0 + 2.0))
+    assert cell.entropy == pytest.approx((2.0 + 0.11, 2.0 / STEPS + 0.11))
+    assert cell.times == pytest.approx((BEGAN, BEGAN + 60 * STEPS))
+
+
+def test_the_newest_run_that_is_done_counts(tmp_path: Path, mlflow_uri: str) -> None:
+    first, *_ = specs("matrix", ["grpo"], ["countdown"], ["tiny"], [0])
+    for number, level in enumerate((0, 1)):
+        spec = dataclasses.replace(first, cell=f"cell{number}")
+        fill(tmp_path / spec.cell, spec, ["countdown"], level, began=BEGAN + level)
+        sync.sync(tmp_path / spec.cell, mlflow_uri)
+    spec = dataclasses.replace(first, cell="cell2")
+    fail(tmp_path / spec.cell, spec, "no memory")
+    sync.sync(tmp_path / spec.cell, mlflow_uri)
+    told = of_experiment(mlflow_uri, "matrix")
+    [cell] = told.cells
+    assert cell.state == "done"
+    assert cell.curves["entropy/mean"][1] == metrics_of(1, 0, 1)["entropy/mean"]
+    assert told.notes == ["2 runs of other cells with the same settings are left out."]
+
+
+def test_cells_without_a_run_are_planned(tmp_path: Path, mlflow_uri: str) -> None:
+    first, *_ = specs("matrix", ["grpo", "clip_b"], ["countdown"], ["tiny"], [0])
+    fill(tmp_path / "a", first, ["countdown"], 0)
+    sync.sync(tmp_path / "a", mlflow_uri)
+    told = of_experiment(mlflow_uri, "matrix")
+    assert [(cell.method, cell.state) for cell in told.cells] == [("grpo", "done"), ("clip_b", "planned")]
+    assert [(row.method, row.seeds_done) for row in told.rows] == [("base model", 1), ("grpo", 1), ("clip_b", 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("matrix", "has no experiment 'matrix'"),
+        ("empty", "no run that entrobench made"),
+        ("young", "no run of 'young'"),
+    ],
+)
+def test_what_has_nothing_to_tell_is_one_sentence(name: str, words: str, tmp_path: Path, mlflow_uri: str) -> None:
+    from mlflow import MlflowClient
+
+    MlflowClient(mlflow_uri).create_experiment("empty")
+    experiment(tmp_path, mlflow_uri, name="young", failed=list(itertools.product(["grpo", "clip_b"], SEEDS)))
+    with pytest.raises(UserError, match=words) as error:
+        of_experiment(mlflow_uri, name)
+    assert "\n" not in str(error.value)
+
+
+def test_the_problems_with_the_largest_difference_in_distinct_answers_are_shown(told: Story) -> None:
+    [board] = told.boards
+    first, *_ = board.questions
+    assert (first.problem, first.seed) == ("won", 0)  # one answer of grpo, two of clip_b, and as many of all else
+    assert [(a.method, a.distinct, a.total) for a in first.answers] == [(None, 1, 4), ("grpo", 1, 4), ("clip_b", 2, 4)]
+    assert [answer.copy for answer in first.answers[1].shown] == [False, True, True, True]
+    assert [answer.copy for answer in first.answers[2].shown] == [False, False, True, True]
+    assert [question.problem for question in board.questions[1:]] == PROBLEMS[:2]
+    assert [a.right for a in first.answers] == [
+        sum(right_of(0, 0, 0)[2]),
+        *(sum(right_of(m, 0, STEPS)[2]) for m in (0, 1)),
+    ]
+
+
+@pytest.mark.parametrize("length", [299, 300, 301, 1000])
+def test_of_a_long_answer_the_ends_are_kept(length: int) -> None:
+    text = "".join(chr(97 + i % 26) for i in range(length))
+    start, left_out, end = story.parts(text)
+    assert len(start) + left_out + len(end) == length
+    assert text.startswith(start)
+    assert text.endswith(end)
+    assert len(start + end) == min(length, story.LONGEST_ANSWER)
+
+
+# Figures
+
+
+def test_curves_are_means_over_seeds_with_their_range(told: Story) -> None:
+    figure = titled(told, "Entropy over steps")
+    for level, method in enumerate(("grpo", "clip_b")):
+        each = [[metrics_of(level, seed, step)["entropy/mean"] for step in range(1, STEPS + 1)] for seed in SEEDS]
+        assert values(figure, "x")[method] == list(range(1, STEPS + 1))
+        assert values(figure, "y")[method] == pytest.approx(np.mean(each, axis=0), rel=1e-4)
+        assert values(figure, "low")[method] == pytest.approx(np.min(each, axis=0), rel=1e-4)
+        assert values(figure, "high")[method] == pytest.approx(np.max(each, axis=0), rel=1e-4)
+
+
+def test_the_bands_of_pass_at_k_are_those_of_the_table(told: Story) -> None:
+    figure = titled(told, "Pass@k over k")
+    for row in told.rows:
+        assert values(figure, "x")[row.method] == list(row.pass_at_k)
+        for key, of in (("y", "mean"), ("low", "low"), ("high", "high")):
+            expected = [getattr(estimate, of) for estimate in row.pass_at_k.values()]
+            assert values(figure, key)[row.method] == [
+                None if each is None else pytest.approx(each, rel=1e-4) for each in expected
+            ]
+
+
+def test_entropy_kept_is_of_each_seed(told: Story) -> None:
+    figure = titled(told, "Avg@K against entropy kept")
+    ends = [[metrics_of(1, seed, step)["entropy/mean"] for seed in SEEDS] for step in (1, STEPS)]
+    kept = mean_interval(np.log(np.array(ends[1]) / np.array(ends[0])))
+    assert kept.low is not None
+    assert kept.high is not None
+    assert values(figure, "x")["clip_b"] == pytest.approx([np.exp(kept.mean)], rel=1e-4)
+    assert values(figure, "x_limits")["clip_b"] == {
+        "low": pytest.approx([np.exp(kept.low)], rel=1e-4),
+        "high": pytest.approx([np.exp(kept.high)], rel=1e-4),
+    }
+
+
+def test_a_method_without_any_entropy_left_has_no_share() -> None:
+    gone, broken, absent = (2.0, 0.0), (2.0, math.nan), (math.nan, math.nan)
+    assert entropy_kept([gone, broken, absent]) is None
+    assert entropy_kept([gone, (2.0, 0.5)]) == Estimate(0.25)
+
+
+def test_problems_are_counted_as_lost_and_won(told: Story) -> None:
+    figure = titled(told, "clip_b: 1 lost, 1 won")
+    points = values(figure, "text")
+    assert points == {"other problems": ["easy", "never"], "lost": ["lost"], "won": ["won"]}
+    before = np.mean([right_of(1, seed, 0) for seed in SEEDS], axis=(0, 2))
+    assert values(figure, "x")["lost"] == pytest.approx([before[1]])
+    assert values(figure, "y")["won"] == pytest.approx([before[1]])  # by the making of right_of
+    assert {line[0]: line[1] for line in figure.lines} == {
+        "lost": "1",
+        "won": "1",
+        "solved less often": "0",
+        "solved more often": "0",
+        "as often": "2",
+    }
+
+
+def test_time_is_by_phase_and_counts_nothing_twice(told: Story) -> None:
+    figure = titled(told, "Time per phase")
+    found = {
+        series["name"]: dict(zip((m["name"] for m in series["methods"]), series["x"], strict=True))
+        for series in figure.series
+    }
+    assert found == {
+        "rollout": {"grpo": 1.0, "clip_b": 2.0},
+        "update": {"grpo": 2.0, "clip_b": 2.0},
+        "evaluate": {"grpo": 0.125, "clip_b": 0.125},
+    }
+
+
+def test_seeds_are_shown_one_by_one(told: Story) -> None:
+    figure = titled(told, "Avg@K of each seed")
+    expected = [float(np.mean(right_of(1, seed, STEPS))) for seed in SEEDS]
+    assert values(figure, "x")["clip_b"] == pytest.approx(expected)
+    assert values(figure, "text")["clip_b"] == ["seed 0", "seed 1"]
+
+
+def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) -> None:
+    experiment(tmp_path, mlflow_uri, tasks=["one", "two"], models=["tiny", "small"], seeds=[0])
+    told = of_experiment(mlflow_uri, "matrix")
+    titles = {f"{task}, {model}" for task in ("one", "two") for model in ("tiny", "small")}
+    assert {board.title for board in told.boards} == titles
+    for section in page.sections_of(told):
+        assert {group.title for group in section.groups} == titles, section.title
+        for group in section.groups:
+            for _, figure in group.figures:
+                if figure.kind in ("lines", "points", "dots"):
+                    scores = section.id == "scores" and figure.title != "Avg@K against entropy kept"
+                    drawn = ["base model"] * scores + ["grpo", "clip_b"]
+                    assert [series["name"] for series in figure.series] == drawn
+    lows, highs = (values(titled_in(told, "one, small", "Entropy over steps"), key) for key in ("low", "high"))
+    assert lows == highs  # one seed, one task, one model: nothing to range over
+
+
+def row_at(method: str, level: int, **setting: str) -> Row:
+    """Returns a row whose scores say where it stands."""
+    avg, passed, kept = (Estimate(0.01 * level + x, 0.01 * level, 0.01 * level + 2 * x) for x in (0.1, 0.2, 0.3))
+    own = {key.replace("_", "."): value for key, value in setting.items()}
+    row = Row(method, "countdown", "tiny", 2, "grpo", avg, {1: avg, 2: passed}, None, None, None, {}, 1, 1)
+    return dataclasses.replace(row, entropy_kept=kept, setting=own)
+
+
+def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told: Story) -> None:
+    grid = itertools.product(("1e-05", "1e-06"), ("2", "16"), ("grpo", "clip_b"))
+    rows = [row_at(method, i, train_lr=lr, train_updates=updates) for i, (lr, updates, method) in enumerate(grid)]
+    rows[-1] = dataclasses.replace(rows[-1], avg_at_k=None, pass_at_k={}, entropy_kept=None)  # no cell is done
+    of = dataclasses.replace(told, rows=rows)
+    [section] = [each for each in page.sections_of(of) if each.id == "axes"]
+    names = ("Avg@K", "Pass@2", "Entropy kept")
+    expected = {
+        f"{axis}: countdown, tiny, {held}": [f"{name} over {axis}, {held}" for name in names]
+        for axis, helds in {
+            "train.lr": ("train.updates=2", "train.updates=16"),
+            "train.updates": ("train.lr=1e-05", "train.lr=1e-06"),
+        }.items()
+        for held in helds
+    }
+    assert {group.title: [figure.title for _, figure in group.figures] for group in section.groups} == expected
+
+    passed = titled(of, "Pass@2 over train.lr, train.updates=2")
+    assert (passed.x, passed.y, passed.options) == (
+        "train.lr",
+        "Pass@2",
+        {"log_x": True, "ticks": [1e-6, 1e-5], "cut": True},
+    )
+    assert passed.note.endswith("Held fixed: train.updates=2.")
+    assert values(passed, "x") == {"grpo": [1e-6, 1e-5], "clip_b": [1e-6, 1e-5]}
+    assert values(passed, "y") == {"grpo": [0.24, 0.2], "clip_b": [0.25, 0.21]}
+    assert values(passed, "low") == {"grpo": [0.04, 0.0], "clip_b": [0.05, 0.01]}
+    assert values(passed, "high") == {"grpo": [0.44, 0.4], "clip_b": [0.45, 0.41]}
+    assert passed.header == ["method", "train.lr=1e-06", "train.lr=1e-05"]
+    assert passed.lines == [["grpo", "0.240 ±0.200", "0.200 ±0.200"], ["clip_b", "0.250 ±0.200", "0.210 ±0.200"]]
+
+    kept = titled(of, "Entropy kept over train.updates, train.lr=1e-06")
+    assert kept.options == {"log_x": False, "ticks": [2.0, 16.0]}
+    assert values(kept, "x") == {"grpo": [2.0, 16.0], "clip_b": [2.0]}
+    assert values(kept, "y") == {"grpo": [0.34, 0.36], "clip_b": [0.35]}
+    assert kept.lines[1] == ["clip_b", "0.350 ±0.300", ""]
+    said = page.render_page(of)
+    assert 'id="axes"' in said
+    assert 'aria-label="Entropy kept over train.updates, train.lr=1e-06. train.updates and Entropy kept.' in said
+
+
+def test_an_axis_of_names_keeps_the_order_of_the_configuration(told: Story) -> None:
+    rows = [row_at("grpo", i, train_dtype=dtype) for i, dtype in enumerate(("float32", "bfloat16"))]
+    figure = titled(dataclasses.replace(told, rows=rows), "Avg@K over train.dtype")
+    assert figure.options == {"names": True, "cut": True}
+    assert values(figure, "x") == {"grpo": ["float32", "bfloat16"]}
+    assert [each.id for each in page.sections_of(told) if each.id == "axes"] == [], "without axes there is no section"
+
+
+def titled_in(of: Story, group: str, title: str) -> figures.Figure:
+    [found] = [
+        figure
+        for section in page.sections_of(of)
+        for each in section.groups
+        for _, figure in each.figures
+        if each.title == group and figure.title == title
+    ]
+    return found
+
+
+def test_a_number_that_is_none_leaves_a_step_out(tmp_path: Path, mlflow_uri: str) -> None:
+    experiment(tmp_path, mlflow_uri)
+    told = of_experiment(mlflow_uri, "matrix")
+    told.cells[0].curves["reward/mean"][2] = float("nan")
+    figure = titled(told, "Mean reward")
+    assert values(figure, "y")["grpo"] == pytest.approx([0.1, 0.2, 0.3, 0.4])  # of the other seed
+    told.cells[2].curves["reward/mean"][2] = float("nan")
+    assert values(titled(told, "Mean reward"), "x")["grpo"] == [1, 3, 4]
+    page.render_page(told)
+
+
+# Sentences
+
+
+def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: object) -> Row:
+    some = Estimate(0.5, 0.4, 0.6)
+    made = Row(
+        method,
+        "countdown",
+        "tiny",
+        2,
+        "grpo",
+        some,
+        {2: some},
+        Estimate(2.0),
+        Estimate(1.0),
+        avg,
+        {} if passed is None else {2: passed},
+        2,
+        2,
+    )
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def said_of(*rows: Row) -> list[str]:
+    return sentences.of_board(Board("countdown, tiny", "countdown", list(rows), [], []), "grpo")
+
+
+UP, DOWN, TIE = Estimate(0.1, 0.05, 0.15), Estimate(-0.1, -0.15, -0.05), Estimate(0.01, -0.2, 0.22)
+ZERO = Estimate(0.0)
+
+
+def test_the_summary_sorts_methods_by_what_their_intervals_say() -> None:
+    said = said_of(
+        row("grpo", ZERO, ZERO),
+        row("a", UP, DOWN),
+        row("b", UP, TIE),
+        row("c", TIE, Estimate(0.3)),
+        row("d", None, None),
+    )
+    assert said[0] == (
+        "Avg@K: better than grpo, by an interval that excludes 0: a (+0.100 ±0.050) and b (+0.100 ±0.050); not "
+        "settled, since the interval of the difference to grpo holds 0: c; no interval, and so not settled: d."
+    )
+    assert said[1] == (
+        "Pass@2: worse than grpo, by an interval that excludes 0: a (-0.100 ±0.050); not settled, since the interval "
+        "of the difference to grpo holds 0: b; no interval, and so not settled: c and d."
+    )
+    # a and b have two intervals each, c has one.
+    assert said[2].startswith("Both scores together are 5 comparisons at 95 %")
+    assert "about 0.2 of" in said[2]
+
+
+def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str) -> None:
+    experiment(tmp_path, mlflow_uri, seeds=[0])
+    told = of_experiment(mlflow_uri, "matrix")
+    said = [sentence for _, each in sentences.summary(told) for sentence in each]
+    assert any("nothing here is settled" in sentence for sentence in said)
+    assert "Avg@K: no interval, and so not settled: clip_b." in said
+    assert not any("excludes 0" in sentence for sentence in said)
+
+
+def test_the_summary_tells_what_is_missing(tmp_path: Path, mlflow_uri: str) -> None:
+    experiment(tmp_path, mlflow_uri, failed=[("clip_b", 1)])
+    [(_, said), _] = sentences.summary(of_experiment(mlflow_uri, "matrix"))
+    assert said[0] == "3 of 4 cells are done, 1 failed."
+    assert said[1].startswith("Not every expected seed is done for clip_b;")
+
+
+def test_costs_are_ratios_within_a_seed(told: Story) -> None:
+    [time, entropy] = sentences.costs(told.boards[0], "grpo")
+    assert f"clip_b {(0.5 + 4 * 4) / (0.5 + 4 * 3):.2f}" in time
+    assert entropy.startswith("Entropy at the last training step")
+    assert "grpo 25%" in entropy
+
+
+# The page
+
+
+class Elements(HTMLParser):
+    """Collects what a browser would see: tags with attributes, ids, and text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def hostile(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("hostile")
+    return page.render_page(told_of(migrated, root, methods=HOSTILE, failed=[(HOSTILE[1], 1)], text=HOSTILE_TEXT))
+
+
+def test_names_and_answers_are_text_whatever_they_hold(hostile: str) -> None:
+    seen = Elements(hostile)
+    assert len(seen.named("script")) == 3  # figures, library, ours
+    assert not seen.named("img")
+    assert not seen.named("b")
+    for name in HOSTILE:
+        assert name in seen.text
+    assert HOSTILE_TEXT in seen.text
+    data = re.search(r'<script type="application/json" id="figures">(.*?)</script>', hostile, re.DOTALL)
+    assert data
+    names = {series["name"] for figure in json.loads(data.group(1)).values() for series in figure["series"]}
+    assert {*HOSTILE} <= names
+
+
+def test_no_sign_on_the_page_steers_what_follows(migrated: Path, tmp_path: Path) -> None:
+    steering = "a\x1b[31m\u202eb\u2066\u200b\u2028\U000e0041"
+    text = page.render_page(told_of(migrated, tmp_path, methods=["grpo", steering], text=steering))
+    seen, written = Elements(text), visible(steering)
+    assert written in seen.text
+    data = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    assert data
+    names = {series["name"] for figure in json.loads(data.group(1)).values() for series in figure["series"]}
+    assert {"grpo", written} <= names
+    assert steering not in names
+    own = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)  # all but the library
+    assert visible(own) == own
+
+
+def test_the_page_has_landmarks_a_language_and_no_id_twice(hostile: str) -> None:
+    seen = Elements(hostile)
+    assert seen.named("html") == [{"lang": "en"}]
+    for landmark in ("header", "nav", "main", "footer"):
+        assert len(seen.named(landmark)) == 1
+    ids = [attributes["id"] for _, attributes in seen.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    references = [str(attributes["href"]) for attributes in seen.named("a")]
+    references += [f"#{attributes['aria-labelledby']}" for attributes in seen.named("section")]
+    assert {reference.removeprefix("#") for reference in references} <= set(ids)
+    levels = [int(tag[1]) for tag, _ in seen.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    plots = [attributes for attributes in seen.named("div") if "data-figure" in attributes]
+    assert len(plots) > 20
+    assert all(attributes["aria-label"] for attributes in plots)
+
+
+def test_it_fetches_nothing(hostile: str) -> None:
+    seen = Elements(hostile)
+    assert "default-src 'none'" in str(seen.named("meta")[2]["content"])
+    assert not [attributes for _, attributes in seen.tags if {"src", "srcset"} & attributes.keys()]
+    assert not seen.named("link")
+
+
+def test_reasons_of_failures_are_told(hostile: str) -> None:
+    assert "out of memory" in Elements(hostile).text
+
+
+def test_the_configuration_that_is_shown_is_the_one_that_ran(told: Story, tmp_path: Path) -> None:
+    (tmp_path / "again.yaml").write_text(settings_on(page.render_page(told)))
+    assert dataclasses.asdict(configs.load(str(tmp_path / "again.yaml"))) == told.settings
+
+
+def settings_on(text: str) -> str:
+    shown = re.search(r'id="settings">(.*?)</pre>', text, re.DOTALL)
+    assert shown
+    return html.unescape(shown.group(1))
+
+
+def test_a_matrix_that_only_failed_has_a_page() -> None:
+    config = Config(name="matrix", seeds=[0])
+    empty = row("grpo", None, None, avg_at_k=None, pass_at_k={}, entropy_initial=None, entropy_final=None, seeds_done=0)
+    cell = Told("grpo", "countdown", "tiny", 0, "failed", reason="no memory")
+    told = story.assembled(
+        [cell],
+        [empty],
+        lambda *_: [],
+        name="matrix",
+        source="",
+        command=None,
+        baseline="grpo",
+        methods=["grpo"],
+        settings=dataclasses.asdict(config),
+    )
+    text = Elements(page.render_page(told)).text
+    assert "0 of 1 cells are done, 1 failed." in text
+    assert "No cell is done." in text
+    assert "no memory" in text
+
+
+def test_differences_name_values_and_who_has_them() -> None:
+    def cell(method: str, lr: float) -> Told:
+        return Told(
+            method,
+            "t",
+            "m",
+            0,
+            "done",
+            identity={"train": {"lr": lr, "steps": 3}, "seed": 0, "method": [{"component": method}]},
+        )
+
+    assert page.differences([cell("a", 0.1), cell("b", 0.1)]) == []
+    assert page.differences([cell("a", 0.1), cell("b", 0.2), cell("c", 0.1)]) == [
+        ("train.lr", [("0.1", "a on t, m, seed 0; c on t, m, seed 0"), ("0.2", "b on t, m, seed 0")])
+    ]
+
+
+def test_the_origin_counts_cells_where_they_differ() -> None:
+    def cell(version: str) -> Told:
+        made = {"version": version, "commit": None, "versions": {"torch": "2.11"}}
+        return Told("a", "t", "m", 0, "done", device="cpu", made=made, times=(0.0, 3600.0))
+
+    assert page.origin([cell("1"), cell("1"), cell("2")]) == [
+        ("records from", "1970-01-01 00:00 UTC"),
+        ("to", "1970-01-01 01:00 UTC"),
+        ("device", "cpu"),
+        ("version", "1 (2 cells); 2 (1 cells)"),
+        ("versions.torch", "2.11"),
+    ]
+
+
+def test_what_a_cell_says_of_its_making_is_read(tmp_path: Path) -> None:
+    assert gather.made_of(tmp_path / "made.json") == {}
+    record = {
+        "attempt": "x",
+        "started": 0.0,
+        "version": "0.1.0",
+        "commit": "abc",
+        "processor": "p",
+        "versions": {"torch": "2"},
+    }
+    files.write_json(tmp_path / "made.json", record)
+    assert gather.made_of(tmp_path / "made.json") == {
+        key: record[key] for key in ("version", "commit", "processor", "versions")
+    }
+
+
+# The command
+
+
+@pytest.mark.parametrize("given", [[], ["demo", "--experiment", "matrix"], ["demo", "--uri", "sqlite:///x.db"]])
+def test_the_command_wants_one_of_two(given: list[str]) -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    report.add(parser.add_subparsers())
+    with pytest.raises(UserError, match="--experiment"):
+        report.call(parser.parse_args(["report", *given]))
+
+
+def test_an_experiment_becomes_a_file_here(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment(tmp_path / "cells", mlflow_uri, name="two words/here")
+    path = report.report_of("two words/here", mlflow_uri)
+    assert path == Path("report-two_words_here.html")
+    assert "<h1>two words/here</h1>" in path.read_text()
+    assert yaml.safe_load(settings_on(path.read_text()))["methods"] == ["grpo", "clip_b"]

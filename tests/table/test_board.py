@@ -1,0 +1,439 @@
+"""The leaderboard from what MLflow holds alone: the command, its selections, and what it says of bad input."""
+
+import csv
+import dataclasses
+import io
+import itertools
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from boards import MOST_DISTINCT, Made, listed, told, trained
+
+from harness.base.errors import UserError
+from harness.cells.outcome import right_distinct
+from harness.cells.state import change
+from harness.config import Config
+from harness.statistics import crossed_interval
+from harness.table import board, publish
+from harness.table.read import Experiment
+from harness.tracking import store, sync
+from harness.tracking.reader import reader
+
+
+@pytest.fixture
+def at(mlflow_uri: str) -> list[str]:
+    return ["--uri", mlflow_uri]
+
+
+def test_without_a_configuration_it_is_the_same_table(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri)
+    given = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]"]
+    made.end_all()
+    alone = told(capsys, "--experiment", "made", *at)
+    assert alone == told(capsys, *given, "seeds=[0,1]")
+    assert "2 of 2" in alone
+    assert "made" not in alone
+    for folder in tmp_path.glob("made/*"):  # nothing of the results is read
+        folder.rename(tmp_path / f"away-{folder.name}")
+    assert told(capsys, "--experiment", "made", *at) == alone
+
+
+def test_the_uri_comes_from_the_environment_where_none_is_given(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(tmp_path, mlflow_uri).end_all()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)
+    assert "clip_b" in told(capsys, "--experiment", "made")
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    assert f"no MLflow store at {other}" in told(capsys, "--experiment", "made", "--uri", other)
+    assert Config(name="x").tracking_uri == mlflow_uri
+
+
+def test_rows_and_columns_are_chosen_and_sorted(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(tmp_path, mlflow_uri).end_all()
+    asked = ["--experiment", "made", *at]
+    table = told(capsys, *asked, "--columns", "hours,tokens,length,dropped,entropy_kept", "--format", "md").splitlines()
+    assert table[2] == "| method | CPU-hours a cell | tokens a cell | length | dropped | entropy kept |"
+    assert table[4:6] == ["| base model |  |  |  |  |  |", "| grpo | 0.5 | 200 | 8.0 | 0.125 | 50.0% |"]
+    every = {row["method"]: row for row in listed(capsys, *asked)}
+    base = every["base model"]
+    by_value = sorted(every, key=lambda method: (method != "base model", -every[method]["avg_at_k"]["mean"]))
+    assert [row["method"] for row in listed(capsys, *asked, "--sort", "avg")] == by_value
+    # A condition on the method leaves the baseline in the comparison, but not in the table.
+    assert listed(capsys, *asked, "--where", "method=clip_b") == [base, every["clip_b"]]
+    assert listed(capsys, *asked, "--where", "method.clip_b.share=0.02") == [base, every["clip_b"]]
+    one = listed(capsys, *asked, "--where", "seed=1", "--where", "method=ppo")
+    assert [(row["method"], row["seeds_done"], row["seeds_expected"]) for row in trained(one)] == [("ppo", 1, 1)]
+    turned = {row["method"]: row for row in listed(capsys, *asked, "--baseline", "ppo")}
+    assert turned["grpo"]["delta_to_baseline"]["mean"] == -every["ppo"]["delta_to_baseline"]["mean"]
+    assert turned["grpo"]["baseline"] == "ppo"
+
+
+def test_diversity_is_distinct_right_answers_over_problems_and_seeds(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(tmp_path, mlflow_uri).end_all()
+    asked = ["--experiment", "made", *at]
+
+    def distinct(seed: int, *method: int) -> np.ndarray:
+        right = np.random.default_rng([seed, *method]).random((6, 16)) < 0.3
+        return np.minimum(right.sum(axis=1), MOST_DISTINCT)
+
+    rows = {row["method"]: row for row in listed(capsys, *asked)}
+    for method in ("grpo", "clip_b", "ppo"):
+        expected = crossed_interval(np.array([distinct(seed, *method.encode()) for seed in (0, 1)], dtype=float))
+        assert rows[method]["right_distinct"] == pytest.approx(dataclasses.asdict(expected))
+        share = expected.mean / (2 * MOST_DISTINCT)
+        assert rows[method]["coverage"]["mean"] == pytest.approx(share)
+    before = np.mean([distinct(seed) for seed in (0, 1)])
+    assert rows["base model"]["right_distinct"]["mean"] == pytest.approx(before)
+    header = told(
+        capsys, *asked, "--columns", "right_distinct,coverage,distinct_answers,after_answer", "--format", "md"
+    )
+    names = "method | distinct right | solutions found | distinct answers | text after answer"
+    assert header.splitlines()[2] == f"| {names} |"
+    line = next(line for line in header.splitlines() if line.startswith("| grpo |"))
+    assert line.endswith("| 0.250 | 12.5% |")
+
+
+def test_an_evaluation_without_answers_is_one_sentence(at: list[str]) -> None:
+    with pytest.raises(UserError, match=r"countdown-000001\.json has no right_distinct: an earlier version"):
+        right_distinct({"task": "countdown"}, "countdown-000001.json")
+
+
+def test_the_base_model_is_the_first_row(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(tmp_path, mlflow_uri).end_all()
+    rows = listed(capsys, "--experiment", "made", *at)
+    assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b", "ppo"]
+    drawn = [(np.random.default_rng([seed]).random((6, 16)) < 0.3).mean() for seed in (0, 1)]
+    assert rows[0]["avg_at_k"]["mean"] == pytest.approx(np.mean(drawn), abs=1e-12)
+    grpo = rows[1]["avg_at_k"]["mean"]
+    assert rows[0]["delta_to_baseline"]["mean"] == pytest.approx(np.mean(drawn) - grpo, abs=1e-12)
+    assert (rows[0]["entropy_initial"]["mean"], rows[0]["entropy_final"]) == (pytest.approx(2.0), None)
+    for form in ("md", "csv", "table"):
+        lines = told(capsys, "--experiment", "made", *at, "--format", form).splitlines()
+        named = [line.strip("| ") for line in lines if line.strip("| ").startswith(("base model", "grpo", "clip_b"))]
+        assert named[0].startswith("base model"), form
+        assert (named[-1] == "base model: the model before training, by its evaluation at step 0.") == (form == "table")
+    (best,) = [row for row in rows if row["method"] == "clip_b"]
+    compared = {(row["method"], row["score"]): row for row in listed(capsys, "--experiment", "made", *at, "--compare")}
+    base, clip = compared["base model", "Avg@K"], compared["clip_b", "Avg@K"]
+    assert base["mean"]["mean"] == rows[0]["avg_at_k"]["mean"]
+    assert base["difference"]["mean"] == pytest.approx(rows[0]["delta_to_baseline"]["mean"], abs=1e-12)
+    assert (base["p_holm"], base["rank_best"], base["best"]) == (None, None, False)
+    others = [compared[method, "Avg@K"]["p"] for method in ("clip_b", "ppo")]
+    assert clip["p_holm"] == pytest.approx(min(1, max(min(others) * 2, clip["p"])), abs=1e-12), "of two comparisons"
+    assert clip["mean"]["mean"] == best["avg_at_k"]["mean"]
+
+
+def test_experiments_and_configurations_stay_apart(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(tmp_path, mlflow_uri, name="größer").end_all()
+    Made(tmp_path, mlflow_uri, "tasks=[countdown]", "train.lr=2e-3", name="other").end_all()
+    both = ["--experiment", "größer,other", *at]
+    assert both[1].split(",") == [line for line in told(capsys, *both).splitlines() if line in both[1].split(",")]
+    lines = list(csv.DictReader(io.StringIO(told(capsys, *both, "--format", "csv"))))
+    assert [(line["experiment"], line["seeds_done"]) for line in lines] == [("größer", "2")] * 4 + [("other", "2")] * 4
+    assert told(capsys, "--experiment", "größer", "--experiment", "other", *at) == told(capsys, *both)
+    newer = Made(tmp_path, mlflow_uri, "train.lr=3e-3", name="other")
+    newer.clock = itertools.count(2000.0, 10.0)
+    newer.end_all()
+    headings = [line for line in told(capsys, "--experiment", "other", *at).splitlines() if line.startswith("other")]
+    assert headings == ["other: train.lr=0.003", "other: train.lr=0.002"]
+
+
+def test_a_note_says_what_a_composition_is_made_of(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = "methods=[grpo,dapo,psr+clip_b]"
+    made = Made(tmp_path, mlflow_uri, methods, "seeds=[0]")
+    for cell in made.cells:
+        made.end(cell)
+    from_config = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "seeds=[0]", methods]
+    notes = [
+        "dapo = grpo(clip_high=0.28, dual_clip=10)+overlong",
+        "psr+clip_b = w_reinforce(right=1, wrong=0)+clip_b",
+    ]
+    for summed_up in (False, True):
+        if summed_up:
+            publish.write(made.config, made.cells)
+        for asked in (from_config, ["--experiment", "made", *at]):
+            assert [line for line in told(capsys, *asked).splitlines() if " = " in line] == notes
+            found = {row["method"]: row["made_of"] for row in listed(capsys, *asked)}
+            assert found == {"base model": None, "grpo": None, **dict(note.split(" = ") for note in notes)}
+
+
+def test_runs_that_nobody_summed_up_are_a_table_that_says_so(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri)
+    for cell in made.cells[:-1]:
+        made.end(cell)
+    rows = trained(listed(capsys, "--experiment", "made", *at))
+    assert [(r["method"], r["seeds_done"], r["seeds_expected"]) for r in rows] == [
+        ("grpo", 2, 2),
+        ("clip_b", 2, 2),
+        ("ppo", 1, 2),
+    ]
+    assert rows[0]["baseline"] == "grpo"
+    said = told(capsys, "--experiment", "made", *at)
+    assert "Of 6 cells: 5 done, 1 without a run." in said
+    assert "No summary in MLflow says which cells were expected" in said
+    # Another share is another method, and pooled with none.
+    other = Made(tmp_path, mlflow_uri, "method_options.clip_b.share=0.5")
+    other.clock = made.clock
+    other.end(other.cells[1])
+    names = [row["method"] for row in trained(listed(capsys, "--experiment", "made", *at))]
+    assert names == ["grpo", "clip_b (share=0.02)", "clip_b (share=0.5)", "ppo"]
+
+
+def test_further_axes_are_columns_and_methods_are_compared_within_a_setting(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    axes = "axes={train.lr: [1e-3, 2e-3], train.updates: [1, 2]}"
+    made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", axes)
+    for number, cell in enumerate(made.cells):
+        made.end(cell, last=1.0 + number % 8 // 2)  # another one in each setting
+    given = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b]"]
+    told_of_runs = told(capsys, "--experiment", "made", *at)
+    publish.write(made.config, made.cells)
+    told_of_summary = told(capsys, "--experiment", "made", *at)
+    assert told_of_summary == told(capsys, *given, "seeds=[0,1]", axes)
+    assert told_of_runs.startswith(told_of_summary.partition("\n\n±")[0])
+    header, _, *lines = told_of_summary.splitlines()[2:]
+    assert header.split()[:3] == ["method", "train.lr", "train.updates"]
+    settings = [[lr, updates] for lr in ("0.001", "0.002") for updates in ("1", "2")]
+    expected = [[m, *each] for each in settings for m in ("base model", "grpo", "clip_b")]
+    assert [line.split()[:3] for line in lines[:12]] == [" ".join(each).split()[:3] for each in expected]
+    rows = trained(listed(capsys, "--experiment", "made", *at))
+    assert [row["setting"] for row in rows[::2]] == [{"train.lr": x, "train.updates": y} for x, y in settings]
+    assert [row["entropy_final"]["mean"] for row in rows] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
+    for base, other in zip(rows[::2], rows[1::2], strict=True):
+        found = other["avg_at_k"]["mean"] - base["avg_at_k"]["mean"]
+        assert other["delta_to_baseline"]["mean"] == pytest.approx(found)
+    compared = listed(capsys, "--experiment", "made", *at, "--compare")
+    assert {each["setting"] for each in compared} == {f"train.lr={x}, train.updates={y}" for x, y in settings}
+    # One cell less: the table counts it, whether or not a summary tells of it.
+    unfinished = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", axes, name="other")
+    for cell in unfinished.cells[:-1]:
+        unfinished.end(cell)
+    rows = trained(listed(capsys, "--experiment", "other", *at))
+    assert [(row["seeds_done"], row["seeds_expected"]) for row in rows] == [(2, 2)] * 7 + [(1, 2)]
+
+
+def test_cells_that_collapsed_count_and_are_told(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", "stop.entropy_below=0.5")
+    for cell in made.cells:
+        made.end(cell)
+        if cell.method == "grpo":
+            change(cell.folder, collapsed=14 + cell.seed)
+            sync.sync(cell.folder, mlflow_uri)
+    publish.write(made.config, made.cells)
+    rows = trained(listed(capsys, "--experiment", "made", *at))
+    assert [(row["seeds_done"], row["collapsed"]) for row in rows] == [(2, {"0": 14, "1": 15}), (2, {})]
+    said = told(capsys, "--experiment", "made", *at, "--columns", "avg,collapsed")
+    assert "2 of 2 at steps 14, 15" in said.splitlines()[5]
+    text = (
+        "grpo, countdown, countdown-tiny: the entropy of 2 of 2 at steps 14, 15 fell so low that training ended there."
+    )
+    assert text in said
+
+
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri).end_all()
+    asked = ["--experiment", "made", *at]
+    assert "needs one of two" in told(capsys)
+    assert "needs one of two" in told(capsys, "smoke", *asked)
+    assert "no experiment 'mde'" in told(capsys, "--experiment", "mde", *at)
+    assert "did you mean 'made'?" in told(capsys, "--experiment", "mde", *at)
+    assert "the experiment 'Default' at" in told(capsys, "--experiment", "Default", *at)
+    assert "--columns is 'avgg'" in told(capsys, *asked, "--columns", "avgg")
+    assert "--sort is 'avgg'" in told(capsys, *asked, "--sort", "avgg")
+    assert "--where is 'grpo'; write key=value" in told(capsys, *asked, "--where", "grpo")
+    assert "names 'sed', which no cell has" in told(capsys, *asked, "--where", "sed=1")
+    assert "--where seed is '7'; allowed: 0, 1" in told(capsys, *asked, "--where", "seed=7")
+    share = ["--where", "method.clip_b.share=0.02"]
+    assert "no cell meets all of" in told(capsys, *asked, "--where", "method=ppo", *share)
+    assert "--baseline is 'grp'" in told(capsys, *asked, "--baseline", "grp")
+    given = ["smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
+    assert told(capsys, *given, "train.lr=5e-4").endswith(
+        "no run of 'made' is of this configuration; the experiment holds 6 others, and the nearest differ in "
+        "train.lr ('0.001', not '0.0005')\n"
+    )
+    with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
+        for run in Experiment(source, "made", mlflow_uri).runs:
+            if run.tags["cell"] == made.cells[0].key:
+                client.delete_run(run.id)
+    assert "Of 6 cells: 5 done, 1 without a run." in told(capsys, *asked)
+    with closing(sqlite3.connect(mlflow_uri.removeprefix("sqlite:///"))) as connection, connection:
+        connection.execute("ALTER TABLE runs RENAME COLUMN artifact_uri TO moved")
+    assert "was written by an unknown version of MLflow: no such column: artifact_uri" in told(capsys, *asked)
+
+
+def test_only_failed_runs_and_a_missing_baseline(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri)
+    made.end(made.cells[1], "failed")
+    publish.write(made.config, made.cells)
+    assert "made: no cell is done. Of 6 cells: 1 failed, 5 without a run." in told(capsys, "--experiment", "made", *at)
+    made.end(made.cells[2])
+    with_config = told(capsys, "smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]")
+    assert "Of 3 cells: 1 done, 1 failed, 1 without a run." in with_config
+    (row,) = [row for row in listed(capsys, "--experiment", "made", *at) if row["method"] == "ppo"]
+    assert (row["delta_to_baseline"], row["seeds_done"]) == (None, 1)
+    assert "No cell is of the baseline" not in told(capsys, "--experiment", "made", *at)
+    for path in (tmp_path / "mlartifacts").rglob("config.yaml"):
+        path.unlink()  # now nobody says which cells were meant
+    assert "No cell is of the baseline grpo" in told(capsys, "--experiment", "made", *at)
+
+
+def test_a_done_cell_that_nobody_noted_is_told_alike_by_its_folder_and_by_the_table(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri)
+    for number, cell in enumerate(made.cells):
+        made.end(cell, noted=number > 0)
+    publish.write(made.config, made.cells)
+    states = [cell.progress() for cell in made.cells]
+    assert [(each.state, each.reason) for each in states] == [
+        ("outdated", "made by a source that nobody noted"),
+        *[("done", None)] * 5,
+    ]
+    rows = {row["method"]: row["flags"] for row in trained(listed(capsys, "--experiment", "made", *at))}
+    assert rows == {"grpo": ["made by a source that nobody noted"], "clip_b": [], "ppo": []}
+    made.end(made.cells[1], "failed", noted=False)  # of an attempt that failed, MLflow has no numbers
+    (made.cells[1].folder / "made.json").unlink()
+    assert made.cells[1].progress().state == "failed"
+
+
+def test_runs_of_an_older_source_are_flagged_without_a_summary_too(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri)
+    for cell in made.cells:
+        made.end(cell)
+    with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
+        oldest, *_ = Experiment(source, "made", mlflow_uri).runs
+        client.set_tag(oldest.id, "source.grpo", "another")
+    rows = {row["method"]: row["flags"] for row in trained(listed(capsys, "--experiment", "made", *at))}
+    assert rows == {"grpo": ["made by another source: grpo"], "clip_b": [], "ppo": []}
+
+
+def test_the_newest_complete_attempt_counts_and_a_later_failure_does_not(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri).end_all()
+    with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
+        before = Experiment(source, "made", mlflow_uri)
+        number = client.get_experiment_by_name("made").experiment_id
+        old = before.done[made.cells[0].key]
+        client.create_run(number, 1, {**old.tags, "attempt": "older", "outcome": "of the past"})
+        client.create_run(number, 10**7, {**old.tags, "attempt": "failed", "status": "failed"})
+    with reader(mlflow_uri) as source:
+        after = Experiment(source, "made", mlflow_uri)
+        assert (len(after.runs), after.done) == (8, before.done)
+    assert listed(capsys, "--experiment", "made", *at)[0]["seeds_done"] == 2
+
+
+def test_an_entropy_that_is_no_number_is_shown_with_a_sentence(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri, "seeds=[0]")
+    for cell in made.cells:
+        made.end(cell, last=float("nan") if cell.method == "ppo" else 1.0)
+    publish.write(made.config, made.cells)
+    for how in ("table", "md"):
+        said = told(capsys, "--experiment", "made", *at, "--format", how)
+        (line,) = [line for line in said.splitlines() if line.strip(" |").startswith("ppo")]
+        assert " nan " in line
+        assert "nan: at a seed of the row the entropy was no number" in said
+        assert "One seed cannot tell how much seeds differ" in said
+    rows = {row["method"]: row for row in listed(capsys, "--experiment", "made", *at)}
+    assert (rows["ppo"]["entropy_final"]["mean"], rows["ppo"]["entropy_kept"]) == (None, None)
+    assert "nan:" not in told(capsys, "--experiment", "made", *at, "--where", "method=clip_b")
+
+
+def test_experiments_with_unlike_tasks_are_tables_of_their_own(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(tmp_path, mlflow_uri, name="one").end_all()
+    Made(tmp_path, mlflow_uri, "eval.tasks=[countdown,aime24]", name="two").end_all()
+    rows = trained(listed(capsys, "--experiment", "one,two", *at))
+    assert [(row["experiment"], row["task"]) for row in rows[::3]] == [
+        ("one", "countdown"),
+        ("two", "countdown"),
+        ("two", "aime24"),
+    ]
+    assert "no cell has" in told(capsys, "--experiment", "one,two", *at, "--where", "method.clip_v.share=1")
+
+
+def test_what_another_version_wrote_or_somebody_deleted_is_one_sentence(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Made(tmp_path, mlflow_uri).end_all()
+    (plan,) = (tmp_path / "mlartifacts").rglob("matrix.json")
+    whole = plan.read_text()
+    for wrong in (whole.replace('"ks"', '"new"'), whole.replace('"eval_tasks"', '"new"')):
+        plan.write_text(wrong)
+        said = told(capsys, "--experiment", "made", *at)
+        assert said.endswith("was written by another version of entrobench; `entrobench sync` replaces it\n")
+    plan.unlink()  # as good as no summary
+    assert "No summary in MLflow says which cells were expected" in told(capsys, "--experiment", "made", *at)
+    with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
+        everything = Experiment(source, "made", mlflow_uri)
+        for run in [*everything.runs, *everything.summaries]:
+            client.delete_run(run.id)
+    assert "holds no run that entrobench made, or all were deleted" in told(capsys, "--experiment", "made", *at)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_thousand_and_one_runs(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Written into the tables themselves, since MLflow takes minutes for so many."""
+    made = Made(tmp_path, mlflow_uri)
+    made.end(made.cells[0])
+    made.end(made.cells[1])
+    with closing(sqlite3.connect(mlflow_uri.removeprefix("sqlite:///"))) as connection, connection:
+        (first, _) = (row[0] for row in connection.execute("SELECT run_uuid FROM runs ORDER BY name DESC"))
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(runs)") if row[1] != "run_uuid"]
+        for number in range(2, 1001):
+            copy = f"{number:032x}"
+            connection.execute(
+                f"INSERT INTO runs (run_uuid, {', '.join(columns)}) SELECT ?, {', '.join(columns)} FROM runs "
+                "WHERE run_uuid = ?",
+                (copy, first),
+            )
+            for table in ("tags", "params"):
+                connection.execute(
+                    f"INSERT INTO {table} (run_uuid, key, value) SELECT ?, key, CASE key WHEN 'seed' THEN ? "
+                    f"WHEN 'cell' THEN ? ELSE value END FROM {table} WHERE run_uuid = ?",
+                    (copy, str(number), f"cell{number}", first),
+                )
+    started = time.process_time()
+    rows = trained(listed(capsys, "--experiment", "made", *at))
+    assert time.process_time() - started < 10
+    assert [(row["method"], row["seeds_done"]) for row in rows] == [("grpo", 1000), ("clip_b", 1), ("ppo", 0)]
+
+
+def test_a_summary_holds_no_password(tmp_path: Path) -> None:
+    made = Made(tmp_path, "https://example.org")
+    made.config.tracking.uri = "https://me:secret@example.org"
+    assert "secret" not in board.Board.of_config(made.config, made.cells).as_json()

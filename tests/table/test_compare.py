@@ -1,0 +1,243 @@
+import csv
+import dataclasses
+import io
+import itertools
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from harness.base.errors import UserError
+from harness.statistics import (
+    Estimate,
+    crossed_interval,
+    crossed_p_value,
+    detectable,
+    difference_interval,
+    holm,
+    iqm,
+    share_interval,
+)
+from harness.table import compare, latex
+from harness.table.compare import Comparison, comparisons
+from harness.table.leaderboard import Entry
+from harness.table.read import Result
+
+Answers = Mapping[str, Mapping[int, np.ndarray]]  # by method and seed
+
+
+def entries(right: Answers, task: str = "countdown", trained_on: str = "countdown", model: str = "tiny") -> list[Entry]:
+    found = []
+    for method, by_seed in right.items():
+        results = {
+            seed: Result([f"{task} {i}" for i in range(len(right_JN))], right_JN, (2.0, 1.0), [], {})
+            for seed, right_JN in by_seed.items()
+        }
+        found.append(Entry(method, trained_on, task, model, len(results), results))
+    return found
+
+
+def draw(share: float, seeds: int, problems: int = 12, first: int = 0) -> dict[int, np.ndarray]:
+    random = np.random.default_rng(int(1000 * share) + first)
+    return {seed: (random.random((problems, 8)) < share).astype(int) for seed in range(seeds)}
+
+
+def of(found: list[Comparison], method: str, score: str = "Avg@K", task: str = "countdown") -> Comparison:
+    (one,) = (each for each in found if (each.method, each.score, each.task) == (method, score, task))
+    return one
+
+
+def scores(right: Mapping[int, np.ndarray]) -> np.ndarray:
+    return np.array([right[seed].mean(axis=1) for seed in sorted(right)])
+
+
+RIGHT = {"grpo": draw(0.3, 3), "clip_b": draw(0.6, 3), "clip_v": draw(0.58, 3), "ppo": draw(0.31, 3)}
+
+
+def test_numbers_are_those_of_the_paired_differences() -> None:
+    found = comparisons(entries(RIGHT), "grpo", {"countdown": 4})
+    assert [(each.method, each.score) for each in found] == [
+        (method, score) for score in ("Avg@K", "Pass@4") for method in RIGHT
+    ]
+    base = scores(RIGHT["grpo"])
+    p_values = [crossed_p_value(scores(RIGHT[method]) - base) for method in ("clip_b", "clip_v", "ppo")]
+    adjusted = holm([p for p in p_values if p is not None])
+    for i, method in enumerate(("clip_b", "clip_v", "ppo")):
+        one, ours = of(found, method), scores(RIGHT[method])
+        assert one.difference == difference_interval(ours - base)
+        assert (one.p, one.p_holm) == (p_values[i], adjusted[i])
+        assert one.detectable == detectable(ours - base)
+        assert one.improvement is not None
+        share = np.mean([1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(ours.flat, base.flat, strict=True)])
+        assert one.improvement.mean == pytest.approx(share)
+        assert one.iqm is not None
+        assert one.iqm.mean == pytest.approx(iqm(ours.mean(axis=1)))
+        assert one.mean == share_interval(ours)
+        assert one.seeds == 3
+    grpo = of(found, "grpo")
+    assert (grpo.difference, grpo.p, grpo.p_holm, grpo.improvement, grpo.detectable) == (None,) * 5
+
+
+def test_methods_that_intervals_do_not_tell_apart_share_ranks() -> None:
+    found = comparisons(entries(RIGHT), "grpo", {"countdown": 4})
+    ranks = {method: (of(found, method).rank_best, of(found, method).rank_worst) for method in RIGHT}
+    assert ranks == {"grpo": (3, 4), "clip_b": (1, 2), "clip_v": (1, 2), "ppo": (3, 4)}
+    assert {method for method in RIGHT if of(found, method).best} == {"clip_b", "clip_v"}
+
+
+def test_order_of_methods_and_seeds_does_not_matter() -> None:
+    found = comparisons(entries(RIGHT), "grpo", {"countdown": 4})
+    turned = {method: dict(reversed(RIGHT[method].items())) for method in reversed(RIGHT)}
+    again = comparisons(entries(turned), "grpo", {"countdown": 4})
+    assert sorted(again, key=repr) == sorted(found, key=repr)
+
+
+def test_differences_use_the_seeds_that_both_have() -> None:
+    right = {"grpo": RIGHT["grpo"], "clip_b": {s: RIGHT["clip_b"][s] for s in (1, 2)}, "ppo": {5: RIGHT["ppo"][0]}}
+    found = comparisons(entries(right), "grpo", {"countdown": 4})
+    clip, ppo = of(found, "clip_b"), of(found, "ppo")
+    assert clip.seeds == 2
+    assert clip.difference == difference_interval(scores(right["clip_b"]) - scores(RIGHT["grpo"])[1:])
+    assert (ppo.seeds, ppo.difference, ppo.p, ppo.improvement) == (0, None, None, None)
+    assert (ppo.rank_best, ppo.rank_worst) == (1, 3)
+
+
+def test_one_seed_tells_no_two_methods_apart() -> None:
+    right = {"grpo": draw(0.1, 1), "clip_b": draw(0.9, 1)}
+    found = comparisons(entries(right), "grpo", {"countdown": 4})
+    assert {(each.rank_best, each.rank_worst, each.p, each.best) for each in found} == {(1, 2, None, True)}
+    assert any("One seed" in note for note in compare.notes(found))
+
+
+@pytest.mark.parametrize("missing", ["grpo", "clip_b", "both"])
+def test_what_is_not_done_is_empty(missing: str) -> None:
+    right = {method: {} if missing in (method, "both") else RIGHT[method] for method in ("grpo", "clip_b")}
+    found = comparisons(entries(right), "grpo", {"countdown": 4})
+    for each in found:
+        assert (each.mean is None) == (each.iqm is None) == (each.rank_best is None) == (not right[each.method])
+        assert (each.difference, each.p) == (None, None)
+        assert each.best == bool(right[each.method])
+    text = compare.render(found, "md")
+    assert "Methods without a rank have no seed that is done." in text
+    assert "--" in latex.render(found)
+
+
+def test_a_baseline_that_the_matrix_lacks_leaves_ranks() -> None:
+    found = comparisons(entries({"clip_b": RIGHT["clip_b"], "ppo": RIGHT["ppo"]}), "grpo", {"countdown": 4})
+    assert (of(found, "clip_b").rank_worst, of(found, "ppo").rank_best) == (1, 2)
+    assert {each.difference for each in found} == {None}
+
+
+def test_methods_on_other_problems_are_refused_even_where_the_baseline_is_missing() -> None:
+    right = {"grpo": {}, "clip_b": RIGHT["clip_b"], "ppo": draw(0.3, 3, problems=13)}
+    with pytest.raises(UserError, match="ppo seed 0 was not evaluated on the same problems"):
+        comparisons(entries(right), "grpo", {"countdown": 4})
+
+
+# Several tasks
+
+
+def test_all_tasks_count_the_same_whatever_their_size() -> None:
+    small = {"grpo": draw(0.2, 3, 5), "clip_b": draw(0.5, 3, 5)}
+    large = {"grpo": draw(0.7, 3, 40), "clip_b": draw(0.6, 3, 40)}
+    both = entries(small, "aime") + entries(large, "amc")
+    found = comparisons(both, "grpo", {"aime": 4, "amc": 4})
+    one = of(found, "clip_b", task="all tasks")
+    means = {m: (scores(small[m]).mean(), scores(large[m]).mean()) for m in small}
+    assert one.mean is not None
+    assert one.difference is not None
+    assert one.mean.mean == pytest.approx(np.mean(means["clip_b"]))
+    assert one.difference.mean == pytest.approx(np.mean(means["clip_b"]) - np.mean(means["grpo"]))
+    of_tasks = [of(found, "clip_b", task=task).improvement for task in ("aime", "amc")]
+    assert one.improvement is not None
+    assert one.improvement.mean == pytest.approx(np.mean([each.mean for each in of_tasks if each]))
+    runs = np.array([[x.mean() for x in right["clip_b"].values()] for right in (small, large)])
+    assert one.iqm is not None
+    assert one.iqm.mean == pytest.approx(iqm(runs))
+    assert [each.score for each in found if each.task == "all tasks"] == ["Avg@K", "Avg@K", "Pass@4", "Pass@4"]
+    unlike = comparisons(both, "grpo", {"aime": 4, "amc": 8})
+    assert [each.score for each in unlike if each.task == "all tasks"] == ["Avg@K", "Avg@K", "Pass@k", "Pass@k"]
+
+
+def test_a_task_split_in_two_halves_is_the_task() -> None:
+    whole = {m: draw(share, 3, 20) for m, share in (("grpo", 0.3), ("clip_b", 0.5))}
+    halves = [{m: {s: x[part] for s, x in whole[m].items()} for m in whole} for part in (slice(10), slice(10, 20))]
+    joined = comparisons(entries(halves[0], "one") + entries(halves[1], "two"), "grpo", {"one": 4, "two": 4})
+    one = of(joined, "clip_b", task="all tasks")
+    all_of_it = of(comparisons(entries(whole), "grpo", {"countdown": 4}), "clip_b")
+    assert one.difference is not None
+    assert all_of_it.difference is not None
+    assert one.difference.mean == pytest.approx(all_of_it.difference.mean)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed_sd", [0.0, 0.02, 0.1])
+def test_coverage_of_the_mean_over_tasks(seed_sd: float) -> None:
+    """Three tasks of unlike size and level; seeds are better or worse on all of them."""
+    random, sizes, levels = np.random.default_rng(0), (30, 30, 200), (0.2, 0.3, 0.6)
+    held = 0
+    for _ in range(1000):
+        seed_S1 = random.normal(0, seed_sd, (3, 1))
+        tasks = [
+            level + seed_S1 + random.normal(0, 0.2, size) + random.normal(0, 0.1, (3, size))
+            for size, level in zip(sizes, levels, strict=True)
+        ]
+        found = crossed_interval(compare.pooled(tasks))
+        assert found.mean == pytest.approx(np.mean([x_SJ.mean() for x_SJ in tasks]))
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= sum(levels) / 3 <= found.high
+    assert 0.93 <= held / 1000 <= 0.98
+
+
+def test_trainings_are_compared_each_for_itself() -> None:
+    right = {"grpo": RIGHT["grpo"], "clip_b": RIGHT["clip_b"]}
+    both = [
+        each
+        for trained_on, task in itertools.product(("easy", "hard"), ("aime", "amc"))
+        for each in entries(right, task, trained_on)
+    ]
+    found = comparisons(both, "grpo", {"aime": 4, "amc": 4})
+    labels = list(dict.fromkeys(each.task for each in found))
+    assert labels == [
+        f"{task} (trained on {trained_on})" for trained_on in ("easy", "hard") for task in ("aime", "amc", "all tasks")
+    ]
+    assert len(compare.render(found, "md").split("**")) // 2 == 2 * len(labels)
+
+
+# Showing
+
+ROW = Comparison(
+    task="countdown", model="tiny", score="Avg@K", method="clip|b", baseline="grpo", mean=Estimate(0.5, 0.4, 0.6),
+    iqm=Estimate(0.5, 0.45, 0.55), seeds=3, difference=Estimate(-0.125, -0.25, 0.0), p=0.05, p_holm=0.0001,
+    improvement=Estimate(0.25, 0.125, 0.375), detectable=0.2, rank_best=1, rank_worst=2, best=True,
+)  # fmt: skip
+BASE = dataclasses.replace(
+    ROW, method="grpo", difference=None, p=None, p_holm=None, improvement=None, detectable=None, best=False
+)
+
+
+def test_the_table() -> None:
+    lines = compare.render([BASE, dataclasses.replace(ROW, rank_worst=1)], "md").splitlines()
+    assert lines[:6] == [
+        "**countdown, tiny: Avg@K**",
+        "",
+        "| method | IQM | difference | p | p, Holm | P(better) | detectable | rank | shared seeds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| grpo | 0.500 ±0.050 | baseline |  |  |  |  | 1-2 of 2 | 3 |",
+        r"| clip\|b | 0.500 ±0.050 | -0.125 ±0.125 | 0.050 | <0.001 | 0.250 ±0.125 | 0.200 | 1 of 2 | 3 |",
+    ]
+    text = compare.render([BASE, ROW], "table")
+    cells = ["clip|b", "0.500", "±0.050", "-0.125", "±0.125", "0.050", "<0.001", "0.250", "±0.125", "0.200"]
+    assert [*cells, "1-2", "of", "2", "3"] in [line.split() for line in text.splitlines()]
+
+
+def test_data() -> None:
+    listed = json.loads(compare.render([BASE, ROW], "json"))
+    assert (listed[0]["p"], listed[1]["p"], listed[1]["rank_worst"]) == (None, 0.05, 2)
+    assert listed[1]["improvement"] == {"mean": 0.25, "low": 0.125, "high": 0.375}
+    base, row = csv.DictReader(io.StringIO(compare.render([BASE, ROW], "csv")))
+    assert (base["p"], row["p"], row["difference.low"], row["method"]) == ("", "0.05", "-0.25", "clip|b")
+    with pytest.raises(UserError, match="--format is 'latex'; allowed: csv, json, md, table"):
+        compare.render([BASE, ROW], "latex")

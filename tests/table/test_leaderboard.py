@@ -1,0 +1,421 @@
+import csv
+import dataclasses
+import io
+import itertools
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from intervals import slow_difference_interval, slow_share_interval
+
+from harness.base.errors import UserError
+from harness.cells import checksums, evaluation_files
+from harness.cells.log import MetricsLog
+from harness.cells.spec import CellSpec
+from harness.cells.state import State
+from harness.config import Config
+from harness.statistics import Estimate
+from harness.table import columns, leaderboard, render
+from harness.table.board import Expected
+from harness.table.leaderboard import Row, rows
+from harness.tracking import reader, runs, store, sync
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = dataclasses.asdict(Config())
+PROBLEMS = [f"p{i}" for i in range(6)]
+
+
+class Matrix:
+    """Cells with made-up results, fed to MLflow as `sync` does it."""
+
+    def __init__(self, root: Path, uri: str) -> None:
+        self.root, self.uri = root, uri
+        self.expected: list[Expected] = []
+
+    def add(
+        self,
+        method: str,
+        seed: int,
+        right: dict[str, np.ndarray] | None,
+        *,
+        entropy: tuple[float, ...] = (2.0, 1.0),
+        problems: list[str] = PROBLEMS,
+        trained_on: str = "countdown",
+        listed: bool = True,
+        state: str = "done",
+        flags: dict[str, list[str]] | None = None,
+    ) -> None:
+        """A cell; `right` of each evaluation task, None for one that has not started."""
+        cell = f"{method}-{seed}-{trained_on}-{listed}".encode().hex()
+        if listed:
+            self.expected.append(Expected(method, trained_on, list(right or ["countdown"]), "tiny", seed, cell))
+        if right is None:
+            return
+        folder = self.root / cell
+        CellSpec(cell, "demo", method, trained_on, "tiny", seed, identity={}, settings=SETTINGS).write(folder)
+        log = MetricsLog(folder)
+        log.append(0, 0.0, {"eval/avg": 0.0})
+        for step, value in enumerate(entropy, start=1):
+            log.append(step, float(step), {"entropy/mean": value})
+        for task, right_JN in right.items():
+            # An earlier evaluation, which must not count.
+            for step, matrix in ((0, 1 - right_JN), (len(entropy), right_JN)):
+                told = (flags or {}).get(task, [])
+                result = {"task": task, "step": step, "problems": problems, "right": matrix.tolist(), "flags": told}
+                result |= {"right_distinct": matrix.any(axis=1).astype(int).tolist(), "solutions": None}
+                evaluation_files.write(folder, result)
+        checksums.write(folder)
+        State(state, durable_step=len(entropy)).write(folder)
+        sync.sync(folder, self.uri)
+
+    def rows(self, baseline: str = "grpo", k: int = 4) -> list[Row]:
+        ks = {task: k for each in self.expected for task in each.eval_tasks}
+        return rows(self.uri, "demo", self.expected, baseline, ks)
+
+
+@pytest.fixture
+def matrix(tmp_path: Path, mlflow_uri: str) -> Matrix:
+    return Matrix(tmp_path, mlflow_uri)
+
+
+def draw(seed: int, share: float, shape: tuple[int, int] = (6, 6)) -> np.ndarray:
+    return (np.random.default_rng(seed).random(shape) < share).astype(int)
+
+
+def slow_pass_at_k(right_N: np.ndarray, k: int) -> float:
+    return float(np.mean([max(subset) for subset in itertools.combinations(right_N.tolist(), k)]))
+
+
+def slow_geometric_interval(values: list[float]) -> tuple[float, float, float]:
+    """Three values: their geometric mean, and the factor that it may be off by."""
+    mean = math.prod(values) ** (1 / 3)
+    deviation = math.sqrt(sum(math.log(value / mean) ** 2 for value in values) / 2)
+    factor = math.exp(4.302652729911275 * deviation / math.sqrt(3))
+    return mean, mean / factor, mean * factor
+
+
+def as_tuple(estimate: Estimate | None) -> tuple[float | None, ...]:
+    assert estimate is not None
+    return dataclasses.astuple(estimate)
+
+
+def test_estimates_and_paired_differences_equal_those_computed_by_hand(matrix: Matrix) -> None:
+    right = {
+        m: [draw(10 * i + s, share) for s in range(3)] for i, (m, share) in enumerate([("grpo", 0.3), ("clip_b", 0.6)])
+    }
+    for seed in range(3):
+        for method in right:
+            ends = (2.0, 7.0, 1.0 + seed / 4) if method == "grpo" else (2.5 + seed, 3.0, 2.0)
+            matrix.add(method, seed, {"countdown": right[method][seed]}, entropy=ends)
+    _, grpo, clip = matrix.rows()
+    assert [(r.method, r.task, r.model, r.k, r.baseline) for r in (grpo, clip)] == [
+        ("grpo", "countdown", "tiny", 4, "grpo"),
+        ("clip_b", "countdown", "tiny", 4, "grpo"),
+    ]
+    avg = {m: np.array([x.mean(axis=1) for x in xs]) for m, xs in right.items()}
+    assert as_tuple(clip.avg_at_k) == pytest.approx(slow_share_interval(avg["clip_b"]), abs=1e-9)
+    assert list(clip.pass_at_k) == [1, 2, 4]
+    assert clip.delta_to_baseline is not None
+    assert as_tuple(clip.delta_to_baseline) == pytest.approx(
+        slow_difference_interval(avg["clip_b"] - avg["grpo"]), abs=1e-9
+    )
+    for k in (1, 2, 4):
+        at_k = {m: np.array([[slow_pass_at_k(x_N, k) for x_N in x] for x in xs]) for m, xs in right.items()}
+        assert as_tuple(clip.pass_at_k[k]) == pytest.approx(slow_share_interval(at_k["clip_b"]), abs=1e-9)
+        difference = slow_difference_interval(at_k["clip_b"] - at_k["grpo"])
+        assert as_tuple(clip.delta_pass_at_k[k]) == pytest.approx(difference, abs=1e-9)
+    assert as_tuple(clip.entropy_initial) == pytest.approx(slow_geometric_interval([2.5, 3.5, 4.5]))
+    assert as_tuple(grpo.entropy_final) == pytest.approx(slow_geometric_interval([1.0, 1.25, 1.5]))
+    assert as_tuple(clip.entropy_final) == (2.0, None, None)
+    assert grpo.delta_to_baseline is not None
+    assert as_tuple(grpo.delta_to_baseline) == (0.0, None, None)
+    assert (clip.seeds_done, clip.seeds_expected) == (3, 3)
+
+
+def test_the_headline_k_need_not_be_a_power_of_two(matrix: Matrix) -> None:
+    matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
+    assert [list(row.pass_at_k) for row in matrix.rows(k=5)] == [[1, 2, 4, 5]] * 2
+
+
+def test_only_expected_cells_that_are_done_count(matrix: Matrix) -> None:
+    right = {"countdown": draw(0, 0.5)}
+    matrix.add("grpo", 0, right)
+    matrix.add("grpo", 1, {"countdown": 1 - right["countdown"]}, state="failed")
+    matrix.add("grpo", 2, {"countdown": 1 - right["countdown"]}, state="running")
+    matrix.add("grpo", 3, {"countdown": 1 - right["countdown"]}, listed=False)  # of an earlier configuration
+    matrix.add("clip_b", 0, None)
+    _, grpo, clip = matrix.rows()
+    assert (grpo.seeds_done, grpo.seeds_expected) == (1, 3)
+    assert grpo.avg_at_k is not None
+    assert grpo.avg_at_k.mean == pytest.approx(right["countdown"].mean())
+    assert (grpo.avg_at_k.low, grpo.avg_at_k.high) == (None, None)
+    assert (clip.seeds_done, clip.seeds_expected) == (0, 1)
+    assert (clip.avg_at_k, clip.pass_at_k, clip.delta_to_baseline, clip.entropy_final) == (None, {}, None, None)
+
+
+def test_differences_use_the_seeds_that_both_have(matrix: Matrix) -> None:
+    right = {(m, s): draw(100 * i + s, 0.5) for i, m in enumerate(("grpo", "clip_b")) for s in range(4)}
+    for (method, seed), right_JN in right.items():
+        if (method, seed) not in (("grpo", 3), ("clip_b", 0)):
+            matrix.add(method, seed, {"countdown": right_JN})
+    _, _, clip = matrix.rows()
+    paired = np.array([(right["clip_b", s] - right["grpo", s]).mean(axis=1) for s in (1, 2)])
+    assert clip.delta_to_baseline is not None
+    assert as_tuple(clip.delta_to_baseline) == pytest.approx(slow_difference_interval(paired), abs=1e-9)
+
+
+def test_every_evaluation_task_is_a_row_and_trainings_do_not_mix(matrix: Matrix) -> None:
+    for trained_on, share in (("easy", 0.2), ("hard", 0.8)):
+        right = {"aime": draw(1, share), trained_on: draw(2, share)}
+        matrix.add("grpo", 0, right, trained_on=trained_on)
+    found = {row.task: as_tuple(row.avg_at_k)[0] for row in matrix.rows()}
+    assert found == {
+        "aime (trained on easy)": pytest.approx(draw(1, 0.2).mean()),
+        "easy": pytest.approx(draw(2, 0.2).mean()),
+        "aime (trained on hard)": pytest.approx(draw(1, 0.8).mean()),
+        "hard": pytest.approx(draw(2, 0.8).mean()),
+    }
+
+
+def test_a_flag_of_a_task_is_a_footnote_of_its_table_alone(matrix: Matrix) -> None:
+    right = {"aime": draw(1, 0.5), "amc": draw(2, 0.5)}
+    matrix.add("grpo", 0, right, flags={"amc": ["contaminated: 3 of 6"]})
+    matrix.add("clip_b", 0, right)  # as runs of earlier versions are
+    found = matrix.rows()
+    assert {(row.method, row.task): row.flags for row in found if row.flags} == {
+        ("base model", "amc"): ["contaminated: 3 of 6"],
+        ("grpo", "amc"): ["contaminated: 3 of 6"],
+    }
+    for how in ("md", "table"):
+        lines = render.render(found, how).splitlines()
+        assert sum("†" in line for line in lines) == 2
+        assert any(line.strip("* ") == "amc, tiny †" for line in lines)
+        assert lines[-1].removeprefix("- ") == "† amc: contaminated: 3 of 6"
+    assert [each["flags"] for each in json.loads(render.render(found, "json"))].count([]) == 4
+    told = csv.DictReader(io.StringIO(render.render(found, "csv")))
+    assert sorted(line["flags"] for line in told) == ["", "", "", "", *["contaminated: 3 of 6"] * 2]
+
+
+def test_runs_come_in_pages(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(5):
+        matrix.add("grpo", seed, {"countdown": draw(seed, 0.5)})
+    with reader.reader(matrix.uri) as direct, store.store(matrix.uri, write=False) as client:
+        (experiment,) = (number for name, number in direct.experiments().items() if name == "demo")
+        whole = direct.runs(experiment)
+        assert len(whole) == 5
+        monkeypatch.setattr(runs, "PAGE", 2)
+        paged = runs.Client(client)
+        assert (paged.runs(experiment), paged.experiments()) == (whole, direct.experiments())
+        assert paged.texts(whole, "outcome.json") == direct.texts(whole, "outcome.json")
+        assert paged.texts(whole, "none.json") == direct.texts(whole, "none.json") == [None] * 5
+
+
+def test_other_problems_are_refused(matrix: Matrix) -> None:
+    matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
+    matrix.add("clip_b", 0, {"countdown": draw(0, 0.5)}, problems=PROBLEMS[::-1])
+    sentence = r"clip_b seed 0 was not evaluated on the same problems .* as grpo seed 0: .*'p5'.*'p0'"
+    with pytest.raises(UserError, match=sentence):
+        matrix.rows()
+
+
+def test_each_task_has_its_own_k(matrix: Matrix) -> None:
+    for method in ("grpo", "clip_b"):
+        matrix.add(method, 0, {"countdown": draw(0, 0.5), "other": draw(1, 0.5, (6, 8))})
+    found = rows(matrix.uri, "demo", matrix.expected, "grpo", {"countdown": 4, "other": 8})
+    assert {(row.task, row.k) for row in found} == {("countdown", 4), ("other", 8)}
+    header, *body = columns.cells_of(found)
+    assert header[:5] == ["method", "task", "k", "Avg@K", "Pass@k"]
+    assert {tuple(line[1:3]) for line in body} == {("countdown", "4"), ("other", "8")}
+    assert "Pass@8" in columns.cells_of([row for row in found if row.task == "other"])[0]
+
+
+def test_another_number_of_samples_is_refused(matrix: Matrix) -> None:
+    matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
+    matrix.add("grpo", 1, {"countdown": draw(0, 0.5, (6, 8))})
+    with pytest.raises(UserError, match=r"6 problems x 8 samples .* and 6 problems x 6 samples"):
+        matrix.rows()
+
+
+def test_a_store_or_an_experiment_that_is_missing_is_one_sentence(tmp_path: Path, mlflow_uri: str) -> None:
+    expected = [Expected("grpo", "countdown", ["countdown"], "tiny", 0, "0123456789ab")]
+    missing = f"sqlite:///{tmp_path / 'nowhere' / 'mlflow.db'}"
+    with pytest.raises(UserError, match=r"there is no MLflow store at .*nowhere/mlflow.db; `entrobench run`"):
+        rows(missing, "demo", expected, "grpo", {"countdown": 4})
+    assert not (tmp_path / "nowhere").exists()
+    with pytest.raises(UserError, match=r"has no experiment 'demo'; `entrobench run`"):
+        rows(mlflow_uri, "demo", expected, "grpo", {"countdown": 4})
+
+
+def test_a_run_without_its_evaluation_is_one_sentence(matrix: Matrix) -> None:
+    matrix.add("grpo", 0, {"countdown": draw(0, 0.5)})
+    matrix.expected = [dataclasses.replace(matrix.expected[0], eval_tasks=["countdown", "aime"])]
+    with pytest.raises(UserError, match="has no evaluation of 'aime' among its artifacts"):
+        matrix.rows()
+
+
+# Showing
+
+
+def estimate(mean: float, half: float | None = None) -> Estimate:
+    return Estimate(mean) if half is None else Estimate(mean, mean - half, mean + half)
+
+
+def make_row(method: str, avg: float, delta: Estimate, **changes: Any) -> Row:
+    row = Row(
+        method=method,
+        task="countdown",
+        model="tiny",
+        k=16,
+        baseline="grpo",
+        avg_at_k=estimate(avg, 0.01),
+        pass_at_k={1: estimate(avg, 0.01), 16: estimate(avg + 0.25, 0.02)},
+        entropy_initial=estimate(2.0, 0.125),
+        entropy_final=estimate(0.5),
+        delta_to_baseline=delta,
+        delta_pass_at_k={1: delta, 16: delta},
+        seeds_done=3,
+        seeds_expected=3,
+    )
+    return dataclasses.replace(row, **changes)
+
+
+BOARD = [
+    make_row("grpo", 0.5, estimate(0.0)),
+    make_row("b[bold]", 0.625, estimate(0.125, 0.0625)),
+    make_row("clip_v", 0.25, estimate(-0.25, 0.125)),
+    make_row("ppo", 0.375, estimate(-0.125, 0.125)),
+    make_row("ce_gppo", 0.375, estimate(0.125), seeds_done=1),
+    make_row("new", 0, estimate(0), avg_at_k=None, pass_at_k={}, entropy_initial=None, entropy_final=None,
+             delta_to_baseline=None, delta_pass_at_k={}, seeds_done=0),
+]  # fmt: skip
+
+
+def test_markdown_marks_what_the_interval_separates_and_nothing_else() -> None:
+    lines = render.render(BOARD, "md").splitlines()
+    assert lines[:2] == ["**countdown, tiny**", ""]
+    assert lines[2:10] == [
+        "| method | Avg@K | Pass@16 | Avg@K - grpo | Pass@16 - grpo | distinct right | entropy, start | entropy, end "
+        "| seeds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| grpo | 0.500 ±0.010 | 0.750 ±0.020 | baseline | baseline |  | 2.000 ±0.125 | 0.500 | 3 of 3 |",
+        "| b\\[bold\\] | 0.625 ±0.010 | 0.875 ±0.020 | +0.125 ±0.062 ▲ | +0.125 ±0.062 ▲ |  | 2.000 ±0.125 | 0.500 "
+        "| 3 of 3 |",
+        "| clip_v | 0.250 ±0.010 | 0.500 ±0.020 | -0.250 ±0.125 ▼ | -0.250 ±0.125 ▼ |  | 2.000 ±0.125 | 0.500 "
+        "| 3 of 3 |",
+        "| ppo | 0.375 ±0.010 | 0.625 ±0.020 | -0.125 ±0.125 | -0.125 ±0.125 |  | 2.000 ±0.125 | 0.500 | 3 of 3 |",
+        "| ce_gppo | 0.375 ±0.010 | 0.625 ±0.020 | +0.125 | +0.125 |  | 2.000 ±0.125 | 0.500 | 1 of 3 |",
+        "| new |  |  |  |  |  |  |  | 0 of 3 |",
+    ]
+    assert [line[:12] for line in lines[11:]] == [
+        "- ± or \\[low",
+        "- ▲ ▼: the i",
+        "- Distinct r",
+        "- One seed c",
+        "- Not every ",
+    ]
+
+
+def test_notes_speak_only_of_what_is_there() -> None:
+    assert len(render.notes(BOARD[:4])) == 3
+    assert len(render.notes([*BOARD[:4], BOARD[5]])) == 4
+
+
+def test_the_text_table_holds_the_same_cells() -> None:
+    text = render.render(BOARD, "table")
+    shown = [line.split() for line in text.splitlines()]
+    header, *lines = columns.cells_of(BOARD)
+    assert len(lines) == len(BOARD)
+    for line in lines:
+        assert " ".join(line).split() in shown
+    assert any(all(cell in line for cell in header) for line in text.splitlines())
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_each_task_is_a_table_of_its_own_and_one_table_names_the_tasks() -> None:
+    board = [*BOARD[:2], *(dataclasses.replace(row, task="aime") for row in BOARD[:2])]
+    text = render.render(board, "md")
+    assert [line for line in text.splitlines() if line.startswith("**")] == ["**countdown, tiny**", "**aime, tiny**"]
+    assert [line[1] for line in columns.cells_of(board)] == ["task", "countdown", "countdown", "aime", "aime"]
+
+
+def test_json_is_a_list_of_rows_with_estimates_as_objects() -> None:
+    listed = json.loads(render.render(BOARD, "json"))
+    assert len(listed) == len(BOARD)
+    assert listed[1]["pass_at_k"] == {
+        "1": {"mean": 0.625, "low": 0.615, "high": 0.635},
+        "16": {"mean": 0.875, "low": 0.855, "high": 0.895},
+    }
+    assert listed[1]["delta_pass_at_k"]["16"] == {"mean": 0.125, "low": 0.0625, "high": 0.1875}
+    assert listed[4]["delta_to_baseline"] == {"mean": 0.125, "low": None, "high": None}
+    assert listed[5]["avg_at_k"] is None
+    names = (
+        "method task model avg_at_k pass_at_k entropy_initial entropy_final delta_to_baseline seeds_done seeds_expected"
+    )
+    assert set(names.split()) <= listed[0].keys()
+
+
+def test_json_has_null_for_what_is_no_number() -> None:
+    row = dataclasses.replace(BOARD[0], entropy_final=Estimate(math.nan))
+    (listed,) = json.loads(render.render([row], "json"), parse_constant=pytest.fail)
+    assert listed["entropy_final"] == {"mean": None, "low": None, "high": None}
+    assert " nan " in render.render([row], "md")
+
+
+def test_csv_has_a_column_for_every_number() -> None:
+    read = list(csv.DictReader(io.StringIO(render.render(BOARD, "csv"))))
+    assert [line["method"] for line in read] == [row.method for row in BOARD]
+    assert float(read[1]["delta_pass_at_k.16.high"]) == 0.1875
+    assert (read[4]["delta_to_baseline.low"], read[5]["avg_at_k.mean"]) == ("", "")
+    names = list(read[0])
+    assert names[names.index("pass_at_k.16.mean") :][:3] == [
+        "pass_at_k.16.mean",
+        "pass_at_k.16.low",
+        "pass_at_k.16.high",
+    ]
+
+
+def test_an_interval_that_is_not_symmetric_shows_its_limits() -> None:
+    assert columns.shown(Estimate(0.114, 0.0944, 0.1386)) == "0.114 [0.094, 0.139]"
+    assert columns.shown(Estimate(0.114, 0.094, 0.134)) == "0.114 ±0.020"
+    assert columns.shown(Estimate(0.25, -0.125, 0.5), "+") == "+0.250 [-0.125, +0.500]"
+    assert columns.shown(Estimate(0.114)) == "0.114"
+    assert columns.shown(None) == ""
+
+
+def test_one_exploding_seed_leaves_the_entropy_positive(matrix: Matrix) -> None:
+    for seed, last in enumerate((0.15, 0.17, 2.1)):
+        matrix.add("grpo", seed, {"countdown": draw(seed, 0.5)}, entropy=(2.0, last))
+    final = matrix.rows()[1].entropy_final
+    assert as_tuple(final) == pytest.approx(slow_geometric_interval([0.15, 0.17, 2.1]))
+    assert final is not None
+    assert final.low is not None
+    assert final.low > 0
+
+
+def test_a_bar_in_a_name_stays_in_its_cell_of_the_markdown_table() -> None:
+    lines = render.render([dataclasses.replace(BOARD[0], method="a|b||c")], "md").splitlines()
+    assert lines[4].startswith(r"| a\|b\|\|c | 0.500 ±0.010 |")
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+grpo", "-grpo", "@sum(a1)", "\tgrpo"])
+def test_a_text_that_a_spreadsheet_would_compute_stays_a_text(name: str) -> None:
+    (line,) = csv.DictReader(io.StringIO(render.render([dataclasses.replace(BOARD[2], method=name)], "csv")))
+    assert line["method"] == f"'{name}"
+    assert line["delta_to_baseline.mean"] == "-0.25"  # a number is none
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(UserError, match=r"--format is 'jsn'; allowed: csv, json, md, table; did you mean 'json'\?"):
+        render.render(BOARD, "jsn")
+
+
+@pytest.mark.processes
+def test_it_starts_without_torch_and_mlflow() -> None:
+    code = "import sys, harness.table.compare; assert not {'torch', 'mlflow', 'scipy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(leaderboard.__file__).parents[2])

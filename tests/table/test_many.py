@@ -1,0 +1,104 @@
+"""Two thousand cells with a million points: what people look at answers within a second."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import scipy.special  # noqa: F401  loaded before the clock runs, as all else that is imported
+
+import harness.plan.estimate
+import harness.plan.show
+import harness.table.answer  # noqa: F401
+from benchmarks import leaderboard as invented
+from harness import cli, config
+from harness.cells import checksums, log
+from harness.cells.provenance import Made
+from harness.cells.state import State
+from harness.matrix import Cell, cells
+from harness.table import leaderboard, publish
+from harness.table.board import Board
+from harness.table.read import Experiment
+from harness.tracking.artifacts import FOLDER
+from harness.tracking.reader import reader
+from harness.tracking.store import store
+from harness.tracking.sync import experiment_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
+SEEDS = 286  # of seven methods
+STEPS, METRICS = 10, 50
+WITHIN = 2.0  # seconds of CPU beside what is imported: less than one was seen, but processors differ
+
+
+def leave(matrix: Sequence[Cell]) -> None:
+    """Leaves the folders of cells that are done."""
+    metrics = {f"measure/{number}": 0.5 for number in range(METRICS - 1)} | {"entropy/mean": 1.0}
+    lines = [log.sealed({"step": step, "time": 1e9, "metrics": metrics}) for step in range(STEPS)]
+    for number, cell in enumerate(matrix):
+        (cell.folder / "evals").mkdir(parents=True)
+        (cell.folder / log.FILE).write_text("".join(lines))
+        for step in (0, STEPS - 1):
+            (cell.folder / "evals" / f"countdown-{step:06d}.json").write_text("{}")
+        State("done", durable_step=STEPS - 1, device="cpu").write(cell.folder)
+        Made(f"{number:032x}", 1e9, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
+        checksums.write(cell.folder)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> list[str]:
+    """Returns the settings of a matrix with made-up results, in folders and in MLflow."""
+    results = tmp_path_factory.mktemp("results")
+    given = [f"results={results}", f"seeds=[{','.join(map(str, range(SEEDS)))}]"]
+    ours = config.load("demo", given)
+    matrix = cells(ours)
+    (results / "mlflow.db").write_bytes(migrated.read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)  # waiting for the disk would take minutes
+        patch.setattr(invented, "STEPS", 1_000_000 // len(matrix) + 1)
+        invented.invent(ours, matrix, ours.tracking_uri, results / FOLDER)
+        leave(matrix)
+    plan = Board.of_config(ours, matrix)
+    with store(ours.tracking_uri, write=True) as client, reader(ours.tracking_uri) as source:
+        experiment = Experiment(source, ours.name, ours.tracking_uri)
+        found = experiment.results([each.cell for each in plan.expected])
+        rows = leaderboard.rows_of(leaderboard.entries_of(found, plan.expected, plan.baseline), plan.baseline, plan.ks)
+        publish.write_summary(client, experiment_of(client, ours.name, ours.tracking_uri), plan, experiment, rows)
+    return given
+
+
+@pytest.fixture
+def call(settings: list[str], capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[str, float]]:
+    """Calls a command, and returns what it says and the seconds of CPU that it took, of two calls the fewest."""
+
+    def called(command: str) -> tuple[str, float]:
+        arguments, seconds = cli.parse([command, "demo", *settings]), []
+        for _ in range(2):
+            capsys.readouterr()
+            began = time.process_time()
+            assert arguments.call(arguments) in (0, None)
+            seconds.append(time.process_time() - began)
+        return capsys.readouterr().out, min(seconds)
+
+    return called
+
+
+def test_status(call: Callable[[str], tuple[str, float]]) -> None:
+    said, seconds = call("status")
+    assert said.count(" done ") == 7 * SEEDS
+    assert seconds < WITHIN
+
+
+def test_plan(call: Callable[[str], tuple[str, float]]) -> None:
+    said, seconds = call("plan")
+    assert f"done   {7 * SEEDS}\n" in said
+    assert seconds < WITHIN
+
+
+def test_leaderboard(call: Callable[[str], tuple[str, float]]) -> None:
+    said, seconds = call("leaderboard")
+    assert said.count(f" {SEEDS}") >= 7
+    assert seconds < WITHIN

@@ -1,0 +1,155 @@
+"""Cells of other code or of another base model are pooled with a mark and a note, in every form of the table."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+from pathlib import Path
+
+import pytest
+from boards import Made, listed, told
+
+from harness.base.errors import Damaged
+from harness.commands import leaderboard
+from harness.page import gather, page
+from harness.table import origins, publish
+
+HARNESS, EDITED = "1" * 64, "2" * 64
+BASE, OTHER = "a" * 64, "b" * 64
+COMMIT = "0.1.0 cccccccc"
+
+# grpo's seed 1 was made by edited files, clip_b's wholly by them.
+EDITS = {("grpo", 1): EDITED, ("clip_b", 0): EDITED, ("clip_b", 1): EDITED}
+CODE = (
+    f"cells were made by different code of the harness: {COMMIT} (harness 11111111) (grpo: seed 0; ppo: seeds 0, 1), "
+    f"{COMMIT} (harness 22222222) (grpo: seed 1; clip_b: seeds 0, 1)"
+)
+
+
+def filled(made: Made, harness: dict[tuple[str, int], str], base_model: dict[tuple[str, int], str]) -> Made:
+    for cell in made.cells:
+        place = cell.method, cell.seed
+        made.end(cell, harness=harness.get(place, HARNESS), base_model=base_model.get(place, BASE))
+    publish.write(made.config, made.cells)
+    return made
+
+
+def asked(made: Made) -> list[str]:
+    return ["--experiment", "made", "--uri", made.config.tracking_uri]
+
+
+@pytest.mark.slow
+def test_cells_of_one_code_and_one_base_model_have_no_mark(
+    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = filled(Made(tmp_path, mlflow_uri), {}, {})
+    rows = listed(capsys, *asked(made))
+    assert [(row["mixed"], row["base_model"]) for row in rows] == [([], BASE[:12])] * 4
+    assert "§" not in told(capsys, *asked(made))
+
+
+@pytest.mark.slow
+def test_a_row_that_pools_or_compares_other_code_says_so(
+    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ppo's own cells are alike, but the baseline that they are compared with was made by both."""
+    made = filled(Made(tmp_path, mlflow_uri), EDITS, {})
+    sentence, rows = CODE, listed(capsys, *asked(made))
+    assert [row["method"] for row in rows] == ["base model", "grpo", "clip_b", "ppo"]
+    assert [row["mixed"] for row in rows] == [[sentence]] * 4
+    note = f"§ countdown, countdown-tiny: {sentence}."
+    markdown = told(capsys, *asked(made), "--format", "md")
+    assert f"- {note}\n" in markdown
+    for name in ("base model", "grpo", "clip_b", "ppo"):
+        assert f"\n| {name} § |" in markdown
+        assert any(line.split("  ")[0].strip() == f"{name} §" for line in told(capsys, *asked(made)).splitlines())
+    assert note in " ".join(told(capsys, *asked(made)).split())
+    lines = list(csv.DictReader(io.StringIO(told(capsys, *asked(made), "--format", "csv"))))
+    assert [line["mixed"] for line in lines] == [sentence] * 4
+    compared = told(capsys, *asked(made), "--compare", "--format", "md")
+    assert f"- {note}\n" in compared
+    assert "\n| clip_b § |" in compared
+    latex = told(capsys, *asked(made), "--format", "latex")
+    assert f"% Marked: {sentence}.\n" in latex
+    assert "\nclip\\_b$^\\ddagger$ & " in latex
+    [summary] = (tmp_path / "mlartifacts").rglob("leaderboard.md")
+    assert f"- {note}\n" in summary.read_text()
+    for story in (
+        gather.of_experiment(mlflow_uri, "made"),
+        gather.of_folders(made.config, made.cells, leaderboard.rows(made.config, made.cells), None),
+    ):
+        text = html.unescape(page.render_page(story))
+        assert f"<li>{note}</li>" in text
+        assert f"<li>§ {sentence[0].upper()}{sentence[1:]}.</li>" in text
+        assert ">clip_b §</th>" in text
+
+
+@pytest.mark.slow
+def test_only_rows_that_differ_from_the_baseline_have_a_mark(
+    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = filled(Made(tmp_path, mlflow_uri), {("ppo", 1): EDITED}, {("clip_b", 0): OTHER, ("clip_b", 1): OTHER})
+    rows = {row["method"]: row for row in listed(capsys, *asked(made))}
+    bases = (
+        f"cells began from different base models: {BASE[:12]} (grpo, ppo: seeds 0, 1), {OTHER[:12]} "
+        "(clip_b: seeds 0, 1)"
+    )
+    code = (
+        f"cells were made by different code of the harness: {COMMIT} (harness 11111111) (grpo, clip_b: seeds 0, 1; "
+        f"ppo: seed 0), {COMMIT} (harness 22222222) (ppo: seed 1)"
+    )
+    assert {method: row["mixed"] for method, row in rows.items()} == {
+        "base model": [],
+        "grpo": [],
+        "clip_b": [bases],
+        "ppo": [code],
+    }
+    assert [rows[method]["base_model"] for method in rows] == [BASE[:12], BASE[:12], OTHER[:12], BASE[:12]]
+    turned = {row["method"]: row["mixed"] for row in listed(capsys, *asked(made), "--baseline", "clip_b")}
+    assert turned == {"base model": [bases], "grpo": [bases], "clip_b": [], "ppo": [code, bases]}
+
+
+@pytest.mark.slow
+def test_a_seed_of_all_methods_from_another_base_model_is_named_once(
+    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = filled(Made(tmp_path, mlflow_uri), {}, {(method, 1): OTHER for method in ("grpo", "clip_b", "ppo")})
+    sentence = (
+        f"cells began from different base models: {BASE[:12]} (all methods: seed 0), {OTHER[:12]} (all methods: seed 1)"
+    )
+    assert [row["mixed"] for row in listed(capsys, *asked(made))] == [[sentence]] * 4
+    assert told(capsys, *asked(made), "--format", "md").count(sentence) == 1
+
+
+@pytest.mark.slow
+def test_records_of_earlier_versions_are_told_apart_by_their_commit(
+    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]")
+    for cell in made.cells:
+        made.end(cell, commit=("d" if (cell.method, cell.seed) == ("clip_b", 1) else "c") * 40)
+    publish.write(made.config, made.cells)
+    rows = {row["method"]: row["mixed"] for row in listed(capsys, *asked(made))}
+    assert rows["grpo"] == rows["base model"] == []
+    assert rows["clip_b"] == [
+        f"cells were made by different code of the harness: {COMMIT} (grpo: seeds 0, 1; clip_b: seed 0), "
+        "0.1.0 dddddddd (clip_b: seed 1)"
+    ]
+
+
+def test_a_base_model_that_is_not_the_reference_is_named(tmp_path: Path) -> None:
+    kept = tmp_path / "base_model.json"
+    ours = [("countdown-tiny", "aaaa, cccc"), ("countdown-tiny", None), ("mine", "dddd")]
+    assert origins.reference_notes(ours, kept) == [], "an installed package has no results"
+    known = [{"model": "countdown-tiny", "digest": digest, "processor": "a CPU"} for digest in ("aaaa", "bbbb")]
+    kept.write_text(json.dumps({"base_models": known}))
+    assert origins.reference_notes(ours, kept) == [
+        "The base model countdown-tiny is cccc. The results in results/reference are of another one "
+        "(aaaa on a CPU, bbbb on a CPU), so digits differ from theirs."
+    ]
+    assert origins.reference_notes([("countdown-tiny", "bbbb")], kept) == []
+    kept.write_text('{"base_models": [{"model": "countdown-tiny"}]}')
+    with pytest.raises(Damaged, match="it must list base_models, each with model, digest and processor"):
+        origins.reference_notes(ours, kept)

@@ -1,0 +1,143 @@
+"""What MLflow shows by itself: the summary of a matrix, and final numbers at its runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from boards import Made, listed, told
+from servers import PASSWORD
+
+from harness.statistics import Estimate
+from harness.table import publish, render
+from harness.table.leaderboard import Row
+from harness.tracking import store
+
+
+def held(uri: str, name: str = "made") -> tuple[Any, list[Any], dict[str, Any]]:
+    """Returns the experiment, its summaries, and the runs of its cells."""
+    with store.store(uri, write=False) as client:
+        experiment = client.get_experiment_by_name(name)
+        runs = client.search_runs([experiment.experiment_id])
+    summaries = [run for run in runs if run.data.tags.get("entrobench.kind") == "summary"]
+    return experiment, summaries, {run.data.tags["cell"]: run for run in runs if run not in summaries}
+
+
+def test_the_summary_is_the_table_and_is_replaced(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)  # where `load_table` looks for runs
+    made = Made(tmp_path, mlflow_uri)
+    made.end(made.cells[0])
+    for _ in range(2):
+        publish.write(made.config, made.cells)
+    made.end_all()
+    experiment, (one,), runs = held(mlflow_uri)
+    assert len(runs) == 6
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert "entrobench leaderboard" in experiment.tags["mlflow.note.content"]
+    rows = listed(capsys, "--experiment", "made", "--uri", mlflow_uri)
+    with store.store(mlflow_uri, write=False) as client:
+        table = client.load_table(experiment.experiment_id, "leaderboard.json")
+        assert list(table["method"]) == ["base model", "grpo", "clip_b", "ppo"]
+        assert list(table["Avg@K"]) == pytest.approx([row["avg_at_k"]["mean"] for row in rows], abs=1e-12)
+        lows = [row["delta_to_baseline"]["low"] for row in rows]
+        assert list(table["Avg@K - grpo, low"]) == pytest.approx(
+            [np.nan if low is None else low for low in lows], abs=1e-12, nan_ok=True
+        )
+        run = one.info.run_id
+        places = {a.path: client.download_artifacts(run, a.path) for a in client.list_artifacts(run)}
+    assert sorted(places) == ["leaderboard.html", "leaderboard.json", "leaderboard.md", "matrix.json", "outcomes.json"]
+    assert Path(places["leaderboard.md"]).read_text() == told(
+        capsys, "--experiment", "made", "--uri", mlflow_uri, "--format", "md"
+    )
+    page = Path(places["leaderboard.html"]).read_text()
+    assert page.count("<tr>") == 5
+    assert "<td>clip_b</td>" in page
+    assert one.data.tags["mlflow.source.name"] == "entrobench"
+
+
+def test_final_numbers_stand_at_each_run_once(tmp_path: Path, mlflow_uri: str) -> None:
+    made = Made(tmp_path, mlflow_uri).end_all()
+    publish.write(made.config, made.cells)
+    _, _, runs = held(mlflow_uri)
+    drawn = {
+        cell.key: (np.random.default_rng([cell.seed, *cell.method.encode()]).random((6, 16)) < 0.3).mean()
+        for cell in made.cells
+    }
+    for cell in made.cells:
+        (baseline,) = [other for other in made.cells if (other.method, other.seed) == ("grpo", cell.seed)]
+        metrics = runs[cell.key].data.metrics
+        assert metrics["final/avg_at_k"] == pytest.approx(drawn[cell.key], abs=1e-12)
+        assert metrics["final/delta_avg_at_k"] == pytest.approx(drawn[cell.key] - drawn[baseline.key], abs=1e-12)
+        assert {"final/pass_at_8", "final/delta_pass_at_8"} <= metrics.keys()
+        assert runs[cell.key].inputs.dataset_inputs[0].dataset.name == "countdown"
+    assert runs[made.cells[1].key].data.params["method.clip_b.share"] == "0.02"
+    with store.store(mlflow_uri, write=False) as client:
+        of_one = runs[made.cells[1].key].info.run_id
+        assert len(client.get_metric_history(of_one, "final/delta_avg_at_k")) == 1
+    made.config.baseline = "ppo"
+    publish.write(made.config, made.cells)
+    assert held(mlflow_uri)[2][made.cells[2].key].data.metrics["final/delta_avg_at_k"] == 0
+
+
+def test_copies_of_outcomes_are_read_only_where_they_are_the_same(
+    tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri).end_all()
+    asked = ["--experiment", "made", "--uri", mlflow_uri]
+    whole = told(capsys, *asked)
+    runs = held(mlflow_uri)[2]
+    places = [Path(run.info.artifact_uri.removeprefix("file://")) / "outcome.json" for run in runs.values()]
+    kept = [place.read_text() for place in places]
+    for place in places:
+        place.unlink()
+    assert told(capsys, *asked) == whole
+    cell = made.cells[1].key
+    with store.store(mlflow_uri, write=True) as client:
+        client.set_tag(runs[cell].info.run_id, "outcome", "another")
+    assert told(capsys, *asked).endswith(f"the MLflow run of cell {cell} has no outcome.json among its artifacts\n")
+    for place, text in zip(places, kept, strict=True):
+        place.write_text(text)
+    assert told(capsys, *asked) != whole, "it is not the outcome of which the run speaks"
+    with store.store(mlflow_uri, write=True) as client:
+        client.set_tag(runs[cell].info.run_id, "outcome", runs[cell].data.tags["outcome"])
+    assert told(capsys, *asked) == whole
+
+
+def test_a_page_shows_names_as_they_are() -> None:
+    some = Estimate(0.5, 0.25, 0.75)
+    first = Row("grpo", "easy", "tiny", 2, "grpo", some, {2: some}, some, some, some, {2: some}, 2, 2)
+    new = Row("new<", "easy", "tiny", 2, "grpo", None, {}, None, None, None, {}, 0, 2)
+    page = publish.as_html("a<b", [first, new])
+    assert "<h1>a&lt;b</h1>" in page
+    assert "<td>new&lt;</td>" in page
+    assert all(f"<p>{note}</p>" in page for note in render.notes([first, new]))
+    table = json.loads(publish.as_mlflow_table([first, new]))
+    by_name = dict(zip(table["columns"], table["data"][-1], strict=True))
+    assert (by_name["method"], by_name["Avg@K"], by_name["seeds"]) == ("new<", None, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["server", "guarded"])
+def test_a_server_is_fed_and_read_as_a_file_is(
+    name: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server: str = request.getfixturevalue(name)
+    if name == "guarded":
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
+    made = Made(tmp_path, server, "seeds=[0]", "methods=[grpo,clip_b]").end_all()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    rows = listed(capsys, "--experiment", "made")
+    assert [(row["method"], row["seeds_done"]) for row in rows] == [("base model", 1), ("grpo", 1), ("clip_b", 1)]
+    assert sorted(held(server)[2]) == sorted(cell.key for cell in made.cells)
+    if name == "guarded":
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
+        assert "knows no user" in told(capsys, "--experiment", "made")

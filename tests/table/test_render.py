@@ -1,0 +1,122 @@
+"""The leaderboard in terminals of any width: what stays, what goes, and that it says so."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from harness.page.plots import plot
+from harness.statistics import Estimate
+from harness.table.leaderboard import Row
+from harness.table.render import render
+from harness.terminal.layout import visible
+
+
+def row(method: str, mean: float) -> Row:
+    estimate = Estimate(mean, mean - 0.125, mean + 0.125)
+    return Row(
+        method=method,
+        task="countdown",
+        model="tiny",
+        k=16,
+        baseline="grpo",
+        avg_at_k=estimate,
+        pass_at_k={16: estimate},
+        entropy_initial=estimate,
+        entropy_final=estimate,
+        delta_to_baseline=estimate,
+        delta_pass_at_k={16: estimate},
+        seeds_done=3,
+        seeds_expected=3,
+    )
+
+
+ROWS = [row("grpo", 0.25), row("adaptive_entropy", 0.5), row("a\x1b[2Jb", 0.5)]
+ALWAYS = ["method", "Avg@K", "Pass@16"]
+BOTH = ["Avg@K - grpo", "Pass@16 - grpo"]
+FIRST, LAST = "entropy, start", "entropy, end"
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    for width in range(40, 200):
+        text = render(ROWS, "table", width)
+        assert max(map(len, text.splitlines())) <= width
+        assert "\x1b" not in text
+        assert "adaptive_entropy" in text
+
+
+@pytest.mark.parametrize(
+    ("width", "columns", "gone"),
+    [
+        (160, [*ALWAYS, *BOTH, "distinct right", FIRST, LAST, "seeds"], []),
+        (100, [*ALWAYS, *BOTH, LAST], ["distinct right", FIRST, "seeds"]),
+        (80, [*ALWAYS, BOTH[1], LAST], [BOTH[0], "distinct right", FIRST, "seeds"]),
+    ],
+)
+def test_the_least_important_columns_go_first(width: int, columns: list[str], gone: list[str]) -> None:
+    text = render(ROWS, "table", width)
+    assert text.splitlines()[2].split() == " ".join(columns).split()
+    said = " ".join(text.split())  # which may be folded
+    assert ("further columns" in said) == bool(gone)
+    assert not gone or f"further columns (--format csv): {'; '.join(gone)}" in said
+
+
+def test_without_a_terminal_everything_is_there() -> None:
+    assert render(ROWS, "table") == render(ROWS, "table", 500)
+    assert "further columns" not in render(ROWS, "table")
+
+
+def test_where_no_table_fits_each_method_is_a_card() -> None:
+    lines = render(ROWS[:2], "table", 40).splitlines()
+    assert lines[:5] == [
+        "countdown, tiny",
+        "",
+        "grpo",
+        "  Avg@K           0.250 ±0.125",
+        "  Pass@16         0.250 ±0.125",
+    ]
+    assert "  entropy, start  0.500 ±0.125" in lines[lines.index("adaptive_entropy") :]
+
+
+def test_a_dollar_sign_in_a_name_is_no_formula() -> None:
+    """Which matplotlib would refuse where it is none, and draw where it is one."""
+    drawn = plot({"$x^{$": {0.0: [1.0], 1.0: [2.0]}}, "$\\nonsense{$", "of $y$")
+    assert "<!-- $x^{$ -->" in drawn
+
+
+def test_what_would_be_html_in_markdown_is_shown() -> None:
+    assert r"| a\<b>\\\| | 0.250" in render([row("a<b>\\|", 0.25)], "md")
+
+
+def test_a_name_makes_no_link_no_image_and_no_second_row_in_markdown() -> None:
+    named = row("[x](http://evil) ![](http://evil/i.png) `code` *b*\n| a | b |", 0.25)
+    named = dataclasses.replace(named, flags=["see [here](http://evil) <b>"], model="[m](http://evil)")
+    text = render([named], "md")
+    escaped = r"\[x\](http://evil) !\[\](http://evil/i.png) \`code\` \*b\* \| a \| b \|"
+    assert [line for line in text.splitlines() if line.startswith(f"| {escaped} | 0.250")]
+    assert r"**countdown, \[m\](http://evil) †**" in text
+    assert r"see \[here\](http://evil) \<b>" in text
+    assert "](" not in text.replace(r"\](", "")
+
+
+STEERING = "\x1b[31m\u202eright-to-left\u2066\u200b\u061c\r\ud800\U000e0041"
+
+
+@pytest.mark.parametrize("how", ["md", "csv", "json", "table"])
+def test_no_export_holds_a_sign_that_steers(how: str) -> None:
+    text = render([dataclasses.replace(row("grpo", 0.25), flags=[STEERING])], how)
+    assert visible(text) == text
+    assert r"\u202eright-to-left" in text
+    text.encode()
+
+
+@pytest.mark.parametrize(
+    "begins", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1", "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x"]
+)
+def test_no_cell_of_csv_is_a_formula(begins: str) -> None:
+    import csv
+    import io
+
+    [line] = csv.DictReader(io.StringIO(render([row(begins, 0.25)], "csv")))
+    assert line["method"] == visible(f"'{begins}")

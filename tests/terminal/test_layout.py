@@ -1,0 +1,167 @@
+"""What of a table is printed in a terminal of some width, and what a terminal is kept from."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.terminal import layout
+from harness.terminal.layout import Column, SafeConsole, cards, fitting, folded, further, printed, visible, width_of
+
+LINES = [
+    ["method", "Avg@K", "Pass@2", "seeds"],
+    ["grpo", "0.250 ±0.100", "0.5", "3 of 3"],
+    ["entropy_bonus", "0.5", "0.75 ±0.1", "1 of 3"],
+]
+SIZES = [13, 12, 9, 6]
+
+
+@pytest.mark.parametrize("between", [1, 3])
+@pytest.mark.parametrize("around", [0, 2])
+def test_columns_go_in_their_order_until_the_rest_fits(between: int, around: int) -> None:
+    def needed(columns: list[int]) -> int:
+        return sum(SIZES[i] for i in columns) + between * (len(columns) - 1) + around
+
+    for width in range(5, 60):
+        expected = next((kept for kept in ([0, 1, 2, 3], [0, 1, 3]) if needed(kept) <= width), None)
+        assert fitting(LINES, width, [["Pass@2"]], between=between, around=around) == expected
+    assert fitting(LINES, None, [["Pass@2"]], between=between, around=around) == [0, 1, 2, 3]
+
+
+def test_what_is_not_named_goes_from_the_right_and_what_belongs_together_at_once() -> None:
+    lines = [list("abcdef"), ["1"] * 6]
+    goes = [["b", "d"], ["unknown"]]
+    found = {width: fitting(lines, width, goes, between=1, around=0) for width in (11, 10, 7, 6, 5, 4)}
+    assert found == {11: [0, 1, 2, 3, 4, 5], 10: [0, 2, 4, 5], 7: [0, 2, 4, 5], 6: [0, 2, 4], 5: [0, 2, 4], 4: None}
+
+
+def test_wide_letters_take_two_columns() -> None:
+    lines = [["a", "b", "c"], ["漢字", "x", "x"]]
+    assert fitting(lines, 8, between=1, around=0) == [0, 1, 2]
+    assert fitting(lines, 7, between=1, around=0) is None
+
+
+def test_a_text_that_folds_needs_a_part_of_its_length() -> None:
+    lines = [["cell", "state", "reason"], ["grpo", "failed", "no " * 100]]
+    assert fitting(lines, 37, between=1, around=0) is None
+    assert fitting(lines, 4 + 6 + 24 + 2, between=1, around=0, folding=["reason"]) == [0, 1, 2]
+    assert fitting(lines, 4 + 6 + 24 + 1, between=1, around=0, folding=["reason"]) is None
+
+
+def shown(width: int, **given: object) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    columns = [Column(name) for name in LINES[0]] + [Column("reason", folds=True)]
+    rows = [[*LINES[1], ""], [*LINES[2], "its process ended by SIGKILL (out of memory?), as it has done before"]]
+    layout.show(console, columns, rows, [["Pass@2"], ["seeds"]], **given)  # type: ignore[arg-type]
+    return out.getvalue().splitlines()
+
+
+def test_nothing_that_is_shown_is_wider_than_the_terminal_and_nothing_is_lost() -> None:
+    for width in range(18, 140):
+        lines = shown(width)
+        assert max(map(len, lines)) <= width, width
+        text = "".join("".join(lines).split())
+        for value in ("entropy_bonus", "0.250±0.100", "(outofmemory?)"):
+            assert value in text or width < 90, (width, lines)
+        assert "Pass@2" in text
+    assert shown(100) == [
+        " method         Avg@K         Pass@2     seeds   reason                                             ",
+        " grpo           0.250 ±0.100  0.5        3 of 3                                                     ",
+        " entropy_bonus  0.5           0.75 ±0.1  1 of 3  its process ended by SIGKILL (out of memory?), as  ",
+        "                                                 it has done before                                 ",
+    ]
+    assert shown(70)[-1] == "further columns (in a wider terminal or a pipe): Pass@2"
+    assert [line.rstrip() for line in shown(40)[:8]] == [
+        "grpo",
+        "  Avg@K   0.250 ±0.100",
+        "  Pass@2  0.5",
+        "  seeds   3 of 3",
+        "entropy_bonus",
+        "  Avg@K   0.5",
+        "  Pass@2  0.75 ±0.1",
+        "  seeds   1 of 3",
+    ]
+
+
+def test_in_a_pipe_a_row_is_a_line() -> None:
+    out = io.StringIO()
+    console = SafeConsole(file=out, width=160, soft_wrap=True)
+    assert width_of(console) is None
+    layout.show(console, [Column("a"), Column("b", folds=True)], [["x", "word " * 25], ["y", "so long" * 99]])
+    header, *lines = out.getvalue().splitlines()
+    assert header.split() == ["a", "b"]
+    assert [line.split() for line in lines] == [["x", *["word"] * 25], ["y", *("so long" * 99).split()]]
+
+
+def test_cards_leave_out_what_is_empty() -> None:
+    assert printed(cards([["a", "b", "cc"], ["one", "", "3"], ["two", "2", ""]]), 40).splitlines() == [
+        "one",
+        "  cc  3",
+        "two",
+        "  b  2",
+    ]
+
+
+def test_what_was_left_out_is_named() -> None:
+    assert further(["a", "b, c", "d"], [0], "--format csv") == "further columns (--format csv): b, c; d"
+    assert further(["a", "b"], [0, 1], "--format csv") == ""
+
+
+def test_prose_ends_its_lines_between_words() -> None:
+    assert folded("one two three", 8) == "one two\nthree"
+    assert folded("one two three", None) == "one two three"
+
+
+STEERING = [
+    "\x1b[2J",
+    "\x1b]0;title\x07",
+    "\r",
+    "\x00",
+    "\x7f",
+    "\x9b31m",
+    "\u202e",
+    "\u2066",
+    "\x08",
+    "\u200b",
+    "\u061c",
+    "\u2028",
+]
+STEERING += ["\ufeff", "\U000e0041", "\ud800"]
+
+
+@pytest.mark.parametrize("text", STEERING)
+def test_a_control_character_is_written_out(text: str) -> None:
+    clean = visible(f"a{text}b\tc\nd")
+    assert clean.startswith("a\\")
+    assert clean.endswith("b\tc\nd")
+    assert all(letter.isprintable() or letter in "\t\n" for letter in clean)
+    assert visible(clean) == clean
+
+
+def test_what_people_write_stays_as_it_is() -> None:
+    text = "Größe 漢字 🙂 ±▲▼ \\x1b é\u0301\u200d"
+    assert visible(text) == text
+
+
+@pytest.mark.parametrize("text", STEERING)
+@pytest.mark.parametrize("how", ["string", "text", "table", "title"])
+def test_no_control_character_reaches_the_terminal(text: str, how: str) -> None:
+    said = f"a{text}b"
+    table = Table("name", title=Text(said) if how == "title" else None)
+    table.add_row(Text(said), style="red")
+    out = io.StringIO()
+    console = SafeConsole(file=out, force_terminal=True, color_system=None, markup=False, highlight=False, width=60)
+    console.print({"string": said, "text": Text(said)}.get(how, table))
+    assert all(letter.isprintable() or letter == "\n" for letter in out.getvalue())
+
+
+def test_colours_of_our_own_stay() -> None:
+    out = io.StringIO()
+    console = SafeConsole(file=out, force_terminal=True, color_system="standard", legacy_windows=False)
+    console.print(Text("failed \x1b[31m", style="red"))
+    assert out.getvalue() == "\x1b[31mfailed \\x1b[31m\x1b[0m\n"

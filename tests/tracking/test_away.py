@@ -1,0 +1,259 @@
+"""MLflow that is down, slow, deaf, locked or killed while a matrix runs: nothing waits for it, and nothing is lost."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import mlflow  # noqa: F401  loaded before any clock runs
+import pytest
+from endings import end
+from matrices import STEPS, fill, specs
+from places import REPOSITORY
+from servers import Between, between, free_port, mlflow_server
+
+from benchmarks.patience import HANG, patient
+from harness import cli, config, matrix
+from harness.base.deadline import within
+from harness.base.errors import UserError
+from harness.cells import checksums
+from harness.cells.state import State
+from harness.tracking import feeder, store, sync
+from harness.tracking.feeder import Feeder
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+AT_ONCE = 2.0  # seconds that a busy machine may take for what does not wait for calls of three seconds and more
+
+
+class Server:
+    """A server of MLflow that can be killed and started again, behind something that may keep calls from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port, self.running = folder, free_port(), ExitStack()
+
+    def start(self) -> str:
+        return self.running.enter_context(mlflow_server(self.folder, port=self.port))
+
+    def kill(self) -> None:
+        self.running.close()
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(migrated, folder / "mlflow.db")
+    found = Server(folder)
+    found.start()
+    yield found
+    found.kill()
+
+
+@pytest.fixture
+def server(real: Server) -> Iterator[tuple[str, Between]]:
+    with between(f"http://127.0.0.1:{real.port}") as found:
+        yield found
+
+
+def begun(folder: Path, name: str) -> Path:
+    """Returns a cell that is done but for what its state says."""
+    [spec] = specs(name, ["grpo"], ["countdown"], ["tiny"], [0])
+    fill(folder, spec, ["countdown"], level=0)
+    State("running", durable_step=1, device="cpu").write(folder)
+    return folder
+
+
+def fed(uri: str, folder: Path) -> list[str]:
+    """Feeds a cell at each of its checkpoints and at its end, as a run does; returns what was said meanwhile."""
+    said: list[str] = []
+    feeding = Feeder(uri, said.append)
+    for step in range(1, STEPS + 1):
+        began = time.perf_counter()
+        checksums.write(folder)
+        State("done" if step == STEPS else "running", durable_step=step, device="cpu").write(folder)
+        feeding.feed(folder)
+        assert time.perf_counter() - began < patient(AT_ONCE)
+        time.sleep(0.3)
+    feeding.close()
+    return said
+
+
+def check_whole(uri: str, name: str, last: int = STEPS) -> None:
+    """Each step of the one cell once."""
+    with store.store(uri, write=False) as client:
+        [run] = client.search_runs([client.get_experiment_by_name(name).experiment_id], "tags.cell LIKE '%'")
+        for metric in ("entropy/mean", "reward/mean", "responses/length"):
+            points = client.get_metric_history(run.info.run_id, metric)
+            assert sorted(point.step for point in points) == list(range(1, last + 1))
+        assert run.info.status == "FINISHED"
+
+
+@pytest.fixture
+def deaf(server: tuple[str, Between]) -> Iterator[str]:
+    uri, found = server
+    found.heard.clear()
+    found.silent.set()
+    yield uri
+    found.silent.clear()
+
+
+def test_a_store_that_never_answers_is_not_waited_for(deaf: str, server: tuple[str, Between], tmp_path: Path) -> None:
+    folder = begun(tmp_path / "cell", "deaf")
+    assert fed(deaf, folder) == []
+    assert server[1].heard.is_set()
+    began = time.perf_counter()
+    assert not within(0.5, lambda: sync.sync(folder, deaf)), "a budget ends"
+    assert time.perf_counter() - began < 0.5 + patient(AT_ONCE)
+
+
+def test_interrupted_nobody_waits_for_a_store_that_never_answers(
+    deaf: str, server: tuple[str, Between], tmp_path: Path
+) -> None:
+    folder = begun(tmp_path / "cell", "deaf")
+    program = (
+        "import sys, pathlib; from harness.base.deadline import within; from harness.record import feeder, sync; "
+        "folder, uri = pathlib.Path(sys.argv[1]), sys.argv[2]; "
+        "feeder.Feeder(uri, print).feed(folder); within(600, lambda: sync.sync(folder, uri))"
+    )
+    server[1].heard.clear()
+    process = subprocess.Popen([sys.executable, "-c", program, str(folder), deaf], cwd=REPOSITORY, stderr=-1)
+    assert server[1].heard.wait(HANG)
+    process.send_signal(signal.SIGINT)
+    began = time.perf_counter()
+    assert b"KeyboardInterrupt" in process.communicate(timeout=HANG)[1]
+    assert time.perf_counter() - began < patient(5)
+    assert process.returncode == -signal.SIGINT
+
+
+def test_a_slow_store_has_all_in_the_end_once(server: tuple[str, Between], tmp_path: Path) -> None:
+    uri, found = server
+    folder = begun(tmp_path / "cell", "slow")
+    found.late = 3.0
+    try:
+        assert fed(uri, folder) == []
+    finally:
+        found.late = 0.0
+    sync.sync(folder, uri)
+    check_whole(uri, "slow")
+
+
+def test_a_store_that_refuses_calls_has_all_in_the_end_once(
+    server: tuple[str, Between], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, found = server
+    monkeypatch.setattr(feeder, "PAUSE", 0.2)
+    folder = begun(tmp_path / "cell", "refuses")
+    found.refuses = lambda number: number % 5 < 2  # so that one more try does not help
+    try:
+        said = fed(uri, folder)
+        time.sleep(1)
+    finally:
+        found.refuses = lambda number: False
+    assert len(said) == 1, "it is said once"
+    assert said[0].startswith(f"MLflow is not fed: the MLflow store at {uri} cannot be used: ")
+    assert said[0].endswith("The records are kept; `entrobench sync` feeds it later.")
+    sync.sync(folder, uri)
+    check_whole(uri, "refuses")
+
+
+def test_a_database_that_is_locked_is_fed_as_soon_as_it_is_not(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path, **given: connect(path, **{"timeout": 0.05, **given}))
+    monkeypatch.setattr(feeder, "PAUSE", 0.1)
+    folder = begun(tmp_path / "cell", "locked")
+    said: list[str] = []
+    feeding = Feeder(mlflow_uri, said.append)
+    with connect(tmp_path / "mlflow.db") as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        end(folder, durable_step=STEPS, device="cpu")
+        feeding.feed(folder)
+        time.sleep(0.5)
+    assert len(said) == 1
+    assert "database is locked" in said[0]
+    deadline = time.monotonic() + 60
+    while feeding.waiting or not (folder / "mlflow.json").exists():  # which is asked for again, without a word
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    feeding.close()
+    sync.sync(folder, mlflow_uri)
+    monkeypatch.undo()
+    check_whole(mlflow_uri, "locked")
+
+
+def test_a_store_that_is_down_for_the_whole_run_is_fed_later_and_its_password_written_nowhere(
+    real: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real matrix, whose cells train meanwhile as ever; the address with its password is in the environment."""
+    nowhere, there = (f"me:open-sesame@127.0.0.1:{port}" for port in (free_port(), real.port))
+    settings = ["methods=[grpo]", "name=down", "train.steps=3", "train.prompts=4", "train.group=4"]
+    settings += ["eval.problems=2", "eval.samples=2", "eval.k=2", "checkpoint.every=1", "checkpoint.save_model=false"]
+    settings += [f"results={tmp_path / 'results'}"]
+    said = ""
+
+    def call(command: str, address: str) -> tuple[object, str, str]:
+        nonlocal said
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{address}")
+        with pytest.raises(SystemExit) as ended:
+            cli.main([command, "smoke", *settings])
+        out, err = capfd.readouterr()
+        said += out + err
+        return ended.value.code, out, err
+
+    code, out, err = call("run", nowhere)
+    assert code == 2
+    assert out.count("MLflow is not fed: ") <= 1, "a short run has ended before the store was found to be away"
+    masked = f"***@{nowhere.rpartition('@')[2]}"
+    assert err.startswith(f"entrobench: the MLflow store at http://{masked} cannot be used: ")
+    [cell] = matrix.cells(config.load("smoke", settings))
+    assert cell.progress().state == "done"
+    assert call("sync", nowhere)[0] == 2
+    before = {*real.folder.rglob("outcome.json")}
+    assert [call(command, there)[0] for command in ("sync", "run")] == [0, 0]
+    check_whole(f"http://127.0.0.1:{real.port}", "down", last=3)
+    [outcome] = {*real.folder.rglob("outcome.json")} - before
+    sent = outcome.read_bytes()
+    outcome.write_bytes(sent.replace(b"1", b"2"))
+    assert call("sync", there)[0] == 0
+    assert outcome.read_bytes() == sent, "what was changed on the server is sent again"
+    assert f"http://{masked} cannot be used" in call("doctor", nowhere)[1].replace("\n", "")
+    assert "open-sesame" not in said
+    written = [path for folder in (tmp_path, real.folder) for path in folder.rglob("*") if path.is_file()]
+    assert {"log.txt", "config.yaml", "mlflow.db", "outcome.json", "leaderboard.html"} <= {
+        each.name for each in written
+    }
+    for path in written:  # what MLflow keeps of runs stands in its database as it is
+        assert b"open-sesame" not in path.read_bytes(), path
+
+
+def test_a_server_that_is_killed_amid_a_cell_has_all_in_the_end_once(
+    real: Server, server: tuple[str, Between], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, found = server
+    monkeypatch.setattr(sync, "METRICS_PER_CALL", 10)
+    folder = begun(tmp_path / "cell", "killed")
+    sync.sync(folder, uri)
+    end(folder, durable_step=STEPS, device="cpu")
+    found.calls = 0
+
+    def kills(number: int) -> bool:
+        if number == 8:
+            real.kill()
+        return False
+
+    found.refuses = kills
+    with pytest.raises(UserError, match="cannot be used"):
+        sync.sync(folder, uri)
+    assert found.calls >= 8
+    real.start()
+    found.refuses = lambda number: False
+    sync.sync(folder, uri)
+    check_whole(uri, "killed")

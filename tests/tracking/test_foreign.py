@@ -1,0 +1,255 @@
+"""Stores that are none, or are no longer whole: one true sentence, in a limited time, and no traceback."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from boards import Made
+from matrices import fill
+from places import REPOSITORY
+
+from harness import cli
+from harness import config as configs
+from harness.base.errors import UserError
+from harness.matrix import cells
+from harness.tracking import store
+from harness.tracking.reader import reader
+
+pytestmark = pytest.mark.slow
+
+EXPERIMENT = {"experiment_id": "1", "name": "made", "lifecycle_stage": "active"}
+KNOWN = {"experiment": EXPERIMENT, "experiments": [EXPERIMENT]}
+PLACE = {"run_id": "a", "artifact_uri": "mlflow-artifacts:/1/a/artifacts"}
+BODIES = [
+    "[]",
+    '"x"',
+    "null",
+    "<html>hello</html>",
+    "",
+    '{"experiments": 5}',
+    '{"experiments": [{"a": 1}]}',
+    '{"experiments": [5]}',
+    '{"status": "ok", "experiment": {"name": "other"}}',
+    json.dumps(KNOWN | {"next_page_token": "again"}),  # for ever
+    json.dumps(KNOWN | {"runs": [5]}),
+    json.dumps(KNOWN | {"runs": [{"info": PLACE, "data": {"tags": [{"key": "x"}]}}]}),
+    json.dumps(KNOWN | {"runs": [{"info": PLACE, "data": {"metrics": [{"key": "final/a", "value": "y"}]}}]}),
+]
+
+
+class Foreign:
+    """A server that gives the same answer to all."""
+
+    def __init__(self) -> None:
+        self.body, self.pause = b"", 0.0
+        foreign = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(foreign.body)))
+                self.end_headers()
+                for byte in foreign.body if foreign.pause else ():
+                    time.sleep(foreign.pause)
+                    self.wfile.write(bytes([byte]))
+                if not foreign.pause:
+                    self.wfile.write(foreign.body)
+
+            do_POST = do_PUT = do_PATCH = do_GET
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads, self.server.block_on_close = True, False
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.uri = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def foreign(monkeypatch: pytest.MonkeyPatch) -> Iterator[Foreign]:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    one = Foreign()
+    yield one
+    one.server.shutdown()
+    one.server.server_close()
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str]:
+    """Return how a command ends, and all that it prints."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    return ended.value.code, "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_foreign_json_is_named_where_a_table_is_read(
+    body: str, foreign: Foreign, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign.body = body.encode()
+    code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", foreign.uri)
+    assert code == 2
+    if "experiments" in body or not body.startswith("{"):
+        assert re.match(rf"entrobench: the server at {foreign.uri} does not answer as MLflow does \(.+\); track", text)
+    else:  # as a server does that holds no experiment
+        assert f"the MLflow store at {foreign.uri} has no experiment 'made'" in text
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_foreign_json_is_named_where_records_are_sent(
+    body: str, foreign: Foreign, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign.body = body.encode()
+    settings = [f"results={tmp_path}", f"tracking.uri={foreign.uri}", "name=wanted", "methods=grpo", "eval.samples=4"]
+    [cell] = cells(configs.load("smoke", [*settings, "eval.k=2"]))
+    fill(cell.folder, cell.spec, ["countdown"], level=0)
+    code, text = said(capsys, "sync", "smoke", *settings, "eval.k=2")
+    assert code == 2
+    ours = rf"the server at {foreign.uri} does not answer as MLflow does \(.+\); tracking"
+    of_mlflow = (
+        rf"the MLflow store at {foreign.uri} cannot be used: .* the response body was not in a valid JSON format"
+    )
+    assert re.match(f"entrobench: ({ours}|{of_mlflow})", text)
+    assert "deleted" not in text
+
+
+def test_a_server_that_sends_a_byte_at_a_time_is_left(
+    foreign: Foreign, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign.body, foreign.pause = b" " * 3600, 0.2  # each byte in time, all of them in twelve minutes
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    sentence = f"the MLflow store at {foreign.uri} did not answer in full within 4 s"
+    start = time.monotonic()
+    code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", foreign.uri)
+    assert (code, sentence in text) == (2, True)
+    with pytest.raises(UserError, match=sentence), store.store(foreign.uri, write=True):
+        pass
+    assert time.monotonic() - start < 60
+
+
+# Pages
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a store with the numbers of a matrix."""
+    folder = tmp_path_factory.mktemp("whole")
+    Made(folder, f"sqlite:///{folder / 'mlflow.db'}").end_all()
+    with closing(sqlite3.connect(folder / "mlflow.db")) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return folder
+
+
+def test_damaged_pages_are_one_sentence(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seeds of damage at which other errors than those of SQLite came up."""
+    content, damaged = (whole / "mlflow.db").read_bytes(), whole / "damaged.db"
+    drawn = random.Random(1)
+    ends = []
+    for trial, number in zip(range(120), itertools.cycle([1, 3, 30, 300])):
+        pages = bytearray(content)
+        for _ in range(number):
+            pages[drawn.randrange(len(pages))] ^= 1 << drawn.randrange(8)
+        damaged.write_bytes(pages)
+        code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", f"sqlite:///{damaged}")
+        ends.append(code)
+        assert code == 0 or (code, text.count("\n")) == (2, 1), (trial, text)
+        if "malformed" in text:
+            assert "put the file aside, and `entrobench sync` makes another from the records of the cells" in text
+    assert {*ends} == {0, 2}
+
+
+def test_text_that_is_no_text_is_damage(whole: Path, tmp_path: Path) -> None:
+    """SQLite quotes its own schema in an error, and Python cannot decode that."""
+    path = tmp_path / "mlflow.db"
+    content = (whole / "mlflow.db").read_bytes()
+    assert content.count(b"CREATE TABLE") > 10
+    path.write_bytes(content.replace(b"CREATE TABLE", b"CREATE \xff\xfeBLE"))
+    uri = f"sqlite:///{path}"
+    for opened in (reader(uri), store.store(uri, write=True)):
+        with pytest.raises(UserError, match=r"is damaged \(.+\); put the file aside"), opened:
+            pass
+
+
+def test_rows_of_a_run_that_is_not_there_are_damage(whole: Path, tmp_path: Path) -> None:
+    class Contradicting(sqlite3.Connection):
+        def execute(self, query: str, *given: object) -> sqlite3.Cursor:
+            found = super().execute(query, *given)  # type: ignore[arg-type]
+            return iter([("nobody", "key", "value")]) if "FROM tags" in query else found  # type: ignore[return-value]
+
+    uri = f"sqlite:///{whole / 'mlflow.db'}"
+
+    def read() -> None:
+        with reader(uri) as source:
+            source.connection = sqlite3.connect(whole / "mlflow.db", factory=Contradicting)  # type: ignore[attr-defined]
+            source.runs(source.experiments()["made"])
+
+    with pytest.raises(UserError, match=r"is damaged \(tags has a run that is not in runs\)"):
+        read()
+
+
+# Stdout
+
+
+@pytest.mark.processes
+def test_a_stdout_of_ascii_shows_other_characters_by_their_numbers(whole: Path) -> None:
+    command = [sys.executable, "-m", "harness.cli", "leaderboard", "--experiment", "made"]
+    shown = subprocess.run(
+        [*command, "--uri", f"sqlite:///{whole / 'mlflow.db'}"],
+        cwd=REPOSITORY,
+        env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        check=True,
+    )
+    assert shown.stderr == b""
+    assert rb"\xb1" in shown.stdout
+    assert shown.stdout.isascii()
+
+
+# Counting
+
+
+def test_sync_restores_points_that_a_store_has_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whose tags say that all of them are there."""
+    database = tmp_path / "mlflow.db"
+    made = Made(tmp_path, f"sqlite:///{database}").end_all()
+    overrides = [f"results={tmp_path}", f"tracking.uri=sqlite:///{database}", "name=made"]
+    matrix = ["methods=[grpo,clip_b,ppo]", "seeds=[0,1,2]"]  # of which the last seed has not begun
+
+    def points() -> list[tuple[object, ...]]:
+        query = "SELECT run_uuid, key, step, value FROM metrics WHERE key NOT LIKE 'final/%' ORDER BY 1, 2, 3"
+        with closing(sqlite3.connect(database)) as connection:
+            return connection.execute(query).fetchall()
+
+    before = points()
+    assert len(before) > 6 * len(made.cells)
+    for lost in ("1", "key = 'entropy/mean' AND step = 0", "step = 1"):
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute(f"DELETE FROM metrics WHERE {lost}")
+        assert points() != before
+        code, text = said(capsys, "sync", "smoke", *overrides, *matrix)
+        assert code == 0
+        assert "holds what 6 cells have recorded" in text
+        assert points() == before, lost
+
+
+def test_a_port_that_is_closed_is_no_foreign_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and listens to nothing
+        uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        code, text = said(capsys, "leaderboard", "--experiment", "made", "--uri", uri)
+    assert code == 2
+    assert text.startswith(f"entrobench: the MLflow store at {uri} cannot be used: ")

@@ -1,0 +1,223 @@
+"""MLflow as a real server, with and without a password."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import requests
+from matrices import BEGAN, STEPS, experiment, fill, right_of
+from rich.console import Console
+from servers import PASSWORD
+
+from harness import cli
+from harness import config as configs
+from harness.base import files
+from harness.cells.outcome import FILE as OUTCOME
+from harness.cells.provenance import Made
+from harness.cells.spec import FILE as SPEC
+from harness.commands import sync as command
+from harness.matrix import cells
+from harness.tracking import evaluation, runs, served, store
+from harness.tracking.evaluation import Evaluated
+from harness.tracking.reader import asked_directly, reader
+from harness.tracking.runs import FINAL, Client
+from harness.tracking.served import Served
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+SMALL = ["eval.samples=4", "eval.k=2"]  # as made-up cells are evaluated
+
+
+def test_a_server_holds_an_evaluation_once(tmp_path: Path, server: str) -> None:
+    folder = tmp_path / "out" / "sums-1"
+    made = Made("a" * 32, BEGAN, "0.1.0", None, None, {"sums": "1"}, {}, "A processor", "cpu")
+    made.write(folder)
+    for name in ("result", "settings"):
+        files.write_json(folder / f"{name}.json", {"name": name})
+    for part in (0, 1):
+        files.write_lines(folder / "samples" / f"{part:04d}.jsonl", [{"part": part}])
+    one = Evaluated("key-1", "tiny sums", folder, made, {"model": "tiny"}, {"task": "sums"}, {"eval/sums/avg": 0.25})
+
+    def held() -> tuple[list[dict[str, Any]], list[list[str]]]:
+        with store.store(server, write=False) as client:
+            runs = client.search_runs([client.get_experiment_by_name("eval").experiment_id])
+            listed = [client.list_artifacts(run.info.run_id, name) for run in runs for name in evaluation.FILES]
+        return [run.to_dictionary() for run in runs], [[item.path for item in each] for each in listed]
+
+    evaluation.sync(one, server)
+    before = held()
+    evaluation.sync(one, server)
+    assert held() == before
+    [run], [jsons, samples] = before
+    assert run["data"]["metrics"] == {"eval/sums/avg": 0.25}
+    assert run["info"]["status"] == "FINISHED"
+    assert jsons == [f"evaluation/{name}.json" for name in ("made", "result", "settings")]
+    assert samples == ["samples/0000.jsonl", "samples/0001.jsonl"]
+    with store.store(server, write=False) as client:
+        there = client.download_artifacts(run["info"]["run_id"], "samples/0001.jsonl", str(tmp_path))
+    assert Path(there).read_bytes() == (folder / "samples" / "0001.jsonl").read_bytes()
+
+
+class Caller:
+    """Someone who calls commands on a matrix of one cell that is done."""
+
+    def __init__(self, folder: Path, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.settings, self.capsys = (
+            [f"results={folder}", f"tracking.uri={uri}", "name=guarded", "methods=grpo", *SMALL],
+            capsys,
+        )
+        [cell] = cells(configs.load("smoke", self.settings))
+        fill(cell.folder, cell.spec, ["countdown"], level=0)
+        Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
+
+    def __call__(self, command: str, *arguments: str) -> tuple[int | str | None, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([command, "smoke", *self.settings, *arguments])
+        return ended.value.code, *self.capsys.readouterr()
+
+
+@pytest.fixture
+def call(tmp_path: Path, guarded: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Caller:
+    monkeypatch.setattr(command, "console", Console(width=4000))
+    monkeypatch.chdir(tmp_path)
+    return Caller(tmp_path / "results", guarded, capsys)
+
+
+def say_who(monkeypatch: pytest.MonkeyPatch, user: str | None, password: str | None) -> None:
+    for name, value in (("USERNAME", user), ("PASSWORD", password)):
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+        if value is not None:
+            monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
+
+
+def nobody_reads(password: str, folder: Path) -> None:
+    for path in folder.rglob("*"):
+        assert not path.is_file() or password.encode() not in path.read_bytes(), path
+
+
+def test_who_has_the_password_feeds_and_reads(
+    call: Caller, guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say_who(monkeypatch, "admin", PASSWORD)
+    code, out, err = call("sync")
+    assert (code, err) == (0, "")
+    assert f"MLflow at {guarded} holds what 1 cell has recorded\n" in out
+    code, table, err = call("leaderboard", "--format", "csv")
+    assert (code, err) == (0, "")
+    [_, row] = csv.DictReader(table.splitlines())  # after the base model
+    right = right_of(level=0, seed=0, step=STEPS)
+    assert (row["method"], float(row["avg_at_k.mean"])) == ("grpo", fmean(map(fmean, right)))
+    assert PASSWORD not in out + table
+    nobody_reads(PASSWORD, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "words"),
+    [
+        (None, None, "asks for a user and a password; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
+        ("admin", None, "asks for a user and a password; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
+        (
+            "admin",
+            "not-the-password",
+            "knows no user 'admin' (MLFLOW_TRACKING_USERNAME) with the password in MLFLOW_TRACKING_PASSWORD",
+        ),
+    ],
+)
+def test_who_does_not_is_told_in_one_sentence(
+    user: str | None,
+    password: str | None,
+    words: str,
+    call: Caller,
+    guarded: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    say_who(monkeypatch, user, password)
+    for name in ("sync", "leaderboard"):
+        assert call(name) == (2, "", f"entrobench: the MLflow store at {guarded} {words}\n")
+    nobody_reads(password or PASSWORD, tmp_path)
+
+
+def test_a_server_says_the_same_directly_and_through_its_client(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment(tmp_path, server, name="same", failed=[("clip_b", 1)])
+    for module in (runs, served):
+        monkeypatch.setattr(module, "PAGE", 3)
+    with store.store(server, write=False) as client, reader(server) as direct:
+        assert isinstance(direct, Served)
+        through = Client(client)
+        known = direct.experiments()
+        assert known == through.experiments()
+        assert len(direct.runs(known["same"])) == 4
+        first, second = direct.runs(known["same"])[:2]
+        client.delete_run(second.id)
+        client.log_metric(first.id, f"{FINAL}half", 0.5)
+        found = direct.runs(known["same"])
+        assert found == through.runs(known["same"])
+        assert len(found) == 3
+        assert found[0].finals == {f"{FINAL}half": 0.5}
+        for name in (OUTCOME, SPEC, "evals/countdown-000000.json", "no such"):
+            assert direct.texts(found, name) == through.texts(found, name)
+        assert [text is None for text in direct.texts(found, OUTCOME)] == [
+            run.tags["status"] != "done" for run in found
+        ]
+        for run in found:
+            assert direct.listed(run, "evals") == through.listed(run, "evals")
+            assert bool(direct.listed(run, "evals")) == (run.tags["status"] == "done")
+        assert direct.curves(found, "entropy/mean".__eq__) == through.curves(found, "entropy/mean".__eq__)
+
+
+def test_the_table_of_a_server_needs_no_mlflow(guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    say_who(monkeypatch, "admin", PASSWORD)
+    experiment(tmp_path, guarded, name="light", methods=["grpo"], seeds=[0])
+    code = f"""
+import sys
+from harness import cli
+try:
+    cli.main(["leaderboard", "--experiment", "light", "--uri", {guarded!r}, "--format", "csv"])
+except SystemExit as end:
+    sys.exit(end.code or bool({{"mlflow", "torch"}} & sys.modules.keys()))
+"""
+    told = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert [row["method"] for row in csv.DictReader(told.splitlines())] == ["base model", "grpo"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "name", "directly"),
+    [
+        ("https://somewhere", "MLFLOW_TRACKING_USERNAME", True),
+        ("https://somewhere", "MLFLOW_TRACKING_TOKEN", False),
+        ("https://somewhere", "MLFLOW_TRACKING_CLIENT_CERT_PATH", False),
+        ("databricks", "MLFLOW_TRACKING_USERNAME", False),
+    ],
+)
+def test_other_ways_to_sign_in_are_left_to_the_client(
+    uri: str, name: str, directly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(name, "anything")
+    assert asked_directly(uri) == directly
+    files.write_text(tmp_path / ".mlflow" / "credentials", "[mlflow]\n")
+    assert not asked_directly(uri)
+
+
+def test_who_may_not_is_told_so(call: Caller, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    say_who(monkeypatch, "admin", PASSWORD)
+    assert call("sync")[0] == 0
+    guest = {"username": "guest", "password": "pass-of-the-guest"}
+    users = f"{guarded}/api/2.0/mlflow/users/create"
+    requests.post(users, json=guest, auth=("admin", PASSWORD), timeout=60).raise_for_status()
+    say_who(monkeypatch, "guest", "pass-of-the-guest")
+    code, out, err = call("sync")
+    assert (code, out) == (2, "")
+    said = (
+        f"entrobench: the MLflow store at {guarded} does not permit this to the user 'guest'; its administrator can\n"
+    )
+    assert err == said

@@ -1,0 +1,683 @@
+import contextlib
+import dataclasses
+import json
+import math
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.store.tracking.dbmodels.models import SqlDataset
+from mortal import Killed, Mortal
+from places import REPOSITORY
+
+from benchmarks.patience import HANG
+from harness.base import files, identities
+from harness.base.errors import UserError
+from harness.cells import checksums, evaluation_files
+from harness.cells.log import MetricsLog
+from harness.cells.provenance import Made
+from harness.cells.spec import CellSpec
+from harness.cells.state import State
+from harness.config import Config, Correction, Eval, RolloutConfig, Stop, Train
+from harness.tracking import store, sync
+from harness.tracking.artifacts import Artifacts
+
+pytestmark = pytest.mark.slow
+
+CELL = "0123456789ab"
+MADE = Made(
+    attempt="a" * 32,
+    started=999.5,
+    version="0.1.0",
+    commit="c" * 40,
+    dirty=False,
+    sources={"grpo": "1", "clip_b": "2", "countdown": "3"},
+    versions={"torch": "2.0", "python": "3.12"},
+    processor="A processor",
+    device="cpu",
+)
+EVALUATION = {"task": "countdown", "step": 2, "problems": ["p"], "right": [[0, 1]], "flags": []} | {
+    "right_distinct": [1],
+    "solutions": None,
+}
+
+
+def make_cell(folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0.02)", seed: int = 1) -> Path:
+    settings = dataclasses.asdict(Config(train=Train(lr=1e-3, steps=4, group=8), eval=Eval(k=4, tasks=["x" * 2000])))
+    spec = CellSpec(cell, "demo", method, "countdown", "tiny", seed, identity={"seed": seed}, settings=settings)
+    spec.write(folder)
+    MADE.write(folder)
+    set_state(folder, "running", durable=-1)
+    return folder
+
+
+def set_state(folder: Path, state: str, durable: int, reason: str | None = None) -> None:
+    if state == "done":
+        checksums.write(folder)
+    State(state, reason, durable, device="cpu").write(folder)
+
+
+def log_steps(folder: Path, *steps: int, offset: float = 0.0) -> None:
+    for step in steps:
+        metrics = {"entropy/mean": 2.0 - step / 10, "reward/mean": step / 100}
+        MetricsLog(folder).append(step, 1000.5 + step + offset, metrics)
+
+
+def runs(uri: str) -> list[Any]:
+    with store.store(uri, write=False) as client:
+        experiment = client.get_experiment_by_name("demo")
+        return list(client.search_runs([experiment.experiment_id]))
+
+
+def history(uri: str, key: str) -> list[tuple[int, int, float]]:
+    (run,) = runs(uri)
+    with store.store(uri, write=False) as client:
+        points = client.get_metric_history(run.info.run_id, key)
+    return sorted((point.step, point.timestamp, point.value) for point in points)
+
+
+def expected_history(*steps: int) -> list[tuple[int, int, float]]:
+    return [(step, 1000500 + 1000 * step, 2.0 - step / 10) for step in steps]
+
+
+# metrics.jsonl
+
+
+def test_log_reads_back_what_was_appended_and_forgets_what_comes_after_a_step(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    assert log.read() == []
+    for step in range(4):
+        log.append(step, 10.25 * step, {"a": step / 3})
+    assert [line["metrics"]["a"] for line in log.read()] == [0, 1 / 3, 2 / 3, 1]
+    log.truncate(1)
+    assert log.read() == [{"step": s, "time": 10.25 * s, "metrics": {"a": s / 3}} for s in (0, 1)]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    log.truncate(-1)
+    assert log.read() == []
+
+
+def test_log_passes_over_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    log_steps(tmp_path, 0, 1)
+    whole = log.path.read_text()
+    for cut in range(1, len(whole.splitlines()[1]) + 1):
+        log.path.write_text(whole[:-cut])
+        assert [line["step"] for line in log.read()] == [0]
+    log.truncate(5)
+    log_steps(tmp_path, 1)
+    assert log.path.read_text() == whole
+
+
+# Feeding MLflow
+
+
+def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "a cell")
+    log_steps(folder, 0, 1, 2)
+    evaluation_files.write(folder, EVALUATION)
+    files.write_lines(folder / "samples" / "train-000001.jsonl", [{"a": 1}])
+    set_state(folder, "done", durable=2)
+    sync.sync(folder, mlflow_uri)
+
+    (run,) = runs(mlflow_uri)
+    assert run.info.run_name == "grpo+clip_b(share=0.02) s1"
+    assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", 999500, 1002500)
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2)
+    assert run.data.metrics == {"entropy/mean": 1.8, "reward/mean": 0.02}
+    expected = {
+        "method": "grpo+clip_b(share=0.02)",
+        "task": "countdown",
+        "model": "tiny",
+        "seed": "1",
+        "train.lr": "0.001",
+        "train.steps": "4",
+        "train.group": "8",
+        "train.betas": "[0.9, 0.999]",
+        "rollout.temperature": "1.0",
+        "eval.k": "4",
+        "eval.tasks": ("['" + "x" * 2000)[:500],
+    }
+    assert run.data.params.items() >= expected.items()
+    sections = (Train, RolloutConfig, Correction, Eval, Stop)
+    assert len(run.data.params) == 4 + sum(len(dataclasses.fields(section)) for section in sections)
+    told = files.read_json(tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts" / "outcome.json")
+    assert told == {
+        "entropy": [2.0, 1.8],
+        "dropped": None,
+        "tokens": 0,
+        "hours": 0.0,
+        "tasks": {
+            "countdown": {
+                "k": 4,
+                "problems": ["p"],
+                "right": ["01"],
+                "before": None,
+                "right_distinct": [1],
+                "right_distinct_before": None,
+                "solutions": None,
+                "flags": [],
+                "length": None,
+                "distinct": None,
+                "distinct_answers": None,
+                "after_answer": None,
+            }
+        },
+    }
+    own = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
+    assert own == {
+        "cell": CELL,
+        "matrix": "demo",
+        "method": "grpo+clip_b(share=0.02)",
+        "task": "countdown",
+        "model": "tiny",
+        "seed": "1",
+        "status": "done",
+        "reason": "",
+        "device": "cpu",
+        "collapsed": "",
+        "baseline": "grpo",
+        "outcome": identities.digest(told),
+        "lines": "3",
+        "attempt": "a" * 32,
+        "code.version": "0.1.0",
+        "code.commit": "c" * 40,
+        "code.dirty": "false",
+        "processor": "A processor",
+        "source": identities.key({"grpo": "1", "clip_b": "2", "countdown": "3"}),
+        "source.grpo": "1",
+        "source.clip_b": "2",
+        "source.countdown": "3",
+        "version.torch": "2.0",
+        "version.python": "3.12",
+    }
+    beside = tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts"
+    assert run.info.artifact_uri == beside.as_uri()
+    for name in ("config.yaml", "evals/countdown-000002.json", "samples/train-000001.jsonl"):
+        assert (beside / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_sync_holds_back_steps_that_may_run_again(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2, 3)
+    sync.sync(folder, mlflow_uri)
+    assert history(mlflow_uri, "entropy/mean") == []
+    set_state(folder, "running", durable=1)
+    sync.sync(folder, mlflow_uri)
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1)
+    # Killed and resumed: the later steps come again, at another time.
+    MetricsLog(folder).truncate(1)
+    log_steps(folder, 2, 3, 4)
+    set_state(folder, "done", durable=4)
+    sync.sync(folder, mlflow_uri)
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2, 3, 4)
+
+
+def test_a_cell_that_collapsed_says_so(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2)
+    checksums.write(folder)
+    State("done", durable_step=2, device="cpu", collapsed=2).write(folder)
+    sync.sync(folder, mlflow_uri)
+    (run,) = runs(mlflow_uri)
+    assert (run.data.tags["status"], run.data.tags["collapsed"]) == ("done", "2")
+
+
+def test_a_failed_cell_sends_all_and_its_resumption_sends_no_step_twice(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2, 3)
+    set_state(folder, "failed", durable=1, reason="the loss is not finite")
+    sync.sync(folder, mlflow_uri)
+    (run,) = runs(mlflow_uri)
+    assert (run.info.status, run.data.tags["reason"]) == ("FAILED", "the loss is not finite")
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2, 3)
+
+    MetricsLog(folder).truncate(1)
+    log_steps(folder, 2, offset=50)
+    set_state(folder, "running", durable=2)
+    sync.sync(folder, mlflow_uri)
+    (run,) = runs(mlflow_uri)
+    assert (run.info.status, run.data.tags["status"], run.data.tags["reason"]) == ("RUNNING", "running", "")
+    log_steps(folder, 3, offset=50)
+    log_steps(folder, 4)
+    set_state(folder, "done", durable=4)
+    sync.sync(folder, mlflow_uri)
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2, 3, 4)
+
+
+def test_a_sync_killed_between_metrics_and_tags_duplicates_nothing(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, *range(5))
+    MetricsLog(folder).append(5, 1005.5, {"entropy/mean": math.nan, "reward/mean": math.inf})
+    set_state(folder, "done", durable=5)
+    sync.sync(folder, mlflow_uri)
+    (run,) = runs(mlflow_uri)
+    before = [history(mlflow_uri, key) for key in ("entropy/mean", "reward/mean")]
+    with store.store(mlflow_uri, write=True) as client:
+        client.delete_tag(run.info.run_id, "lines")
+        client.delete_tag(run.info.run_id, "status")
+    (folder / "mlflow.json").unlink()  # as if killed even before that
+    sync.sync(folder, mlflow_uri)
+    assert repr([history(mlflow_uri, key) for key in ("entropy/mean", "reward/mean")]) == repr(before)
+    assert runs(mlflow_uri)[0].data.tags["status"] == "done"
+
+
+def everything(uri: str) -> Any:
+    (run,) = runs(uri)
+    own = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
+    artifacts = Path(run.info.artifact_uri.removeprefix("file://"))
+    listed = {str(path.relative_to(artifacts)) for path in artifacts.rglob("*.*")}
+    info = (run.info.status, run.info.start_time, run.info.end_time)
+    return own, run.data.params, info, listed, history(uri, "entropy/mean"), history(uri, "reward/mean")
+
+
+@pytest.mark.slow
+def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
+    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2)
+    evaluation_files.write(folder, EVALUATION)
+    set_state(folder, "done", durable=2)
+    client_of = store.client_of
+
+    def fresh(name: str) -> str:
+        (tmp_path / name).mkdir()
+        return f"sqlite:///{shutil.copy(migrated, tmp_path / name / 'mlflow.db')}"
+
+    def sync_dying_at(call: float, uri: str) -> Mortal:
+        mortal = Mortal(client_of(uri), call)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "client_of", lambda uri: mortal)
+            sync.sync(folder, uri)
+        return mortal
+
+    whole = fresh("whole")
+    calls = int(-sync_dying_at(0, whole).calls)
+    assert calls >= 8
+    for call in range(1, calls + 1):
+        (folder / "mlflow.json").unlink(missing_ok=True)
+        uri = fresh(f"{call}")
+        with pytest.raises(Killed):
+            sync_dying_at(call, uri)
+        with store.store(uri, write=False) as client:
+            found = client.search_runs([e.experiment_id for e in client.search_experiments()], "tags.status = 'done'")
+        assert len(found) == (call == calls)
+        sync.sync(folder, uri)
+        assert everything(uri) == everything(whole)
+
+
+def test_a_sync_of_a_failed_cell_killed_at_any_call_sends_no_step_twice(
+    tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What such a cell did after its checkpoint is done again, at another time."""
+    monkeypatch.setattr(sync, "METRICS_PER_CALL", 3)
+    client_of = store.client_of
+    for call in range(1, 16):
+        folder = make_cell(tmp_path / f"{call}" / "cell")
+        uri = f"sqlite:///{shutil.copy(migrated, tmp_path / f'{call}' / 'mlflow.db')}"
+        log_steps(folder, 0, 1, 2, 3)
+        set_state(folder, "failed", durable=1, reason="the loss is not finite")
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            mortal = Mortal(client_of(uri), call)
+            patch.setattr(store, "client_of", lambda uri, mortal=mortal: mortal)
+            sync.sync(folder, uri)
+        MetricsLog(folder).truncate(1)
+        log_steps(folder, 2, 3, 4, offset=50)
+        set_state(folder, "done", durable=4)
+        sync.sync(folder, uri)
+        for key in ("entropy/mean", "reward/mean"):
+            assert [step for step, _, _ in history(uri, key)] == [0, 1, 2, 3, 4], call
+    assert mortal.calls > 0, "the last of them was not killed"
+
+
+def test_values_that_are_not_finite_are_kept(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    MetricsLog(folder).append(0, 1.0, {"a": math.nan, "b": math.inf, "c": -math.inf})
+    set_state(folder, "failed", durable=-1, reason="the loss is not finite")
+    sync.sync(folder, mlflow_uri)
+    metrics = runs(mlflow_uri)[0].data.metrics
+    assert math.isnan(metrics["a"])
+    assert metrics["b"] == sys.float_info.max  # as MLflow writes infinity
+    assert metrics["c"] == -sys.float_info.max
+
+
+def test_more_points_than_one_call_takes(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    for step in range(61):
+        MetricsLog(folder).append(step, float(step), {f"m/{i}": step * i / 7 for i in range(40)})
+    set_state(folder, "done", durable=60)
+    sync.sync(folder, mlflow_uri)
+    for i in (0, 17, 39):
+        assert history(mlflow_uri, f"m/{i}") == [(step, 1000 * step, step * i / 7) for step in range(61)]
+
+
+def test_names_that_mlflow_refuses_are_spelled_out(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    MetricsLog(folder).append(0, 1.0, {"eval/countdown/pass@16": 0.5, "weights/clip_b(share)": 0.25})
+    set_state(folder, "done", durable=0)
+    sync.sync(folder, mlflow_uri)
+    assert runs(mlflow_uri)[0].data.metrics == {"eval/countdown/pass_at_16": 0.5, "weights/clip_b_share_": 0.25}
+
+
+def test_a_store_that_is_new_is_fed_from_the_start(tmp_path: Path, mlflow_uri: str, migrated: Path) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1, 2)
+    set_state(folder, "done", durable=2)
+    sync.sync(folder, mlflow_uri)
+    (tmp_path / "other").mkdir()
+    other = f"sqlite:///{shutil.copy(migrated, tmp_path / 'other' / 'mlflow.db')}"
+    sync.sync(folder, other)
+    assert history(other, "entropy/mean") == history(mlflow_uri, "entropy/mean") == expected_history(0, 1, 2)
+    # Back to the first, which the folder's id no longer names: its run is found by the tag.
+    sync.sync(folder, mlflow_uri)
+    assert len(runs(mlflow_uri)) == 1
+
+
+def test_an_id_that_names_another_cells_run_is_not_believed(tmp_path: Path, mlflow_uri: str) -> None:
+    one, two = make_cell(tmp_path / "1"), make_cell(tmp_path / "2", cell="ba9876543210", method="clip_v")
+    for folder, steps in ((one, (0, 1)), (two, (0, 1, 2))):
+        log_steps(folder, *steps)
+        set_state(folder, "done", durable=steps[-1])
+    sync.sync(one, mlflow_uri)
+    shutil.copy(one / "mlflow.json", two / "mlflow.json")
+    sync.sync(two, mlflow_uri)
+    assert {run.data.tags["cell"]: run.data.tags["lines"] for run in runs(mlflow_uri)} == {
+        CELL: "2",
+        "ba9876543210": "3",
+    }
+
+
+def test_a_run_that_was_deleted_is_made_anew(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1)
+    set_state(folder, "done", durable=1)
+    sync.sync(folder, mlflow_uri)
+    with store.store(mlflow_uri, write=True) as client:
+        client.delete_run(runs(mlflow_uri)[0].info.run_id)
+    sync.sync(folder, mlflow_uri)
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1)
+
+
+# Attempts
+
+
+def test_each_attempt_has_a_run_of_its_own(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1)
+    set_state(folder, "done", durable=1)
+    sync.sync(folder, mlflow_uri)
+    [first] = runs(mlflow_uri)
+    # The folder's id is of another attempt: of its own past, or copied with the rest from somewhere else.
+    dataclasses.replace(MADE, attempt="b" * 32, started=1999.5).write(folder)
+    set_state(folder, "running", durable=-1)
+    sync.sync(folder, mlflow_uri)
+    [second, again] = sorted(runs(mlflow_uri), key=lambda run: -run.info.start_time)
+    assert again.data.to_dictionary() == first.data.to_dictionary()
+    assert (second.data.tags["attempt"], second.info.start_time) == ("b" * 32, 1999500)
+    assert (second.data.tags["status"], again.data.tags["status"]) == ("running", "done")
+    (folder / "mlflow.json").unlink()
+    set_state(folder, "done", durable=1)
+    sync.sync(folder, mlflow_uri)
+    assert {run.info.run_id: run.data.tags["status"] for run in runs(mlflow_uri)} == {
+        first.info.run_id: "done",
+        second.info.run_id: "done",
+    }
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_cell_that_failed_before_it_began_has_a_run_which_its_first_attempt_takes_up(
+    kept: bool, tmp_path: Path, mlflow_uri: str
+) -> None:
+    folder = make_cell(tmp_path / "cell")
+    (folder / "made.json").unlink()
+    set_state(folder, "failed", durable=-1, reason="its process ended by SIGKILL")
+    for _ in range(2):
+        sync.sync(folder, mlflow_uri)
+        [failed] = runs(mlflow_uri)
+        if not kept:
+            (folder / "mlflow.json").unlink()
+    assert (failed.info.status, failed.data.tags["attempt"]) == ("FAILED", "")
+    MADE.write(folder)
+    log_steps(folder, 0, 1)
+    set_state(folder, "done", durable=1)
+    sync.sync(folder, mlflow_uri)
+    [run] = runs(mlflow_uri)
+    assert (run.info.status, run.info.run_id) == ("FINISHED", failed.info.run_id)
+    assert run.data.tags.items() >= {**MADE.tags(), "mlflow.source.git.commit": "c" * 40, "reason": ""}.items()
+    assert history(mlflow_uri, "entropy/mean") == expected_history(0, 1)
+
+
+# Stores that were moved, copied, or lost files
+
+
+def test_two_that_send_the_same_problems_at_once_both_do(
+    tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow looks whether it has them, and both find that it has not: it then refuses one of the two."""
+    both, made = threading.Barrier(2), SqlDataset.__init__
+    refused: list[MlflowException] = []
+
+    def late(self: SqlDataset, **given: Any) -> None:
+        both.wait(timeout=HANG)
+        made(self, **given)
+
+    log_inputs = MlflowClient.log_inputs
+
+    def heard(client: MlflowClient, *given: Any) -> None:
+        try:
+            log_inputs(client, *given)
+        except MlflowException as error:
+            refused.append(error)
+            raise
+
+    monkeypatch.setattr(SqlDataset, "__init__", late)
+    monkeypatch.setattr(MlflowClient, "log_inputs", heard)
+    folders = [make_cell(tmp_path / str(number), cell=f"{number:012x}") for number in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda folder: sync.sync(folder, mlflow_uri), folders))
+    assert len(refused) == 1
+    assert [[each.dataset.name for each in run.inputs.dataset_inputs] for run in runs(mlflow_uri)] == [
+        ["countdown"]
+    ] * 2
+
+
+def finished(folder: Path, uri: str) -> Path:
+    make_cell(folder)
+    log_steps(folder, 0, 1)
+    for step in (0, 1):
+        evaluation_files.write(folder, {**EVALUATION, "step": step})
+    set_state(folder, "done", durable=1)
+    sync.sync(folder, uri)
+    return folder
+
+
+def test_files_that_the_store_lost_are_sent_again(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = finished(tmp_path / "cell", mlflow_uri)
+    [run] = runs(mlflow_uri)
+    evals = tmp_path / "mlartifacts" / "demo" / run.info.run_id / "artifacts" / "evals"
+    whole = {path.name: path.read_bytes() for path in evals.iterdir()}
+    assert len(whole) == 2
+    for spoil in (
+        lambda: (evals / "countdown-000001.json").unlink(),
+        lambda: (evals / "countdown-000000.json").write_text("{"),
+        lambda: shutil.rmtree(tmp_path / "mlartifacts"),
+    ):
+        spoil()
+        sync.sync(folder, mlflow_uri)
+        assert {path.name: path.read_bytes() for path in evals.iterdir()} == whole
+
+
+def test_a_store_whose_files_cannot_be_written_is_one_sentence(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = finished(tmp_path / "cell", mlflow_uri)
+    shutil.rmtree(tmp_path / "mlartifacts")
+    (tmp_path / "mlartifacts").write_text("a file in its place")
+    with pytest.raises(UserError, match=r"mlflow\.db cannot be used: .*(Not a directory|File exists)") as error:
+        sync.sync(folder, mlflow_uri)
+    one_sentence(error)
+
+
+def test_files_are_read_where_they_are(tmp_path: Path, mlflow_uri: str) -> None:
+    """A store that was moved, one that was copied, and a database that was copied alone."""
+    finished(tmp_path / "cell", mlflow_uri)
+    [run] = runs(mlflow_uri)
+    part = Path("mlartifacts") / "demo" / run.info.run_id / "artifacts"
+    for name in ("copy", "alone", "moved"):
+        (tmp_path / name).mkdir()
+        shutil.copy(tmp_path / "mlflow.db", tmp_path / name)
+    shutil.copytree(tmp_path / "mlartifacts", tmp_path / "copy" / "mlartifacts")
+
+    def places() -> list[Path]:
+        found = []
+        for name in (".", "copy", "alone", "moved"):
+            uri = f"sqlite:///{tmp_path / name / 'mlflow.db'}"
+            with store.store(uri, write=False) as client:
+                place = Artifacts(client, client.get_run(run.info.run_id), uri).place
+            assert place is not None
+            found.append(place.relative_to(tmp_path))
+        return found
+
+    assert places() == [part, "copy" / part, part, part]
+    (tmp_path / "mlartifacts").rename(tmp_path / "moved" / "mlartifacts")
+    assert places() == [part, "copy" / part, "alone" / part, "moved" / part]
+
+
+@pytest.mark.parametrize("copied", ["all", "database"])
+def test_a_copy_is_fed_and_the_original_is_not(copied: str, tmp_path: Path, mlflow_uri: str) -> None:
+    finished(tmp_path / "original" / "cell", mlflow_uri)
+    [run] = runs(mlflow_uri)
+    copy = tmp_path / "a cöpy of 100%" / "results"
+    copy.mkdir(parents=True)
+    shutil.copy(tmp_path / "mlflow.db", copy)
+    shutil.copytree(tmp_path / "original" / "cell", copy / "cell")
+    if copied == "all":
+        shutil.copytree(tmp_path / "mlartifacts", copy / "mlartifacts")
+    evaluation_files.write(copy / "cell", EVALUATION)
+    part = Path("mlartifacts") / "demo" / run.info.run_id / "artifacts"
+    before = sorted((tmp_path / part).rglob("*")), (tmp_path / "mlflow.db").read_bytes()
+    uri = f"sqlite:///{copy / 'mlflow.db'}"
+    sync.sync(copy / "cell", uri)
+    assert (sorted((tmp_path / part).rglob("*")), (tmp_path / "mlflow.db").read_bytes()) == before
+    names = {str(path.relative_to(copy / part)) for path in (copy / part).rglob("*.*")}
+    assert names == {"config.yaml", "outcome.json", *(f"evals/countdown-{step:06d}.json" for step in range(3))}
+    [same] = runs(uri)
+    assert (same.info.run_id, same.info.artifact_uri) == (run.info.run_id, (copy / part).as_uri())
+    with store.store(uri, write=False) as client:
+        assert client.get_experiment_by_name("demo").artifact_location == (copy / "mlartifacts" / "demo").as_uri()
+
+
+def test_a_place_that_somebody_chose_stays(tmp_path: Path, mlflow_uri: str) -> None:
+    chosen = tmp_path / "large disk" / "runs"
+    with store.store(mlflow_uri, write=True) as client:
+        client.create_experiment("demo", chosen.as_uri())
+    folder = finished(tmp_path / "cell", mlflow_uri)
+    [run] = runs(mlflow_uri)
+    assert run.info.artifact_uri == f"{chosen.as_uri()}/{run.info.run_id}/artifacts"
+    assert (chosen / run.info.run_id / "artifacts" / "evals" / "countdown-000001.json").exists()
+    (tmp_path / "other").mkdir()
+    other = f"sqlite:///{shutil.copy(tmp_path / 'mlflow.db', tmp_path / 'other')}"
+    sync.sync(folder, other)
+    assert runs(other)[0].info.artifact_uri == run.info.artifact_uri
+
+
+def test_a_second_sync_only_asks(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1)
+    set_state(folder, "done", durable=1)
+    sync.sync(folder, mlflow_uri)
+    mortal = Mortal(store.client_of(mlflow_uri), calls=2)
+    monkeypatch.setattr(store, "client_of", lambda uri: mortal)
+    sync.sync(folder, mlflow_uri)
+    assert mortal.calls == 1
+
+
+# A store that is not there
+
+
+def one_sentence(error: pytest.ExceptionInfo[UserError]) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_locked_store_is_one_sentence(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_cell(tmp_path / "cell")
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path: connect(path, timeout=0.05))
+    with connect(tmp_path / "mlflow.db") as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UserError, match=r"mlflow\.db cannot be used: database is locked") as error:
+            sync.sync(folder, mlflow_uri)
+        one_sentence(error)
+    sync.sync(folder, mlflow_uri)
+    assert len(runs(mlflow_uri)) == 1
+
+
+def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
+    folder = make_cell(tmp_path / "cell")
+    (tmp_path / "notes.db").write_text("not a database " * 100)
+    with pytest.raises(UserError, match=r"notes\.db cannot be used: file is not a database") as error:
+        sync.sync(folder, f"sqlite:///{tmp_path / 'notes.db'}")
+    one_sentence(error)
+
+
+def test_a_place_where_no_file_can_be_is_one_sentence(tmp_path: Path) -> None:
+    folder = make_cell(tmp_path / "cell")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot be used: .*(Not a directory|File exists)") as error:
+        sync.sync(folder, f"sqlite:///{tmp_path / 'file' / 'mlflow.db'}")
+    one_sentence(error)
+
+
+def test_a_server_that_is_away_is_one_sentence(tmp_path: Path) -> None:
+    folder = make_cell(tmp_path / "cell")
+    with pytest.raises(UserError, match=r"the MLflow store at http://127\.0\.0\.1:9 cannot be used: ") as error:
+        sync.sync(folder, "http://127.0.0.1:9")
+    one_sentence(error)
+
+
+def test_an_experiment_that_was_deleted_is_one_sentence(tmp_path: Path, mlflow_uri: str) -> None:
+    folder = make_cell(tmp_path / "cell")
+    sync.sync(folder, mlflow_uri)
+    with store.store(mlflow_uri, write=True) as client:
+        client.delete_experiment(client.get_experiment_by_name("demo").experiment_id)
+    with pytest.raises(UserError, match=r"the MLflow experiment 'demo' .* was deleted; .* restore") as error:
+        sync.sync(folder, mlflow_uri)
+    one_sentence(error)
+
+
+@pytest.mark.processes
+def test_a_first_use_is_silent_and_leaves_nothing_in_the_working_directory(tmp_path: Path) -> None:
+    folder = make_cell(tmp_path / "cell")
+    log_steps(folder, 0, 1)
+    set_state(folder, "done", durable=1)
+    (tmp_path / "here").mkdir()
+    code = (
+        "import sys; from pathlib import Path; from harness.record import sync; "
+        "assert 'mlflow' not in sys.modules; "
+        f"sync.sync(Path({str(folder)!r}), 'sqlite:///results/mlflow.db'); assert 'torch' not in sys.modules"
+    )
+    root = str(REPOSITORY)
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", code],
+        cwd=tmp_path / "here",
+        env={"PYTHONPATH": root, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["results"]
+    assert {path.name for path in (tmp_path / "here" / "results").iterdir()} == {
+        "mlflow.db",
+        "mlflow.db.lock",
+        "mlartifacts",
+    }
+    assert json.loads((folder / "mlflow.json").read_text()).keys() == {"run"}
