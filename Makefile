@@ -10,9 +10,10 @@ SET_UP_DEV := .venv/ready-$(if $(LOCKED),locked,dev)
 ANY_PYTHON := $(or $(PYTHON),$(firstword $(foreach p,python3 python3.12 python3.11 python3.13 python3.14 python,$(shell command -v $(p)))))
 INSTALL = @test -n "$(ANY_PYTHON)" || { echo "Python 3.11 to 3.14 is needed and none was found; Debian, Ubuntu: apt install python3 python3-venv" >&2; exit 2; }; \
 	$(ANY_PYTHON) set_up.py $(if $(TORCH),--torch $(TORCH))
-# Tests run in so many processes side by side, each of them in one thread.
+# The number of test processes, each of them with one thread.
 WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+SLOWEST := --durations=40 --durations-min=1
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(SLOWEST)
 
 demo: $(SET_UP)
 	$(BIN)/entrobench run demo
@@ -20,7 +21,7 @@ demo: $(SET_UP)
 # Tests that measure time run by themselves, after the others, even if one of those failed.
 test: $(SET_UP_DEV)
 	@$(PYTEST) -m "not alone"; first=$$?; \
-	$(BIN)/python -m pytest -m alone; second=$$?; \
+	$(BIN)/python -m pytest -m alone $(SLOWEST); second=$$?; \
 	exit $$((first > second ? first : second))
 
 # For the inner loop: without the tests that start processes or take seconds.
