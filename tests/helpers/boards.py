@@ -69,7 +69,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as end:
         cli.main(["leaderboard", *arguments])
     out, err = capsys.readouterr()
-    assert end.value.code == (2 if err else 0)
+    assert end.value.code == (2 if err else 0), (end.value.code, err)
     return err or out
 
 
