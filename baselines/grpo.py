@@ -43,6 +43,7 @@ class GroupObjective(Grouped):
     """
 
     divide_by_std: bool = True
+    """Divide the advantage by the deviation of the rewards of the group."""
 
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
         advantages_PG = centered(rewards_PG)
