@@ -46,8 +46,8 @@ class ClipPredict(Control):
 
     Logs: `clip_predict/wanted` is the wanted change, `clip_predict/predicted_all` the change predicted with all tokens
     and `clip_predict/predicted` with the kept ones, in nats per unit of logit step. With a target,
-    `state/clip_predict/slope` is the slope, `.../xy` and `.../xx` are the two averages, and `.../entropy` and
-    `.../predicted` are H and x of the last step.
+    `state/clip_predict/slope` is the slope, `state/clip_predict/xy` and `state/clip_predict/xx` are the two averages,
+    and `state/clip_predict/entropy` and `state/clip_predict/predicted` are H and x of the last step.
     """
 
     source = "entrobench, after arXiv:2602.03392"

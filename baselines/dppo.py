@@ -30,7 +30,7 @@ class Dppo(GroupObjective):
     `clip_ratio_c` in the configurations of verl and of sail-sg/Stable-RL, the authors' repository. The script sets
     10,000 (`cap=10000`), and the 20 in verl's loss holds only where the configuration has no value.
 
-    Differs: **p_old is the trainer's, before the update.** The authors measure both r and D against the policy of the
+    Differs: p_old is the trainer's, before the update. The authors measure both r and D against the policy of the
     rollout engine (`dppo_binary_tv`, `dppo_binary_kl` in Stable-RL), and their first script in verl recommends that
     (`bypass_mode=True`). D against the trainer's policy is one of their variants (`..._recompute`), still with r
     against the engine's. verl's loss takes the policy that its configuration selects. prime-rl's loss adds 1e-3 (log

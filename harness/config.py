@@ -180,7 +180,7 @@ class Eval:
     every: int = number(0, least=0)
     """Steps between further evaluations; 0: only before training and at the end."""
     beyond_context: bool = False
-    """Also evaluate if prompt and response exceed the model's max_position_embeddings."""
+    """Evaluate even if prompt and response exceed the model's max_position_embeddings; false: that is an error."""
     by_task: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Own values of `problems`, `samples`, `k` and `temperature` for single tasks: `{aime24: {samples: 64}}`."""
 
@@ -297,7 +297,7 @@ class Tracking:
     """The MLflow store."""
 
     uri: str | None = None
-    """Address of the store; null: MLFLOW_TRACKING_URI, or else SQLite in the results folder."""
+    """Address of the store; null: the variable MLFLOW_TRACKING_URI, or else SQLite in the results folder."""
     patience_minutes: float = number(10.0, above=0)
     """Longest wait for MLflow at the end of a run; `entrobench sync` does the rest later."""
 
