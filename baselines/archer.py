@@ -73,7 +73,7 @@ class Archer(ByEntropy):
 
     The KL term is toward the model before training, which is not loaded with `kl_coef=0`.
 
-    Defaults: wizard-III/ArcherCodeR.
+    Defaults: wizard-III/ArcherCodeR, whose narrow clips are the shared ones here.
 
     Differs: the authors' code divides the KL term of either kind by the number of tokens of that kind; here it is
     divided by the number of all tokens.

@@ -23,7 +23,7 @@ class Aspo(ByEntropy):
     A token beyond the clip of its sign has no gradient. The clip is wider for tokens of high entropy and the KL term is
     for the others, as in `archer`. Unlike in GRPO, a token beyond dual_clip keeps its gradient.
 
-    Defaults: wizard-III/Archer2.0, code and scripts.
+    Defaults: wizard-III/Archer2.0, code and scripts; its narrow clips are the shared ones here.
 
     Differs: the denominator of the KL term, as for `archer`. The authors' code calls its mask of low-entropy tokens
     `high_entropy_mask`; this class follows the computation, not the name. Only summaries of the paper were read.

@@ -10,11 +10,11 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -36,6 +36,11 @@ ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 DOCS_PAGE = re.compile(r"\bdocs/([\w-]+\.md)")
 CODE = re.compile(r"(`[^`]*`)")
 LABEL = re.compile(r"(Defaults|Differs|Logs): ")
+DEFAULT = re.compile(r"(.*) \(default: (.*)\)")  # the help of an argument
+LISTS = {int: "whole numbers", float: "numbers", str: "strings"}
+# In place of a name for the value of an argument: its type, or how often it may be given.
+VALUES: dict[Any, str] = {int: "a whole number", float: "a number"}
+COUNTS: dict[Any, str] = {"*": "any number", "+": "one or more", "?": "optional"}
 
 # Markdown
 
@@ -56,8 +61,21 @@ def prose(text: str) -> str:
     return DOCS_PAGE.sub(r"[\1](\1)", text)
 
 
+def code(text: object) -> str:
+    return f"`{text}`"
+
+
+def codes(names: Iterable[object]) -> str:
+    return ", ".join(map(code, names))
+
+
 def code_block(lines: str) -> str:
     return f"```text\n{lines}\n```"
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def page(title: str, *parts: str) -> str:
@@ -80,7 +98,7 @@ def own_meanings(cls: type) -> dict[str, str]:
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef)
     meanings = {}
-    for declared, below in zip(tree.body, tree.body[1:], strict=False):
+    for declared, below in itertools.pairwise(tree.body):
         if not (isinstance(declared, ast.AnnAssign) and isinstance(declared.target, ast.Name)):
             continue
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
@@ -88,14 +106,13 @@ def own_meanings(cls: type) -> dict[str, str]:
     return meanings
 
 
-def shown_default(declared: dataclasses.Field[Any]) -> str:
-    """Return the default of a field as it is written in a configuration."""
-    if declared.default_factory is not dataclasses.MISSING:
-        return f"`{in_yaml(declared.default_factory())}`"
-    return f"`{in_yaml(declared.default)}`"
+def default_of(declared: dataclasses.Field[Any]) -> Any:
+    make = declared.default_factory
+    return declared.default if make is dataclasses.MISSING else make()
 
 
 def in_yaml(value: Any) -> str:
+    """Return a value as it is written in a configuration."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -111,27 +128,38 @@ def in_yaml(value: Any) -> str:
 
 def allowed_values(declared: dataclasses.Field[Any], hint: Any) -> str:
     """Return the type and the bounds of a field in words."""
-    bounds = declared.metadata.get(ALLOWED)
-    if isinstance(bounds, tuple):
-        return ", ".join(f"`{name}`" for name in bounds)
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)] if type(None) in get_args(hint) else [hint]
-    (kind,) = kinds
-    words = [kind_in_words(kind, bounds)]
-    if isinstance(bounds, Range) and str(bounds) != "any number":
-        words.append(str(bounds))
-    text = ": ".join(words)
-    return text if kind is hint else f"{text}; or null"
+    allowed = declared.metadata.get(ALLOWED, Range())
+    if not isinstance(allowed, Range):
+        return codes(allowed)
+    kind = without_none(hint)
+    words = kind_in_words(kind, allowed.length)
+    if str(allowed) != str(Range()):
+        words += f": {allowed}"
+    if kind is not hint:
+        words += "; or null"
+    return words
 
 
-def kind_in_words(kind: Any, bounds: Any) -> str:
+def without_none(hint: Any) -> Any:
+    """Return the type of a field where it is set."""
+    if type(None) not in get_args(hint):
+        return hint
+    (kind,) = set(get_args(hint)) - {type(None)}
+    return kind
+
+
+def kind_in_words(kind: Any, length: int | None) -> str:
+    if kind is bool:
+        return codes(["true", "false"])
     if get_origin(kind) is dict:
         return "a mapping"
     if get_origin(kind) is not list:
-        return "`true`, `false`" if kind is bool else KINDS[kind]
+        return KINDS[kind]
     (member,) = get_args(kind)
-    plural = {int: "whole numbers", float: "numbers", str: "strings"}[member]
-    length = f"{bounds.length} " if isinstance(bounds, Range) and bounds.length else ""
-    return f"a list of {length}{plural}"
+    words = ["a list of", LISTS[member]]
+    if length is not None:
+        words.insert(1, str(length))
+    return " ".join(words)
 
 
 # docs/configuration.md
@@ -147,56 +175,42 @@ An unknown key or a value that is not allowed stops the command with one sentenc
 and infinity are never allowed."""
 
 
-@dataclass(frozen=True)
-class Key:
-    """One key of the configuration."""
-
-    name: str  # in full, such as train.lr
-    allowed: str
-    default: str
-    meaning: str
-
-
 def configuration_page() -> str:
     parts = [CONFIGURATION]
-    for name, schema, keys in config_sections(Config, ""):
-        title = f"`{name}`" if name else "The matrix"
+    for name, schema, rows in config_sections(Config(), ""):
+        title = code(name) if name else "The matrix"
         parts += [f"## {title}", prose(inspect.cleandoc(schema.__doc__ or ""))]
-        rows = [[f"`{key.name}`", key.allowed, key.default, prose(key.meaning)] for key in keys]
         if rows:
             parts.append(table(["key", "allowed", "default", "meaning"], rows))
-        if refused := getattr(schema, "refused", {}):
-            parts += [f"Refused: {', '.join(f'`{name}.{key}`' for key in refused)}; {next(iter(refused.values()))}."]
+        refused = getattr(schema, "refused", {})
+        for reason in sorted(set(refused.values())):
+            keys = [f"{name}.{key}" for key in refused if refused[key] == reason]
+            parts.append(f"Refused: {codes(keys)}; {reason}.")
     return page("Configuration", *parts)
 
 
-def config_sections(schema: type, where: str, defaults: Any = None) -> Iterator[tuple[str, type, list[Key]]]:
-    """Yield each section of the configuration with its own keys, then the sections inside it."""
+def config_sections(settings: Any, where: str) -> Iterator[tuple[str, type, list[list[str]]]]:
+    """Yield each section of the configuration with the rows of its own keys, then the sections inside it."""
+    schema: Any = type(settings)
     meanings, hints = field_meanings(schema), hints_of(schema)
-    keys = []
+    rows = []
     inner = []
     for declared in dataclasses.fields(schema):
-        name, hint = f"{where}{declared.name}", hints[declared.name]
-        inside = section(hint)
-        if inside is not None:
-            inner.append((name, inside, declared))
-        if inside is not None and type(None) not in get_args(hint):
+        name, value = f"{where}{declared.name}", getattr(settings, declared.name)
+        inside = section(hints[declared.name])
+        allowed = allowed_values(declared, hints[declared.name]) if inside is None else ""
+        if inside is not None and value is not None:
+            inner.append((name, value))
             continue
+        if inside is not None:
+            inner.append((name, inside()))
+            allowed = f"the section [{code(name)}](#{slug(name)}); or null"
         if declared.name not in meanings:
             raise ValueError(f"{schema.__name__}.{declared.name} has no docstring beneath it")
-        allowed = f"the section [`{name}`](#{slug(name)}); or null" if inside else allowed_values(declared, hint)
-        default = shown_default(declared) if defaults is None else f"`{in_yaml(getattr(defaults, declared.name))}`"
-        keys.append(Key(name, allowed, default, meanings[declared.name]))
-    yield where.removesuffix("."), schema, keys
-    for name, inside, declared in inner:
-        make = declared.default_factory
-        instance = None if make is dataclasses.MISSING else make()  # whose values may differ from the class's own
-        yield from config_sections(inside, f"{name}.", instance)
-
-
-def slug(heading: str) -> str:
-    """Return the anchor that GitHub gives to a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        rows.append([code(name), allowed, code(in_yaml(value)), prose(meanings[declared.name])])
+    yield where.removesuffix("."), schema, rows
+    for name, value in inner:
+        yield from config_sections(value, f"{name}.")
 
 
 # docs/commands.md
@@ -214,18 +228,26 @@ def commands_page() -> str:
     parts = [COMMANDS]
     for name, parser in subparsers(cli.parser()).items():
         examples = importlib.import_module(f"harness.commands.{name}").EXAMPLES
-        parts += [f"## `{name}`", prose(sentence(parser.description or "")), code_block("\n".join(examples))]
-        inner = subparsers(parser)
-        rows = [] if inner else argument_rows(parser)
-        for action, child in inner.items():
-            rows.append([f"`{action}`", "", "", prose(help_of(parser, action))])
-            rows += [[f"`{action}` {row[0]}", *row[1:]] for row in argument_rows(child)]
-        parts.append(table(["argument", "value", "default", "meaning"], rows))
+        parts += [f"## {code(name)}", prose(sentence(parser.description or "")), code_block("\n".join(examples))]
+        parts.append(table(["argument", "value", "default", "meaning"], command_rows(parser)))
     return page("Commands", *parts)
 
 
 def sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
+
+
+def command_rows(parser: argparse.ArgumentParser) -> list[list[str]]:
+    """Return the arguments of a command; of one that has commands inside it, those with their arguments."""
+    inner = subparsers(parser)
+    if not inner:
+        return argument_rows(parser)
+    rows = []
+    for name, child in inner.items():
+        rows.append([code(name), "", "", prose(child.description or "")])
+        for argument, *rest in argument_rows(child):
+            rows.append([f"{code(name)} {argument}", *rest])
+    return rows
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -236,22 +258,16 @@ def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPa
     return {}
 
 
-def help_of(parser: argparse.ArgumentParser, name: str) -> str:
-    """Return the help of a command inside a parser."""
-    (action,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
-    (text,) = (each.help for each in action._choices_actions if each.dest == name)
-    return text or ""
-
-
 def argument_rows(parser: argparse.ArgumentParser) -> list[list[str]]:
     rows = []
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction):
             continue
-        name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
+        name = [*action.option_strings, action.metavar or action.dest][0]
         meaning, default = help_and_default(action)
-        required = action.required and bool(action.option_strings)
-        rows.append([f"`{name}`", value_of(action), "required" if required else default, prose(meaning)])
+        if action.required and action.option_strings:
+            default = "required"
+        rows.append([code(name), value_of(action), default, prose(meaning)])
     return rows
 
 
@@ -260,23 +276,23 @@ def value_of(action: argparse.Action) -> str:
     if action.nargs == 0:
         return ""
     if action.choices is not None:
-        return ", ".join(f"`{choice}`" for choice in action.choices)
-    kinds = {int: "a whole number", float: "a number"}
-    if action.type in kinds:
-        return kinds[action.type]
-    text = str(action.metavar or action.dest.upper()) if action.option_strings else ""
-    return f"`{text}`" if text else {"*": "any number", "+": "one or more", "?": "optional"}.get(str(action.nargs), "")
+        return codes(action.choices)
+    if action.type in VALUES:
+        return VALUES[action.type]
+    if action.option_strings:
+        return code(action.metavar or action.dest.upper())
+    return COUNTS.get(action.nargs, "")
 
 
 def help_and_default(action: argparse.Action) -> tuple[str, str]:
     """Return the help of an argument without its default, and the default."""
-    text = action.help or ""
-    if not text:
+    if not action.help:
         raise ValueError(f"the argument {action.dest} of a command has no help")
-    if found := re.fullmatch(r"(.*) \(default: (.*)\)", text):
-        return found[1], found[2]
-    is_choice = action.choices is not None and action.default is not None
-    return text, f"`{action.default}`" if is_choice else ""
+    if match := DEFAULT.fullmatch(action.help):
+        return match[1], match[2]
+    if action.choices is not None and action.default is not None:
+        return action.help, code(action.default)
+    return action.help, ""
 
 
 # docs/metrics.md
@@ -289,11 +305,14 @@ Parts of a key in braces differ from run to run:"""
 
 
 def metrics_page() -> str:
-    parts = [METRICS, table(["part", "stands for"], [[f"`{{{k}}}`", prose(v)] for k, v in logged.PLACEHOLDERS.items()])]
+    placeholders = [[code(f"{{{name}}}"), prose(meaning)] for name, meaning in logged.PLACEHOLDERS.items()]
+    parts = [METRICS, table(["part", "stands for"], placeholders)]
     for each in logged.SECTIONS:
-        parts += [f"## {each.title}", prose(each.about)]
-        rows = [[f"`{m.key}`", m.unit, prose(m.meaning), m.condition or "every step"] for m in each.metrics]
-        parts.append(table(["metric", "unit", "meaning", "logged"], rows))
+        rows = []
+        for metric in each.metrics:
+            condition = metric.condition or "every step"
+            rows.append([code(metric.key), metric.unit, prose(metric.meaning), condition])
+        parts += [f"## {each.title}", prose(each.about), table(["metric", "unit", "meaning", "logged"], rows)]
     return page("Metrics", *parts)
 
 
@@ -328,21 +347,22 @@ def methods_table() -> str:
         kind = kind_of_method(entry)
         clause = prose(text_of(entry)[0])
         if isinstance(entry, Composition):
-            clause += f" `{entry.spec}`"
-        rows.append([f"[`{name}`](methods/{KINDS_OF_METHODS[kind]}.md#{slug(name)})", kind, clause])
+            clause += f" {code(entry.spec)}"
+        link = f"methods/{KINDS_OF_METHODS[kind]}.md#{slug(name)}"
+        rows.append([f"[{code(name)}]({link})", kind, clause])
     return table(["method", "kind", "what it does"], rows)
 
 
 def methods_page(kind: str) -> str:
-    entries = {name: entry for name, entry in baselines.METHODS.items() if kind_of_method(entry) == kind}
     parts = [SYMBOLS]
     shared = [base for base in SHARED if kind == kind_of_method(base)]
     if shared:
         parts.append("## Shared options")
     for base in shared:
         parts += [f"{SHARED[base]}:", options_table(base, own_fields(base), field_meanings(base))]
-    for name, entry in entries.items():
-        parts += [f"## `{name}`", *method_section(entry)]
+    for name, entry in baselines.METHODS.items():
+        if kind_of_method(entry) == kind:
+            parts += [f"## {code(name)}", *method_section(entry)]
     return page(KINDS_OF_METHODS[kind].capitalize(), *parts)
 
 
@@ -367,15 +387,15 @@ def facts(entry: type[Component] | Composition) -> Iterator[str]:
     """Yield where a method comes from, where its code is, and what it needs."""
     yield f"Source: {prose(entry.source)}."
     if isinstance(entry, Composition):
-        yield f"Stands for `{entry.spec}`."
+        yield f"Stands for {code(entry.spec)}."
         return
     file = f"{entry.__module__.replace('.', '/')}.py"
     yield f"Code: [{file}](../../{file})."
     component = entry()
-    needs = {need: NEEDS[need].partition(":")[0] for need in NEEDS if need in component.needs}
+    needed = set(component.needs)
     if isinstance(component, Objective) and component.kl_coef:
-        needs["ref_logp"] = NEEDS["ref_logp"].partition(":")[0]
-    words = list(needs.values())
+        needed.add("ref_logp")
+    words = [meaning.partition(":")[0] for need, meaning in NEEDS.items() if need in needed]
     if overrides(component, "step_marks"):
         words.append("a forward pass of each mini-batch before its update")
     if words:
@@ -389,28 +409,39 @@ def options_of(entry: type[Component]) -> Iterator[str]:
     declared_in: dict[str, type] = {}
     for base in reversed(entry.__mro__):
         declared_in |= dict.fromkeys(own_fields(base), base)
-    names = [each.name for each in dataclasses.fields(entry)]
-    own = [name for name in names if declared_in[name] not in SHARED]
+    own: list[str] = []
+    shared: list[str] = []
+    for declared in dataclasses.fields(entry):
+        names = shared if declared_in[declared.name] in SHARED else own
+        names.append(declared.name)
     if own:
         yield options_table(entry, own, {})
-    shared = [f"`{name}`" for name in names if name not in own]
-    yield f"[Shared options](#shared-options): {', '.join(shared)}."
+    yield f"[Shared options](#shared-options): {codes(shared)}."
 
 
 def own_fields(cls: type) -> list[str]:
     """Return the fields that a dataclass declares itself."""
-    names = [each.name for each in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-    return [name for name in names if name in vars(cls).get("__annotations__", {})]
+    if not dataclasses.is_dataclass(cls):
+        return []
+    annotated = inspect.get_annotations(cls)
+    return [declared.name for declared in dataclasses.fields(cls) if declared.name in annotated]
 
 
 def options_table(cls: type, names: Sequence[str], meanings: Mapping[str, str]) -> str:
-    by_name = {each.name: each for each in dataclasses.fields(cls)}
+    """Return the table of some options, with their meanings if they are given."""
     hints = hints_of(cls)
     rows = []
-    for name in names:
-        row = [f"`{name}`", allowed_values(by_name[name], hints[name]), shown_default(by_name[name])]
-        rows.append([*row, prose(meanings[name])] if meanings else row)
-    return table(["option", "allowed", "default", "meaning"][: 4 if meanings else 3], rows)
+    for declared in dataclasses.fields(cls):
+        if declared.name in names:
+            row = [code(declared.name), allowed_values(declared, hints[declared.name])]
+            row.append(code(in_yaml(default_of(declared))))
+            rows.append(row)
+    header = ["option", "allowed", "default"]
+    if meanings:
+        header.append("meaning")
+        for name, row in zip(names, rows, strict=True):
+            row.append(prose(meanings[name]))
+    return table(header, rows)
 
 
 # Pages

@@ -19,12 +19,14 @@ def add(commands: Commands) -> None:
     text = "fetch, clean, split and fingerprint the real problem sets; find evaluation problems in the training set"
     parser = command(commands, "data", text, EXAMPLES)
     actions = parser.add_subparsers(dest="action", required=True, metavar="prepare|check")
-    making = actions.add_parser("prepare", help="make the sets in the cache, from the Hub or from a local copy")
+    preparing = "make the sets in the cache, from the Hub or from a local copy"
+    making = actions.add_parser("prepare", help=preparing, description=preparing)
     making.add_argument("sets", nargs="*", metavar="SET", help="a problem set, for example aime24 (default: all)")
     making.add_argument(
         "--from", dest="origin", metavar="FROM", help="a file, a folder, or the id of another copy on the Hub"
     )
-    actions.add_parser("check", help="list the evaluation problems that the training set contains")
+    checking = "list the evaluation problems that the training set contains"
+    actions.add_parser("check", help=checking, description=checking)
 
 
 def call(arguments: argparse.Namespace) -> int:
