@@ -198,13 +198,14 @@ def config_sections(settings: Any, where: str) -> Iterator[tuple[str, type, list
     for declared in dataclasses.fields(schema):
         name, value = f"{where}{declared.name}", getattr(settings, declared.name)
         inside = section(hints[declared.name])
-        allowed = allowed_values(declared, hints[declared.name]) if inside is None else ""
-        if inside is not None and value is not None:
-            inner.append((name, value))
-            continue
-        if inside is not None:
+        if inside is None:
+            allowed = allowed_values(declared, hints[declared.name])
+        elif value is None:
             inner.append((name, inside()))
             allowed = f"the section [{code(name)}](#{slug(name)}); or null"
+        else:
+            inner.append((name, value))
+            continue
         if declared.name not in meanings:
             raise ValueError(f"{schema.__name__}.{declared.name} has no docstring beneath it")
         rows.append([code(name), allowed, code(in_yaml(value)), prose(meanings[declared.name])])
