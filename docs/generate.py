@@ -299,8 +299,8 @@ def help_and_default(action: argparse.Action) -> tuple[str, str]:
 # docs/metrics.md
 
 METRICS = """`metrics.jsonl` in the folder of a cell holds one line for each step, with these metrics; MLflow holds the
-same numbers. Step 0 is before training. A share is a number from 0 to 1, and a metric without unit is a plain number.
-The [glossary](glossary.md) explains words such as weight, gate, signal and quadrant.
+same numbers. Step 0 is before training; "every step" means from step 1 on. A share is a number from 0 to 1, and a
+metric without unit is a plain number. The [glossary](glossary.md) explains words such as weight, gate and quadrant.
 
 Parts of a key in braces differ from run to run:"""
 
@@ -400,7 +400,7 @@ def facts(entry: type[Component] | Composition) -> Iterator[str]:
     if overrides(component, "step_marks"):
         words.append("a forward pass of each mini-batch before its update")
     if words:
-        yield f"Needs {', '.join(words)}."
+        yield f"Needs {' and '.join(words)}."
     if isinstance(component, Control) and overrides(component, "state"):
         yield "Its memory is saved in checkpoints."
 
