@@ -1,4 +1,4 @@
-# make demo | test | test-fast | lint | types | bench | test-vllm | bench-vllm; each sets up .venv (the last two
+# make demo | test | test-fast | lint | types | docs | bench | test-vllm | bench-vllm; each sets up .venv (the last two
 # .venv-vllm) by itself, and needs Python 3.11 to 3.14 with its module venv.
 # LOCKED=1 (demo, test, test-fast, lint, types): the exact files of requirements.lock instead of the newest that pyproject.toml allows.
 # TORCH=auto | cpu | cu130 ... | default: which build of torch (`python3 set_up.py --help`).
@@ -34,6 +34,10 @@ lint: $(SET_UP_DEV)
 
 types: $(SET_UP_DEV)
 	$(BIN)/mypy
+
+# The pages of docs/ that the code gives: keys, commands, metrics, methods.
+docs: $(SET_UP_DEV)
+	$(BIN)/python -m docs.generate
 
 bench: .venv/ready-bench
 	$(BIN)/python -m benchmarks
@@ -73,4 +77,4 @@ bench-vllm: .venv-vllm/ready
 	@.venv-vllm/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
-.PHONY: demo test test-fast lint types bench soak test-fresh test-vllm bench-vllm
+.PHONY: demo test test-fast lint types docs bench soak test-fresh test-vllm bench-vllm

@@ -1,10 +1,11 @@
-"""The methods: one file each, and one explicit table."""
+"""The registry of methods: one file per method, and the table METHODS."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from baselines import compositions
 from baselines.adaptive_entropy import AdaptiveEntropy
 from baselines.archer import Archer
 from baselines.aspo import Aspo
@@ -58,34 +59,20 @@ METHODS: dict[str, type[Component] | Composition] = {
     # Objectives
     "grpo": Grpo,
     "ppo": Ppo,
-    "dr_grpo": Composition(
-        "grpo(divide_by_std=false, normalise=constant, dual_clip=null)",
-        "arXiv:2503.20783",
-        "GRPO without the two normalisers that favour long wrong answers and very easy or very hard prompts.",
-    ),
+    "dr_grpo": compositions.DR_GRPO,
     "rloo": Rloo,
     "reinforce_pp": ReinforcePp,
     "lite_ppo": LitePpo,
-    "dapo": Composition(
-        "grpo(clip_high=0.28, dual_clip=10)+overlong",
-        "arXiv:2503.14476",
-        "GRPO with a higher upper clip and a soft penalty for overlong responses.",
-    ),
-    "abc_grpo": Composition(
-        "grpo(clip_low_positive=0.2, clip_high_negative=0.2, dual_clip=null)",
-        "arXiv:2601.03895",
-        "GRPO whose ratio is clipped on both sides, whatever the sign of the advantage.",
-    ),
+    "dapo": compositions.DAPO,
+    "abc_grpo": compositions.ABC_GRPO,
     "maxrl": MaxRl,
     "passk": PassK,
     "qae": Qae,
     "otb": Otb,
     "w_reinforce": WReinforce,
     "w_reinforce_ppo": WReinforcePpo,
-    "nsr": Composition("w_reinforce(right=0)", "arXiv:2506.01347", "REINFORCE that learns from wrong responses alone."),
-    "psr": Composition(
-        "w_reinforce(right=1, wrong=0)", "arXiv:2506.01347", "REINFORCE that learns from right responses alone."
-    ),
+    "nsr": compositions.NSR,
+    "psr": compositions.PSR,
     "ce_gppo": CeGppo,
     "gspo": Gspo,
     "gmpo": Gmpo,
@@ -124,26 +111,10 @@ METHODS: dict[str, type[Component] | Composition] = {
     "clip_servo": ClipServo,
     "clip_predict": ClipPredict,
     # Controls on the objective of their release
-    "clip_cov_release": Composition(
-        "grpo(clip_low=1, clip_high=1, dual_clip=null)+clip_cov",
-        "arXiv:2505.22617",
-        "Clip-Cov on the objective of its authors, with the clip of the ratio opened and no dual clip.",
-    ),
-    "kl_cov_release": Composition(
-        "grpo(clip_low=1, clip_high=1e9, dual_clip=null)+kl_cov",
-        "arXiv:2505.22617",
-        "KL-Cov on the objective of its authors, whose ratio has no clip.",
-    ),
-    "stare_release": Composition(
-        "grpo(clip_high=0.28, dual_clip=10)+stare",
-        "arXiv:2606.19236",
-        "STARE on the objective of its authors, with a higher upper clip and dual clip.",
-    ),
-    "siren_release": Composition(
-        "grpo(divide_by_std=false, normalise=constant, clip_low=0.28, clip_high=0.28)+siren",
-        "arXiv:2509.25133",
-        "SIREN on the objective of its authors, without the two normalisers and with wider clips.",
-    ),
+    "clip_cov_release": compositions.CLIP_COV_RELEASE,
+    "kl_cov_release": compositions.KL_COV_RELEASE,
+    "stare_release": compositions.STARE_RELEASE,
+    "siren_release": compositions.SIREN_RELEASE,
 }
 
 
@@ -152,12 +123,12 @@ def table(
 ) -> dict[str, type[Component] | Composition]:
     """Return all methods by name: METHODS, those of installed packages (entry points), and those of plugin modules.
 
-    With `refused` an entry that cannot be taken is left out, and its error is put there; without, the error is raised.
+    With `refused`, an invalid entry is left out and its error is stored there; without it, the error is raised.
     """
-    return extended("method", METHODS, "METHODS", plugins, check, refused)
+    return extended("method", METHODS, "METHODS", plugins, check_method, refused)
 
 
-def check(name: str, cls: Any, plugin: str) -> None:
+def check_method(name: str, cls: Any, plugin: str) -> None:
     if not (isinstance(cls, Composition) or (isinstance(cls, type) and issubclass(cls, Objective | Control))):
         raise UserError(
             f"method {name!r} of plugin {plugin} is {cls!r}; it must be a subclass of Objective or Control, or a "

@@ -15,11 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdaptiveEntropy(Control):
-    """An entropy bonus that is on below a target entropy, with a coefficient that moves towards the target.
+    """An entropy bonus that is on below a target entropy and whose coefficient moves toward the target.
 
-    L_t = -c_k 1[H_{k-1} <= target] H_t, with H_k the mean entropy before the update of step k, and afterwards
-    c_{k+1} = clip(c_k + delta sign(target - H_k), lowest, highest). The indicator follows the step before, as in the
-    released code, whose values are the defaults (the paper has delta 0.005); it is off before the first step is over.
+        L_t     = -c_k 1[H_{k-1} <= target] H_t
+        c_{k+1} = clip(c_k + delta sign(target - H_k), lowest, highest)
+
+    H_k is the mean entropy of rollout batch k before its update, and c_0 is start. The indicator follows the previous
+    step, as in the released code; the bonus is off until the first step is over.
+
+    Defaults: the released scripts. The paper has `delta=0.005`.
+
+    Differs: no difference is known.
+
+    Logs: `state/adaptive_entropy/coefficient` is c for the next step, `state/adaptive_entropy/active` is 1 if the bonus
+    is on in the next step, else 0.
     """
 
     source = "arXiv:2505.22312"
@@ -45,9 +54,10 @@ class AdaptiveEntropy(Control):
         return -self.memory["coefficient"] * self.memory["active"] * view.current.entropy
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        entropy, coefficient = metrics["entropy/mean"], self.memory["coefficient"]
+        entropy = metrics["entropy/mean"]
         direction = (entropy < self.target) - (entropy > self.target)
-        self.memory["coefficient"] = min(max(coefficient + self.delta * direction, self.lowest), self.highest)
+        moved = self.memory["coefficient"] + self.delta * direction
+        self.memory["coefficient"] = min(max(moved, self.lowest), self.highest)
         self.memory["active"] = float(entropy <= self.target)
 
     def state(self) -> dict[str, float]:

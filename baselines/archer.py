@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ByEntropy(ClippedObjective, GroupObjective):
-    """Has other clips and another KL term for the tokens of high entropy than for the others."""
+    """Base of objectives with a different clip and KL term for tokens of high entropy."""
 
     needs = frozenset({"entropy_now"})
     silent_without_signal = True
@@ -31,16 +31,16 @@ class ByEntropy(ClippedObjective, GroupObjective):
     high_entropy_kl: float = number(0.0, least=0)  # times kl_coef
 
     def uncertain(self, view: View) -> Tensor:
-        """Says which tokens are of high entropy."""
+        """Return the mask of tokens of high entropy."""
         assert view.current.entropy is not None
         return above_quantile(view.current.entropy.detach(), self.quantile, view.batch)
 
     def bounds(self, view: View) -> tuple[Tensor, Tensor]:
         wide = dataclasses.replace(self, clip_low=self.high_entropy_clip_low, clip_high=self.high_entropy_clip_high)
-        sides = zip(ClippedObjective.bounds(wide, view), super().bounds(view), strict=True)
+        wide_low_T, wide_high_T = ClippedObjective.bounds(wide, view)
+        low_T, high_T = super().bounds(view)
         uncertain_T = self.uncertain(view)
-        low_T, high_T = (wide_T.where(uncertain_T, narrow_T) for wide_T, narrow_T in sides)
-        return low_T, high_T
+        return wide_low_T.where(uncertain_T, low_T), wide_high_T.where(uncertain_T, high_T)
 
     def term(self, view: View) -> Tensor | float:
         if not self.kl_coef:
@@ -50,12 +50,12 @@ class ByEntropy(ClippedObjective, GroupObjective):
 
 
 def above_quantile(x_T: Tensor, quantile: float, batch: TokenBatch) -> Tensor:
-    """Return which values are above the quantile of their response, interpolated between neighbors in their order."""
+    """Return the mask of values above the quantile of their response, interpolated between neighbors in their order."""
     if not len(x_T):
         return x_T > 0
     x_BR = x_T.new_full((len(batch), int(batch.lengths_B.max())), inf)
     x_BR[batch.sequence_T, batch.within_T] = x_T
-    # A value above the quantile is one above the value at its place, rounded down, in their order.
+    # A value is above the interpolated quantile exactly if it is above the sorted value at the place rounded down.
     places = [floor(share_of(quantile, length - 1)) for length in batch.lengths_B.tolist()]
     bound_B = x_BR.sort(1).values.gather(1, batch.lengths_B.new_tensor(places)[:, None])[:, 0]
     return x_T > bound_B[batch.sequence_T]
@@ -63,13 +63,20 @@ def above_quantile(x_T: Tensor, quantile: float, batch: TokenBatch) -> Tensor:
 
 @dataclass(frozen=True)
 class Archer(ByEntropy):
-    """GRPO with a wider clip and no KL term for the tokens of high entropy.
+    """GRPO with a wider clip and no KL term for tokens of high entropy.
 
-    A token is one of high entropy where the present H is above a quantile of its own response. The others are clipped
-    by clip_low and clip_high, and have a KL term of weight kl_coef to the model before training; those of high entropy
-    have high_entropy_clip_low, high_entropy_clip_high, and the weight kl_coef high_entropy_kl.
+    A token is of high entropy if its present H is above a quantile of its own response. Advantage and objective are
+    GRPO's, with these options:
 
-    The authors' code divides the KL term by the number of the tokens that have it; here it is by all tokens.
+        H at most the quantile:  clip_low, clip_high, KL weight kl_coef
+        H above the quantile:    high_entropy_clip_low, high_entropy_clip_high, KL weight kl_coef high_entropy_kl
+
+    The KL term is toward the model before training, which is not loaded with `kl_coef=0`.
+
+    Defaults: wizard-III/ArcherCodeR, whose narrow clips are the shared ones here.
+
+    Differs: the authors' code divides the KL term of either kind by the number of tokens of that kind; here it is
+    divided by the number of all tokens.
     """
 
     source = "arXiv:2507.15778"

@@ -14,11 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Aspo(ByEntropy):
-    """Turns the ratio of positive tokens over, so that those that have fallen behind gain the most.
+    """GRPO with the ratio of positive tokens inverted, so that those that became less likely gain the most.
 
-    J_t = sg[w_t] r_t / sg[r_t] A; w_t = min(1 / r_t, inverse_cap) where A > 0, min(r_t, dual_clip) where A < 0; beyond
-    the clip of its sign a token has no gradient. The clip is wider for tokens of high entropy, and the KL term is of
-    the others, as in archer. Unlike in GRPO, a token beyond dual_clip keeps its gradient.
+        w_t = min(1 / r_t, inverse_cap)   where A > 0
+              min(r_t, dual_clip)         where A < 0
+        J_t = sg[w_t] r_t / sg[r_t] A
+
+    A token beyond the clip of its sign has no gradient. The clip is wider for tokens of high entropy and the KL term is
+    for the others, as in `archer`. Unlike in GRPO, a token beyond dual_clip keeps its gradient.
+
+    Defaults: wizard-III/Archer2.0, code and scripts; its narrow clips are the shared ones here.
+
+    Differs: the denominator of the KL term, as for `archer`. The authors' code calls its mask of low-entropy tokens
+    `high_entropy_mask`; this class follows the computation, not the name. Only summaries of the paper were read.
     """
 
     source = "arXiv:2510.06062"
@@ -29,7 +37,8 @@ class Aspo(ByEntropy):
     inverse_cap: float | None = number(3.0, least=1)
 
     def surrogate(self, view: View) -> Tensor:
-        ratio_T, (low_T, high_T) = view.ratio_T.detach(), self.bounds(view)
+        ratio_T = view.ratio_T.detach()
+        low_T, high_T = self.bounds(view)
         held_T = ratio_T.clamp(low_T, high_T)
         inverse_T = (1 / held_T).clamp(max=self.inverse_cap or inf)
         weight_T = inverse_T.where(view.advantages_T > 0, held_T.clamp(max=self.dual_clip or inf))

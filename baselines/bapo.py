@@ -17,15 +17,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bapo(ClippedObjective, GroupObjective):
-    """GRPO whose clip opens until the positive tokens have a given share of the loss.
+    """GRPO whose clip opens until the positive tokens contribute a given share of the loss.
 
-    Of each mini-batch, before its update: P = sum min(r, high) A over A > 0, N = sum max(r, low) |A| over A < 0. The
-    bounds start at 1 - clip_low and 1 + clip_high; while P < target N, low rises to 1 - least_clip_low, and then high
-    in steps to 1 + most_clip_high. Raising low only adds to N: so where the start is not enough it always goes all the
-    way, as in the authors' search.
+        P = sum min(r, high) A     over tokens with A > 0
+        N = sum max(r, low) |A|    over tokens with A < 0
 
-    target 1 is a share of one half. The sums are over the whole mini-batch on all ranks; the authors' are over each
-    micro-batch.
+    In each mini-batch, before its update, the bounds start at low = 1 - clip_low and high = 1 + clip_high. While P <
+    target N, low rises to 1 - least_clip_low, and then high rises by `step` up to 1 + most_clip_high. `target=1` means
+    a share of one half. A higher low only adds to N, so if the start is not enough, low always goes all the way, as in
+    the authors' search. Everything else is GRPO.
+
+    Defaults: low from 0.6 to 0.9, high from 1.2 to 3, and a share of one half are from the README of WooooDyy/BAPO;
+    steps of 0.05 and a dual clip of 3 are from its code. Its configuration has 0.6 to 0.8 and 1.2 to 2, its example 0.8
+    to 0.95, 1.2 to 2 and a target of 0.5.
+
+    Differs: the authors' code searches on each micro-batch. Here the sums cover the mini-batch on all ranks, which
+    costs one more forward pass of each mini-batch.
     """
 
     source = "arXiv:2510.18927"
@@ -45,20 +52,24 @@ class Bapo(ClippedObjective, GroupObjective):
             raise UserError(f"most_clip_high is {self.most_clip_high}; allowed: clip_high ({self.clip_high}) and more")
 
     def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
-        return {name: advantages_T.new_tensor(x) for name, x in zip(("low", "high"), self.start, strict=True)}
+        low, high = self.start
+        return {"low": advantages_T.new_tensor(low), "high": advantages_T.new_tensor(high)}
 
     @property
     def start(self) -> tuple[float, float]:
+        """The bounds that the search of each mini-batch starts from."""
         return 1 - self.clip_low, 1 + self.clip_high
 
     def step_marks(self, view: View) -> Mapping[str, Tensor]:
-        ratio_T, advantages_T = view.ratio_T, view.advantages_T
-        positive_T, negative_T = advantages_T.clamp(min=0), -advantages_T.clamp(max=0)
+        ratio_T = view.ratio_T
+        positive_T = view.advantages_T.clamp(min=0)
+        negative_T = -view.advantages_T.clamp(max=0)
 
         def met(low: float, high: float) -> bool:
-            """Says whether the positive tokens have their share; the same on every rank."""
+            """Return whether the positive tokens have their share; the same on every rank."""
             positive = view.batch.global_sum(ratio_T.clamp(max=high) * positive_T)
-            return bool(positive >= self.target * view.batch.global_sum(ratio_T.clamp(min=low) * negative_T))
+            negative = view.batch.global_sum(ratio_T.clamp(min=low) * negative_T)
+            return bool(positive >= self.target * negative)
 
         low, high = self.start
         if not met(low, high):

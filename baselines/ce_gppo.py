@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 class CeGppo(Grpo):
     """GRPO in which tokens beyond the clip keep a bounded gradient, weighted by side.
 
-    J_t = beta1 (1 - clip_low)  r/sg[r] A   where r < 1 - clip_low  and A < 0
-          beta2 (1 + clip_high) r/sg[r] A   where r > 1 + clip_high and A > 0
-          r A                               otherwise,       and at least dual_clip * A where A < 0.
+        J_t = beta1 (1 - clip_low)  r/sg[r] A   where r < 1 - clip_low  and A < 0
+              beta2 (1 + clip_high) r/sg[r] A   where r > 1 + clip_high and A > 0
+              r A                               otherwise
+        and at least dual_clip A where A < 0
 
-    The form of the authors' code; beta1 = 0.75 is their value for 7 B (0.5 for 1.5 B). beta1 = beta2 = 1 is GPPO
-    (arXiv 2508.07629). At one update per rollout batch r = 1, and it is GRPO.
+    The advantage is GRPO's. `beta1=1, beta2=1` is GPPO, arXiv:2508.07629. At one update per rollout batch r = 1, and
+    the gradient is GRPO's.
+
+    Defaults: the authors' scripts for 7 B (for 1.5 B: `beta1=0.5`), with a dual clip of 10.
+
+    Differs: no difference is known in the loss. The authors' group filtering, learning-rate warm-up and weight decay
+    are not part of the method here.
     """
 
     source = "arXiv:2509.20712"

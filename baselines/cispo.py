@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cispo(GroupObjective):
-    """REINFORCE weighted by a ratio that is clipped, so that no token loses its gradient.
+    """REINFORCE weighted by a clipped ratio, so that no token loses its gradient.
 
-    J_t = sg[clip(r_t, 1 - clip_low, bound)] A log p_t; without lower bound where clip_low=null.
+        J_t = sg[clip(r_t, 1 - clip_low, bound)] A log p_t
 
-    The upper bound is written in two ways: `bound` is the bound itself, as in TRL (its epsilon_high=5 is the default
-    here), clip_high, instead of it, is how far above 1 it lies, as in MiniMax's paper, verl and NeMo-RL.
+    The advantage is GRPO's. There is no lower bound with `clip_low=null`. The upper bound can be written in two ways:
+    `bound` is the bound itself; `clip_high`, given instead, is its distance above 1, as in the paper.
+
+    Defaults: a bound of 5 as in TRL and ScaleRL, where `epsilon_high` is the bound itself. With `clip_high`, verl's
+    example is `clip_high=0.2` (its low of 10 bounds nothing), NeMo-RL's `clip_low=1, clip_high=5`, and ROLL's
+    `clip_low=0.1, clip_high=0.1`.
+
+    Differs: MiniMax's values are not published; its form is `clip_high` without `clip_low`.
     """
 
     source = "arXiv:2506.13585"
@@ -39,9 +45,10 @@ class Cispo(GroupObjective):
 
     @property
     def bounds(self) -> tuple[float | None, float]:
-        """Returns the least, if there is one, and the most that a token is weighed by."""
+        """The smallest weight of a token, None for no bound, and the largest."""
         low = None if self.clip_low is None else 1 - self.clip_low
-        return low, self.bound if self.clip_high is None else 1 + self.clip_high
+        high = self.bound if self.clip_high is None else 1 + self.clip_high
+        return low, high
 
     def surrogate(self, view: View) -> Tensor:
         return view.ratio_T.detach().clamp(*self.bounds) * view.advantages_T * view.current.logp

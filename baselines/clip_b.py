@@ -16,17 +16,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClipB(Control):
-    """Drops the tokens whose entropy discriminator S* is an outlier of the rollout batch.
+    """Drops tokens whose entropy discriminator S* is an outlier in the rollout batch.
 
-    S* = p (H + log p), D = S* - mean S*, sigma = population deviation of D over the rollout batch on all ranks.
-    mode reference: tokens with A < 0 are kept where D >= -mu sigma, all others always (the authors' code).
-    mode paper: all tokens are kept where -mu sigma <= D <= mu_high sigma (mu_high: as mu).
-    share, instead of mu: this share of all response tokens is dropped, the largest outliers first: in mode reference
-    the lowest D < 0 among A < 0, in mode paper the largest |D|. Of several that tie at the edge none is dropped, so
-    that their order has no say; less than the share is dropped then, or where there are not enough such tokens.
+        D     = S* - mean S*
+        sigma = population deviation of D
+        mode=reference: dropped where A < 0 and D < -mu sigma
+        mode=paper:     dropped where D < -mu sigma or D > mu_high sigma
 
-    The authors' code takes log p from the rollout engine and H from the trainer; here both are the trainer's. It also
-    leaves dropped tokens out of the denominator of the loss, which reference_denominator=true does.
+    S* = p (H + log p). Mean and deviation cover all tokens of the rollout batch on all ranks; nothing is dropped where
+    sigma < 1e-12. `mu_high=null` means the same bound as mu.
+
+    With `share` in place of mu, the threshold is found on each rollout batch so that this share of all response tokens
+    is dropped, the largest outliers first: in mode=reference the lowest D < 0 among tokens with A < 0, in mode=paper
+    the largest |D|. Of several tokens that tie at the edge none is dropped, so that the order of the batch does not
+    matter. Less than the share is dropped then, and where mode=reference finds too few tokens with A < 0 and D < 0.
+
+    Defaults: the released configuration.
+
+    Differs: the authors' code takes log p from the rollout engine and H from the trainer, so that S* belongs to no
+    single distribution; here both are the trainer's. It leaves dropped tokens out of the denominator, by micro-batch;
+    here only `reference_denominator=true` does, by mini-batch.
     """
 
     source = "arXiv:2602.03392"
@@ -67,5 +76,5 @@ class ClipB(Control):
 
 
 def harm(deviation_T: Tensor, advantages_T: Tensor) -> Tensor:
-    """Returns how strongly a token of negative advantage lowers the entropy; 0 for all others."""
+    """Return how strongly each token of negative advantage lowers the entropy; 0 for all others."""
     return (-deviation_T).masked_fill(advantages_T >= 0, 0)

@@ -21,18 +21,33 @@ WITH_TARGET = ("gain", "start", "lowest", "highest", "memory")
 
 @dataclass(frozen=True)
 class ClipPredict(Control):
-    """Drops the fewest tokens after which the predicted change of the mean entropy is the one that is wanted.
+    """Drops the fewest tokens that bring the predicted change of the mean entropy to the wanted change.
 
-    c_t = -A (S* - N) is what token t adds to the predicted change P = mean c_t over the rollout batch, for a common
-    step of the logits. Where P is below the wanted change, the tokens of the most negative c are dropped until it is
-    not, where it is above, those of the most positive c; never more than the share most of all tokens.
-    Without a target the wanted change is 0: the entropy is held where it is, as far as the prediction goes.
-    With a target it is gain (target - H_k) / slope, H_k the mean entropy before the update, so that the gap shrinks by
-    the part gain in a step. The slope is measured: x_k being the change predicted with the tokens that were kept, the
-    averages of x_k (H_{k+1} - H_k) and of x_k^2, in which each step counts memory times as much as the next, give it as
-    their ratio, within lowest to highest.
+        c_t = -A (S* - N)
+        P   = mean c_t over the rollout batch
 
-    What other controls drop, KL terms and clips of the ratio are not part of the prediction.
+    c_t is the contribution of token t to the predicted change P, for a common step of the logits. While P is below the
+    wanted change, tokens with the most negative c are dropped; while it is above, those with the most positive c. Never
+    more than the share `most` of all tokens is dropped.
+
+    Without a target the wanted change is 0: the entropy is held, as far as the prediction goes. With a target it is
+
+        gain (target - H_k) / slope
+
+    H_k is the mean entropy before the update, so the gap shrinks by the fraction `gain` in each step. The slope is
+    measured: with x_k the change predicted for the kept tokens, it is the average of x_k (H_{k+1} - H_k) divided by the
+    average of x_k^2, within lowest to highest. Both averages decay by the factor `memory` in each step, and the slope
+    starts at `start`.
+
+    Defaults: ours.
+
+    Differs: there is no other release. The prediction covers the first update and the advantage of the objective alone:
+    tokens dropped by other controls, KL terms and clips of the ratio are not part of it.
+
+    Logs: `clip_predict/wanted` is the wanted change, `clip_predict/predicted_all` the change predicted with all tokens
+    and `clip_predict/predicted` with the kept ones, in nats per unit of logit step. With a target,
+    `state/clip_predict/slope` is the slope, `state/clip_predict/xy` and `state/clip_predict/xx` are the two averages,
+    and `state/clip_predict/entropy` and `state/clip_predict/predicted` are H and x of the last step.
     """
 
     source = "entrobench, after arXiv:2602.03392"
@@ -61,7 +76,7 @@ class ClipPredict(Control):
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
         change_T = predicted(old, advantages_T)
         missing = self.wanted(old, batch) * batch.global_tokens() - batch.global_sum(change_T)
-        # What dropping each token brings the sum nearer to what is wanted.
+        # How much dropping each token brings the sum closer to the wanted one.
         brings_T = (-change_T * missing.sign()).clamp(min=0)
         falling_T = batch.global_sorted(brings_T)
         enough = (falling_T.cumsum(0) < missing.abs()).sum() + 1
@@ -69,14 +84,14 @@ class ClipPredict(Control):
         return batch.global_order(brings_T) >= enough.minimum(able)
 
     def wanted(self, old: TokenStats, batch: TokenBatch) -> Tensor | float:
-        """Returns the change to reach, in units of the prediction."""
+        """Return the change to reach, in units of the prediction."""
         assert old.entropy is not None
         if self.target is None:
             return 0.0
         return self.gain * (self.target - batch.global_mean(old.entropy)) / self.remembered["slope"]
 
     def metrics(self, view: View) -> Mapping[str, float]:
-        """Returns the change that is wanted, and those predicted with all tokens and with the kept ones."""
+        """Return the wanted change, and the changes predicted with all tokens and with the kept ones."""
         old, batch = view.old, view.batch
         change_T = predicted(old, view.advantages_T)
         kept_T = self.weights(old, view.advantages_T, batch)
@@ -89,14 +104,16 @@ class ClipPredict(Control):
     def observe(self, metrics: Mapping[str, float]) -> None:
         if self.target is None:
             return
-        now, found = metrics["entropy/mean"], self.remembered
-        if "entropy" in found:
-            x, y = found["predicted"], now - found["entropy"]
+        entropy = metrics["entropy/mean"]
+        state = self.remembered
+        if "entropy" in state:
+            x = state["predicted"]
+            y = entropy - state["entropy"]
             for name, value in (("xy", x * y), ("xx", x * x)):
-                found[name] = self.memory * found.get(name, 0.0) + (1 - self.memory) * value
-            if found["xx"]:
-                found["slope"] = min(max(found["xy"] / found["xx"], self.lowest), self.highest)
-        found |= {"entropy": now, "predicted": metrics["predicted"]}
+                state[name] = self.memory * state.get(name, 0.0) + (1 - self.memory) * value
+            if state["xx"]:
+                state["slope"] = min(max(state["xy"] / state["xx"], self.lowest), self.highest)
+        state |= {"entropy": entropy, "predicted": metrics["predicted"]}
 
     def state(self) -> dict[str, float]:
         return dict(self.remembered)
@@ -106,5 +123,5 @@ class ClipPredict(Control):
 
 
 def predicted(old: TokenStats, advantages_T: Tensor) -> Tensor:
-    """Returns what each token adds to the predicted change of entropy, in double."""
+    """Return each token's contribution to the predicted change of entropy, in double."""
     return (advantages_T * (old.expected_discriminator - old.discriminator)).double()

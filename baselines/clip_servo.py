@@ -23,16 +23,26 @@ CLIPS = {"clip_b": ClipB, "clip_v": ClipV}
 
 @dataclass(frozen=True)
 class ClipServo(Control):
-    """Clips as Clip_B or Clip_V do, with a share that follows a target entropy.
+    """Clip_B or Clip_V with a share that follows a target entropy.
 
-    H_k is the mean entropy of rollout batch k before its update, and a higher share keeps more entropy:
-    memory_{k+1} = memory_k exp(gain (target - H_k)), share_k = memory_k exp(damping (target - H_k)), both within lowest
-    to highest: control of the share's logarithm, integral and proportional. A share sets how fast the entropy moves
-    and not where it is; so with the integral alone (damping=0) the entropy swings around its target. Against windup the
-    memory does not rise after a step in which less than half of the share was dropped, for want of tokens to drop.
+        share_k      = memory_k exp(damping (target - H_k))
+        memory_{k+1} = memory_k exp(gain (target - H_k))
+        both within lowest to highest; memory_0 = start
 
-    In mode reference a clip drops only tokens that lower the entropy, so it holds a falling entropy up and cannot push
-    a rising one down: then the share goes to lowest.
+    H_k is the mean entropy of rollout batch k before its update; a higher share keeps more entropy. This is
+    proportional-integral control of the logarithm of the share. A share sets how fast the entropy moves and not its
+    level, so with the integral alone (`damping=0`) the entropy swings around its target. Against windup, the memory
+    does not rise after a step in which less than half of the share was dropped for lack of tokens to drop.
+
+    In `mode=reference` a clip drops only tokens that lower the entropy. It can hold up a falling entropy but cannot
+    push down a rising one: the share then goes to lowest.
+
+    Defaults: ours, for the model of the demo.
+
+    Differs: there is no other release.
+
+    Logs: `clip_servo/asked` is the requested share in whole tokens, `clip_servo/dropped` the share that was dropped,
+    `state/clip_servo/share` the memory after the step.
     """
 
     source = "entrobench, after arXiv:2602.03392"
@@ -64,16 +74,17 @@ class ClipServo(Control):
         return clip.weights(old, advantages_T, batch)
 
     def share(self, old: TokenStats, batch: TokenBatch) -> float:
-        """Returns the share that is asked for."""
+        """Return the requested share."""
         assert old.entropy is not None
         return self.moved(self.damping * (self.target - batch.global_mean(old.entropy).item()))
 
     def moved(self, logarithm: float) -> float:
-        """Returns the remembered share after a move of its logarithm, within its bounds."""
-        return exp(min(max(log(self.memory["share"]) + logarithm, log(self.lowest)), log(self.highest)))
+        """Return the remembered share after a move of its logarithm, within its bounds."""
+        log_share = log(self.memory["share"]) + logarithm
+        return exp(min(max(log_share, log(self.lowest)), log(self.highest)))
 
     def metrics(self, view: View) -> Mapping[str, float]:
-        """Returns the share that was asked for, in whole tokens, and what of it was dropped."""
+        """Return the requested share, in whole tokens, and the dropped share."""
         tokens = view.batch.global_tokens()
         kept_T = self.weights(view.old, view.advantages_T, view.batch) * view.old.logp.new_ones(view.old.logp.shape)
         dropped = view.batch.global_count(kept_T == 0)

@@ -16,12 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClipV(ClipB):
-    """Drops the tokens whose entropy discriminator S* is far from what the policy itself expects of it.
+    """Drops tokens whose entropy discriminator S* is far from the policy's own expectation of it.
 
-    As Clip_B with D = S* - N, N = E_{i~p}[S_i] over the vocabulary at each token, and sigma the population deviation
-    of D around its batch mean, while the threshold is on D itself.
-    mode reference: tokens with A > 0 are always kept, others where D >= -mu sigma; but of the tokens with A < 0 at most
-    max(floor(max_frac tokens), 1) are dropped, the most negative D first (fewer, where several tie at the edge).
+        D     = S* - N, with N = E_{i~p}[S_i] over the vocabulary at each token
+        sigma = population deviation of D around its mean over the rollout batch
+        mode=reference: dropped where A <= 0 and D < -mu sigma, but of the tokens with A < 0 only
+                        the max(floor(max_frac n), 1) with the lowest D, n being all tokens
+        mode=paper:     dropped where D < -mu sigma or D > mu_high sigma, without a cap
+
+    The threshold is on D itself and not on its distance to the mean. `mu_high` and `share` are as in `clip_b`; with
+    `share` the cap does not apply.
+
+    Defaults: the released default arguments.
+
+    Differs: the denominator, as for `clip_b`. Of several tokens that tie at the edge of the cap none is dropped (in the
+    authors' code any of them may be), so that the order of the batch does not matter. Dropping a token with A = 0
+    changes no gradient, and the denominator only with `reference_denominator=true`.
     """
 
     needs = frozenset({"sum_p2"})

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def covariance(old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-    """Returns each token's part of the covariance of advantage and log p over the rollout batch."""
+    """Return each token's part of the covariance of advantage and log p over the rollout batch."""
     return batch.global_centered(advantages_T) * batch.global_centered(old.logp)
 
 
 def chosen(fraction: float, batch: TokenBatch) -> int:
-    """Return how many tokens a fraction of the rollout batch is: rounded down, and at least one."""
+    """Return the number of tokens in a fraction of the rollout batch: rounded down, and at least one."""
     return max(floor(share_of(fraction, batch.global_tokens())), 1)
 
 
@@ -30,12 +30,17 @@ def chosen(fraction: float, batch: TokenBatch) -> int:
 class ClipCov(Control):
     """Drops a few random tokens among those whose advantage and log-probability vary together.
 
-    cov_t = (A - mean A) (log p - mean log p), with means over the rollout batch on all ranks. Of the tokens with
-    lowest < cov < highest, max(floor(fraction n), 1) are dropped, n being the number of all tokens.
+        cov_t = (A - mean A) (log p - mean log p)
 
-    The authors' code selects in each micro-batch, at the update, and not among tokens that the ratio clip has already
-    taken; here the selection is over the rollout batch before the update, by seeded chance. Its clip of the ratio is
-    opened, and there is no dual clip: clip_cov_release.
+    The means cover the rollout batch on all ranks. Among the tokens with lowest < cov < highest, max(floor(fraction n),
+    1) are dropped by seeded chance, n being the number of all tokens.
+
+    Defaults: the released scripts. They also open the clip of the ratio, and their loss has no dual clip:
+    `clip_cov_release` has both.
+
+    Differs: the authors' code selects in each micro-batch at the update, among tokens that the clip of the ratio has
+    not taken, with an unseeded draw. Here the selection covers the rollout batch before the update, when no ratio is
+    clipped.
     """
 
     source = "arXiv:2505.22617"
@@ -58,13 +63,19 @@ class ClipCov(Control):
 
 @dataclass(frozen=True)
 class KlCov(Control):
-    """Holds the tokens whose advantage and log-probability vary together most near the policy before the update.
+    """Holds the tokens whose advantage and log-probability vary together most near the old policy.
 
-    L_t = coefficient |log p - log p_old| for the max(floor(fraction n), 1) tokens of the rollout batch with the largest
-    cov_t = (A - mean A) (log p - mean log p), and 0 for all others.
+        cov_t = (A - mean A) (log p - mean log p)
+        L_t   = coefficient |log p - log p_old|, for the max(floor(fraction n), 1) tokens with the largest cov_t
 
-    The authors' code selects in each micro-batch, and its surrogate has no clip: kl_cov_release. At one update per
-    rollout batch the gradient is that of the objective alone.
+    All other tokens have no such term. The means, and the selection among all n tokens, cover the rollout batch on all
+    ranks. At one update per rollout batch the gradient is that of the objective alone, as in the authors' code. A token
+    without advantage can be selected, so no response is skipped.
+
+    Defaults: the released script for 7 B (for 32 B: `fraction=2e-4`); verl's port has `coefficient=0.1, fraction=2e-4`.
+    Their surrogate has no clip: `kl_cov_release`.
+
+    Differs: the authors' code selects in each micro-batch.
     """
 
     source = "arXiv:2505.22617"

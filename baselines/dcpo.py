@@ -13,13 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dcpo(ClippedObjective, GroupObjective):
-    """GRPO whose clip is the wider, the less probable the token was.
+    """GRPO whose clip is wider the less probable a token was.
 
-    From |(r - 1) p| <= eps, with q = p_old: r >= (1 + sqrt(max(1 - 4 clip_low / q, 0))) / 2 where A < 0, and
-    r <= min((1 + sqrt(1 + 4 clip_high / q)) / 2, cap) where A > 0, in GRPO's objective.
+        r >= (1 + sqrt(max(1 - 4 clip_low / p_old, 0))) / 2        where A < 0
+        r <= min((1 + sqrt(1 + 4 clip_high / p_old)) / 2, cap)     where A > 0
 
-    Without the authors' advantages that are smoothed over all earlier rewards of the same prompt. The clip values are
-    the paper's; the released script has 0.2 and 0.28.
+    The bounds follow from |(r - 1) p| <= clip. Everything else is GRPO.
+
+    Defaults: clips of 0.16 and 0.2 are the paper's (the script of lime-RL/DCPO has 0.2 and 0.28); the dual clip and the
+    cap of 10 are from its code.
+
+    Differs: the authors' advantages are smoothed over all earlier rewards of the same prompt. That is not offered,
+    since an objective keeps no memory of prompts. Their loss averages over the tokens of each response and then sums;
+    `normalise=sequence` also divides by the number of responses.
     """
 
     source = "arXiv:2509.02333"
@@ -31,7 +37,7 @@ class Dcpo(ClippedObjective, GroupObjective):
     cap: float = number(10.0, least=1)
 
     def bounds(self, view: View) -> tuple[Tensor, Tensor]:
-        low_T, high_T = super().bounds(view)  # 1 - eps and 1 + eps, and endless where there is none
+        low_T, high_T = super().bounds(view)  # 1 - clip_low and 1 + clip_high; infinite on sides without a bound
         q_T = view.old.logp.exp()
         lower_T = (1 + (1 - 4 * (1 - low_T) / q_T).clamp(min=0).sqrt()) / 2
         upper_T = ((1 + (1 + 4 * (high_T - 1) / q_T).sqrt()) / 2).clamp(max=self.cap)

@@ -15,17 +15,26 @@ DELTA = {"tv": 0.15, "kl": 0.05}
 
 @dataclass(frozen=True)
 class Dppo(GroupObjective):
-    """Drops the tokens whose probability, and not whose ratio, has moved too far along their advantage.
+    """Policy gradient that drops tokens whose probability, not ratio, moved too far along their advantage.
 
-    A_i = R_i - mean_j R_j over the responses to one prompt, without division by the deviation.
-    J_t = sg[min(r_t, cap)] A log p_t, and 0 where A > 0, p > p_old and D > delta, or A < 0, p < p_old and D > delta.
-    measure tv: D = |p - p_old|. measure kl: D = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)),
-    1e-8 added to numerator and denominator of the last quotient. Both look at the sampled token against all others.
-    delta null: 0.15 for tv, 0.05 for kl.
+        A_i = R_i - mean_j R_j over the responses to one prompt
+        J_t = 0                           where p has moved along A by D > delta
+              sg[min(r_t, cap)] A log p_t otherwise
+        measure=tv: D = |p - p_old|
+        measure=kl: D = p_old log(p_old / p) + (1 - p_old) log((1 - p_old + 1e-8) / (1 - p + 1e-8))
 
-    p_old is the trainer's, before the update. The authors measure ratio and divergence against the rollout engine's
-    policy, and recommend that. cap is 3 in the configuration of verl and of the authors' repository; the script in
-    verl raises it to 10,000.
+    p has moved along A where A > 0 and p > p_old, or A < 0 and p < p_old. Both measures compare the sampled token with
+    all others taken together. `delta=null` means 0.15 for tv and 0.05 for kl.
+
+    Defaults: delta, divide_by_std and normalise are from verl's `run_qwen3_30b_a3b_megatron.sh`. The cap of 3 is
+    `clip_ratio_c` in the configurations of verl and of sail-sg/Stable-RL, the authors' repository. The script sets
+    10,000 (`cap=10000`), and the 20 in verl's loss holds only where the configuration has no value.
+
+    Differs: p_old is the trainer's, before the update. The authors measure both r and D against the policy of the
+    rollout engine (`dppo_binary_tv`, `dppo_binary_kl` in Stable-RL), and their first script in verl recommends that
+    (`bypass_mode=True`). D against the trainer's policy is one of their variants (`..._recompute`), still with r
+    against the engine's. verl's loss takes the policy that its configuration selects. prime-rl's loss adds 1e-3 (log
+    r)^2, which is not offered.
     """
 
     source = "arXiv:2602.04879"
@@ -43,6 +52,7 @@ class Dppo(GroupObjective):
         return (weight_T * view.advantages_T).masked_fill(low_T | high_T, 0) * view.current.logp
 
     def dropped(self, view: View) -> tuple[Tensor, Tensor]:
+        """Return the masks of tokens that moved too far down and too far up."""
         p_T, old_T = view.current.logp.detach().exp(), view.old.logp.exp()
         moved_T = p_T - old_T
         if self.measure == "kl":
@@ -50,8 +60,11 @@ class Dppo(GroupObjective):
             far_T = old_T * (view.old.logp - view.current.logp.detach()) + others_T
         else:
             far_T = moved_T.abs()
-        beyond_T = far_T > (DELTA[self.measure] if self.delta is None else self.delta)
-        return beyond_T & (view.advantages_T < 0) & (moved_T < 0), beyond_T & (view.advantages_T > 0) & (moved_T > 0)
+        delta = DELTA[self.measure] if self.delta is None else self.delta
+        beyond_T = far_T > delta
+        down_T = beyond_T & (view.advantages_T < 0) & (moved_T < 0)
+        up_T = beyond_T & (view.advantages_T > 0) & (moved_T > 0)
+        return down_T, up_T
 
     def clips(self, view: View) -> tuple[Tensor, Tensor]:
         low_T, high_T = self.dropped(view)

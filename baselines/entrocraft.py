@@ -15,12 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entrocraft(Control):
-    """Keeps the entropy within a band that moves over the run, by leaving out one sign of advantage outside of it.
+    """Keeps the entropy within a moving band by dropping one sign of advantage outside of it.
 
-    lower and upper go linearly from their first number to their second over the run. Where the mean entropy of the
-    rollout batch is above upper, tokens with A < 0 are dropped; where it is below lower, those with A > 0; else none.
+        mean H > upper: tokens with A < 0 are dropped
+        mean H < lower: tokens with A > 0 are dropped
 
-    Whether the authors' denominator counts dropped tokens is not known here: it does, unless reference_denominator.
+    `lower` and `upper` go linearly from their first number to their second over the run, by the share of the run's
+    steps that are over. The mean covers the rollout batch before the update; within the band nothing is dropped.
+
+    Defaults: the released code.
+
+    Differs: the authors' denominator is known from summaries only. Here all tokens count, unless
+    `reference_denominator=true`.
     """
 
     source = "arXiv:2604.26326"
@@ -39,4 +45,6 @@ class Entrocraft(Control):
         lower, upper = (first + batch.progress * (last - first) for first, last in (self.lower, self.upper))
         if entropy > upper:
             return advantages_T >= 0
-        return advantages_T <= 0 if entropy < lower else 1.0
+        if entropy < lower:
+            return advantages_T <= 0
+        return 1.0

@@ -18,12 +18,18 @@ if TYPE_CHECKING:
 class Entropic(Control):
     """Steers the entropy to a target by weighing positive against negative tokens, with a PI controller.
 
-    e_k = H_k - target, H_k the mean entropy of rollout batch k before its update, and
-    alpha_k = k_p e_k + k_i sum_{j<=k} e_j, within -1 to 1: tokens with A > 0 weigh 1 + alpha, those with A < 0
-    weigh 1 - alpha.
+        e_k   = H_k - target
+        alpha = k_p e_k + k_i sum_{j <= k} e_j, within -1 to 1
+        w     = 1 + alpha where A > 0, 1 - alpha where A < 0
 
-    The sign and the gains are those of a re-implementation; the authors' gains are not known here. Without the bounds
-    a weight could be negative.
+    H_k is the mean entropy of rollout batch k before its update.
+
+    Defaults: k_p, k_i and the sign are from a re-implementation; the authors' gains are not known. The target is ours.
+
+    Differs: known from a re-implementation only. The bounds of alpha are ours: without them a weight could be negative.
+    The sum has no bounds.
+
+    Logs: `state/entropic/integral` is the sum of e after the step.
     """
 
     source = "arXiv:2511.15248"

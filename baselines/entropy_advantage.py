@@ -14,11 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EntropyAdvantage(Control):
-    """Adds to the advantage of a token its entropy, up to a part of the advantage's size.
+    """Adds a token's entropy to its advantage, up to a fraction of the advantage's size.
 
-    A'_t = A_t + min(scale H_t, |A_t| / bound), with H of the policy before the update and without gradient. So a sign
-    never turns for bound >= 1, and a token without advantage gets none. Defaults are known from summaries only; bound
-    is 1 in one release.
+        A'_t = A_t + min(scale H_t, |A_t| / bound)
+
+    H is of the policy before the update, without gradient. With `bound` of at least 1 no advantage changes its sign,
+    and a token without advantage gets none.
+
+    Defaults: known from summaries only; one release has `bound=1`.
+
+    Differs: not compared with the authors' code.
     """
 
     source = "arXiv:2506.14758"

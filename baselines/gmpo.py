@@ -13,14 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gmpo(GroupObjective):
-    """Maximises the geometric mean of a response's ratios, each of them clipped by itself.
+    """GRPO on the geometric mean of a response's ratios, each of them clipped separately.
 
-    d_t = log p_t - log p_old,t, at most clip_high where A > 0 and at least -clip_low where A < 0;
-    J_i = A_i exp(mean_t d_t), and the mean over responses.
+        d_t = log p_t - log p_old,t, at most clip_high where A > 0, at least -clip_low where A < 0
+        J_i = A_i exp(mean_t d_t), averaged over responses
 
-    As a response is one product of all its tokens, controls that weigh single tokens or change their advantages one by
-    one are refused, and so is every normalisation but that by response. The authors' default is clip_low = clip_high =
-    0.4, in the logarithm.
+    The advantage is GRPO's. A response is one product of all its tokens, so controls that weigh single tokens or change
+    their advantages one by one (`low_prob`, `entropy_advantage`, `repo_r`) are refused: only their mean over a response
+    would remain. Every `normalise` except `sequence` is refused as well.
+
+    Defaults: callsys/GMPO and verl; the clips are bounds on the logarithm of the ratio.
+
+    Differs: no difference is known in the loss. The importance correction weighs a response by the mean of its tokens'
+    weights (verl: by the geometric mean).
     """
 
     source = "arXiv:2507.20673"

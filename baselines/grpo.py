@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Grouped(Objective):
-    """Compares the rewards of all responses to one prompt, and gives each token the advantage of its response."""
+    """Base of objectives that compare the rewards of all responses to one prompt.
+
+    Each token gets the advantage of its response.
+    """
 
     @property
     def min_group(self) -> int:
@@ -25,19 +28,22 @@ class Grouped(Objective):
         return advantages_B[batch.sequence_T]
 
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
-        """Return the advantages of responses; each row of the rewards, in double, is the responses to one prompt."""
+        """Return the advantages of responses; each row of the rewards, in double, has the responses to one prompt."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class GroupObjective(Grouped):
-    """Compares each response with the others to the same prompt.
+    """Base of objectives with GRPO's advantage.
 
-    A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6), the same for all tokens of response i, with the sample deviation
-    (n - 1) over the group; without the division where divide_by_std=false.
+        A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6)
+
+    The same for all tokens of response i, with the sample deviation (n - 1) over the responses to the prompt;
+    `divide_by_std=false` leaves the division out.
     """
 
     divide_by_std: bool = True
+    """Divide the advantage by the deviation of the rewards of the group."""
 
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
         advantages_PG = centered(rewards_PG)
@@ -50,11 +56,17 @@ class GroupObjective(Grouped):
 class Grpo(ClippedObjective, GroupObjective):
     """Clipped policy gradient whose baseline is the mean reward of the responses to the same prompt.
 
-    A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6), the same for all tokens of response i, with the sample deviation
-    (n - 1) over the group; J_t = min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A), and at least dual_clip * A
-    where A < 0. With divide_by_std=false and normalise=constant it is Dr. GRPO (arXiv 2503.20783).
+        A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6)
+        J_t = min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A), and at least dual_clip A where A < 0
 
-    Unlike the paper, the loss is a mean over tokens and has no KL term unless asked, as in nearly all later work.
+    All tokens of response i share A_i, with the sample deviation (n - 1) over the responses to the prompt.
+
+    Defaults: clips of 0.2, the mean over tokens, no KL term and a dual clip of 3, as in verl and in the code of
+    arXiv:2602.03392. The dual clip is from arXiv:1912.09729.
+
+    Differs: the paper averages each response first (`normalise=sequence`) and adds a KL term (`kl_coef=0.04,
+    kl_estimator=k3`); nearly all later work does neither. KL estimates are not clamped. Groups of one response are
+    refused instead of getting A = R.
     """
 
     source = "arXiv:2402.03300"
@@ -62,7 +74,7 @@ class Grpo(ClippedObjective, GroupObjective):
 
 def centered(rewards_PG: Tensor) -> Tensor:
     """Return the rewards less the mean of their group, exactly 0 in a group of equal rewards."""
-    # The least is taken away first, as the mean of equal numbers is often not that number: a rounding of 1e-9, divided
-    # by a deviation of the same size, would be an advantage.
+    # The minimum is subtracted first, since the mean of equal numbers is often not that number: a rounding error of
+    # 1e-9, divided by a deviation of the same size, would become an advantage.
     above_PG = rewards_PG - rewards_PG.amin(1, keepdim=True)
     return above_PG - above_PG.mean(1, keepdim=True)

@@ -15,10 +15,17 @@ if TYPE_CHECKING:
 class Gspo(ClippedObjective, GroupObjective):
     """GRPO whose ratio is that of the whole response, to the power of one over its length.
 
-    s_i = exp(mean_t (log p_t - log p_old,t)); s_it = sg[s_i] p_t / sg[p_t], clipped as in GRPO, its logarithm held
-    below 10. The loss is the mean over responses of each one's mean over tokens, and no other normalisation is allowed:
-    with that one it has the gradient of the response's own objective min(s_i A, clip(s_i) A), while a mean over all
-    tokens would weigh responses by their lengths.
+        s_i  = exp(mean_t (log p_t - log p_old,t))
+        s_it = sg[s_i] p_t / sg[p_t], with log s_it at most 10
+        J_t  = min(s_it A, clip(s_it, 1 - clip_low, 1 + clip_high) A)
+
+    The loss is the mean over responses of each one's mean over tokens, and no other `normalise` is allowed. Only with
+    this one is the gradient that of the response's own objective min(s_i A, clip(s_i) A); a mean over all tokens would
+    weigh responses by their lengths. The share of clipped tokens is 10 to 40 %, where GRPO's is 0.03 %.
+
+    Defaults: verl.
+
+    Differs: no difference is known. verl ignores its setting of the normalization, and TRL warns.
     """
 
     source = "arXiv:2507.18071"

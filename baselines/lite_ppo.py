@@ -16,8 +16,14 @@ if TYPE_CHECKING:
 class LitePpo(ClippedObjective, Grouped):
     """GRPO that divides by the deviation of all rewards of the batch instead of the group's.
 
-    A_i = (R_i - mean_j R_j) / (std R + 1e-6), with the mean over the group and the sample deviation (n - 1) of the
-    rewards over the rollout batch on all ranks.
+        A_i = (R_i - mean_j R_j) / (std R + 1e-6)
+
+    The mean is over the responses to the prompt, the sample deviation (n - 1) over all rewards of the rollout batch on
+    all ranks. J is GRPO's.
+
+    Defaults: the deviation of the batch is TRL's `scale_rewards=batch`; clips as in `grpo`.
+
+    Differs: TRL adds 1e-4 to the deviation. The paper's own code was not read.
     """
 
     source = "arXiv:2508.08221"

@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MaxRl(ClippedObjective, Grouped):
-    """GRPO that divides by the group's mean reward, which leans towards the logarithm of the success rate.
+    """GRPO that divides by the group's mean reward, which leans toward the log of the success rate.
 
-    A_i = (R_i - mean_j R_j) / mean_j R_j, and 0 where the mean is not above 0. With rewards of 0 and 1 its expectation
-    follows the gradient of the logarithm's series up to the order G - 1.
+        A_i = (R_i - mean_j R_j) / mean_j R_j, and 0 where the mean is not above 0
+
+    J is GRPO's. With rewards of 0 and 1 the expectation follows the gradient of the series of the logarithm up to the
+    order G - 1, with G responses to a prompt.
+
+    Defaults: prime-rl, which has no further parameter; clips as in `grpo`.
+
+    Differs: prime-rl's comment gives the order as G.
     """
 
     source = "arXiv:2602.02710"

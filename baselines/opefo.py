@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 class Opefo(Control):
     """Balances the tokens that raise the entropy with those that lower it.
 
-    dH_t = -A (S* - N), D+ the sum of the positive ones over the rollout batch, D- that of the negative ones without
-    sign, and lambda = (D- - D+) / (D- + D+): tokens that raise the entropy weigh 1 + lambda, those that lower it
-    1 - lambda, so that both sides are equally strong, 2 D+ D- / (D- + D+).
+        dH_t   = -A (S* - N)
+        lambda = (D- - D+) / (D- + D+)
+        w_t    = 1 + lambda where dH > 0, 1 - lambda where dH < 0
 
-    Known from summaries only, which do not tell whether dH_t is with N or without. It is meant for strictly one
-    update per rollout batch (train.updates=1): with more, the balance holds for the first of them.
+    D+ and D- are the sums of the positive and of the negative dH over the rollout batch, both without sign. With these
+    weights both sides are equally strong, 2 D+ D- / (D- + D+). The method has no options of its own.
+
+    Differs: known from summaries only, which do not say whether dH includes N. It is meant for strictly one update per
+    rollout batch: set `train.updates=1`, which a method cannot check. With more updates, the balance holds for the
+    first.
     """
 
     source = "arXiv:2605.11491"
@@ -28,6 +32,7 @@ class Opefo(Control):
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
         change_T = advantages_T * (old.expected_discriminator - old.discriminator)
-        rising, falling = batch.global_sum(change_T.clamp(min=0)), batch.global_sum((-change_T).clamp(min=0))
+        rising = batch.global_sum(change_T.clamp(min=0))
+        falling = batch.global_sum((-change_T).clamp(min=0))
         tilt = (falling - rising) / (falling + rising).clamp(min=1e-300)
         return 1 + tilt * change_T.sign()

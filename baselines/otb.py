@@ -14,12 +14,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Otb(ClippedObjective, Grouped):
-    """Clipped policy gradient with the baseline of least variance at each token, over the responses to one prompt.
+    """Clipped policy gradient with the minimum-variance baseline at each token, over responses to one prompt.
 
-    W_t = sum_{j <= t} (1 - 2 p_j + sum_i p_i^2), the squared norm of the gradient of log p by the logits, added up from
-    the start of the response; B_t = sum_i W_it R_i / (sum_i W_it + 1e-8) over the responses of the group that reach
-    position t; A_it = R_i - B_t. Where one response alone reaches t, B_t = 0, or with zero_tail=false its own reward.
-    In a group of equal rewards B_t is that reward exactly.
+        W_t  = sum_{j <= t} (1 - 2 p_j + sum_i p_i^2)
+        B_t  = sum_i W_it R_i / (sum_i W_it + 1e-8)
+        A_it = R_i - B_t
+
+    W_t is the squared norm of the gradient of log p by the logits, summed from the start of the response. The sums of
+    B_t are over the responses of the group that reach position t. Where only one response reaches t, B_t = 0, or its
+    own reward with `zero_tail=false`. In a group of equal rewards B_t is that reward exactly. J is GRPO's.
+
+    Defaults: verl, with `zero_tail` as in its later versions (false in earlier ones); clips as in `grpo`.
+
+    Differs: no difference is known, without rollout weights in W. verl cannot compute sum p^2 with fused kernels; here
+    it is streamed.
     """
 
     source = "arXiv:2602.07078"
@@ -37,7 +45,7 @@ class Otb(ClippedObjective, Grouped):
         cell_T = (batch.groups_B - batch.groups_B[0])[batch.sequence_T] * longest + batch.within_T
 
         def over_group(x_T: Tensor) -> Tensor:
-            """Adds up the responses of a group at each position."""
+            """Return the sum over the responses of a group at each position."""
             cells = int(batch.groups_B[-1] - batch.groups_B[0] + 1) * longest
             return x_T.new_zeros(cells).index_add(0, cell_T, x_T)[cell_T]
 
@@ -45,7 +53,7 @@ class Otb(ClippedObjective, Grouped):
         rewards_PG = batch.grouped(batch.rewards_B)
         equal_P1 = rewards_PG.amax(1, keepdim=True) == rewards_PG.amin(1, keepdim=True)
         equal_T = equal_P1.expand_as(rewards_PG).flatten()[batch.sequence_T]
-        baseline_T = rewards_T.where(equal_T, baseline_T)  # which 1e-8 and rounding keep it from being
+        baseline_T = rewards_T.where(equal_T, baseline_T)  # 1e-8 and rounding would move it slightly
         if self.zero_tail:
             baseline_T = baseline_T.masked_fill(over_group(weights_T * 0 + 1) == 1, 0)
         return (rewards_T - baseline_T).to(old.logp.dtype)

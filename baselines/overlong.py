@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Overlong(Control):
-    """Takes from the reward of a response that comes near the limit of its length, the more the nearer.
+    """Lowers the reward of a response near the length limit, the more the nearer it comes.
 
-    R'_i = R_i - factor max((|o_i| - (1 - share) L) / (share L), 0), L the most tokens a response may have.
+        R'_i = R_i - factor max((length_i - (1 - share) L) / (share L), 0)
 
-    share 0.2 is the 4,096 of 20,480 tokens of DAPO's script. Its factor is 1, for rewards of -1 and 1; ours are 0 and
-    1, so that 0.5 gives the same advantages.
+    L is the largest number of tokens that a response may have. Objectives that ask which responses are right, whatever
+    their reward, refuse it (`passk`, `w_reinforce` and its variants).
+
+    Defaults: verl's DAPO script, with a share of 4,096 of 20,480 tokens. Its factor is 1 for rewards of -1 and 1; here
+    rewards are 0 and 1, and 0.5 gives the same advantages.
+
+    Differs: no difference is known.
     """
 
     source = "arXiv:2503.14476"

@@ -16,12 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PassK(ClippedObjective, Grouped):
-    """Clipped policy gradient of Pass@k: the reward of k responses is that of the best among them.
+    """Clipped policy gradient of Pass@k: k responses earn the reward of the best among them.
 
-    With c of n responses right: rho = 1 - C(n-c, k) / C(n, k), sigma = sqrt(rho (1 - rho)); a right response has
-    A = (1 - rho) / (sigma + 1e-6), a wrong one A = (1 - rho - C(n-c-1, k-1) / C(n-1, k-1)) / (sigma + 1e-6): the mean
-    over all choices of k responses. It asks which responses are right, so that rewards are 0 and 1 whatever controls
-    do. Where fewer than k are wrong every choice passes, and all advantages are 0; so groups have more than k.
+        rho   = 1 - C(n-c, k) / C(n, k)
+        sigma = sqrt(rho (1 - rho))
+        A     = (1 - rho) / (sigma + 1e-6)                                      of a right response
+        A     = (1 - rho - C(n-c-1, k-1) / C(n-1, k-1)) / (sigma + 1e-6)        of a wrong response
+
+    c of the n responses to a prompt are right; the advantages are the means over all choices of k responses. J is
+    GRPO's. The objective asks which responses are right, so it refuses controls that shape rewards. If fewer than k
+    responses are wrong, every choice passes and all advantages are 0, so it refuses groups of k or fewer, from which
+    nothing can be learned.
+
+    Defaults: RUCAIBox/Passk_Training; k is from a released copy (UCPO's); clips as in `grpo`.
+
+    Differs: no difference is known. verl's `grpo_passk` is a different method.
     """
 
     source = "arXiv:2508.10751"
@@ -42,7 +51,7 @@ class PassK(ClippedObjective, Grouped):
         return if_right_P1.where(right_PG, if_wrong_P1).flatten()[batch.sequence_T]
 
     def of_group(self, n: int, c: int) -> tuple[float, float]:
-        """Returns the advantages of a wrong and of a right response, where c of n are right."""
+        """Return the advantages of a wrong and of a right response, where c of n are right."""
         all_wrong = comb(n - c, self.k) / comb(n, self.k)
         deviation = (all_wrong * (1 - all_wrong)) ** 0.5 + 1e-6
         others_wrong = comb(n - c - 1, self.k - 1) / comb(n - 1, self.k - 1) if c < n else 0.0

@@ -14,13 +14,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ppo(ClippedObjective):
-    """Clipped policy gradient with a learned critic and generalised advantage estimation.
+    """Clipped policy gradient with a learned critic and generalized advantage estimation.
 
-    delta_t = R_t + gamma V_{t+1} - V_t with the reward on the last token and V = 0 after it (also where a response was
-    cut off), A_t = sum_l (gamma lam)^l delta_{t+l}, returns A_t + V_t. The policy sees (A - mean) / sqrt(var + 1e-8),
-    whitened over all tokens of the rollout batch; L_V = 0.5 max((V - Ret)^2, (clip(V, V_old +- value_clip) - Ret)^2).
+        delta_t = R_t + gamma V_{t+1} - V_t
+        A_t     = sum_l (gamma lam)^l delta_{t+l}
+        Ret_t   = A_t + V_t
+        L_V     = 0.5 max((V - Ret)^2, (clip(V, V_old - value_clip, V_old + value_clip) - Ret)^2)
 
-    A KL term, if asked for, is part of the loss and not of the reward.
+    The reward is on the last token, and V = 0 after it. J is that of `grpo` with (A - mean A) / sqrt(var A + 1e-8),
+    whitened over all tokens of the rollout batch.
+
+    Defaults: verl; `gamma=1, lam=1` also in Open-Reasoner-Zero. Generalized advantage estimation is from
+    arXiv:1506.02438.
+
+    Differs: whitening covers all ranks and divides by the population deviation (verl: n - 1). A KL term is in the loss
+    and not in the reward. A response that was cut off ends with value 0, like one that ended by itself.
     """
 
     source = "arXiv:1707.06347"
@@ -57,9 +65,9 @@ def whitened(advantages_T: Tensor, batch: TokenBatch) -> Tensor:
 
 
 def discounted(x_T: Tensor, factor: float, after_T: Tensor) -> Tensor:
-    """sum_l factor^l x_{t+l} within each response, where `after_T` tokens follow token t.
+    """Return sum_l factor^l x_{t+l} within each response, where `after_T` tokens follow token t.
 
-    Each pass doubles how many terms every sum holds, so a response of n tokens takes log2(n) passes instead of n.
+    Each pass doubles the number of terms in every sum, so a response of n tokens takes log2(n) passes instead of n.
     """
     terms = 1
     while (after_T >= terms).any():

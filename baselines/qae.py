@@ -19,10 +19,19 @@ if TYPE_CHECKING:
 class Qae(ClippedObjective, Grouped):
     """GRPO whose baseline is a quantile of the group's rewards instead of their mean.
 
-    A_i = (R_i - b) / (std_j R_j + 1e-6), b the K-quantile of the group's rewards, the sample deviation (n - 1) around
-    their mean. mode paper: b is the least reward that a share of at least K does not exceed, so with rewards of 0 and 1
-    it is 0 where at most 1 - K of the group are right, else 1. mode reference: b is interpolated between neighbours in
-    the order of the rewards, which on the edge between the two cases gives values from 0 to 1.
+        A_i = (R_i - b) / (std_j R_j + 1e-6), with b the quantile of the group's rewards
+
+    The sample deviation (n - 1) is around the mean. J is GRPO's. With K the option `quantile`:
+
+    - `mode=reference`: b is interpolated between neighbors in the order of the rewards, which on the edge between the
+      two cases below gives values from 0 to 1.
+    - `mode=paper`: b is the least reward that a share of at least K of the group does not exceed. With rewards of 0 and
+      1 that is 0 where at most 1 - K of the group are right, else 1.
+
+    Defaults: the quantile and the interpolation are from the authors' README, which shows the changed lines; clips as
+    in `grpo`.
+
+    Differs: the authors' scripts are DAPO's: `clip_high=0.28, dual_clip=10`. The rest of their code was not read.
     """
 
     source = "arXiv:2509.22611"

@@ -14,11 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RandomReward(Control):
-    """Replaces every reward by a coin: an effect that stays under it is not one of learning what is right.
+    """Replaces every reward by a coin: an effect that remains was not learned from right answers.
 
-    R_i = 1 with probability chance, else 0, by seeded chance, the same on any number of ranks. What is logged as
-    reward/mean and what is evaluated stays verified. A control that shapes rewards stands after it
-    (random_reward+dapo), as the coin would take away what one before it has made of them.
+        R_i = 1 with probability chance, else 0
+
+    The chance is seeded and the same on any number of ranks. This is a control in the sense of an experiment. The
+    logged `reward/mean` and all evaluations stay verified. A control that shapes rewards must come after it:
+    `random_reward+dapo` is a coin less DAPO's penalty, while `dapo+random_reward` would lose the penalty and is
+    refused.
+
+    Defaults: ours.
     """
 
     source = "arXiv:2509.26114"

@@ -15,11 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReinforcePp(ClippedObjective, Grouped):
-    """Clipped policy gradient whose baseline is the group's mean, with advantages whitened over the whole batch.
+    """Clipped policy gradient with the group's mean as baseline and advantages whitened over the batch.
 
-    A_i = R_i - mean_j R_j, and then A <- (A - mean A) / sqrt(var A + 1e-8) over all tokens of the rollout batch on all
-    ranks, with the population's variance: the variant of REINFORCE++ that has a baseline. As whitening takes the mean
-    away, the responses of a group without signal have a small advantage too.
+        A_i = R_i - mean_j R_j
+        A  <- (A - mean A) / sqrt(var A + 1e-8) over all tokens of the rollout batch on all ranks
+
+    J is GRPO's. Whitening takes the mean away, so the responses of a group without signal get a small advantage too.
+
+    Defaults: the variant of REINFORCE++ with a baseline, as in verl (`reinforce_plus_plus_baseline`) and NeMo-RL; clips
+    as in `grpo`.
+
+    Differs: the variance is the population's over all ranks. NeMo-RL has the same with variances of at least 1e-8; verl
+    divides by n - 1.
     """
 
     source = "arXiv:2501.03262"

@@ -17,13 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RepoR(Control):
-    """Strengthens the advantage of improbable tokens that were right, and weakens it where they were wrong.
+    """Strengthens the advantage of improbable tokens that were right and weakens it for those that were wrong.
 
-    A' = max(A (1 - zeta log p), 0) where A > 0, min(A (1 + zeta log p), 0) where A < 0, with log p before the update.
-    With a target, zeta is doubled after each step whose mean entropy was below it, and halved after one above it,
-    within lowest to highest.
+        A' = max(A (1 - zeta log p_old), 0)   where A > 0
+             min(A (1 + zeta log p_old), 0)   where A < 0
 
-    Known from a description only, in which the controller has no bounds.
+    With a target, zeta is doubled after each step whose mean entropy was below it and halved after one above it, within
+    lowest to highest.
+
+    Defaults: a description of one framework's version.
+
+    Differs: known from that description only, in which the controller has no bounds; `lowest` and `highest` are ours.
+
+    Logs: `state/repo_r/zeta` is zeta for the next step.
     """
 
     source = "arXiv:2603.11682"

@@ -16,10 +16,15 @@ if TYPE_CHECKING:
 class Rloo(ClippedObjective, Grouped):
     """Clipped policy gradient whose baseline is the mean reward of the other responses to the same prompt.
 
-    A_i = R_i - mean_{j != i} R_j = G / (G - 1) (R_i - mean_j R_j). That is Dr. GRPO's advantage times a constant, so
-    with the same normalise and clips the two differ in nothing but the size of their loss.
+        A_i = R_i - mean_{j != i} R_j = G / (G - 1) (R_i - mean_j R_j)
 
-    The paper takes one step of REINFORCE on each batch; this has PPO's clipped ratio of each token.
+    G is the number of responses to a prompt; J is GRPO's. The advantage is that of Dr. GRPO times a constant: with the
+    same `normalise` and clips, the gradients differ by that factor alone (a test checks it), and AdamW hardly sees it.
+
+    Defaults: the advantage as in verl and TRL; clips as in `grpo`.
+
+    Differs: the paper's objective is one step of REINFORCE on the whole response, without a clip; here each token has
+    PPO's clipped ratio.
     """
 
     source = "arXiv:2402.14740"

@@ -13,10 +13,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sapo(GroupObjective):
-    """GRPO with a smooth gate in place of the clip, which closes slowly as the ratio leaves 1.
+    """GRPO with a smooth gate in place of the clip, which closes gradually as the ratio leaves 1.
 
-    J_t = (4 / tau) s A, s = sigmoid(tau (r_t - 1)), tau = tau_positive where A > 0, else tau_negative. Its gradient by
-    log p is 4 s (1 - s) r A, which is A at r = 1. It clips no token.
+        s   = sigmoid(tau (r_t - 1))
+        J_t = (4 / tau) s A
+
+    tau is tau_positive where A > 0, else tau_negative. The gradient by log p is 4 s (1 - s) r A, which is A at r = 1.
+    No token is clipped.
+
+    Defaults: verl and TRL.
+
+    Differs: no difference is known; verl and TRL clamp log r to within 20.
     """
 
     source = "arXiv:2511.20347"

@@ -14,8 +14,15 @@ if TYPE_CHECKING:
 class SequenceMask(Control):
     """Drops a negative response that has become much less likely since before the update.
 
-    Response i has no gradient where its mean A < 0 and mean_t (log p_old - log p) > delta, looked at afresh in each
-    update. Its tokens stay in the denominator. At one update per rollout batch nothing is dropped.
+        dropped where mean_t A < 0 and mean_t (log p_old - log p) > delta
+
+    Evaluated in each update; the tokens stay in the denominator. At one update per rollout batch nothing is dropped.
+    The weights are of whole responses, so every objective accepts the control. The paper is that of DeepSeek-V3.2.
+
+    Defaults: TRL's example.
+
+    Differs: log p_old is the trainer's before the update; a comparison with the engine's is the importance
+    `correction`.
     """
 
     source = "arXiv:2512.02556"

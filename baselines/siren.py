@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Siren(Control):
-    """Holds the entropy of the most uncertain positions of each response at what it was in the beginning.
+    """Holds the entropy of the most uncertain positions of each response at its initial value.
 
-    L = coefficient (H_top - anchor)^2 for a whole mini-batch, however its loss is normalised. H_top is the mean over
-    responses of each one's mean of the present H over its positions with H above the quantile of the response, 0 for
-    a response without such a position; the anchor is the same of the first rollout batch, before its first update.
+        L = coefficient (H_top - anchor)^2 for a whole mini-batch, whatever normalise is
 
-    H is that of the full vocabulary, and not that of the nucleus of mass 0.8 among the 10,000 likeliest tokens as in
-    the authors' code, which also takes the square in each micro-batch. siren_release adds the objective of their
-    script. Costs a forward pass of each mini-batch.
+    H_top is the mean over responses of each one's mean of the present H over its positions strictly above the quantile
+    of the response, and 0 for a response without such a position, such as one of a single token. The anchor is H_top of
+    the first rollout batch before its first update. The method costs one more forward pass of each mini-batch.
+
+    Defaults: the released code. The objective of its script is `siren_release`.
+
+    Differs: H is that of the full vocabulary; the authors' is that of the nucleus of mass 0.8 among the 10,000
+    likeliest tokens. Their code squares the difference of each micro-batch; here it is the mini-batch on all ranks.
+
+    Logs: `siren/entropy_top` is H_top of the rollout batch before the update, `state/siren/anchor` the anchor.
     """
 
     source = "arXiv:2509.25133"
@@ -56,7 +61,7 @@ class Siren(Control):
         entropy_T = view.current.entropy
         assert entropy_T is not None
         loss_T = view.marks["value"] + view.marks["slope"] * (entropy_T - entropy_T.detach())
-        return loss_T / view.term_scale_T  # which it will be multiplied by
+        return loss_T / view.term_scale_T  # the loss multiplies each term by it
 
     def top(self, entropy_T: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """Return each position's factor in H_top, and H_top."""

@@ -19,15 +19,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stare(Control):
-    """Weighs surprising tokens up where they were right, and down where they were wrong, while entropy is too low.
+    """Weighs surprising tokens up if right and down if wrong, while the entropy is too low.
 
-    L+ = the ceil(share n) of the n tokens with A > 0 that have the largest -log p, L- likewise for A < 0. While the
-    mean entropy H of the rollout batch is below the target, w = positive on L+ (variant o1) and also negative on L-
-    (variant c2); otherwise, and on all other tokens, w = 1. With step > 0 both follow H in each step before they are
-    used: positive += step sign(target - H), within 1 to most, negative -= step sign(target - H), within least to 1.
+        L+ = the ceil(share n) of the n tokens with A > 0 that have the largest -log p; L- likewise for A < 0
+        w  = positive on L+ where mean H < target
+             negative on L- where mean H < target, with variant=c2 only
+             1 otherwise
 
-    The authors' code selects in each micro-batch, by the present log p. stare_release adds the objective of their
-    script, which leaves step at 0; its value where it is switched on is 0.01.
+    The mean covers the rollout batch before the update, and ties go to the earlier token. With `step` above 0 both
+    weights move in each step, before they are used: positive += step sign(target - H), within 1 to most, and negative
+    -= step sign(target - H), within least to 1.
+
+    Defaults: the release for 7 B (1.05 and 0.95 for 14 B and 32 B). Its script leaves `step` at 0, and has 0.01 for
+    where the adaptation is on. The objective of the script is `stare_release`.
+
+    Differs: the authors' code selects in each micro-batch, by the present log p; here the selection covers the rollout
+    batch before the update. Neither weight crosses 1.
+
+    Logs: `state/stare/positive` and `state/stare/negative` are the weights after the step.
     """
 
     source = "arXiv:2606.19236"
@@ -59,7 +68,8 @@ class Stare(Control):
         entropy = batch.global_mean(old.entropy).item()
         if entropy >= self.target:
             return 1.0
-        factors, weights_T = self.moved(entropy), old.logp.new_ones(old.logp.shape)
+        factors = self.moved(entropy)
+        weights_T = old.logp.new_ones(old.logp.shape)
         for side_T, name in ((advantages_T > 0, "positive"), (advantages_T < 0, "negative")):
             if name == "positive" or self.variant == "c2":
                 number_chosen = ceil(share_of(self.share, batch.global_count(side_T)))
@@ -69,7 +79,7 @@ class Stare(Control):
         return weights_T
 
     def moved(self, entropy: float) -> dict[str, float]:
-        """Return both factors as they are for a rollout batch of this mean entropy."""
+        """Return both weights for a rollout batch of this mean entropy."""
         move = self.step * ((entropy < self.target) - (entropy > self.target))
         positive = min(max(self.memory["positive"] + move, 1.0), self.most)
         negative = min(max(self.memory["negative"] - move, self.least), 1.0)

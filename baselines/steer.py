@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 class Steer(Control):
     """Weighs tokens down by how much their update is predicted to move the entropy.
 
-    Omega_t = (A / p_old) p (1 - p) (log p + H), of the present policy, without gradient.
-    mode linear: w = highest - (|Omega| - min) / (max - min) (highest - lowest), within lowest to highest.
-    mode exponential: w = lowest^(|Omega| / max(max, 0.02)), within lowest to 1.
+        Omega_t = (A / p_old) p (1 - p) (log p + H)
+        mode=linear:      w = highest - (|Omega| - min) / (max - min) (highest - lowest), within lowest to highest
+        mode=exponential: w = lowest^(|Omega| / max(max, 0.02)), within lowest to 1
 
-    min and max are those of |Omega| over the rollout batch on all ranks before the update; in the authors' code they
-    are the micro-batch's, at each update.
+    Omega is of the present policy at each update, without gradient; min and max are those of |Omega| over the rollout
+    batch on all ranks before the update. A later |Omega| may lie outside of them, so its weight is bounded.
+
+    Defaults: the released code, which has both modes.
+
+    Differs: in the authors' code min and max are those of the micro-batch at each update.
     """
 
     source = "arXiv:2510.10150"
@@ -41,18 +45,20 @@ class Steer(Control):
 
     def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
         size_T = omega(old, old, advantages_T).abs()
-        return {"least": -batch.global_kth_largest(-size_T, 1), "most": batch.global_kth_largest(size_T, 1)}
+        least = -batch.global_kth_largest(-size_T, 1)
+        return {"least": least, "most": batch.global_kth_largest(size_T, 1)}
 
     def gate(self, view: View) -> Tensor:
-        size_T, most = omega(view.current, view.old, view.advantages_T).abs(), view.marks["most"]
+        size_T = omega(view.current, view.old, view.advantages_T).abs()
+        least, most = view.marks["least"], view.marks["most"]
         if self.mode == "exponential":
             return (log(self.lowest) * size_T / most.clamp(min=0.02)).exp().clamp(min=self.lowest)
-        part_T = (size_T - view.marks["least"]) / (most - view.marks["least"]).clamp(min=1e-12)
+        part_T = (size_T - least) / (most - least).clamp(min=1e-12)
         return self.highest - part_T.clamp(0, 1) * (self.highest - self.lowest)
 
 
 def omega(current: TokenStats, old: TokenStats, advantages_T: Tensor) -> Tensor:
-    """Returns the change of entropy that is predicted for one step on each token, up to its sign."""
+    """Return the change of entropy predicted for one step on each token, up to its sign."""
     assert current.entropy is not None
     logp_T = current.logp.detach()
     return advantages_T * (logp_T - old.logp).exp() * (1 - logp_T.exp()) * (logp_T + current.entropy)

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TopEntropy(Control):
-    """Learns from the tokens of highest entropy alone, as the 80/20 rule does.
+    """Learns from the tokens of highest entropy only: the 80/20 rule.
 
-    w_t = 1 for the ceil(share n) tokens of the rollout batch with the largest H, before the update; of equal ones the
-    earlier. The paper divides by all tokens, as is done here; the authors' code by the kept ones alone, which is
-    reference_denominator=true and makes the loss 1 / share times as large.
+        w_t = 1 for the ceil(share n) tokens of the rollout batch with the largest H, else 0
 
-    The authors' code takes the quantile in each micro-batch, of the present entropy.
+    H is that before the update; of equal values the earlier token is kept.
+
+    Defaults: paper and code.
+
+    Differs: the paper's formula divides by all tokens, which is the default here. The released code divides by the kept
+    ones, `reference_denominator=true`, and its loss is 1/share times as large. It takes the present H, by micro-batch.
     """
 
     source = "arXiv:2506.01939"

@@ -15,12 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ucpo(Control):
-    """Moves advantage among the right responses of a group towards the less likely ones.
+    """Moves advantage among the right responses of a group toward the less likely ones.
 
-    q = softmax over the m right responses to a prompt of the mean of log p over their tokens, at least 1e-6, and
-    A'_i = A_i m ((1 - tau) / m + tau (1/q_i) / sum_j 1/q_j) for the right ones. Their mean factor is 1.
+        q_i  = softmax of mean_t log p_old,t over the m right responses to a prompt, at least 1e-6
+        A'_i = A_i m ((1 - tau) / m + tau (1/q_i) / sum_j 1/q_j)   of the right ones
 
-    In the authors' code a response is right where its shaped reward is positive; here where it was verified.
+    The factors have a mean of 1.
+
+    Defaults: the released code.
+
+    Differs: a response is right if it was verified; in the authors' code, if its shaped reward is positive. q is not
+    normalized again after its bound. Log-probabilities are divided by the length as in the code, not as in the comment
+    of its script.
     """
 
     source = "arXiv:2605.00365"

@@ -16,9 +16,15 @@ if TYPE_CHECKING:
 class Unlikeliness(Control):
     """Rewards a right response less, the more likely it is within its group.
 
-    R'_i = R_i (1 - beta rank_i / G) where response i is right, with rank 0 for the least likely of all G responses to
-    the prompt by the mean of log p over its tokens, before the update; of equal ones the earlier ranks lower. Mean and
-    deviation of the group are those of R'.
+        R'_i = R_i (1 - beta rank_i / G) where response i is right
+
+    rank_i goes from 0 for the least likely to G - 1 among all G responses to the prompt, by the mean of log p_old over
+    the tokens; of equal responses the earlier ranks lower. Mean and deviation of the group are those of R'.
+
+    Defaults: the released code.
+
+    Differs: a response is right if it was verified, whatever its reward is by then. The authors' code skips groups
+    without advantage and has a KL term.
     """
 
     source = "arXiv:2506.02355"

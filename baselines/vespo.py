@@ -16,9 +16,16 @@ if TYPE_CHECKING:
 class Vespo(GroupObjective):
     """REINFORCE weighted by a smooth function of the whole response's ratio, which is largest near 1.
 
-    w_i = prod_t p_t / p_old,t; J_t = sg[w_i^k exp(lambda (1 - w_i))] A log p_t, with k and lambda by the sign of A
-    (A = 0 counts as positive). In logarithms, each token's held within 20, and the response's within log 1e-8 and 20.
-    It clips no token.
+        w_i = prod_t p_t / p_old,t
+        J_t = sg[w_i^k exp(lambda (1 - w_i))] A log p_t
+
+    k and lambda depend on the sign of A; A = 0 counts as positive. In logarithms, each token's ratio is held within 20
+    and the response's within log 1e-8 and 20. The advantage is GRPO's. No token is clipped.
+
+    Defaults: the code of FloyedShen/VESPO (the numbers in its docstring differ) and TRL.
+
+    Differs: the authors' code multiplies w by the ratio of trainer to rollout engine where that is corrected for; here
+    the correction is a factor of its own.
     """
 
     source = "arXiv:2602.10693"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdicts(Objective):
-    """Rewards right responses and punishes wrong ones, each by a fixed weight, without a baseline."""
+    """Base of objectives with a fixed weight for right responses and one for wrong ones, and no baseline."""
 
     takes_rewards = False
 
@@ -30,11 +30,14 @@ class Verdicts(Objective):
 class WReinforce(Verdicts):
     """REINFORCE in which right responses weigh less than wrong ones.
 
-    J_t = A log p, A = right for a right response, -wrong for a wrong one. right=0 is NSR, which learns from wrong
-    responses alone; right=1, wrong=0 is PSR.
+        J_t = A log p_t, with A = right for a right response and -wrong for a wrong one
 
-    The form of the paper's text. No ratio corrects for the updates since the rollout; w_reinforce_ppo, the form that
-    the authors run, has one.
+    `nsr` learns from wrong responses alone, `psr` from right ones alone. Controls that shape rewards are refused.
+
+    Defaults: the paper and TianHongZXY/RLVR-Decomposed.
+
+    Differs: this is the form of the paper's text. No ratio corrects for the updates since the rollout, so it is for one
+    or few of them; `w_reinforce_ppo`, the form that the authors run, has one.
     """
 
     source = "arXiv:2506.01347"
@@ -48,11 +51,15 @@ class WReinforce(Verdicts):
 class WReinforcePpo(ClippedObjective, Verdicts):
     """W-REINFORCE with PPO's clipped ratio, as the authors run it.
 
-    A = right for a right response, -wrong for a wrong one, in PPO's clipped objective. At one update per rollout batch
-    it has the gradient of w_reinforce.
+        A = right for a right response, -wrong for a wrong one
 
-    For NSR and PSR the authors' code takes the other responses out of the batch, so that its mean is over the tokens
-    of wrong or of right ones alone; here it is over all tokens.
+    J is that of `grpo`. At one update per rollout batch the gradient is that of `w_reinforce`. Controls that shape
+    rewards are refused.
+
+    Defaults: the form that the authors' code runs, with right and wrong as in `w_reinforce` and clips as in `grpo`.
+
+    Differs: no difference is known for `right=0.1`. For NSR and PSR the authors' code takes the other responses out of
+    the batch, so that its mean is over the tokens of wrong or of right ones alone; here it is over all.
     """
 
     source = "arXiv:2506.01347"

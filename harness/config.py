@@ -1,4 +1,7 @@
-"""The typed configuration. Every default of the harness lives here and nowhere else; imports no torch."""
+"""The typed configuration: every default of the harness, in the only place; no torch.
+
+The docstring under a field is its meaning in docs/configuration.md, which `make docs` writes.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,14 @@ KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")  # of an override
 
 @dataclass
 class Filter:
-    """Which problems are trained on, by how often the model solves them before any training."""
+    """Trains only on problems that the model solves sometimes, by its pass rate before any training."""
 
-    n: int = number(16, least=1)  # responses to each problem
-    low: float = number(1 / 16, least=0, most=1)  # pass rates up to this are too hard
-    high: float = number(15 / 16, least=0, most=1)  # and from this on too easy
+    n: int = number(16, least=1)
+    """Responses sampled for each problem to measure its pass rate."""
+    low: float = number(1 / 16, least=0, most=1)
+    """Problems with this pass rate or a lower one are too hard and left out."""
+    high: float = number(15 / 16, least=0, most=1)
+    """Problems with this pass rate or a higher one are too easy and left out."""
 
     def bounds(self) -> tuple[int, int]:
         """The fewest and the most right responses of n that lie strictly between low and high.
@@ -49,10 +55,12 @@ class Filter:
 
 @dataclass
 class Resample:
-    """Sets aside groups whose responses all earn the same, and draws others, until a step has enough (DAPO)."""
+    """Dynamic sampling (DAPO): sets groups of equal rewards aside and draws others until a step has enough."""
 
-    multiplier: float = number(1.0, least=1)  # candidates drawn at once, as a multiple of train.prompts
-    max_batches: int = number(10, least=1)  # so often at most; then groups without signal fill up
+    multiplier: float = number(1.0, least=1)
+    """Problems drawn at once, as a multiple of `train.prompts`."""
+    max_batches: int = number(10, least=1)
+    """Draws of one step, at most; then groups without signal fill it up."""
 
     def candidates(self, prompts: int) -> Fraction:
         """Returns how many problems are drawn at once; by the decimal that was written, as 1.1 as a float is more."""
@@ -65,81 +73,116 @@ class Resample:
 
 @dataclass
 class Train:
+    """The training loop and its optimizer, AdamW."""
+
     steps: int = number(300, least=1)
-    prompts: int = number(64, least=1)  # prompts of one step
-    group: int = number(16, least=1)  # responses to each prompt
-    updates: int = number(2, least=1)  # optimiser steps in one pass over a rollout batch
-    epochs: int = number(1, least=1)  # passes over a rollout batch
+    """Training steps; each samples one rollout batch and trains on it."""
+    prompts: int = number(64, least=1)
+    """Prompts of one step; a multiple of `train.updates` times the ranks of a cell."""
+    group: int = number(16, least=1)
+    """Responses sampled for each prompt."""
+    updates: int = number(2, least=1)
+    """Optimizer steps in one pass over a rollout batch, each on a mini-batch of whole groups."""
+    epochs: int = number(1, least=1)
+    """Passes over a rollout batch."""
     lr: float = number(1e-6, above=0)
+    """Learning rate of the policy; a critic has its own, the option `critic_lr` of its objective."""
     warmup_steps: int = number(0, least=0)
+    """Steps over which the learning rate rises linearly to its value."""
     betas: list[float] = numbers([0.9, 0.999], length=2, least=0, below=1)
+    """Decay rates of AdamW's two moments."""
     weight_decay: float = number(0.0, least=0)
+    """Weight decay of AdamW."""
     grad_clip: float = number(1.0, above=0)
-    filter: Filter | None = None  # null: every problem is trained on
-    resample: Resample | None = None  # null: a step trains on its first train.prompts groups, whatever they earn
-    # The compute type; master weights are float32. auto: bfloat16 on cuda, float32 on a CPU
+    """Largest norm of the gradient of one update; a larger gradient is scaled down to it."""
+    filter: Filter | None = None
+    """Difficulty filter of the problems; null: every problem is trained on."""
+    resample: Resample | None = None
+    """Dynamic sampling; null: a step trains on its first `train.prompts` groups, whatever they earn."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
+    """Type of the computation; master weights are float32. auto: bfloat16 on cuda, float32 on a CPU."""
 
 
 @dataclass
 class RolloutConfig:
-    # Asked for often, and wrong here: the log-probabilities that are trained are those of the untruncated softmax.
+    """Sampling of the responses that are trained on."""
+
+    # Users often ask for these, and they would be wrong here: training uses the log-probabilities of the untruncated
+    # softmax.
     refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("top_p", "top_k", "min_p"),
         "training samples by temperature alone (allowed: rollout.temperature), since a truncated sampler is another "
         "policy than the one that is trained",
     )
 
-    # auto: vLLM where it is installed and the model large enough to gain
     engine: str = choice("auto", ("auto", "embedded", "vllm"))
+    """Engine that samples. auto: vLLM where it is installed and the model is large enough to gain, else embedded."""
     temperature: float = number(1.0, above=0)
+    """Sampling temperature, also of the trainer's softmax."""
     max_new_tokens: int = number(7168, least=1)
-    # A step trains on responses that the policy of so many steps before has sampled.
+    """Most tokens of a response, in training and in evaluation."""
     lag: int = number(0, least=0)
-    # Problems with longer prompts are not trained on; null: there are none.
+    """Training uses responses that the policy of this many steps before has sampled; less than `train.steps`."""
     max_prompt_tokens: int | None = number(None, least=1)
+    """Problems with longer prompts are not trained on; null: no limit."""
 
 
 @dataclass
 class Correction:
-    """Corrects the gradient for what trainer and engine disagree on. docs/mismatch.md has formulas and sources."""
+    """Importance correction of the gradient for the mismatch of trainer and engine (docs/mismatch.md)."""
 
-    # truncated: a ratio above high counts as high; masked: one beyond low and high as nothing
     kind: str = choice("off", ("off", "truncated", "masked"))
-    level: str = choice("token", ("token", "sequence"))  # the ratio of each token, or that of the whole response
+    """truncated: a ratio above `high` counts as `high`; masked: a ratio outside of `low` to `high` counts as 0."""
+    level: str = choice("token", ("token", "sequence"))
+    """Which ratio: that of each token, or that of the whole response."""
     low: float = number(0.0, least=0, most=1)
+    """Lower bound of the ratio, with `kind=masked` only."""
     high: float = number(2.0, least=1)
+    """Upper bound of the ratio."""
 
 
 @dataclass
 class Bounds:
-    """On the size of log p of the trainer minus log p of the engine, of sampled tokens; null: none."""
+    """Bounds on the size of the trainer's minus the engine's log-probability, over sampled tokens."""
 
     p99: float | None = number(None, least=0)
+    """Bound on the 99th percentile; null: none."""
     max: float | None = number(None, least=0)
+    """Bound on the largest value; null: none."""
 
 
 @dataclass
 class Mismatch:
-    """Beyond these a cell stops, by the type that it computes in."""
+    """Largest allowed mismatch of trainer and engine, by the type of the computation; a cell beyond it stops."""
 
-    # In float32 p99 is some 1e-6; a thousand times that is no rounding.
+    # In float32 p99 is about 1e-6; a thousand times that cannot be rounding.
     float32: Bounds = field(default_factory=lambda: Bounds(p99=0.01, max=0.1))
-    # In bfloat16 rare tokens may be off by any amount, so that only their share says something.
+    # In bfloat16 a few tokens may be off by any amount, so a bound on the maximum would mean nothing.
     bfloat16: Bounds = field(default_factory=lambda: Bounds(p99=0.5))
 
 
 @dataclass
 class Eval:
-    tasks: list[str] = field(default_factory=list)  # empty: the task that is trained on
+    """Evaluation of a cell, before training and at the end."""
+
+    tasks: list[str] = field(default_factory=list)
+    """Evaluation tasks; empty: the task that is trained on."""
     split: str = "test"
-    problems: int | None = number(None, least=1)  # how many problems of the split; null: all
-    samples: int = number(32, least=1)  # n responses to each problem
-    k: int = number(16, least=1)  # the K of the headline Pass@K
+    """Split of each task to evaluate on."""
+    problems: int | None = number(None, least=1)
+    """Number of problems, from the start of the split; null: all."""
+    samples: int = number(32, least=1)
+    """Responses to each problem, the n of Pass@k."""
+    k: int = number(16, least=1)
+    """The K of the headline Pass@K; at most `eval.samples`."""
     temperature: float = number(0.7, least=0)
-    every: int = number(0, least=0)  # also evaluate every so many steps; 0: only before training and at the end
-    beyond_context: bool = False  # also where prompt and response exceed the model's max_position_embeddings
-    by_task: dict[str, dict[str, Any]] = field(default_factory=dict)  # problems, samples, k, temperature of one task
+    """Sampling temperature; 0: greedy."""
+    every: int = number(0, least=0)
+    """Steps between further evaluations; 0: only before training and at the end."""
+    beyond_context: bool = False
+    """Evaluate even if prompt and response exceed the model's max_position_embeddings; false: that is an error."""
+    by_task: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Own values of `problems`, `samples`, `k` and `temperature` for single tasks: `{aime24: {samples: 64}}`."""
 
     def of(self, task: str) -> Eval:
         """The settings that hold for one evaluation task, by its name."""
@@ -153,50 +196,68 @@ class Eval:
 
 @dataclass
 class Stop:
-    """Ends a cell before train.steps."""
+    """Early end of a cell, before `train.steps`."""
 
-    # After the first step whose entropy/mean is lower, which then is the step that counts; null: never
     entropy_below: float | None = number(None, above=0)
+    """A cell ends after the first step with a lower `entropy/mean`, and that step is its result; null: never."""
 
 
 @dataclass
 class Verify:
-    limit_s: float = number(5.0, above=0)  # for one answer; what takes longer is a timeout, which is no right answer
-    workers: int = number(2, least=1)  # processes that judge what is no integer
-    # The share of timeouts and errors in a step or an evaluation above which the cell stops.
+    """The verifier, which judges answers."""
+
+    limit_s: float = number(5.0, above=0)
+    """Seconds for one answer; a longer judgment is a timeout and not a right answer."""
+    workers: int = number(2, least=1)
+    """Processes that judge answers other than integers."""
     max_failures: float = number(0.05, least=0, most=1)
+    """Share of timeouts and errors in a step or an evaluation above which the cell stops."""
 
 
 @dataclass
 class Dynamics:
-    # Steps from one measured change of the entropy to the next; 0: the instrument is off.
+    """The instrument that predicts and measures changes of the entropy (docs/dynamics.md)."""
+
     every: int = number(10, least=0)
+    """Steps between measured changes of the entropy; 0: the instrument is off."""
 
 
 @dataclass
 class Checkpoint:
-    every: int = number(20, least=1)  # steps
-    save_model: bool = True  # keep the trained model as a Hugging Face folder in the cell
+    """Checkpoints, from which an interrupted cell continues."""
+
+    every: int = number(20, least=1)
+    """Steps between checkpoints."""
+    save_model: bool = True
+    """Keep the trained model in the cell's folder, in the format of Hugging Face."""
 
 
 @dataclass
 class Hardware:
+    """Devices, processes and memory of one cell."""
+
     device: str = choice("auto", ("auto", "cpu", "cuda"))
-    threads: int = number(1, least=1)  # CPU threads of a process
-    # Processes of a cell on a machine, each with a device of its own; all share the model's weights among them.
+    """Device of a cell. auto: cuda if there is one."""
+    threads: int = number(1, least=1)
+    """CPU threads of each process."""
     ranks: int = number(1, least=1)
-    nodes: int = number(1, least=1)  # machines of a cell, which --launcher ray or slurm, or torchrun finds
-    # The part of a GPU that a cell of one rank takes: cells beside it take the rest.
+    """Processes of a cell on one machine, each with its own device; the model's weights are divided among them."""
+    nodes: int = number(1, least=1)
+    """Machines of a cell, found by `--launcher ray` or `slurm`, or by torchrun."""
     share: float = number(1.0, above=0, most=1)
-    micro_tokens: int = number(16384, least=1)  # tokens, padding included, of one forward pass
-    recompute: bool = False  # a layer's activations are computed again in the backward pass instead of kept
-    offload: bool = False  # AdamW's moments and a copy of the weights lie in the machine's memory, not on the device
-    # Of vLLM's keys and values; null: 1 on a CPU, on a GPU with the weights half of it.
+    """Share of a GPU that a cell of one rank takes; other cells take the rest."""
+    micro_tokens: int = number(16384, least=1)
+    """Tokens of one forward pass, padding included."""
+    recompute: bool = False
+    """Compute the activations of a layer again in the backward pass instead of keeping them."""
+    offload: bool = False
+    """Keep AdamW's moments and a copy of the weights in the machine's memory instead of the device's."""
     cache_gib: float | None = number(None, above=0)
-    # A cell that takes longer is stopped and counted as failed.
+    """Memory of vLLM's keys and values, in GiB; null: 1 on a CPU; on a GPU they and the weights take half of it."""
     timeout_minutes: float | None = number(None, above=0)
-    # A cell none of whose ranks comes forward for so long, not by one response, is stopped and counted as failed.
+    """A cell that takes longer is stopped and counted as failed; null: no limit."""
     stall_minutes: float | None = number(60.0, above=0)
+    """A cell without progress on any rank for this long, not even one response, fails; null: no limit."""
 
     @property
     def world(self) -> int:
@@ -206,43 +267,61 @@ class Hardware:
 
 @dataclass
 class Slurm:
-    """Says what `run --launcher slurm` asks SLURM for, beside the machines that `hardware` says."""
+    """Options of `run --launcher slurm`; the machines are those of `hardware`."""
 
-    partition: str | None = None  # null: the cluster's own default
+    partition: str | None = None
+    """Partition; null: the cluster's default."""
     account: str | None = None
-    # Of one life of a cell; one that needs longer is put back into the queue, with a checkpoint.
+    """Account to charge; null: the cluster's default."""
     minutes: int = number(240, least=1)
-    # So long before the end of its time a cell hears of it; a step and a checkpoint must fit.
+    """Time limit of one job of a cell; a cell that needs longer is queued again and continues from a checkpoint."""
     notice_minutes: int = number(5, least=1)
-    setup: list[str] = field(default_factory=list)  # lines of bash before Python starts
-    # A command before Python, which then is the container's own, such as `apptainer exec --nv image.sif`
+    """Notice before the end of that time; a step and a checkpoint must fit into it."""
+    setup: list[str] = field(default_factory=list)
+    """Lines of bash to run before Python starts."""
     container: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)  # further options of sbatch, such as {qos: high}
+    """Command in front of Python, which is then the container's own: `apptainer exec --nv image.sif`."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further options of sbatch, such as `{qos: high}`."""
 
 
 @dataclass
 class Launch:
+    """Options of the launchers."""
+
     slurm: Slurm = field(default_factory=Slurm)
 
 
 @dataclass
 class Tracking:
-    uri: str | None = None  # null: MLFLOW_TRACKING_URI, or else SQLite beside the results
-    # A run whose cells have ended waits so long for MLflow to hold their records; `entrobench sync` does the rest.
+    """The MLflow store."""
+
+    uri: str | None = None
+    """Address of the store; null: the variable MLFLOW_TRACKING_URI, or else SQLite in the results folder."""
     patience_minutes: float = number(10.0, above=0)
+    """Longest wait for MLflow at the end of a run; `entrobench sync` does the rest later."""
 
 
 @dataclass
 class Config:
-    name: str = ""  # of the matrix; empty: the name of the file
+    """The matrix, and where its results go."""
+
+    name: str = ""
+    """Name of the matrix: its folder and its experiment in MLflow; empty: the name of the file."""
     methods: list[str] = field(default_factory=lambda: ["grpo"])
-    method_options: dict[str, dict[str, Any]] = field(default_factory=dict)  # by component, wherever it appears
+    """Methods, as specs: an objective and controls joined by `+`, such as `ppo+clip_b(share=0.02)`."""
+    method_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Options of an objective or a control wherever a spec names it: `{clip_b: {share: 0.02}}`."""
     tasks: list[str] = field(default_factory=lambda: ["countdown"])
+    """Tasks to train on."""
     models: list[str] = field(default_factory=lambda: ["countdown-tiny"])
+    """Base models: names of `entrobench list models`, folders, or names on the Hugging Face Hub."""
     seeds: list[int] = numbers([0], least=0)
-    # Further axes of the matrix: values of any scalar below, by its key, such as {train.lr: [1e-6, 3e-6]}
+    """Seeds; all methods share initial weights, prompts and sampling seeds within one seed."""
     axes: dict[str, Any] = field(default_factory=dict)
-    baseline: str = "grpo"  # the method that the others are compared with
+    """Further axes of the matrix: lists of values of any scalar key below, such as `{train.lr: [1e-6, 3e-6]}`."""
+    baseline: str = "grpo"
+    """Method that the others are compared with."""
     train: Train = field(default_factory=Train)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     correction: Correction = field(default_factory=Correction)
@@ -255,8 +334,10 @@ class Config:
     hardware: Hardware = field(default_factory=Hardware)
     launch: Launch = field(default_factory=Launch)
     tracking: Tracking = field(default_factory=Tracking)
-    plugins: list[str] = field(default_factory=list)  # modules that offer further methods and tasks
+    plugins: list[str] = field(default_factory=list)
+    """Python modules that offer further methods and tasks."""
     results: str = "results"
+    """Folder of all results."""
 
     @property
     def setting(self) -> dict[str, Any]:

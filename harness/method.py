@@ -101,16 +101,21 @@ class Component:
 
 @dataclass(frozen=True)
 class Objective(Component):
-    """Gives a method its advantages and its surrogate. Its options are shared by every objective."""
+    """The base of a method: advantages and a surrogate. Its options are shared by every objective."""
 
     # Whether single tokens of a response may be weighed; not where the loss of a response is one product of them all.
     weighs_tokens: ClassVar[bool] = True
     # Whether its advantages come from the rewards, which controls may shape; not where they come from what is right.
     takes_rewards: ClassVar[bool] = True
 
-    normalise: str = choice("token", ("token", "sequence", "constant"))  # what a response's loss is divided by
-    kl_coef: float = number(0.0, least=0)  # weight of the KL divergence to the model before training
-    kl_estimator: str = choice("k2", ("k2", "k3"))  # k2 has the gradient of the reverse KL, k3 its value without bias
+    normalise: str = choice("token", ("token", "sequence", "constant"))
+    """`token`: sum over the tokens of a mini-batch / their number; `sequence`: mean over responses of each one's mean
+    over tokens; `constant`: sum / (responses x the most tokens a response may have)."""
+    kl_coef: float = number(0.0, least=0)
+    """Weight of a KL term: an estimate of KL(policy, model before training), added to the loss."""
+    kl_estimator: str = choice("k2", ("k2", "k3"))
+    """k2 = 0.5 (log p - log p_ref)^2, with the gradient of the KL; k3 = p_ref/p - log(p_ref/p) - 1, with an unbiased
+    value."""
 
     def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
         """Returns the advantage of each token."""
@@ -163,13 +168,15 @@ class ClippedObjective(Objective):
     silent_without_signal: ClassVar[bool] = True
 
     clip_low: float = number(0.2, least=0)
+    """The ratio of a token is clipped below 1 - clip_low where A < 0."""
     clip_high: float = number(0.2, least=0)
-    # The bounds of the sides that PPO leaves open: of tokens with A > 0 whose ratio falls, of those with A < 0 whose
-    # ratio rises; null: none.
+    """The ratio of a token is clipped above 1 + clip_high where A > 0; 0.28 is Clip-Higher of arXiv:2503.14476."""
     clip_low_positive: float | None = number(None, least=0)
+    """Also clipped below 1 - clip_low_positive where A > 0, a side that PPO leaves open; null: no bound."""
     clip_high_negative: float | None = number(None, least=0)
-    # Bounds the loss of a negative token, as a multiple of |A|; null: nothing does.
+    """Also clipped above 1 + clip_high_negative where A < 0, a side that PPO leaves open; null: no bound."""
     dual_clip: float | None = number(3.0, least=1)
+    """J is at least dual_clip A where A < 0; null: no bound."""
 
     def surrogate(self, view: View) -> Tensor:
         """Returns the clipped ratio times the advantage."""
@@ -219,8 +226,9 @@ class Control(Component):
     # Whether `reward` ignores the rewards it is given, so that a control before it would shape them in vain.
     replaces_rewards: ClassVar[bool] = False
 
-    # Forget dropped tokens in the denominator of the loss too, as in the authors' code of some methods.
     reference_denominator: bool = dataclasses.field(default=False, kw_only=True)
+    """Leave tokens that this control drops out of the denominator of the loss too, as the code of some authors does. An
+    added term (entropy bonus, KL) is always divided by all tokens."""
 
     def reward(self, rewards_B: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
         """Returns other rewards, before advantages are taken."""
@@ -257,7 +265,7 @@ class Control(Component):
 
 @dataclass(frozen=True)
 class Composition:
-    """A method that is made of others and has a name of its own; `about` begins with one line for people."""
+    """A named spec of other methods; `about` is structured like the docstring of a method, with one clause first."""
 
     spec: str
     source: str

@@ -14,6 +14,7 @@ import yaml
 from places import REPOSITORY
 
 from benchmarks.patience import HANG
+from docs import generate
 from harness import cli, config, matrix
 from harness.commands.common import load
 
@@ -145,12 +146,49 @@ def test_the_configuration_plans(tmp_path: Path) -> None:
     assert yaml.safe_load(CONFIGURATION)["base"] == "demo"
 
 
-def test_links_lead_somewhere() -> None:
-    for page in (REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").glob("*.md")):
-        text = page.read_text()
-        links = re.findall(r"\]\(([^)#:]+)[^):]*\)", text)
-        assert not [link for link in links if not (page.parent / link).exists()], page
-        assert not [name for name in re.findall(r"docs/[\w-]+\.md", text) if not (REPOSITORY / name).exists()], page
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    for link, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", text):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}; {target.name} has {anchors(target)}"
+    for name in re.findall(r"docs/[\w-]+\.md", text):
+        assert (REPOSITORY / name).exists(), name
+
+
+def anchors(page: Path) -> list[str]:
+    """Return the anchors that GitHub gives to the headings of a page, which it numbers where they would be equal."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found: list[str] = []
+    for heading in re.findall(r"^#{1,6} (.+)$", text, re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = generate.slug(plain.strip())
+        earlier = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", each) is not None for each in found)
+        found.append(f"{slug}-{earlier}" if earlier else slug)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("heading", "anchor"),
+    [
+        ("What is *one* answer?", "what-is-one-answer"),
+        ("`train.filter`", "trainfilter"),
+        ("`clip_b`", "clip_b"),
+        (
+            "Do our two controls beat a clip of a fixed share? Open",
+            "do-our-two-controls-beat-a-clip-of-a-fixed-share-open",
+        ),
+        ("Seen / not seen", "seen--not-seen"),
+    ],
+)
+def test_anchors_are_those_of_github(heading: str, anchor: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Title\n\n## {heading}\n\n```bash\n# no heading\n```\n\n## [{heading}](other.md)\n")
+    assert anchors(page) == ["title", anchor, f"{anchor}-1"]
 
 
 def test_the_index_has_every_page() -> None:

@@ -13,13 +13,19 @@ from harness.commands.common import Commands, command, console, with_plugins
 from harness.composition import Method, Table
 from harness.method import Composition
 
+EXAMPLES = (
+    "entrobench check clip_b",
+    "entrobench check all --format json",
+    "entrobench check 'ppo+least_sure(share=0.5)' --plugin my_methods",
+)
+
 
 def add(commands: Commands) -> None:
     text = "whether methods keep the rules: gradients, invariances, rare batches, memory, composition, cost"
-    parser = command(commands, "check", text)
-    parser.add_argument("methods", metavar="METHOD", nargs="+", help="a method, or all of the registry: all")
+    parser = command(commands, "check", text, EXAMPLES)
+    parser.add_argument("methods", metavar="METHOD", nargs="+", help="a method, or `all` for the whole registry")
     with_plugins(parser)
-    parser.add_argument("--format", choices=["table", "json"], default="table")
+    parser.add_argument("--format", choices=["table", "json"], default="table", help="form of the output")
 
 
 def fault(spec: str, table: Table, refused: Mapping[str, UserError]) -> str | None:

@@ -32,9 +32,12 @@ class Found:
         return sum(file.lstat().st_size for file in every if not file.is_dir())
 
 
+EXAMPLES = ("entrobench clean demo", "entrobench clean my.yaml train.steps=20 --plugin my_methods --yes")
+
+
 def add(commands: Commands) -> None:
-    parser = with_config(command(commands, "clean", "remove what no configuration means any more"))
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser = with_config(command(commands, "clean", "delete what this configuration no longer includes", EXAMPLES))
+    parser.add_argument("--yes", action="store_true", help="delete without asking")
 
 
 def call(arguments: argparse.Namespace) -> int:

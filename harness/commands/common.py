@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness import config as configs
 from harness.cells.state import OUTDATED, Progress
@@ -19,17 +19,32 @@ console = SafeConsole(highlight=False, soft_wrap=True, markup=False, width=WIDTH
 Commands = argparse._SubParsersAction  # the public API gives it no name
 
 
-def command(commands: Commands, name: str, text: str) -> argparse.ArgumentParser:
-    return commands.add_parser(name, help=text, description=text)
+def command(commands: Commands, name: str, text: str, examples: Sequence[str]) -> argparse.ArgumentParser:
+    """Add a command; `--help` and docs/commands.md show its examples, which together use each of its options."""
+    epilog = "examples:\n" + "\n".join(f"  {example}" for example in examples)
+    layout = argparse.RawDescriptionHelpFormatter  # keeps the lines of the epilog
+    return commands.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=layout)
 
 
 def with_plugins(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="further methods and tasks")
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a Python module with further methods or tasks; may be repeated",
+    )
 
 
 def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of one in configs/")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="for example train.steps=10")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="a value in place of the file's, for example train.steps=10",
+    )
     with_plugins(parser)
     return parser
 

@@ -8,14 +8,25 @@ from rich.table import Table
 
 from harness.commands.common import Commands, command, console
 
+EXAMPLES = (
+    "entrobench data prepare",
+    "entrobench data prepare aime24 --from downloads/aime24.jsonl",
+    "entrobench data check",
+)
+
 
 def add(commands: Commands) -> None:
-    text = "fetch, clean, divide and fingerprint the real problem sets; and what of them stands in the training set"
-    actions = command(commands, "data", text).add_subparsers(dest="action", required=True, metavar="prepare|check")
-    making = actions.add_parser("prepare", help="make the sets in the cache, from the hub or from a local copy")
-    making.add_argument("sets", nargs="*", metavar="SET", help="for example aime24 (default: all)")
-    making.add_argument("--from", dest="origin", metavar="FROM", help="a file, a folder, or the id of a hub's copy")
-    actions.add_parser("check", help="which evaluation problems stand in the training set")
+    text = "fetch, clean, split and fingerprint the real problem sets; find evaluation problems in the training set"
+    parser = command(commands, "data", text, EXAMPLES)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="prepare|check")
+    preparing = "make the sets in the cache, from the Hub or from a local copy"
+    making = actions.add_parser("prepare", help=preparing, description=preparing)
+    making.add_argument("sets", nargs="*", metavar="SET", help="a problem set, for example aime24 (default: all)")
+    making.add_argument(
+        "--from", dest="origin", metavar="FROM", help="a file, a folder, or the id of another copy on the Hub"
+    )
+    checking = "list the evaluation problems that the training set contains"
+    actions.add_parser("check", help=checking, description=checking)
 
 
 def call(arguments: argparse.Namespace) -> int:

@@ -7,11 +7,15 @@ import argparse
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.matrix import cells
 
+EXAMPLES = ("entrobench dynamics demo", "entrobench dynamics my.yaml train.lr=1e-4 --plugin my_tasks --steps 10")
+
 
 def add(commands: Commands) -> None:
     text = "the theory of entropy dynamics, measured on the first model and task of a configuration"
-    parser = with_config(command(commands, "dynamics", text))
-    parser.add_argument("--steps", type=int, default=30, help="of training on each quadrant of tokens (default: 30)")
+    parser = with_config(command(commands, "dynamics", text, EXAMPLES))
+    parser.add_argument(
+        "--steps", type=int, default=30, help="training steps on each quadrant of the tokens (default: 30)"
+    )
 
 
 def call(arguments: argparse.Namespace) -> int:

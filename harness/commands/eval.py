@@ -20,23 +20,30 @@ if TYPE_CHECKING:
     from harness.rollout.models import Model
     from harness.study.assess import Assessment
 
-TEXT = "Avg@K, Pass@K and maj@K of any model, without training; what was sampled is kept and never sampled again"
+TEXT = "Avg@K, Pass@K and maj@K of any model, without training; samples are kept and never drawn again"
+EXAMPLES = (
+    "entrobench eval --model countdown-tiny --tasks countdown --problems 20 --samples 8 --temperature 0.7 --seed 1",
+    "entrobench eval --model ./my-model --tasks aime24,math500 --max-new-tokens 4096 --beyond-context --out mine",
+    "entrobench eval --model Qwen/Qwen2.5-0.5B --tasks my_task --plugin my_tasks --uri sqlite:///mlflow.db",
+)
 
 
 def add(commands: Commands) -> None:
-    parser = command(commands, "eval", TEXT)
+    parser = command(commands, "eval", TEXT, EXAMPLES)
     parser.add_argument(
-        "--model", required=True, help="a name of `entrobench list models`, a folder, or a name on the hub"
+        "--model", required=True, help="a name of `entrobench list models`, a folder, or a name on the Hugging Face Hub"
     )
     parser.add_argument("--tasks", required=True, metavar="TASK,...", help="names of `entrobench list tasks`")
-    parser.add_argument("--samples", type=int, help="responses to each problem (default: as the task's file says)")
-    parser.add_argument("--problems", type=int, help="only the first so many (default: all)")
-    parser.add_argument("--temperature", type=float, help="0: greedy (default: as the task's file says)")
-    parser.add_argument("--max-new-tokens", type=int, help="of a response (default: as the task's file says)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
-    parser.add_argument("--beyond-context", action="store_true", help="also beyond the model's max_position_embeddings")
+    parser.add_argument("--samples", type=int, help="responses to each problem (default: the task's)")
+    parser.add_argument("--problems", type=int, help="number of problems, from the first (default: all)")
+    parser.add_argument("--temperature", type=float, help="of the sampling; 0 is greedy (default: the task's)")
+    parser.add_argument("--max-new-tokens", type=int, help="most tokens of a response (default: the task's)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
+    parser.add_argument(
+        "--beyond-context", action="store_true", help="evaluate even beyond the model's max_position_embeddings"
+    )
     parser.add_argument("--out", type=Path, help="folder for samples and results (default: results/eval/MODEL-KEY)")
-    parser.add_argument("--uri", help="of the MLflow store (default: MLFLOW_TRACKING_URI, or results/mlflow.db)")
+    parser.add_argument("--uri", help="the MLflow store (default: MLFLOW_TRACKING_URI, else results/mlflow.db)")
     with_plugins(parser)
 
 

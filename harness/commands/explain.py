@@ -10,15 +10,21 @@ from harness.commands.common import Commands, command, console, load, with_confi
 from harness.composition import Method
 from harness.matrix import cells
 
+EXAMPLES = (
+    "entrobench explain clip_b demo",
+    "entrobench explain 'clip_b ppo+clip_v(share=0.01)' demo train.group=8 --batches 8",
+    "entrobench explain all my.yaml --plugin my_methods --format json",
+)
+
 
 def add(commands: Commands) -> None:
     text = "which tokens a method drops or weighs, and what that does to the entropy, on a few batches"
-    parser = command(commands, "explain", text)
-    several = "a method, several divided by blanks, or all of the registry: all"
+    parser = command(commands, "explain", text, EXAMPLES)
+    several = "a method, several methods separated by spaces, or `all` for the whole registry"
     parser.add_argument("method", metavar="METHOD", help=several)
     with_config(parser)
-    parser.add_argument("--batches", type=int, default=4, help="rollout batches to look at (default: 4)")
-    parser.add_argument("--format", choices=["table", "json"], default="table")
+    parser.add_argument("--batches", type=int, default=4, help="rollout batches to examine (default: 4)")
+    parser.add_argument("--format", choices=["table", "json"], default="table", help="form of the output")
 
 
 def call(arguments: argparse.Namespace) -> int:

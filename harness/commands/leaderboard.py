@@ -17,31 +17,42 @@ if TYPE_CHECKING:
     from harness.table.leaderboard import Row
     from harness.table.select import Part
 
-TEXT = "the table, read from MLflow: of a configuration, or of whatever an experiment there holds"
+TEXT = "the table, read from MLflow: of a configuration, or of an experiment there"
+EXAMPLES = (
+    "entrobench leaderboard demo",
+    "entrobench leaderboard demo --where method=clip_b --sort pass --columns avg,pass,coverage",
+    "entrobench leaderboard demo train.updates=2 --plugin my_methods --baseline ppo --compare",
+    "entrobench leaderboard --experiment demo,demo-2 --uri http://server:5000 --format csv --out table.csv",
+)
 
 
 def add(commands: Commands) -> None:
-    parser = command(commands, "leaderboard", TEXT)
+    parser = command(commands, "leaderboard", TEXT, EXAMPLES)
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a YAML file, or the name of one in configs/")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for example train.steps=10")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="a value in place of the file's")
     with_plugins(parser)
     parser.add_argument(
-        "--experiment", action="append", default=[], metavar="NAME,...", help="instead of CONFIG; several may be given"
+        "--experiment", action="append", default=[], metavar="NAME,...", help="experiments of MLflow, instead of CONFIG"
     )
-    parser.add_argument("--uri", help="of the MLflow store (default: MLFLOW_TRACKING_URI, else results/mlflow.db)")
-    parser.add_argument("--columns", metavar="NAME,...", help="which, in which order; `--columns help` lists them")
-    parser.add_argument("--sort", metavar="COLUMN", help="the largest value first")
+    parser.add_argument("--uri", help="the MLflow store (default: MLFLOW_TRACKING_URI, else results/mlflow.db)")
+    parser.add_argument("--columns", metavar="NAME,...", help="columns in this order; `--columns help` lists them")
+    parser.add_argument("--sort", metavar="COLUMN", help="sort by this column, the largest value first")
     parser.add_argument(
         "--where",
         action="append",
         default=[],
         metavar="key=value",
-        help="only cells with this method, task, model, seed or parameter; the baseline is read in any case",
+        help="only cells with this method, task, model, seed or parameter; the baseline is always read",
     )
-    parser.add_argument("--baseline", metavar="METHOD", help="compare with this one (default: as was configured)")
-    parser.add_argument("--format", choices=["table", "md", "csv", "json", "latex", "parquet"], default="table")
-    parser.add_argument("--compare", action="store_true", help="tests, ranks, and what the experiment could have seen")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write it; parquet needs one")
+    parser.add_argument("--baseline", metavar="METHOD", help="compare with this method (default: the configured one)")
+    formats = ["table", "md", "csv", "json", "latex", "parquet"]
+    parser.add_argument("--format", choices=formats, default="table", help="form of the output")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="add tests, ranks, and the smallest difference that the experiment could detect",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file; parquet needs one")
 
 
 def call(arguments: argparse.Namespace) -> int:

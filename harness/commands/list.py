@@ -13,10 +13,12 @@ from harness.rollout import models
 from harness.terminal import layout
 from harness.terminal.layout import Column
 
+EXAMPLES = ("entrobench list methods", "entrobench list tasks --plugin my_tasks")
+
 
 def add(commands: Commands) -> None:
-    parser = command(commands, "list", "what exists, one line each")
-    parser.add_argument("what", choices=["methods", "tasks", "models", "configs"])
+    parser = command(commands, "list", "what exists, one line each", EXAMPLES)
+    parser.add_argument("what", choices=["methods", "tasks", "models", "configs"], help="the kind of thing to list")
     with_plugins(parser)
 
 

@@ -17,12 +17,17 @@ from harness.matrix import Cell, cells
 if TYPE_CHECKING:
     from harness.plan.estimate import Plan
 
+EXAMPLES = ("entrobench plan demo", "entrobench plan paper 'seeds=[0,1]' --plugin my_methods --jobs 8 --probe")
+
 
 def add(commands: Commands) -> None:
-    parser = with_config(command(commands, "plan", "cells by state, tokens, estimated time and memory; runs nothing"))
-    parser.add_argument("--jobs", type=int, default=None, help="cells side by side, as on a cluster (default: as here)")
+    text = "cells by state, tokens, estimated time and memory; runs nothing"
+    parser = with_config(command(commands, "plan", text, EXAMPLES))
     parser.add_argument(
-        "--probe", action="store_true", help="run some steps of the largest cell first, and say how far time is off"
+        "--jobs", type=int, default=None, help="cells side by side, as on a cluster (default: as on this machine)"
+    )
+    parser.add_argument(
+        "--probe", action="store_true", help="run a few steps of the largest cell first, to correct the estimated time"
     )
 
 

@@ -12,14 +12,21 @@ from harness.commands.common import Commands, command, console, load, with_plugi
 from harness.config import Config
 from harness.matrix import cells
 
+EXAMPLES = (
+    "entrobench report demo",
+    "entrobench report demo train.updates=2 --plugin my_methods",
+    "entrobench report --experiment demo --uri http://server:5000",
+)
+
 
 def add(commands: Commands) -> None:
-    parser = command(commands, "report", "one self-contained HTML page: the table, the curves and the answers")
+    text = "one self-contained HTML page: the table, the curves and the answers"
+    parser = command(commands, "report", text, EXAMPLES)
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a YAML file, or the name of one in configs/")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for example train.steps=10")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="a value in place of the file's")
     with_plugins(parser)
-    parser.add_argument("--experiment", metavar="NAME", help="instead of CONFIG: an experiment, read from MLflow alone")
-    parser.add_argument("--uri", help="of the MLflow store of --experiment (default: that of the results here)")
+    parser.add_argument("--experiment", metavar="NAME", help="an experiment of MLflow, instead of CONFIG")
+    parser.add_argument("--uri", help="the MLflow store of --experiment (default: that of the results folder)")
 
 
 def call(arguments: argparse.Namespace) -> int:

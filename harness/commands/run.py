@@ -25,25 +25,38 @@ from harness.plan.machine import samples_with_vllm, this_machine
 from harness.rollout import choice, digests, models
 
 LAUNCHERS = ("local", "ray", "slurm")
+EXAMPLES = (
+    "entrobench run demo",
+    "entrobench run demo train.lr=3e-4 'seeds=[0,1]' --jobs 2",
+    "entrobench run demo --only clip_b --only clip_v --retry-failed",
+    "entrobench run paper --launcher slurm --plugin my_methods --keep-stale",
+)
 
 
 def add(commands: Commands) -> None:
-    parser = with_config(command(commands, "run", "run what is missing of a matrix, and end with its leaderboard"))
+    text = "run the missing cells of a matrix, and end with its leaderboard"
+    parser = with_config(command(commands, "run", text, EXAMPLES))
     parser.add_argument(
         "--jobs",
         type=int,
         default=None,
-        help="cells side by side, at most (default: as many as there are GPUs for, or cores)",
+        help="most cells side by side (default: as many as GPUs, or cores, allow)",
     )
-    parser.add_argument("--launcher", choices=LAUNCHERS, default="local")
-    parser.add_argument("--retry-failed", action="store_true", help="run the cells that failed, and no others")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="METHOD", help="run the cells of this method, and no others"
+        "--launcher", choices=LAUNCHERS, default="local", help="where cells run: on this machine, by Ray or by SLURM"
+    )
+    parser.add_argument("--retry-failed", action="store_true", help="run only the cells that failed")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="METHOD",
+        help="run only the cells of this method; may be repeated",
     )
     parser.add_argument(
         "--keep-stale",
         action="store_true",
-        help="keep cells that are done though their method or task was edited since; the leaderboard marks them",
+        help="keep finished cells whose method or task was edited since; the leaderboard marks them",
     )
 
 

@@ -15,9 +15,11 @@ COLUMNS = [*map(Column, ("cell", "state", "step", "entropy", "reward")), Column(
 
 LINES, TAIL = 5, 4096  # of the log of a cell that failed: so many, of so many bytes at most
 
+EXAMPLES = ("entrobench status demo", "entrobench status my.yaml train.steps=20 --plugin my_methods")
+
 
 def add(commands: Commands) -> None:
-    with_config(command(commands, "status", "how far each cell has come, and why one failed"))
+    with_config(command(commands, "status", "the progress of each cell, and why one failed", EXAMPLES))
 
 
 def call(arguments: argparse.Namespace) -> int:

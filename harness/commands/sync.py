@@ -14,13 +14,18 @@ from harness.commands.common import Commands, command, console, load, with_confi
 from harness.config import Config
 from harness.matrix import Cell, cells
 
+EXAMPLES = (
+    "entrobench sync demo",
+    "entrobench sync my.yaml train.steps=20 --plugin my_methods --tensorboard curves --wandb runs",
+)
+
 
 def add(commands: Commands) -> None:
-    parser = with_config(command(commands, "sync", "feed MLflow from the cells' own records"))
+    parser = with_config(command(commands, "sync", "fill MLflow from the cells' own records", EXAMPLES))
     parser.add_argument(
-        "--tensorboard", type=Path, metavar="FOLDER", help="write the metrics of all cells for TensorBoard, too"
+        "--tensorboard", type=Path, metavar="FOLDER", help="also write the metrics of all cells for TensorBoard"
     )
-    parser.add_argument("--wandb", type=Path, metavar="FOLDER", help="and as offline runs of Weights & Biases")
+    parser.add_argument("--wandb", type=Path, metavar="FOLDER", help="also write offline runs of Weights & Biases")
 
 
 def call(arguments: argparse.Namespace) -> int:
