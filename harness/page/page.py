@@ -278,10 +278,8 @@ def origin_lines(cells: Sequence[CellRecord]) -> list[tuple[str, str]]:
                 if value != "null":
                     values.setdefault(key, Counter())[str(json.loads(value))] += 1
     for key, counted in values.items():
-        if len(counted) == 1:
-            lines.append((key, *counted))
-        else:
-            lines.append((key, "; ".join(f"{value} ({plural(number, 'cell')})" for value, number in counted.items())))
+        texts = [f"{value} ({plural(number, 'cell')})" for value, number in counted.items()]
+        lines.append((key, "; ".join(texts if len(counted) > 1 else counted)))
     return lines
 
 

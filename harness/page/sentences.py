@@ -29,9 +29,8 @@ def general_sentences(content: PageContent) -> list[str]:
     trained = [row for row in content.rows if row.method != BASE_MODEL]
     unfinished = dict.fromkeys(row.method for row in trained if row.seeds_done < row.seeds_expected)
     if unfinished:
-        sentences.append(
-            f"Not every expected seed is done for {enumeration([*unfinished])}; differences use the seeds that both have."
-        )
+        names = enumeration([*unfinished])
+        sentences.append(f"Not every expected seed is done for {names}; differences use the seeds that both have.")
     seeds = len({cell.seed for cell in content.cells})
     if seeds == 1:
         sentences.append(
@@ -53,10 +52,8 @@ def table_sentences(table: ScoreTable, baseline: str) -> list[str]:
         sentences.append(f"Each cell answers {problems} problems, {samples} times each.")
     for row in table.rows:
         if row.method == BASE_MODEL:
-            scores = (
-                f"Avg@K {format_estimate(row.avg_at_k)}, Pass@{table.k} {format_estimate(row.pass_at_k.get(row.k))}"
-            )
-            sentences.append(f"The base model, before any training: {scores}.")
+            avg, passed = format_estimate(row.avg_at_k), format_estimate(row.pass_at_k.get(row.k))
+            sentences.append(f"The base model, before any training: Avg@K {avg}, Pass@{table.k} {passed}.")
     mixed = dict.fromkeys(sentence for row in table.rows for sentence in row.mixed)
     sentences += [f"{MIXED} {sentence[0].upper()}{sentence[1:]}." for sentence in mixed]
     if not others:

@@ -127,8 +127,8 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
             for score, score_ks in scores_of_tables(chosen, ks):
                 for each in compare_tables(frames, chosen, score_ks, baseline):
                     sentences = [text for axes in chosen for text in mixed.get((each.method, axes), [])]
-                    named = {"task": label, "model": model, "score": score, "setting": setting}
-                    results.append(replace(each, **named, mixed=list(dict.fromkeys(sentences))))
+                    named = replace(each, task=label, model=model, score=score, setting=setting)
+                    results.append(replace(named, mixed=list(dict.fromkeys(sentences))))
     return results
 
 

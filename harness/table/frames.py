@@ -22,7 +22,8 @@
 | device, version | cpu or cuda; version and commit of the code |
 | harness, base_model | the hash of the harness, the digest of the base model |
 
-A missing number is NaN, a missing text is empty. Before a cell is done, only its key, its state and `made_of` are known.
+A missing number is NaN, a missing text is empty. Of a cell that is not done, only its key, its state and `made_of` are
+known.
 
 **answers**: a row for each cell that is done, evaluation task, moment and problem, in the order of the problem set.
 

@@ -112,18 +112,23 @@ def estimate_columns(header: str, estimate: Estimate | None) -> dict[str, float 
 
 
 def as_html(title: str, rows: Sequence[Row]) -> str:
-    """Return the table as a page, on which every text is shown and none is HTML."""
+    """Return the table as a page."""
+    notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
+    return (
+        f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
+        f"<h1>{in_html(title)}</h1>{table_html(rows)}{notes}"
+    )
+
+
+def table_html(rows: Sequence[Row]) -> str:
+    """Return the table as HTML, in which every text is shown and none is markup."""
     import pandas
 
     header, *lines = [[visible(text) for text in line] for line in table_lines(rows)]
     frame = pandas.DataFrame(lines, columns=header, dtype="object")
     with pandas.option_context("display.max_colwidth", None):  # by itself pandas cuts texts off at 50 characters
-        table = frame.to_html(index=False, border=0, justify="unset", na_rep="")
-    notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
-    return (
-        f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
-        f"<h1>{in_html(title)}</h1>{table}{notes}"
-    )
+        table: str = frame.to_html(index=False, border=0, justify="unset", na_rep="")
+    return table
 
 
 def in_html(text: str) -> str:

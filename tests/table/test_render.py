@@ -9,7 +9,7 @@ import pytest
 from harness.page.plots import plot
 from harness.statistics import Estimate
 from harness.table.leaderboard import Row
-from harness.table.render import render
+from harness.table.render import render_rows as render
 from harness.terminal.layout import visible
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import requests
+from harness.tracking.served import Served
 from matrices import BEGAN, STEPS, experiment, fill, right_of
 from rich.console import Console
 from servers import PASSWORD
@@ -27,7 +28,6 @@ from harness.tracking import evaluation, runs, served, store
 from harness.tracking.evaluation import Evaluated
 from harness.tracking.reader import asked_directly, reader
 from harness.tracking.runs import FINAL, Client
-from harness.tracking.served import Served
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
