@@ -207,8 +207,8 @@ def cells_without_a_run(
     methods_of_runs = {run.tags["cell"]: run.tags["method"] for run in runs}
     present = set()
     for each in begun:
-        setting = tuple(each.params[key] for key in further)
-        present.add((methods_of_runs[each.cell], each.task, each.model, each.seed, setting))
+        own_values = tuple(each.params[key] for key in further)
+        present.add((methods_of_runs[each.cell], each.task, each.model, each.seed, own_values))
     names = method_names(runs)
     latest_names = {run.tags["method"]: names[run.tags["cell"]] for run in runs}
     ranges = [[*config.get(f"{axis}s", [])] for axis in AXES]

@@ -20,6 +20,7 @@ class TableColumn:
     header: str  # with {baseline}, {headline}, which is Pass@ and its K, and {device}
     text: Callable[[Row], str]
     value: Callable[[Row], Estimate | float | str | None]  # that rows are sorted by; None: there is none yet
+    is_difference: bool = False  # whose interval is the finding, and stays in a narrow terminal
 
 
 def format_estimate(estimate: Estimate | None, sign: str = "") -> str:
@@ -91,11 +92,13 @@ COLUMNS: dict[str, TableColumn] = {
         "Avg@K - {baseline}",
         lambda row: format_difference(row.delta_to_baseline, row, "Avg@K"),
         lambda row: row.delta_to_baseline,
+        is_difference=True,
     ),
     "delta_pass_at_k": TableColumn(
         "{headline} - {baseline}",
         lambda row: format_difference(row.delta_pass_at_k.get(row.k), row, f"Pass@{row.k}"),
         lambda row: row.delta_pass_at_k.get(row.k),
+        is_difference=True,
     ),
     "entropy_initial": estimates("entropy_initial", "entropy, start"),
     "entropy_final": estimates("entropy_final", "entropy, end"),
@@ -140,8 +143,11 @@ def collapse_text(row: Row) -> str:
     return f"{len(row.collapsed)} of {row.seeds_done} at {word} {steps}"
 
 
-def table_lines(rows: Sequence[Row], columns: Sequence[str] = DEFAULT) -> list[list[str]]:
-    """Return the header and the lines of a table for people; task, model and k are columns where they vary."""
+def table_lines(rows: Sequence[Row], columns: Sequence[str] = DEFAULT, *, intervals: bool = True) -> list[list[str]]:
+    """Return the header and the lines of a table for people; task, model and k are columns where they vary.
+
+    Without `intervals` only differences have theirs.
+    """
     varied = [axis for axis in ("task", "model", "k") if len({getattr(row, axis) for row in rows}) > 1]
     further = list(dict.fromkeys(key for row in rows for key in row.setting))
     names = header_names(rows, "Pass@k" if "k" in varied else f"Pass@{rows[0].k}")
@@ -151,9 +157,17 @@ def table_lines(rows: Sequence[Row], columns: Sequence[str] = DEFAULT) -> list[l
     for row in rows:
         settings = [row.setting.get(key, "") for key in further]
         axes = [str(getattr(row, axis)) for axis in varied]
-        values = [column.text(row) for column in chosen]
+        values = [column.text(row) if intervals else short_text(column, row) for column in chosen]
         lines.append([method_text(row.method, row.mixed), *settings, *axes, *values])
     return lines
+
+
+def short_text(column: TableColumn, row: Row) -> str:
+    """Return a value without its interval, unless it is a difference."""
+    value = column.value(row)
+    if isinstance(value, Estimate) and not column.is_difference:
+        return column.text(row).partition(" ")[0]
+    return column.text(row)
 
 
 def method_text(method: str, mixed: Sequence[str]) -> str:

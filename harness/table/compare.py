@@ -112,8 +112,8 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
     frames = with_base_models(frames)
     trainings: dict[tuple[str, str, str], list[Axes]] = {}
     for axes in frames.tables:
-        task, _, model, setting = axes
-        trainings.setdefault((task, model, setting_text(setting)), []).append(axes)
+        task, _, model, pairs = axes
+        trainings.setdefault((task, model, setting_text(pairs)), []).append(axes)
     mixed = mixed_rows(frames, baseline)
     results = []
     for (trained_on, model, setting), tables in trainings.items():

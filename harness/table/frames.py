@@ -167,7 +167,8 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
     outcomes = experiment.outcomes_of([each.cell for each in expected])
     states = {cell: run.tags["status"] for cell, run in experiment.newest.items()}
     runs = experiment.done
-    rows, answers = [], []
+    rows: list[dict[str, Any]] = []
+    answers: list[Answers] = []
     for each in expected:
         outcome = outcomes.get(each.cell)
         for evaluated in each.eval_tasks:

@@ -31,6 +31,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", *"\uff1d\uff0b\uff0d\uff20")
 
 # A title, the header with the lines, and the columns that a narrow terminal does without, the least important first.
 Table = tuple[str, list[list[str]], Sequence[Collection[str]]]
+WITHOUT_INTERVALS = "The terminal is too narrow for the intervals of scores and entropies; --format csv has them."
 
 
 def render_rows(rows: Sequence[Row], how: str, width: int | None = None, columns: Sequence[str] = DEFAULT) -> str:
@@ -39,11 +40,23 @@ def render_rows(rows: Sequence[Row], how: str, width: int | None = None, columns
     for row in rows:
         sections.setdefault((row.task, row.model), []).append(row)
     tables: list[Table] = []
+    notes = row_notes(rows)
     for (task, model), section in sections.items():
         mark = FLAG if any(row.flags for row in section) else ""
         lines = table_lines(section, columns)
+        if how == "table" and width is not None:
+            short_lines = table_lines(section, columns, intervals=False)
+            if columns_that_fit(short_lines, width) > columns_that_fit(lines, width) > 0:
+                lines = short_lines
+                notes = [WITHOUT_INTERVALS, *notes] if WITHOUT_INTERVALS not in notes else notes
         tables.append((f"{task}, {model}{mark}", lines, drop_order(lines[0])))
-    return render_document(rows, tables, row_notes(rows), how, width)
+    return render_document(rows, tables, notes, how, width)
+
+
+def columns_that_fit(lines: list[list[str]], width: int) -> int:
+    """Return how many columns but that of seeds a terminal has room for; 0 if it is too narrow for a table."""
+    kept = layout.fitting_boxed(lines, width, drop_order(lines[0]))
+    return 0 if kept is None else sum(lines[0][column] != "seeds" for column in kept)
 
 
 def render_document(

@@ -46,7 +46,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with store(uri, write=True):
         for name, given in MATRICES.items():
             experiment(root / name, uri, name=name, **given)
-    return {name: pages.write(content_of_experiment(uri, name), root / f"{name}.html") for name in MATRICES}
+    return {name: pages.write_page(content_of_experiment(uri, name), root / f"{name}.html") for name in MATRICES}
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,17 @@ def test_without_a_terminal_everything_is_there() -> None:
     assert "further columns" not in render(ROWS, "table")
 
 
+def test_intervals_go_before_columns() -> None:
+    wide = Estimate(0.125, -0.125, 0.5)
+    rows = [dataclasses.replace(each, avg_at_k=wide, pass_at_k={16: wide}, entropy_final=wide) for each in ROWS[:2]]
+    text = render(rows, "table", 80)
+    assert text.splitlines()[2].split() == " ".join([*ALWAYS, BOTH[1], LAST]).split()
+    [line] = [line for line in text.splitlines() if line.startswith(" adaptive_entropy")]
+    assert line.split() == ["adaptive_entropy", "0.125", "0.125", "+0.500", "±0.125", "▲", "0.125"]
+    assert "too narrow for the intervals of scores and entropies" in " ".join(text.split())
+    assert "[-0.125, 0.500]" in render(rows, "table")
+
+
 def test_where_no_table_fits_each_method_is_a_card() -> None:
     lines = render(ROWS[:2], "table", 40).splitlines()
     assert lines[:5] == [
