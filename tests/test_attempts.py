@@ -18,7 +18,7 @@ from harness.config import Config
 from harness.matrix import cells
 from harness.rollout import models
 from harness.table.frames import BASE_MODEL
-from harness.table.leaderboard import Row
+from harness.table.leaderboard import LeaderboardRow
 from harness.tracking.store import store
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -84,7 +84,7 @@ def settings(folder: Path, results: str = "results") -> Config:
     return config.load("smoke", [*TINY, f"results={folder / results}"])
 
 
-def table(folder: Path, results: str = "results") -> dict[str, Row]:
+def table(folder: Path, results: str = "results") -> dict[str, LeaderboardRow]:
     ours = settings(folder, results)
     return {row.method: row for row in leaderboard.matrix_rows(ours, cells(ours)) if row.method != BASE_MODEL}
 

@@ -15,7 +15,7 @@ from harness.matrix import Cell, cells
 from harness.terminal.layout import visible, width_of
 
 if TYPE_CHECKING:
-    from harness.table.leaderboard import Row
+    from harness.table.leaderboard import LeaderboardRow
     from harness.table.select import Part
 
 TEXT = "the table, read from MLflow: of a configuration, or of an experiment there"
@@ -116,14 +116,14 @@ def selected_parts(arguments: argparse.Namespace) -> list[Part]:
         return parts
 
 
-def print_table(rows: Sequence[Row]) -> None:
+def print_table(rows: Sequence[LeaderboardRow]) -> None:
     """Print the table of a matrix, whether or not any cell is done."""
     from harness.table.render import render_rows
 
     print(visible(render_rows(rows, "table", width_of(console))), end="")
 
 
-def matrix_rows(config: Config, matrix: list[Cell]) -> list[Row]:
+def matrix_rows(config: Config, matrix: list[Cell]) -> list[LeaderboardRow]:
     """Return the rows of the matrix, with the cells that are not done counted as expected."""
     from harness.table.board import Board
     from harness.table.experiment import Experiment

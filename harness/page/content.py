@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.base.errors import UserError
 from harness.statistics import pass_at_k
-from harness.table.leaderboard import Row, place_text
+from harness.table.leaderboard import LeaderboardRow, place_text
 
 Record = dict[str, Any]  # an evaluation, or a line of samples/evaluate-*.jsonl
 RecordKey = tuple[str, str, str, str, int]  # method, task, model, setting, seed
@@ -137,7 +137,7 @@ class ScoreTable:
 
     title: str
     task: str  # of the evaluation
-    rows: list[Row]
+    rows: list[LeaderboardRow]
     cells: list[CellRecord]  # that are done
     questions: list[Question]
 
@@ -154,7 +154,7 @@ class PageContent:
     baseline: str
     methods: list[str]
     settings: dict[str, Any]  # of the matrix
-    rows: list[Row]
+    rows: list[LeaderboardRow]
     cells: list[CellRecord]
     tables: list[ScoreTable]
     trainings: dict[str, list[CellRecord]]  # by training task and model, within which curves may share a figure
@@ -166,7 +166,7 @@ Samples = Callable[[CellRecord, str, int], list[Record]]  # of a cell, an evalua
 
 def assemble_content(
     cells: list[CellRecord],
-    rows: list[Row],
+    rows: list[LeaderboardRow],
     samples: Samples,
     **fields: Any,
 ) -> PageContent:

@@ -21,7 +21,7 @@ from harness.page import curves, figures, scores, sentences
 from harness.page.content import ANSWERS, QUESTIONS, CellRecord, PageContent, ScoreTable
 from harness.page.figures import Figure, Styles
 from harness.table import columns, render
-from harness.table.leaderboard import Row
+from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.layout import visible
 from harness.terminal.units import plural
 
@@ -206,7 +206,7 @@ def sections_of(content: PageContent) -> list[Section]:
     return [each for each in every if each.groups]
 
 
-def page_table(rows: Sequence[Row]) -> tuple[list[str], list[list[TableCell]]]:
+def page_table(rows: Sequence[LeaderboardRow]) -> tuple[list[str], list[list[TableCell]]]:
     """Return the header and the lines of a table of scores."""
     header, *lines = columns.table_lines(rows)
     return header, [[table_cell(text) for text in line] for line in lines]
@@ -266,7 +266,7 @@ def flat_settings(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def origin_lines(cells: Sequence[CellRecord]) -> list[tuple[str, str]]:
-    """Return what is known of where the numbers come from: when, on which devices, by which versions."""
+    """Return the recorded origin of the numbers: when, on which devices, by which versions."""
     lines = []
     times = [time for cell in cells if cell.times for time in cell.times]
     if times:

@@ -13,7 +13,7 @@ from harness.page.figures import Figure, Styles, by_method, limits, over_steps, 
 from harness.statistics import Estimate
 from harness.table.columns import format_estimate
 from harness.table.frames import setting_text
-from harness.table.leaderboard import Row, place_text
+from harness.table.leaderboard import LeaderboardRow, place_text
 from harness.terminal.units import plural
 
 LISTED_PROBLEMS = 12  # problems that a table names
@@ -59,7 +59,7 @@ def points_figure(
     title: str,
     note: str,
     names: tuple[str, str],
-    points: Sequence[tuple[Row, Estimate | None, Estimate | None]],
+    points: Sequence[tuple[LeaderboardRow, Estimate | None, Estimate | None]],
     styles: Styles,
 ) -> Figure:
     """Return a point with its intervals for each row that has both numbers; `names`: of x and y."""
@@ -80,7 +80,7 @@ def points_figure(
     return Figure(title, note, "points", *names, series, ["method", *names], lines)
 
 
-def over_k(rows: Sequence[Row], styles: Styles) -> Figure:
+def over_k(rows: Sequence[LeaderboardRow], styles: Styles) -> Figure:
     ks = sorted({k for row in rows for k in row.pass_at_k})
     series, lines = [], []
     for row in rows:
@@ -101,14 +101,14 @@ def over_k(rows: Sequence[Row], styles: Styles) -> Figure:
     )
 
 
-def axis_groups(rows: Sequence[Row], styles: Styles) -> list[tuple[str, list[Figure]]]:
+def axis_groups(rows: Sequence[LeaderboardRow], styles: Styles) -> list[tuple[str, list[Figure]]]:
     """Return the scores over the values of each further axis of a matrix.
 
     Each task, each model, and each combination of values at the other axes has figures of its own.
     """
     groups = []
     for axis in dict.fromkeys(key for row in rows for key in row.setting):
-        alike: dict[tuple[str, str, str], list[Row]] = {}
+        alike: dict[tuple[str, str, str], list[LeaderboardRow]] = {}
         for row in rows:
             held = setting_text([(key, value) for key, value in row.setting.items() if key != axis])
             alike.setdefault((row.task, row.model, held), []).append(row)
@@ -118,9 +118,9 @@ def axis_groups(rows: Sequence[Row], styles: Styles) -> list[tuple[str, list[Fig
     return groups
 
 
-def over_axis(axis: str, held: str, rows: Sequence[Row], styles: Styles) -> list[Figure]:
+def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow], styles: Styles) -> list[Figure]:
     values, numbers, options = axis_values(axis, rows)
-    scores: dict[str, tuple[dict[str, Any], Callable[[Row], Estimate | None]]] = {
+    scores: dict[str, tuple[dict[str, Any], Callable[[LeaderboardRow], Estimate | None]]] = {
         "Avg@K": ({"cut": True}, lambda row: row.avg_at_k),
         f"Pass@{rows[0].k}": ({"cut": True}, lambda row: row.pass_at_k.get(row.k)),
         "Entropy kept": ({}, lambda row: row.entropy_kept),
@@ -147,7 +147,7 @@ def over_axis(axis: str, held: str, rows: Sequence[Row], styles: Styles) -> list
     return figures
 
 
-def axis_values(axis: str, rows: Sequence[Row]) -> tuple[list[str], dict[str, float], dict[str, Any]]:
+def axis_values(axis: str, rows: Sequence[LeaderboardRow]) -> tuple[list[str], dict[str, float], dict[str, Any]]:
     """Return the values at an axis, those of them that are numbers, and the options of a figure over it."""
     values = list(dict.fromkeys(row.setting[axis] for row in rows))
     numbers = {value: number for value in values if (number := as_number(value)) is not None}

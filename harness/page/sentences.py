@@ -11,7 +11,7 @@ from harness.page.content import PageContent, ScoreTable
 from harness.statistics import Estimate
 from harness.table.columns import BETTER, MIXED, WORSE, format_estimate, sign_mark
 from harness.table.frames import BASE_MODEL
-from harness.table.leaderboard import Row
+from harness.table.leaderboard import LeaderboardRow
 
 
 def summary(content: PageContent) -> list[tuple[str, list[str]]]:
@@ -64,9 +64,9 @@ def table_sentences(table: ScoreTable, baseline: str) -> list[str]:
     return sentences + [f"Of the problems: {flag}." for flag in flags]
 
 
-def difference_sentences(table: ScoreTable, rows: Sequence[Row], baseline: str) -> list[str]:
+def difference_sentences(table: ScoreTable, rows: Sequence[LeaderboardRow], baseline: str) -> list[str]:
     """Return a sentence on the differences of each score, and one on how many comparisons these are."""
-    scores: list[tuple[str, Callable[[Row], Estimate | None]]] = [
+    scores: list[tuple[str, Callable[[LeaderboardRow], Estimate | None]]] = [
         ("Avg@K", lambda row: row.delta_to_baseline),
         (f"Pass@{table.k}", lambda row: row.delta_pass_at_k.get(row.k)),
     ]

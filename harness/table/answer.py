@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from harness.base.errors import UserError
 from harness.table import columns, compare, latex, render
-from harness.table.leaderboard import Row
+from harness.table.leaderboard import LeaderboardRow
 from harness.table.select import Part
 from harness.terminal import layout
 
@@ -51,7 +51,7 @@ def render_parts(
 
 def render_data(parts: Sequence[Part], how: str, sort: str | None, comparing: bool) -> str:
     """Return all rows, or all comparisons, of the tables as one CSV or JSON."""
-    rows: list[Row] = []
+    rows: list[LeaderboardRow] = []
     comparisons: list[compare.Comparison] = []
     for part in parts:
         name = part.title if len(parts) > 1 else None
@@ -62,7 +62,7 @@ def render_data(parts: Sequence[Part], how: str, sort: str | None, comparing: bo
     return compare.render_comparisons(comparisons, how) if comparing else render.render_rows(rows, how)
 
 
-def sorted_part(part: Part, sort: str | None) -> list[Row]:
+def sorted_part(part: Part, sort: str | None) -> list[LeaderboardRow]:
     return columns.sorted_rows(part.rows(), sort) if sort else part.rows()
 
 

@@ -1,4 +1,4 @@
-"""Which cells a table is of, and how they are compared: from a configuration, or from what MLflow holds."""
+"""The expected cells of a table, and how they are compared: from a configuration, or from runs in MLflow."""
 
 from __future__ import annotations
 

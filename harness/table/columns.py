@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.base.errors import UserError, nearest
 from harness.statistics import Estimate
-from harness.table.leaderboard import BASE_MODEL, Row
+from harness.table.leaderboard import BASE_MODEL, LeaderboardRow
 
 BETTER, WORSE = "▲", "▼"
 NEAR_BOUND = "‡"  # at a difference whose interval may be too short, since both methods are near 0 or 1
@@ -18,8 +18,8 @@ MIXED = "§"  # behind a method whose cells, or the baseline's with them, are of
 @dataclass(frozen=True)
 class TableColumn:
     header: str  # with {baseline}, {headline}, which is Pass@ and its K, and {device}
-    text: Callable[[Row], str]
-    value: Callable[[Row], Estimate | float | str | None]  # that rows are sorted by; None: there is none yet
+    text: Callable[[LeaderboardRow], str]
+    value: Callable[[LeaderboardRow], Estimate | float | str | None]  # that rows are sorted by; None: there is none yet
     is_difference: bool = False  # whose interval is the finding, and stays in a narrow terminal
 
 
@@ -42,7 +42,7 @@ def is_symmetric(estimate: Estimate) -> bool:
     return math.isclose(estimate.high - estimate.mean, estimate.mean - estimate.low, rel_tol=1e-6)
 
 
-def format_difference(estimate: Estimate | None, row: Row, score: str) -> str:
+def format_difference(estimate: Estimate | None, row: LeaderboardRow, score: str) -> str:
     """Return the difference of a score to the baseline, with its marks."""
     if estimate is None:
         return ""
@@ -71,7 +71,7 @@ def estimates(name: str, header: str) -> TableColumn:
 def means(name: str, header: str, form: str) -> TableColumn:
     """Return the column of a field of rows that is shown without its interval."""
 
-    def text(row: Row) -> str:
+    def text(row: LeaderboardRow) -> str:
         estimate = getattr(row, name)
         return "" if estimate is None else format(estimate.mean, form)
 
@@ -82,7 +82,7 @@ def texts(name: str, header: str) -> TableColumn:
     return TableColumn(header, lambda row: getattr(row, name) or "", lambda row: getattr(row, name))
 
 
-# By the names that csv, json and Python have: fields of `leaderboard.Row`.
+# By the names that csv, json and Python have: fields of `leaderboard.LeaderboardRow`.
 COLUMNS: dict[str, TableColumn] = {
     "avg_at_k": estimates("avg_at_k", "Avg@K"),
     "pass_at_k": TableColumn(
@@ -134,7 +134,7 @@ DEFAULT = (
 GENERAL_NAMES = {"baseline": "baseline", "headline": "Pass@K", "device": "GPU or CPU"}
 
 
-def collapse_text(row: Row) -> str:
+def collapse_text(row: LeaderboardRow) -> str:
     """Say how many seeds ended early, since their entropy was too low, and at which steps."""
     if not row.collapsed:
         return ""
@@ -143,7 +143,9 @@ def collapse_text(row: Row) -> str:
     return f"{len(row.collapsed)} of {row.seeds_done} at {word} {steps}"
 
 
-def table_lines(rows: Sequence[Row], columns: Sequence[str] = DEFAULT, *, intervals: bool = True) -> list[list[str]]:
+def table_lines(
+    rows: Sequence[LeaderboardRow], columns: Sequence[str] = DEFAULT, *, intervals: bool = True
+) -> list[list[str]]:
     """Return the header and the lines of a table for people; task, model and k are columns where they vary.
 
     Without `intervals` only differences have theirs.
@@ -162,7 +164,7 @@ def table_lines(rows: Sequence[Row], columns: Sequence[str] = DEFAULT, *, interv
     return lines
 
 
-def short_text(column: TableColumn, row: Row) -> str:
+def short_text(column: TableColumn, row: LeaderboardRow) -> str:
     """Return a value without its interval, unless it is a difference."""
     value = column.value(row)
     if isinstance(value, Estimate) and not column.is_difference:
@@ -175,13 +177,13 @@ def method_text(method: str, mixed: Sequence[str]) -> str:
     return f"{method} {MIXED}" if mixed else method
 
 
-def header_names(rows: Sequence[Row], headline: str) -> dict[str, str]:
-    """Return what headers name."""
+def header_names(rows: Sequence[LeaderboardRow], headline: str) -> dict[str, str]:
+    """Return the names in headers."""
     return {"baseline": rows[0].baseline, "headline": headline, "device": device_name(rows)}
 
 
-def device_name(rows: Sequence[Row]) -> str:
-    """Name what hours are of: a core counts as a CPU."""
+def device_name(rows: Sequence[LeaderboardRow]) -> str:
+    """Name the device of hours: a core counts as a CPU."""
     names = {"cpu": "CPU", "cuda": "GPU"}
     devices = {names.get(row.device, "device") for row in rows if row.device}
     return devices.pop() if len(devices) == 1 else "device"
@@ -200,10 +202,10 @@ def check_columns(option: str, names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-def sorted_rows(rows: Sequence[Row], column: str) -> list[Row]:
+def sorted_rows(rows: Sequence[LeaderboardRow], column: str) -> list[LeaderboardRow]:
     """Return the base models, then the rows with the largest value first, rows without one last; texts by alphabet."""
 
-    def place(row: Row) -> tuple[bool, bool, float, str]:
+    def place(row: LeaderboardRow) -> tuple[bool, bool, float, str]:
         trained, value = row.method != BASE_MODEL, COLUMNS[column].value(row)
         if isinstance(value, Estimate):
             value = value.mean

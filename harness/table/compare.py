@@ -12,6 +12,7 @@ import numpy as np
 from harness.statistics import (
     Estimate,
     Floats,
+    clipped,
     crossed_p_value,
     detectable,
     difference_interval,
@@ -21,7 +22,6 @@ from harness.statistics import (
     seeds_needed,
     share_interval,
     wins,
-    within,
 )
 from harness.table.columns import MIXED, NEAR_BOUND, format_estimate, method_text
 from harness.table.frames import (
@@ -187,7 +187,7 @@ def compare_contenders(contenders: Sequence[Contender], baseline: str) -> list[C
                 method=name,
                 baseline=baseline,
                 mean=means.get(name),
-                iqm=within(iqm_interval(run_scores(each.scores)), 0, 1) if each.seeds else None,
+                iqm=clipped(iqm_interval(run_scores(each.scores)), 0, 1) if each.seeds else None,
                 seeds=0 if pair is None else len(pair[0][0]),
                 difference=None if x_SJ is None else difference_interval(x_SJ),
                 p=p_values.get(name),

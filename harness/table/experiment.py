@@ -16,7 +16,7 @@ from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec
 from harness.table import board
 from harness.table.board import Board
-from harness.tracking.runs import Reader, Run
+from harness.tracking.runs import Run, StoreReader
 
 Outcome = dict[str, Any]
 
@@ -24,7 +24,7 @@ Outcome = dict[str, Any]
 class Experiment:
     """The runs of an experiment, each of which is asked for once."""
 
-    def __init__(self, source: Reader, name: str, uri: str) -> None:
+    def __init__(self, source: StoreReader, name: str, uri: str) -> None:
         known = source.experiments()
         if name not in known:
             hint = f"; {nearest(name, known)}" if known else ""

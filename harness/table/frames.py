@@ -1,4 +1,4 @@
-"""Everything that tables, files and figures need of a matrix, as two pandas frames that are read in one place.
+"""A matrix as two pandas frames, from which all tables and files are computed; they are read in one place.
 
 **cells**: a row for each cell and each task that it is evaluated on, in the order of the matrix, done or not.
 
@@ -35,9 +35,9 @@ known.
 | right_distinct | how many distinct right answers they hold |
 | solutions | how many right answers the problem has; NaN if the task cannot count them |
 
-    MLflow -> Experiment (runs, outcomes) -> Frames -> leaderboard.Row     -> table, md, csv, json, MLflow, page
-                                                    -> compare.Comparison  -> table, md, csv, json, LaTeX
-                                                    -> export              -> Parquet
+    MLflow -> Experiment (runs, outcomes) -> Frames -> LeaderboardRow -> table, md, csv, json, MLflow, page, Python
+                                                    -> Comparison     -> table, md, csv, json, LaTeX
+                                                    -> export         -> Parquet
 
 Methods are compared within a table: the rows with the same TABLE columns. All cells of a table answered the same
 problems, so that `Frames.counts` gives a matrix of seeds by problems, the form in which every estimate is computed.
@@ -172,7 +172,7 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
     for each in expected:
         outcome = outcomes.get(each.cell)
         for evaluated in each.eval_tasks:
-            row = {**key_of(each), "evaluated": evaluated, "state": states.get(each.cell, NO_RUN)}
+            row = {**key_columns(each), "evaluated": evaluated, "state": states.get(each.cell, NO_RUN)}
             if outcome is None:
                 # A run that says done, but whose outcome is not the one that it names, has no numbers.
                 row["state"] = NO_RUN if row["state"] == DONE else row["state"]
@@ -186,7 +186,7 @@ def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: 
     return frames
 
 
-def key_of(expected: Expected) -> dict[str, Any]:
+def key_columns(expected: Expected) -> dict[str, Any]:
     return {
         "method": expected.method,
         "task": expected.task,
@@ -200,7 +200,7 @@ def key_of(expected: Expected) -> dict[str, Any]:
 
 
 def record_of(outcome: Mapping[str, Any], evaluated: str, cell: str) -> Mapping[str, Any]:
-    """Return what an outcome holds of an evaluation task."""
+    """Return the part of an outcome that is of an evaluation task."""
     tasks: Mapping[str, Mapping[str, Any]] = outcome["tasks"]
     if evaluated not in tasks:
         raise UserError(f"the MLflow run of cell {cell} has no evaluation of {evaluated!r} among its artifacts")
@@ -210,7 +210,7 @@ def record_of(outcome: Mapping[str, Any], evaluated: str, cell: str) -> Mapping[
 def measures_of(
     outcome: Mapping[str, Any], record: Mapping[str, Any], run: Run, sources: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Return the columns of a cell that is done, beside its key.
+    """Return the columns of a cell that is done, apart from its key.
 
     `sources`: the present hashes of its components' source; None if nothing is to be compared with them.
     """

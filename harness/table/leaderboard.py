@@ -13,6 +13,7 @@ import numpy as np
 from harness.statistics import (
     Estimate,
     Floats,
+    clipped,
     crossed_interval,
     difference_interval,
     geometric_interval,
@@ -20,7 +21,6 @@ from harness.statistics import (
     mean_interval,
     seeds_needed,
     share_interval,
-    within,
 )
 from harness.table.frames import (
     BASE_MODEL,
@@ -41,7 +41,7 @@ MEASURES = ("length", "distinct", "distinct_answers", "after_answer", "dropped",
 
 
 @dataclass(frozen=True)
-class Row:
+class LeaderboardRow:
     """One method, evaluated on one task, with one model; estimates are None before the first seed is done.
 
     The names of the fields are those of the columns everywhere: `--columns`, `--sort`, csv, json and Python.
@@ -98,7 +98,7 @@ def place_text(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-def leaderboard_rows(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Row]:
+def leaderboard_rows(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[LeaderboardRow]:
     """Return a row for each method of each table, after one for the base model of the table.
 
     `ks`: the K of the headline Pass@K, by evaluation task.
@@ -128,7 +128,7 @@ def mixed_rows(frames: Frames, baseline: str) -> dict[tuple[str, Axes], list[str
 # Estimates
 
 
-def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline: str, k: int) -> Row:
+def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline: str, k: int) -> LeaderboardRow:
     first, done = cells.iloc[0], done_cells(cells)
     ks = ks_of(frames, done, k)
     pairs = paired_cells(done, done_cells(baseline_cells))
@@ -136,7 +136,7 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
     scores_by_name = {"Avg@K": None, f"Pass@{k}": k} if paired and first["method"] != baseline else {}
     collapsed = done[done["collapsed"].notna()]
     is_base_model = first["method"] == BASE_MODEL
-    return Row(
+    return LeaderboardRow(
         method=first["method"],
         task=first["evaluated"],
         model=first["model"],
@@ -203,30 +203,30 @@ def needed_seeds(frames: Frames, pairs: Pairs, scores_by_name: Mapping[str, int 
 
 def measures(frames: Frames, done: DataFrame) -> dict[str, Any]:
     """Return the fields of a row that are not scores."""
-    fields: dict[str, Any] = {name: measure(done[name], is_share=name in SHARES) for name in MEASURES}
+    fields: dict[str, Any] = {name: measured_mean(done[name], is_share=name in SHARES) for name in MEASURES}
     distinct_SJ = frames.counts(done, "right_distinct")
-    fields["right_distinct"] = over_problems(distinct_SJ, most=math.inf)
-    fields["coverage"] = over_problems(distinct_SJ / frames.counts(done, "solutions"), most=1)
+    fields["right_distinct"] = mean_over_problems(distinct_SJ, most=math.inf)
+    fields["coverage"] = mean_over_problems(distinct_SJ / frames.counts(done, "solutions"), most=1)
     fields["entropy_kept"] = entropy_kept(done[["entropy_first", "entropy_last"]].to_numpy())
     for name in ("device", "version", "base_model"):
         fields[name] = ", ".join(sorted({*done[name]} - {""})) or None
     return fields
 
 
-def measure(values: Series, *, is_share: bool) -> Estimate | None:
+def measured_mean(values: Series, *, is_share: bool) -> Estimate | None:
     """Return the mean over the seeds that have a value."""
     known = values.dropna()
     if known.empty:
         return None
     estimate = mean_interval(known.to_numpy())
-    return within(estimate, 0, 1) if is_share else estimate
+    return clipped(estimate, 0, 1) if is_share else estimate
 
 
-def over_problems(x_SJ: Floats, most: float) -> Estimate | None:
+def mean_over_problems(x_SJ: Floats, most: float) -> Estimate | None:
     """Return the mean of a number from 0 to `most` that each seed has of each problem; None where a seed lacks it."""
     if not len(x_SJ) or np.isnan(x_SJ).any():
         return None
-    return within(crossed_interval(x_SJ), 0, most)
+    return clipped(crossed_interval(x_SJ), 0, most)
 
 
 def entropy_kept(ends: Sequence[tuple[float, float]] | np.ndarray) -> Estimate | None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pandas import DataFrame
 
-from harness.table.leaderboard import Row
+from harness.table.leaderboard import LeaderboardRow
 from harness.table.publish import table_html
 from harness.table.render import records_frame, render_rows
 from harness.terminal.layout import visible
@@ -31,7 +31,7 @@ class LeaderboardFrame(DataFrame):
         return table_html(self.rows)
 
 
-def leaderboard_frame(rows: Sequence[Row]) -> LeaderboardFrame:
+def leaderboard_frame(rows: Sequence[LeaderboardRow]) -> LeaderboardFrame:
     """Return the rows as a frame; a missing value is NaN."""
     frame = records_frame(rows).infer_objects()
     columns = {name: [float("nan") if value is None else value for value in frame[name]] for name in frame}

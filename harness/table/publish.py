@@ -17,7 +17,7 @@ from harness.table.board import Board
 from harness.table.columns import COLUMNS, DEFAULT, header_names, table_lines
 from harness.table.experiment import Experiment
 from harness.table.frames import Frames, done_cells, read_frames
-from harness.table.leaderboard import Row, leaderboard_rows
+from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
 from harness.table.render import render_rows, row_notes
 from harness.terminal.layout import visible
 from harness.tracking.artifacts import Artifacts
@@ -45,7 +45,7 @@ STYLE = (
 )
 
 
-def publish(config: Config, matrix: Sequence[Cell]) -> list[Row]:
+def publish(config: Config, matrix: Sequence[Cell]) -> list[LeaderboardRow]:
     """Write, or replace, the table that MLflow holds of the matrix, and return its rows.
 
     Nothing is written before the first cell is done.
@@ -63,7 +63,9 @@ def publish(config: Config, matrix: Sequence[Cell]) -> list[Row]:
     return rows
 
 
-def write_summary(client: MlflowClient, number: str, plan: Board, experiment: Experiment, rows: Sequence[Row]) -> None:
+def write_summary(
+    client: MlflowClient, number: str, plan: Board, experiment: Experiment, rows: Sequence[LeaderboardRow]
+) -> None:
     """Write the run that holds the table; `number`: of the experiment."""
     runs = [run.id for run in experiment.summaries if run.tags.get(board.KEY) == plan.key]
     tags = origin(None) | {board.KIND: board.SUMMARY, board.KEY: plan.key, "mlflow.note.content": NOTE}
@@ -80,7 +82,7 @@ def write_summary(client: MlflowClient, number: str, plan: Board, experiment: Ex
     client.set_terminated(run)
 
 
-def as_mlflow_table(rows: Sequence[Row]) -> str:
+def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
     """Return the table in the form in which MLflow keeps tables; an interval is three columns.
 
     `log_table` of MLflow would append to the table of the time before.
@@ -111,7 +113,7 @@ def estimate_columns(header: str, estimate: Estimate | None) -> dict[str, float 
     return {name: None if value != value else value for name, value in ends.items()}
 
 
-def as_html(title: str, rows: Sequence[Row]) -> str:
+def as_html(title: str, rows: Sequence[LeaderboardRow]) -> str:
     """Return the table as a page."""
     notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
     return (
@@ -120,7 +122,7 @@ def as_html(title: str, rows: Sequence[Row]) -> str:
     )
 
 
-def table_html(rows: Sequence[Row]) -> str:
+def table_html(rows: Sequence[LeaderboardRow]) -> str:
     """Return the table as HTML, in which every text is shown and none is markup."""
     import pandas
 

@@ -13,7 +13,7 @@ from harness.base.errors import one_of
 from harness.statistics import NEAR_BOUND as NEAR_BOUND_PROBLEMS
 from harness.table.columns import BETTER, DEFAULT, MIXED, NEAR_BOUND, WORSE, collapse_text, table_lines
 from harness.table.frames import BASE_MODEL
-from harness.table.leaderboard import Row, place_text
+from harness.table.leaderboard import LeaderboardRow, place_text
 from harness.table.origins import reference_notes
 from harness.terminal import layout
 
@@ -34,9 +34,11 @@ Table = tuple[str, list[list[str]], Sequence[Collection[str]]]
 WITHOUT_INTERVALS = "The terminal is too narrow for the intervals of scores and entropies; --format csv has them."
 
 
-def render_rows(rows: Sequence[Row], how: str, width: int | None = None, columns: Sequence[str] = DEFAULT) -> str:
+def render_rows(
+    rows: Sequence[LeaderboardRow], how: str, width: int | None = None, columns: Sequence[str] = DEFAULT
+) -> str:
     """Return the rows as text; with a width, a table without the columns for which a terminal has no room."""
-    sections: dict[tuple[str, str], list[Row]] = {}
+    sections: dict[tuple[str, str], list[LeaderboardRow]] = {}
     for row in rows:
         sections.setdefault((row.task, row.model), []).append(row)
     tables: list[Table] = []
@@ -121,8 +123,8 @@ def flat_fields(value: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{key}", child
 
 
-def row_notes(rows: Sequence[Row]) -> list[str]:
-    """Return the sentences below the tables: how to read them, and what to know of these rows."""
+def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
+    """Return the sentences below the tables: how to read them, and warnings about these rows."""
     texts = [
         "± or [low, high]: 95 % interval over seeds and problems. Avg@K: the mean over all samples. Entropy: the "
         "geometric mean over seeds, with its 95 % interval.",
@@ -154,11 +156,11 @@ def row_notes(rows: Sequence[Row]) -> list[str]:
     return texts + sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})
 
 
-def row_place(row: Row) -> str:
+def row_place(row: LeaderboardRow) -> str:
     return place_text(row.method, row.task, row.where)
 
 
-def has_nan_entropy(row: Row) -> bool:
+def has_nan_entropy(row: LeaderboardRow) -> bool:
     estimates = (row.entropy_initial, row.entropy_final)
     return any(estimate is not None and math.isnan(estimate.mean) for estimate in estimates)
 

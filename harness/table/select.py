@@ -12,7 +12,7 @@ from harness.table.board import AXES, Board, Expected
 from harness.table.compare import Comparison
 from harness.table.experiment import Experiment
 from harness.table.frames import BASE_MODEL, Frames, read_frames
-from harness.table.leaderboard import Row
+from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.units import plural
 from harness.tracking.runs import Run
 
@@ -37,7 +37,7 @@ class Part:
     def shown(self) -> Frames:
         return self.frames.restricted(self.visible)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[LeaderboardRow]:
         rows = leaderboard.leaderboard_rows(self.frames, self.board.baseline, self.board.ks)
         return [row for row in rows if row.method in {*self.visible, BASE_MODEL}]
 
@@ -161,7 +161,11 @@ def check_any_run(board: Board, experiment: Experiment) -> None:
     differences = [f"{key} ({shown(theirs)}, not {shown(ours)})" for key, (theirs, ours) in least.items()]
     listed = ", ".join(differences[:KEYS_LISTED])
     more = f" and {len(least) - KEYS_LISTED} more" if len(least) > KEYS_LISTED else ""
-    why = f"in {listed}{more}" if differences else "in what is no parameter: a version of a method, task or model"
+    why = (
+        f"in {listed}{more}"
+        if differences
+        else "in something that is not a parameter: a version of a method, task or model"
+    )
     number = len(experiment.runs)
     nearest_differ = "the nearest differs" if number == 1 else "the nearest differ"
     raise UserError(

@@ -12,12 +12,12 @@ from contextlib import closing, contextmanager
 
 from harness.base.addresses import visible_address
 from harness.base.errors import UserError
-from harness.tracking.runs import ClientReader, DatabaseReader, Reader
+from harness.tracking.runs import ClientReader, DatabaseReader, StoreReader
 from harness.tracking.store import database, probe, store, unusable
 
 
 @contextmanager
-def reader(uri: str) -> Iterator[Reader]:
+def reader(uri: str) -> Iterator[StoreReader]:
     """Open an MLflow store for reading."""
     path = database(uri)
     if path is None:

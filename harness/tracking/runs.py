@@ -50,7 +50,7 @@ def damaged_rows(why: str) -> sqlite3.DatabaseError:
     return error
 
 
-class Reader(Protocol):
+class StoreReader(Protocol):
     def experiments(self) -> dict[str, str]:
         """Return the ids of the experiments that were not deleted, by name."""
 

@@ -41,7 +41,7 @@ from harness.page import content, figures, gather, page, sentences
 from harness.page.content import CellRecord, PageContent, ScoreTable
 from harness.page.gather import content_of_experiment
 from harness.statistics import Estimate, mean_interval
-from harness.table.leaderboard import Row, entropy_kept
+from harness.table.leaderboard import LeaderboardRow, entropy_kept
 from harness.terminal.layout import visible
 from harness.tracking import sync
 
@@ -320,11 +320,11 @@ def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) ->
     assert lows == highs  # one seed, one task, one model: nothing to range over
 
 
-def row_at(method: str, level: int, **setting: str) -> Row:
+def row_at(method: str, level: int, **setting: str) -> LeaderboardRow:
     """Returns a row whose scores say where it stands."""
     avg, passed, kept = (Estimate(0.01 * level + x, 0.01 * level, 0.01 * level + 2 * x) for x in (0.1, 0.2, 0.3))
     own = {key.replace("_", "."): value for key, value in setting.items()}
-    row = Row(method, "countdown", "tiny", 2, "grpo", avg, {1: avg, 2: passed}, None, None, None, {}, 1, 1)
+    row = LeaderboardRow(method, "countdown", "tiny", 2, "grpo", avg, {1: avg, 2: passed}, None, None, None, {}, 1, 1)
     return dataclasses.replace(row, entropy_kept=kept, setting=own)
 
 
@@ -402,9 +402,9 @@ def test_a_number_that_is_none_leaves_a_step_out(tmp_path: Path, mlflow_uri: str
 # Sentences
 
 
-def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: object) -> Row:
+def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: object) -> LeaderboardRow:
     some = Estimate(0.5, 0.4, 0.6)
-    made = Row(
+    made = LeaderboardRow(
         method,
         "countdown",
         "tiny",
@@ -422,7 +422,7 @@ def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: o
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
-def said_of(*rows: Row) -> list[str]:
+def said_of(*rows: LeaderboardRow) -> list[str]:
     return sentences.table_sentences(ScoreTable("countdown, tiny", "countdown", list(rows), [], []), "grpo")
 
 

@@ -20,7 +20,7 @@ from harness.table import compare, latex, leaderboard, render
 from harness.table.columns import format_estimate, table_lines
 from harness.table.compare import comparisons
 from harness.table.frames import Frames
-from harness.table.leaderboard import Row
+from harness.table.leaderboard import LeaderboardRow
 
 SAMPLES = 8
 
@@ -39,7 +39,7 @@ def avg(right: dict[int, np.ndarray]) -> np.ndarray:
     return np.array([[sum(row) / SAMPLES for row in right[seed].tolist()] for seed in right])
 
 
-def rows(frames: Frames) -> list[Row]:
+def rows(frames: Frames) -> list[LeaderboardRow]:
     return leaderboard.leaderboard_rows(frames, "grpo", {"countdown": 4})
 
 

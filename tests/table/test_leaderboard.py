@@ -24,7 +24,7 @@ from harness.table import columns, leaderboard, render
 from harness.table.board import Expected
 from harness.table.experiment import Experiment
 from harness.table.frames import read_frames
-from harness.table.leaderboard import Row, leaderboard_rows
+from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
 from harness.tracking import reader, runs, store, sync
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 SETTINGS = dataclasses.asdict(Config())
 
 
-def rows(uri: str, matrix: str, expected: list[Expected], baseline: str, ks: dict[str, int]) -> list[Row]:
+def rows(uri: str, matrix: str, expected: list[Expected], baseline: str, ks: dict[str, int]) -> list[LeaderboardRow]:
     with reader.reader(uri) as source:
         frames = read_frames(Experiment(source, matrix, uri), expected, baseline)
     return leaderboard_rows(frames, baseline, ks)
@@ -84,7 +84,7 @@ class Matrix:
         State(state, durable_step=len(entropy)).write(folder)
         sync.sync(folder, self.uri)
 
-    def rows(self, baseline: str = "grpo", k: int = 4) -> list[Row]:
+    def rows(self, baseline: str = "grpo", k: int = 4) -> list[LeaderboardRow]:
         ks = {task: k for each in self.expected for task in each.eval_tasks}
         return rows(self.uri, "demo", self.expected, baseline, ks)
 
@@ -276,8 +276,8 @@ def estimate(mean: float, half: float | None = None) -> Estimate:
     return Estimate(mean) if half is None else Estimate(mean, mean - half, mean + half)
 
 
-def make_row(method: str, avg: float, delta: Estimate, **changes: Any) -> Row:
-    row = Row(
+def make_row(method: str, avg: float, delta: Estimate, **changes: Any) -> LeaderboardRow:
+    row = LeaderboardRow(
         method=method,
         task="countdown",
         model="tiny",

@@ -11,7 +11,7 @@ from servers import PASSWORD
 
 from harness.statistics import Estimate
 from harness.table import publish, render
-from harness.table.leaderboard import Row
+from harness.table.leaderboard import LeaderboardRow
 from harness.tracking import store
 
 
@@ -108,8 +108,8 @@ def test_copies_of_outcomes_are_read_only_where_they_are_the_same(
 
 def test_a_page_shows_names_as_they_are() -> None:
     some = Estimate(0.5, 0.25, 0.75)
-    first = Row("grpo", "easy", "tiny", 2, "grpo", some, {2: some}, some, some, some, {2: some}, 2, 2)
-    new = Row("new<", "easy", "tiny", 2, "grpo", None, {}, None, None, None, {}, 0, 2)
+    first = LeaderboardRow("grpo", "easy", "tiny", 2, "grpo", some, {2: some}, some, some, some, {2: some}, 2, 2)
+    new = LeaderboardRow("new<", "easy", "tiny", 2, "grpo", None, {}, None, None, None, {}, 0, 2)
     page = publish.as_html("a<b", [first, new])
     assert "<h1>a&lt;b</h1>" in page
     assert "<td>new&lt;</td>" in page

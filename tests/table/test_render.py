@@ -8,14 +8,14 @@ import pytest
 
 from harness.page.plots import plot
 from harness.statistics import Estimate
-from harness.table.leaderboard import Row
+from harness.table.leaderboard import LeaderboardRow
 from harness.table.render import render_rows as render
 from harness.terminal.layout import visible
 
 
-def row(method: str, mean: float) -> Row:
+def row(method: str, mean: float) -> LeaderboardRow:
     estimate = Estimate(mean, mean - 0.125, mean + 0.125)
-    return Row(
+    return LeaderboardRow(
         method=method,
         task="countdown",
         model="tiny",
