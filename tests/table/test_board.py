@@ -16,10 +16,13 @@ from boards import MOST_DISTINCT, Made, listed, told, trained
 from harness.base.errors import UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.state import change
+from harness.commands import leaderboard
 from harness.config import Config
 from harness.statistics import crossed_interval
 from harness.table import board
 from harness.table.experiment import Experiment
+from harness.table.leaderboard import LeaderboardRow
+from harness.table.notebook import leaderboard_frame
 from harness.table.publish import publish
 from harness.tracking import store, sync
 from harness.tracking.reader import reader
@@ -438,3 +441,22 @@ def test_a_summary_holds_no_password(tmp_path: Path) -> None:
     made = Made(tmp_path, "https://example.org")
     made.config.tracking.uri = "https://me:secret@example.org"
     assert "secret" not in board.Board.of_config(made.config, made.cells).as_json()
+
+
+def test_the_help_of_columns_names_what_csv_has(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(capsys, "--columns", "help").splitlines()
+    names = {field.name for field in dataclasses.fields(LeaderboardRow)}
+    assert {line.split()[0] for line in lines} <= names
+    assert "delta_pass_at_k    Pass@K - baseline" in lines
+    assert not any(sign in line for line in lines for sign in "{}")
+
+
+def test_the_leaderboard_in_python_prints_itself_as_the_table(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri).end_all()
+    frame = leaderboard_frame(leaderboard.matrix_rows(made.config, made.cells))
+    assert repr(frame) == told(capsys, "--experiment", "made", *at)
+    [header, *_] = told(capsys, "--experiment", "made", *at, "--format", "csv").splitlines()
+    assert list(frame.columns) == header.split(",")
+    assert list(frame[frame["seeds_done"] == 2]["method"]) == ["base model", "grpo", "clip_b", "ppo"]
