@@ -29,7 +29,7 @@ from harness.cells.outcome import FILE, TAG
 from harness.cells.provenance import Made
 from harness.config import Config
 from harness.matrix import Cell, cells
-from harness.table import publish
+from harness.table.publish import publish
 from harness.tracking.artifacts import FOLDER
 from harness.tracking.store import store
 from harness.tracking.sync import experiment_of, params_of
@@ -58,7 +58,7 @@ def measured(seeds: int) -> Iterator[list[str]]:
         with server(uri, artifacts) as address:
             yield ["server, no summary yet", number, *timed(*alone, address)]
         start = time.perf_counter()
-        publish.write(ours, matrix)
+        publish(ours, matrix)
         yield ["the summary is written", number, f"{time.perf_counter() - start:.1f} s", ""]
         yield ["SQLite", number, *timed(*alone, uri)]
         yield ["SQLite, with a configuration", number, *timed(*configured, uri)]

@@ -23,6 +23,7 @@ from harness.statistics import (
     Floats,
     MeanSquares,
     Spread,
+    detectable_with,
     geometric_interval,
     iqm_interval,
     is_near_bound,
@@ -30,7 +31,6 @@ from harness.statistics import (
     mean_squares,
     near_bound,
     pass_at_k,
-    visible,
     wins,
 )
 
@@ -441,7 +441,7 @@ def detectable_values(x_SJ: Floats) -> Floats:
     squares = mean_squares(x_SJ)
     variances = np.stack(squares.parts(), axis=-1).tolist()
     spreads = (Spread(0, of_seeds, of_problems, squares.seeds, squares.problems) for of_seeds, of_problems in variances)
-    return np.array([visible(spread, squares.seeds, 0.8, 0.95) for spread in spreads])
+    return np.array([detectable_with(spread, squares.seeds, 0.8, 0.95) for spread in spreads])
 
 
 def power_table(experiments: int) -> None:

@@ -97,10 +97,11 @@ class Matrix:
         return pandas.DataFrame(rows)
 
     def leaderboard(self) -> DataFrame:
-        """Returns the table, read from MLflow: one row for each method, evaluation task and model, and before them one
+        """Return the table, read from MLflow: one row for each method, evaluation task and model, and before them one
         for the base model, whose method is "base model".
 
-        The columns are those of `entrobench leaderboard --format csv`:
+        Printed, or shown in a notebook, it is the table of `entrobench leaderboard`. Its columns are those of
+        `entrobench leaderboard --format csv`:
 
         - method, task, model, setting.KEY of each further axis; k of the headline Pass@k; baseline, the method that
           the others are compared with
@@ -108,22 +109,17 @@ class Matrix:
         - pass_at_k.K.mean, .low and .high: Pass@K for powers of two and for the headline's k
         - entropy_initial.*, entropy_final.*: the entropy at the first and at the last training step, in nats a token
         - delta_to_baseline.*, delta_pass_at_k.K.*: differences to the baseline, paired by seed and problem
-        - seeds_done, seeds_expected; flags, what a reader must know: of the task's problems, and that another source
-          than the present one made a cell, as `--keep-stale` keeps them
-        - base_model, the first digits of the digest of what its cells began from; mixed, how its cells or the
-          baseline's are of different code or base models
+        - seeds_done, seeds_expected; flags, warnings about the task's problems, and that another source than the
+          present one made a cell, as `--keep-stale` keeps them
+        - base_model, the first digits of the digest of the model that its cells began from; mixed, how its cells or
+          the baseline's are of different code or base models
 
-        What does not exist is NaN: an interval from one seed, a number of a method of which no cell is done.
+        Missing values are NaN: an interval from one seed, a number of a method of which no cell is done.
         """
-        import pandas
-
         from harness.commands import leaderboard
-        from harness.table.render import flat
+        from harness.table.notebook import leaderboard_frame
 
-        names, rows = flat(leaderboard.rows(self.config, self.cells))
-        return pandas.DataFrame(
-            [{name: float("nan") if row.get(name) is None else row[name] for name in names} for row in rows]
-        )
+        return leaderboard_frame(leaderboard.matrix_rows(self.config, self.cells))
 
     def curves(self, *metrics: str) -> DataFrame:
         """Returns metrics of training, one row for each value: `curves("entropy/mean", "reward/mean")`.

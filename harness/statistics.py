@@ -1,4 +1,4 @@
-"""Estimators and their intervals; no torch. docs/statistics.md says why these."""
+"""Estimators and their intervals, with the reasons in docs/statistics.md; imports no torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-12  # differences of scores that are all equal may differ by some 1e-16
-# Of what chance alone gives, MS_residual, MS_seed counts as at least this share. Scores are shares of a few samples, so
-# that the means of two seeds now and then agree by rounding, which says nothing about how far seeds lie apart: without
-# it two seeds name a false winner among 50 methods in 16 % of experiments, with it in fewer than 1 %.
+# MS_seed counts as at least this share of MS_residual, which chance alone gives. Scores are shares of a few samples, so
+# that the means of two seeds agree by rounding now and then, which says nothing about how much seeds differ: without
+# this floor, two seeds name a false winner among 50 methods in 16 % of experiments, with it in fewer than 1 %.
 LEAST_OF_SEEDS = 0.01
 # Problems that a share must be worth away from 0 and 1. Nearer, intervals of means hold the truth down to 43 % of the
 # time, and 98 % with Wilson's (`python -m benchmarks.statistics`). A higher border would widen intervals that hold.
 NEAR_BOUND = 3
-MOST_SEEDS = 1000  # beyond, nobody will train them
+MOST_SEEDS = 1000  # no experiment has more
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def pass_at_k(n: int, right: int, k: int) -> float: ...
 @overload
 def pass_at_k(n: int, right: NDArray[np.integer[Any]], k: int) -> Floats: ...
 def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> float | Floats:
-    """Returns the chance that k of n samples, drawn without replacement, hold one of the c right ones.
+    """Return the chance that k of n samples, drawn without replacement, hold one of the c right ones.
 
     That is 1 - C(n-c, k) / C(n, k). The quotient is the product of the c factors (n-k-i) / (n-i), so that no binomial
     coefficient grows large.
@@ -49,7 +49,7 @@ def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> float | 
 
 @functools.cache
 def none_right(n: int, k: int) -> Floats:
-    """Returns the chance that none of k of n samples is right, by the number of right ones."""
+    """Return the chance that none of k of n samples is right, by the number of right ones."""
     i = np.arange(n)
     return np.concatenate([[1.0], np.cumprod(np.maximum(n - k - i, 0) / (n - i))])
 
@@ -126,7 +126,7 @@ def student(mean: float, variance: float, df: int, confidence: float) -> Estimat
 
 
 def mean_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
-    """Estimates the mean over seeds."""
+    """Estimate the mean over seeds."""
     seeds = len(x_S)
     if seeds < 2 or np.ptp(x_S) == 0:
         return Estimate(float(x_S.mean()))
@@ -134,9 +134,9 @@ def mean_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
 
 
 def geometric_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
-    """Estimates the geometric mean over seeds of a skewed quantity that is never negative, by that of its logarithms.
+    """Estimate the geometric mean over seeds of a skewed quantity that is never negative.
 
-    Where a value is 0 the geometric mean is 0, and has no interval.
+    The interval is that of the mean of the logarithms. If a value is 0, the geometric mean is 0 and has no interval.
     """
     if len(x_S) < 2 or np.ptp(x_S) == 0:
         return Estimate(float(x_S[0]))
@@ -151,7 +151,7 @@ def geometric_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
 
 
 def crossed_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
-    """Estimates the mean over seeds and problems, both of them samples of what might have been drawn."""
+    """Estimate the mean over seeds and problems, both of which are random samples."""
     spread = crossed(x_SJ)
     return Estimate(float(x_SJ.mean())) if spread is None else spread.interval(confidence)
 
@@ -203,7 +203,7 @@ def mean_squares(x_SJ: Floats) -> MeanSquares:
 # Intervals of shares, which lie within 0 and 1
 
 
-def within(estimate: Estimate, low: float, high: float) -> Estimate:
+def clipped(estimate: Estimate, low: float, high: float) -> Estimate:
     """Return the estimate with its interval cut to the values that are possible."""
     if estimate.low is None or estimate.high is None:
         return estimate
@@ -224,7 +224,7 @@ def near_bound(estimate: Estimate, problems: int, confidence: float = 0.95) -> E
     others is far too small. No share has a higher variance than yes and no.
     """
     if not is_near_bound(estimate.mean, problems):
-        return within(estimate, 0, 1)
+        return clipped(estimate, 0, 1)
     from scipy.special import ndtri
 
     z = float(ndtri((1 + confidence) / 2))
@@ -232,7 +232,7 @@ def near_bound(estimate: Estimate, problems: int, confidence: float = 0.95) -> E
     variance = estimate.mean * (1 - estimate.mean) / problems + (z / (2 * problems)) ** 2
     half = z * math.sqrt(max(variance, 0)) / (1 + z * z / problems)
     ends = [centre - half, centre + half, *(end for end in (estimate.low, estimate.high) if end is not None)]
-    return within(Estimate(estimate.mean, min(ends), max(ends)), 0, 1)
+    return clipped(Estimate(estimate.mean, min(ends), max(ends)), 0, 1)
 
 
 def is_near_bound(share: float, problems: int) -> bool:
@@ -242,7 +242,7 @@ def is_near_bound(share: float, problems: int) -> bool:
 
 def difference_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
     """Estimate the mean difference of two shares over seeds and problems."""
-    return within(crossed_interval(x_SJ, confidence), -1, 1)
+    return clipped(crossed_interval(x_SJ, confidence), -1, 1)
 
 
 # Comparisons of a difference with 0, and of many
@@ -257,7 +257,7 @@ def crossed_p_value(x_SJ: Floats) -> float | None:
 def detectable(x_SJ: Floats, power: float = 0.8, confidence: float = 0.95) -> float | None:
     """Return the least true mean that an experiment as large, and as noisy, tells from 0 with this chance."""
     spread = crossed(x_SJ)
-    return None if spread is None else visible(spread, spread.seeds, power, confidence)
+    return None if spread is None else detectable_with(spread, spread.seeds, power, confidence)
 
 
 def seeds_needed(x_SJ: Floats, power: float = 0.8, confidence: float = 0.95) -> int | None:
@@ -266,13 +266,15 @@ def seeds_needed(x_SJ: Floats, power: float = 0.8, confidence: float = 0.95) -> 
     More seeds make the part of the seeds smaller; that of the problems stays.
     """
     spread = crossed(x_SJ)
-    if spread is None or visible(spread, MOST_SEEDS, power, confidence) > abs(spread.mean):
+    if spread is None or detectable_with(spread, MOST_SEEDS, power, confidence) > abs(spread.mean):
         return None
     numbers = range(2, MOST_SEEDS + 1)
-    return numbers[bisect_left(numbers, -abs(spread.mean), key=lambda n: -visible(spread, n, power, confidence))]
+    return numbers[
+        bisect_left(numbers, -abs(spread.mean), key=lambda n: -detectable_with(spread, n, power, confidence))
+    ]
 
 
-def visible(spread: Spread, seeds: int, power: float, confidence: float) -> float:
+def detectable_with(spread: Spread, seeds: int, power: float, confidence: float) -> float:
     """Return the least true mean that this number of seeds tells from 0 with this chance."""
     # A deviation that few seeds give is too small on average, by this factor.
     df = spread.seeds - 1
@@ -283,7 +285,7 @@ def visible(spread: Spread, seeds: int, power: float, confidence: float) -> floa
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusts p-values so that the chance of even one false alarm among them stays below the level they are held to."""
+    """Adjust p-values so that the chance of a single false alarm among them stays below their common level."""
     adjusted = [0.0] * len(p_values)
     highest = 0.0
     for place, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
@@ -293,12 +295,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def wins(ours: Floats, theirs: Floats) -> Floats:
-    """Returns 1 where ours is higher and 1/2 where the two are equal; the mean is the probability of improvement."""
+    """Return 1 where ours is higher and 1/2 where the two are equal; the mean is the probability of improvement."""
     return (np.sign(ours - theirs) + 1) / 2
 
 
 def iqm(x: Floats) -> float:
-    """Returns the mean of the middle half of the values; one that lies across its border counts in part."""
+    """Return the mean of the middle half of the values; a value across its border counts in part."""
     n = x.size
     i = np.arange(n)
     share = np.clip(np.minimum(i + 1, 0.75 * n) - np.maximum(i, 0.25 * n), 0, None)
@@ -306,7 +308,7 @@ def iqm(x: Floats) -> float:
 
 
 def iqm_interval(x_ST: Floats, confidence: float = 0.95) -> Estimate:
-    """Estimates the interquartile mean over the runs of all seeds on all tasks, by leaving out one seed at a time."""
+    """Estimate the interquartile mean over the runs of all seeds on all tasks, by leaving out one seed at a time."""
     seeds, whole = len(x_ST), iqm(x_ST)
     if seeds < 2:
         return Estimate(whole)
@@ -318,6 +320,6 @@ def iqm_interval(x_ST: Floats, confidence: float = 0.95) -> Estimate:
 
 
 def ranks(beats_MM: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Returns the best and the worst rank that each method may have, given which of them beats which."""
+    """Return the best and the worst rank that each method may have; `beats_MM`: which method beats which."""
     better_M, worse_M = beats_MM.sum(axis=0), beats_MM.sum(axis=1)
     return [(1 + int(b), len(beats_MM) - int(w)) for b, w in zip(better_M, worse_M, strict=True)]

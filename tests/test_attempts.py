@@ -17,7 +17,8 @@ from harness.commands import leaderboard
 from harness.config import Config
 from harness.matrix import cells
 from harness.rollout import models
-from harness.table.leaderboard import BASE_MODEL, Row
+from harness.table.frames import BASE_MODEL
+from harness.table.leaderboard import LeaderboardRow
 from harness.tracking.store import store
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -83,9 +84,9 @@ def settings(folder: Path, results: str = "results") -> Config:
     return config.load("smoke", [*TINY, f"results={folder / results}"])
 
 
-def table(folder: Path, results: str = "results") -> dict[str, Row]:
+def table(folder: Path, results: str = "results") -> dict[str, LeaderboardRow]:
     ours = settings(folder, results)
-    return {row.method: row for row in leaderboard.rows(ours, cells(ours)) if row.method != BASE_MODEL}
+    return {row.method: row for row in leaderboard.matrix_rows(ours, cells(ours)) if row.method != BASE_MODEL}
 
 
 def runs_of(folder: Path, key: str) -> list[dict[str, str]]:

@@ -133,9 +133,9 @@ def test_the_leaderboard_is_a_frame_of_what_was_measured(matrix: entrobench.Matr
         table.loc["clip_b", "avg_at_k.mean"] - table.loc["grpo", "avg_at_k.mean"]
     )
     from harness.commands import leaderboard
-    from harness.table.render import render
+    from harness.table.render import render_rows
 
-    csv = render(leaderboard.rows(matrix.config, matrix.cells), "csv")
+    csv = render_rows(leaderboard.matrix_rows(matrix.config, matrix.cells), "csv")
     assert ",".join(matrix.leaderboard().columns) == csv.splitlines()[0]
 
 

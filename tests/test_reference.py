@@ -127,7 +127,7 @@ def test_the_readme_shows_the_columns_that_carry_the_finding() -> None:
 
 
 def test_the_base_models_of_the_demo() -> None:
-    kept = origins.kept(KEPT / "demo/base_model.json")
+    kept = origins.kept_base_models(KEPT / "demo/base_model.json")
     assert origins.REFERENCE == KEPT / "demo/base_model.json"
     digest, other = kept["countdown-tiny"]
     assert len(digest) == len(other) == digests.SHOWN

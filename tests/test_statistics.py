@@ -13,6 +13,7 @@ from benchmarks.statistics import Place
 from harness.statistics import (
     Estimate,
     Spread,
+    clipped,
     crossed_interval,
     crossed_p_value,
     detectable,
@@ -29,7 +30,6 @@ from harness.statistics import (
     seeds_needed,
     share_interval,
     wins,
-    within,
 )
 
 # Pass@k
@@ -184,8 +184,8 @@ def test_near_a_bound_is_by_the_worth_of_three_problems() -> None:
     assert is_near_bound(0.986, 200)
     assert not is_near_bound(0.985, 200)
     assert near_bound(Estimate(0.5, -0.2, 1.2), 30) == Estimate(0.5, 0.0, 1.0)
-    assert within(Estimate(0.487, -0.575, 1.549), 0, 1) == Estimate(0.487, 0, 1)
-    assert within(Estimate(0.5), 0, 1) == Estimate(0.5)
+    assert clipped(Estimate(0.487, -0.575, 1.549), 0, 1) == Estimate(0.487, 0, 1)
+    assert clipped(Estimate(0.5), 0, 1) == Estimate(0.5)
 
 
 # The geometric mean

@@ -1,4 +1,4 @@
-"""Shared by the commands: the arguments that name a configuration, and the console that they print to."""
+"""Arguments that name a configuration, and the console, for all commands."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from harness.cells.state import OUTDATED, Progress
 from harness.config import Config
 from harness.matrix import Cell
 from harness.terminal.layout import SafeConsole
+from harness.terminal.units import plural
 
 # Reasons and specs may hold brackets, so no markup; a file or a pipe gets one line a row.
 WIDTH = None if sys.stdout.isatty() else 160
@@ -50,18 +51,19 @@ def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def tell_outdated(cells: Iterable[tuple[Cell, Progress]], what_then: str) -> None:
-    """Prints which cells were made by another source, and of what."""
-    found: dict[str | None, list[str]] = {}
+    """Print which cells were made by another source, and by which."""
+    labels_by_reason: dict[str | None, list[str]] = {}
     for cell, now in cells:
         if now.state == OUTDATED:
-            found.setdefault(now.reason, []).append(cell.label)
-    for reason, labels in found.items():
-        number = "1 cell was" if len(labels) == 1 else f"{len(labels)} cells were"
-        console.print(f"{number} {reason} ({', '.join(labels)}); {what_then}", style="yellow")
+            labels_by_reason.setdefault(now.reason, []).append(cell.label)
+    for reason, labels in labels_by_reason.items():
+        verb = "was" if len(labels) == 1 else "were"
+        text = f"{plural(len(labels), 'cell')} {verb} {reason} ({', '.join(labels)}); {what_then}"
+        console.print(text, style="yellow")
 
 
 def load(arguments: argparse.Namespace) -> Config:
-    """Returns the configuration that the arguments name, with their plugins."""
+    """Return the configuration that the arguments name, with their plugins."""
     config = configs.load(arguments.config, arguments.overrides)
     config.plugins += arguments.plugin
     return config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from harness.matrix import Cell, cells
 from harness.terminal.layout import visible, width_of
 
 if TYPE_CHECKING:
-    from harness.table.leaderboard import Row
+    from harness.table.leaderboard import LeaderboardRow
     from harness.table.select import Part
 
 TEXT = "the table, read from MLflow: of a configuration, or of an experiment there"
@@ -56,22 +57,29 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    from harness.table import answer, columns, export, leaderboard
+    from harness.table import answer, columns, export, frames
 
     if arguments.columns == "help":
-        print("\n".join(f"{name:<14} {column.header}" for name, column in columns.COLUMNS.items()))
+        print(columns.columns_help())
         return 0
-    check(arguments)
-    chosen = columns.known("--columns", arguments.columns.split(",")) if arguments.columns else columns.DEFAULT
+    check_options(arguments)
+    chosen: Sequence[str] = columns.DEFAULT
+    if arguments.columns:
+        chosen = columns.check_columns("--columns", arguments.columns.split(","))
     if arguments.sort:
-        columns.known("--sort", [arguments.sort])
-    parts = parts_of(arguments)
+        columns.check_columns("--sort", [arguments.sort])
+    parts = selected_parts(arguments)
     if arguments.format == "parquet":
-        export.write({part.title: leaderboard.with_base_models(part.shown) for part in parts}, arguments.out)
+        export.write_parquet({part.title: frames.with_base_models(part.shown) for part in parts}, arguments.out)
         return 0
-    width = None if arguments.out else width_of(console)
-    form = answer.Form(arguments.format, chosen, arguments.sort, arguments.compare, width)
-    text = answer.text(parts, form)
+    text = answer.render_parts(
+        parts,
+        arguments.format,
+        shown_columns=chosen,
+        sort=arguments.sort,
+        comparing=arguments.compare,
+        width=None if arguments.out else width_of(console),
+    )
     if arguments.out:
         files.write_text(arguments.out, text)
     else:
@@ -79,8 +87,8 @@ def call(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check(arguments: argparse.Namespace) -> None:
-    """Refuses what does not go together."""
+def check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options that contradict each other."""
     how = arguments.format
     if bool(arguments.config) == bool(arguments.experiment):
         raise UserError("leaderboard needs one of two: a CONFIG, or --experiment NAME of an MLflow store")
@@ -89,42 +97,52 @@ def check(arguments: argparse.Namespace) -> None:
     if how == "parquet" and arguments.out is None:
         raise UserError("--format parquet goes to a file, and --out names none")
     other = "--compare" if arguments.compare else f"--format {how}"
-    given = {"--columns": arguments.columns, "--sort": arguments.sort}
-    for name in (name for name, value in given.items() if value):
+    options = {"--columns": arguments.columns, "--sort": arguments.sort}
+    for name, value in options.items():
+        if not value:
+            continue
         if arguments.compare or how in ("latex", "parquet"):
             raise UserError(f"{name} chooses in the table of scores, and {other} asks for another")
         if name == "--columns" and how in ("csv", "json"):
             raise UserError(f"--columns chooses what people see (--format table or md); {other} holds every number")
 
 
-def parts_of(arguments: argparse.Namespace) -> list[Part]:
+def selected_parts(arguments: argparse.Namespace) -> list[Part]:
     from harness.table import select
     from harness.table.board import Board
-    from harness.table.read import Experiment
+    from harness.table.experiment import Experiment
     from harness.tracking.reader import reader
 
-    asked = select.Asked(select.conditions(arguments.where), arguments.baseline)
+    where = select.conditions(arguments.where)
     config = load(arguments) if arguments.config else Config()
     uri = arguments.uri or config.tracking_uri
     with reader(uri) as source:
         if arguments.config:
             board = Board.of_config(config, cells(config))
-            return select.parts_of_config(board, Experiment(source, config.name, uri), asked)
-        names = dict.fromkeys(name for given in arguments.experiment for name in given.split(","))
-        return [part for name in names for part in select.parts_of(Experiment(source, name, uri), asked)]
+            experiment = Experiment(source, config.name, uri)
+            return [select.part_of_config(board, experiment, where, arguments.baseline)]
+        parts = []
+        for name in dict.fromkeys(name for names in arguments.experiment for name in names.split(",")):
+            parts += select.parts_of_experiment(Experiment(source, name, uri), where, arguments.baseline)
+        return parts
 
 
-def show(config: Config, matrix: list[Cell]) -> None:
-    """Prints the table of a matrix, whether or not any cell is done."""
-    from harness.table.render import render
+def print_table(rows: Sequence[LeaderboardRow]) -> None:
+    """Print the table of a matrix, whether or not any cell is done."""
+    from harness.table.render import render_rows
 
-    print(visible(render(rows(config, matrix), "table", width_of(console))), end="")
+    print(visible(render_rows(rows, "table", width_of(console))), end="")
 
 
-def rows(config: Config, matrix: list[Cell]) -> list[Row]:
-    """Returns the rows of the matrix, with the cells that are not done counted as expected."""
-    from harness.table import leaderboard
+def matrix_rows(config: Config, matrix: list[Cell]) -> list[LeaderboardRow]:
+    """Return the rows of the matrix, with the cells that are not done counted as expected."""
     from harness.table.board import Board
+    from harness.table.experiment import Experiment
+    from harness.table.frames import read_frames
+    from harness.table.leaderboard import leaderboard_rows
+    from harness.tracking.reader import reader
 
-    board = Board.of_config(config, matrix)
-    return leaderboard.rows(config.tracking_uri, board.experiment, board.expected, board.baseline, board.ks)
+    board, uri = Board.of_config(config, matrix), config.tracking_uri
+    with reader(uri) as source:
+        frames = read_frames(Experiment(source, board.experiment, uri), board.expected, board.baseline)
+    return leaderboard_rows(frames, board.baseline, board.ks)

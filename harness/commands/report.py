@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 from harness.base.errors import UserError
-from harness.commands import leaderboard
 from harness.commands.common import Commands, command, console, load, with_plugins
 from harness.config import Config
 from harness.matrix import cells
@@ -15,7 +14,7 @@ from harness.matrix import cells
 EXAMPLES = (
     "entrobench report demo",
     "entrobench report demo train.updates=2 --plugin my_methods",
-    "entrobench report --experiment demo --uri http://server:5000",
+    "entrobench report --experiment demo --uri http://server:5000 --out demo.html",
 )
 
 
@@ -27,6 +26,7 @@ def add(commands: Commands) -> None:
     with_plugins(parser)
     parser.add_argument("--experiment", metavar="NAME", help="an experiment of MLflow, instead of CONFIG")
     parser.add_argument("--uri", help="the MLflow store of --experiment (default: that of the results folder)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the page (default: in the results folder)")
 
 
 def call(arguments: argparse.Namespace) -> int:
@@ -35,28 +35,30 @@ def call(arguments: argparse.Namespace) -> int:
     if arguments.uri and arguments.config:
         raise UserError("--uri goes with --experiment; a CONFIG names its store as tracking.uri")
     if arguments.experiment:
-        path = report_of(arguments.experiment, arguments.uri or Config().tracking_uri)
+        path = report_of(arguments.experiment, arguments.uri or Config().tracking_uri, arguments.out)
     else:
         plugins = [word for name in arguments.plugin for word in ("--plugin", name)]
         words = ["entrobench", "run", arguments.config, *arguments.overrides, *plugins]
-        path = report(load(arguments), shlex.join(words))
+        path = report(load(arguments), shlex.join(words), arguments.out)
     console.print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB")
     return 0
 
 
-def report(config: Config, said: str | None = None) -> Path:
-    """Writes the page of a matrix beside its cells; `said` is the command that runs it, if there is one."""
+def report(config: Config, run_command: str | None = None, out: Path | None = None) -> Path:
+    """Write the page of a matrix, by default next to its cells with two pictures; `run_command` repeats the matrix."""
     from harness.page import gather, page
 
-    matrix = cells(config)
-    told = gather.of_folders(config, matrix, leaderboard.rows(config, matrix), said)
+    content = gather.content_of_config(config, cells(config), run_command)
+    if out is not None:
+        return page.write_page(content, out)
     folder = config.folder / "report"
-    page.write_pictures(told, folder)
-    return page.write(told, folder / "report.html")
+    page.write_pictures(content, folder)
+    return page.write_page(content, folder / "report.html")
 
 
-def report_of(experiment: str, uri: str) -> Path:
-    """Writes the page of an MLflow experiment into the current folder, by its name."""
+def report_of(experiment: str, uri: str, out: Path | None = None) -> Path:
+    """Write the page of an MLflow experiment, by default into the current folder, by its name."""
     from harness.page import gather, page
 
-    return page.write(gather.of_experiment(uri, experiment), Path(f"report-{page.slug(experiment)}.html"))
+    content = gather.content_of_experiment(uri, experiment)
+    return page.write_page(content, out or Path(f"report-{page.file_name(experiment)}.html"))

@@ -128,12 +128,11 @@ def run(
 
 
 def conclude(config: Config, matrix: list[Cell]) -> None:
-    """Has MLflow hold all that the cells have recorded, and prints the leaderboard."""
-    from harness.table import publish
+    """Feed MLflow with the records of all cells, and print the leaderboard, for which MLflow is read once."""
+    from harness.table.publish import publish
 
     sync.sync(config, matrix)
-    publish.write(config, matrix)
-    leaderboard.show(config, matrix)
+    leaderboard.print_table(publish(config, matrix))
 
 
 def fetch_models(config: Config) -> dict[str, str]:

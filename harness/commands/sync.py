@@ -29,12 +29,12 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    from harness.table import publish
+    from harness.table.publish import publish
 
     config = load(arguments)
     matrix = cells(config)
     fed, damaged = sync(config, matrix)
-    publish.write(config, matrix)
+    publish(config, matrix)
     held = f"what {'1 cell has' if fed == 1 else f'{fed} cells have'} recorded"
     console.print(f"MLflow at {visible_address(config.tracking_uri)} holds {held}")
     if arguments.tensorboard:

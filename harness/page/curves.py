@@ -1,35 +1,51 @@
-"""The figures of a training: what its steps have recorded, and where their time went."""
+"""The figures of a training: the metrics of its steps, and where their time went."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.page.figures import Figure, Styles, by_method, finite, over_steps
-from harness.page.story import INSIDE, Told, Training
+from harness.page.content import JUDGING, CellRecord
+from harness.page.figures import Figure, Styles, by_method, over_steps, page_number
 
-QUADRANTS = {  # what a token's advantage is, and where its S* lies
+QUADRANTS = {  # a token's advantage, and the place of its S*
     "positive_above": "A > 0, S* > N",
     "positive_below": "A > 0, S* < N",
     "negative_above": "A < 0, S* > N",
     "negative_below": "A < 0, S* < N",
 }
 PHASES = ("rollout", "verify", "stats", "update", "critic", "sync", "dynamics", "evaluate")  # the order of bars
-COLOURS = 8
+BAR_STYLES = 8  # colors of bars, which repeat
+CLIPS = {
+    "ratio/clipped_low": "Ratio clipped low",
+    "ratio/clipped_high": "Ratio clipped high",
+    "weights/dropped": "Dropped by a control",
+    "weights/dropped_positive": "Dropped by a control, A > 0",
+    "weights/dropped_negative": "Dropped by a control, A < 0",
+}
 
 
-def training_figures(training: Training, styles: Styles) -> dict[str, list[Figure]]:
-    """Returns the figures over the training steps by the titles of their groups; what was not recorded has none."""
-    groups = by_method(training.cells, styles)
+def training_figures(cells: Sequence[CellRecord], styles: Styles) -> dict[str, list[Figure]]:
+    """Return the figures over the training steps by the titles of their groups; metrics without a value have none."""
+    groups = by_method(cells, styles)
 
     def of(metric: str, title: str, y: str, note: str = "", *, small: bool = True, **options: Any) -> list[Figure]:
-        curves = {m: [cell.curves[metric] for cell in cells if metric in cell.curves] for m, cells in groups.items()}
-        curves = {method: found for method, found in curves.items() if found}
-        if not curves:
-            return []
-        return [over_steps(title, note, y, curves, styles, small=small, **options)]
+        curves = {}
+        for method, of_method in groups.items():
+            recorded = [cell.curves[metric] for cell in of_method if metric in cell.curves]
+            if recorded:
+                curves[method] = recorded
+        return [over_steps(title, note, y, curves, styles, small=small, **options)] if curves else []
 
-    found = {
+    quadrants = []
+    for quadrant, label in QUADRANTS.items():
+        quadrants += of(f"dynamics/{quadrant}/share", f"Share: {label}", "share of tokens")
+    for quadrant, label in QUADRANTS.items():
+        quadrants += of(f"dynamics/{quadrant}/push", f"Push: {label}", "nats per logit step")
+    clips = []
+    for metric, label in CLIPS.items():
+        clips += of(metric, label, "share of tokens")
+    figures = {
         "Entropy": [
             *of(
                 "entropy/mean",
@@ -56,74 +72,53 @@ def training_figures(training: Training, styles: Styles) -> dict[str, list[Figur
                 "All responses to the prompt got the same reward.",
             ),
         ],
-        "Quadrants": [
-            *(
-                figure
-                for quadrant, said in QUADRANTS.items()
-                for figure in of(f"dynamics/{quadrant}/share", f"Share: {said}", "share of tokens")
-            ),
-            *(
-                figure
-                for quadrant, said in QUADRANTS.items()
-                for figure in of(f"dynamics/{quadrant}/push", f"Push: {said}", "nats per logit step")
-            ),
-        ],
-        "Clips": [
-            figure
-            for metric, said in {
-                "ratio/clipped_low": "Ratio clipped low",
-                "ratio/clipped_high": "Ratio clipped high",
-                "weights/dropped": "Dropped by a control",
-                "weights/dropped_positive": "Dropped by a control, A > 0",
-                "weights/dropped_negative": "Dropped by a control, A < 0",
-            }.items()
-            for figure in of(metric, said, "share of tokens")
-        ],
+        "Quadrants": quadrants,
+        "Clips": clips,
         "Lengths": [
             *of("responses/length", "Length of responses", "tokens"),
             *of("responses/truncated", "Truncated responses", "share of responses"),
             *of("responses/distinct_answers", "Distinct answers", "per response of a group"),
             *of("responses/after_answer", "Text after the answer", "share of responses"),
         ],
-        "Time": times(groups, styles),
+        "Time": time_figures(groups, styles),
     }
-    return {title: figures for title, figures in found.items() if figures}
+    return {title: of_group for title, of_group in figures.items() if of_group}
 
 
-def times(groups: Mapping[str, Sequence[Told]], styles: Styles) -> list[Figure]:
-    """Returns the seconds of a step by phase, as bars on each other."""
-    seconds: dict[str, dict[str, float]] = {}  # by method and phase
+def time_figures(groups: Mapping[str, Sequence[CellRecord]], styles: Styles) -> list[Figure]:
+    """Return the seconds of a step by phase, as bars on each other."""
+    seconds = {}
     for method, cells in groups.items():
-        steps = sum(cell.step for cell in cells)
-        for name in sorted({name for cell in cells for name in cell.curves if name.startswith("time/")} - {INSIDE}):
-            total = sum(sum(cell.curves.get(name, {}).values()) for cell in cells)
-            if steps:
-                seconds.setdefault(method, {})[name.removeprefix("time/").removesuffix("_s")] = total / steps
-    known = {phase for of_phases in seconds.values() for phase in of_phases}
-    phases = [*(phase for phase in PHASES if phase in known), *sorted(known - set(PHASES))]
+        by_phase = seconds_by_phase(cells) if any(cell.step for cell in cells) else {}
+        if by_phase:
+            seconds[method] = by_phase
+    recorded = {phase for by_phase in seconds.values() for phase in by_phase}
+    phases = [phase for phase in PHASES if phase in recorded]
+    phases += sorted(recorded - set(PHASES))
     if not phases:
         return []
-    return [
-        Figure(
-            "Time per phase",
-            "Seconds of a training step, mean over steps and seeds; evaluations are spread over the steps. What was "
-            "done twice after an interruption is not counted, nor is loading.",
-            "bars",
-            "seconds a step",
-            "",
-            [
-                {
-                    "name": phase,
-                    "style": place % COLOURS,
-                    "x": [finite(seconds[method].get(phase, 0.0)) for method in seconds],
-                    "methods": [{"name": method, "style": styles[method]} for method in seconds],
-                }
-                for place, phase in enumerate(phases)
-            ],
-            ["method", *phases, "all"],
-            [
-                [method, *(f"{here.get(phase, 0.0):.3f}" for phase in phases), f"{sum(here.values()):.3f}"]
-                for method, here in seconds.items()
-            ],
-        )
-    ]
+    methods = [{"name": method, "style": styles[method]} for method in seconds]
+    series, lines = [], []
+    for place, phase in enumerate(phases):
+        x = [page_number(by_phase.get(phase, 0.0)) for by_phase in seconds.values()]
+        series.append({"name": phase, "style": place % BAR_STYLES, "x": x, "methods": methods})
+    for method, by_phase in seconds.items():
+        columns = [f"{by_phase.get(phase, 0.0):.3f}" for phase in phases]
+        lines.append([method, *columns, f"{sum(by_phase.values()):.3f}"])
+    note = (
+        "Seconds of a training step, mean over steps and seeds; evaluations are spread over the steps. Work that was "
+        "repeated after an interruption is not counted, nor is loading."
+    )
+    header = ["method", *phases, "all"]
+    return [Figure("Time per phase", note, "bars", "seconds a step", "", series, header, lines)]
+
+
+def seconds_by_phase(cells: Sequence[CellRecord]) -> dict[str, float]:
+    """Return the seconds of a step in each phase, mean over the steps of all cells."""
+    steps = sum(cell.step for cell in cells)
+    names = {name for cell in cells for name in cell.curves if name.startswith("time/")} - {JUDGING}
+    seconds = {}
+    for name in sorted(names):
+        total = sum(sum(cell.curves.get(name, {}).values()) for cell in cells)
+        seconds[name.removeprefix("time/").removesuffix("_s")] = total / steps
+    return seconds

@@ -1,4 +1,4 @@
-"""The figures of the page as plain data: what is drawn, what it means, and the same numbers as a table.
+"""The figures of the page as plain data: the series, what they mean, and the same numbers as a table.
 
 A series names a method; `style` is its place among the methods, from which the page takes colour, dashes and marker.
 """
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.page.story import Story, Told
+from harness.page.content import CellRecord, PageContent
 from harness.statistics import Estimate
-from harness.table.leaderboard import BASE_MODEL
+from harness.table.frames import BASE_MODEL
 from harness.terminal.layout import visible
 
 Series = dict[str, Any]  # name, style, and lists of numbers
@@ -24,7 +24,7 @@ Styles = Mapping[str, int]
 @dataclass(frozen=True)
 class Figure:
     title: str
-    note: str  # what is drawn, and what bands and bars are
+    note: str  # the meaning of points, bands and bars
     kind: str  # lines | points | rates | dots | bars
     x: str
     y: str
@@ -32,22 +32,19 @@ class Figure:
     header: list[str]
     lines: list[list[str]]
     small: bool = False
-    options: dict[str, Any] = field(
-        default_factory=dict
-    )  # log_x, log_y: logarithmic; ticks: of x; names: x holds no numbers; cut: y stays in 0 to 1
+    # log_x, log_y: logarithmic; ticks: of x; names: x holds no numbers; cut: y stays in 0 to 1
+    options: dict[str, Any] = field(default_factory=dict)
 
 
-def finite(value: float | None) -> float | None:
-    """Returns a number that JSON can hold, short enough for a page; None where there is none."""
+def page_number(value: float | None) -> float | None:
+    """Return a number that JSON can hold, short enough for a page; None for values that are not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
 
 
 def limits(estimates: Iterable[Estimate]) -> dict[str, list[float | None]]:
+    """Return the limits of intervals as series."""
     every = list(estimates)
-    return {
-        "low": [finite(each.low) for each in every],
-        "high": [finite(each.high) for each in every],
-    }
+    return {"low": [page_number(each.low) for each in every], "high": [page_number(each.high) for each in every]}
 
 
 def over_steps(
@@ -60,58 +57,65 @@ def over_steps(
     small: bool = False,
     **options: Any,
 ) -> Figure:
-    """Draws the mean over seeds, and their range; a step that a seed lacks, or has no number for, is without it."""
+    """Return the mean over seeds with their range; steps without a number of a seed are drawn without that seed."""
     series, lines = [], []
     for method, of_seeds in curves.items():
-        values = {
-            step: here
-            for step in sorted({step for curve in of_seeds for step in curve})
-            if (here := [curve[step] for curve in of_seeds if step in curve and math.isfinite(curve[step])])
-        }
+        values = finite_values_by_step(of_seeds)
         if not values:
             continue
+        means = {step: float(np.mean(of_step)) for step, of_step in values.items()}
         series.append(
             {
                 "name": method,
                 "style": styles[method],
                 "x": list(values),
-                "y": [finite(float(np.mean(here))) for here in values.values()],
-                "low": [finite(min(here)) for here in values.values()],
-                "high": [finite(max(here)) for here in values.values()],
+                "y": [page_number(mean) for mean in means.values()],
+                "low": [page_number(min(of_step)) for of_step in values.values()],
+                "high": [page_number(max(of_step)) for of_step in values.values()],
             }
         )
         first, last = min(values), max(values)
-        means = [float(np.mean(here)) for here in values.values()]
         lines.append(
             [
                 method,
-                *(f"{number(float(np.mean(values[s])))} (step {s})" for s in (first, last)),
-                f"{number(min(values[last]))} to {number(max(values[last]))}",
-                number(min(means)),
-                number(max(means)),
+                f"{short_number(means[first])} (step {first})",
+                f"{short_number(means[last])} (step {last})",
+                f"{short_number(min(values[last]))} to {short_number(max(values[last]))}",
+                short_number(min(means.values())),
+                short_number(max(means.values())),
             ]
         )
     header = ["method", "first mean", "last mean", "seeds at the last step", "lowest mean", "highest mean"]
     return Figure(title, note, "lines", "step", y, series, header, lines, small, options)
 
 
-def by_method(cells: Sequence[Told], styles: Styles) -> dict[str, list[Told]]:
-    """Returns the cells by method, in the order of the methods."""
-    groups: dict[str, list[Told]] = {}
+def finite_values_by_step(of_seeds: Sequence[Mapping[int, float]]) -> dict[int, list[float]]:
+    """Return the finite values of the seeds, by step."""
+    values: dict[int, list[float]] = {}
+    for step in sorted({step for curve in of_seeds for step in curve}):
+        of_step = [curve[step] for curve in of_seeds if step in curve and math.isfinite(curve[step])]
+        if of_step:
+            values[step] = of_step
+    return values
+
+
+def by_method(cells: Sequence[CellRecord], styles: Styles) -> dict[str, list[CellRecord]]:
+    """Return the cells by method, in the order of the methods."""
+    groups: dict[str, list[CellRecord]] = {}
     for cell in sorted(cells, key=lambda cell: (styles[cell.method], cell.seed)):
         groups.setdefault(cell.method, []).append(cell)
     return groups
 
 
-def number(value: float) -> str:
+def short_number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def styles_of(story: Story) -> dict[str, int]:
-    """Return the place of each method, and of the base model behind them if the story has it."""
-    rows = [*story.rows, *(row for board in story.boards for row in board.rows)]
+def styles_of(content: PageContent) -> dict[str, int]:
+    """Return the place of each method, and of the base model behind them if a table has it."""
+    rows = [*content.rows, *(row for table in content.tables for row in table.rows)]
     drawn = [BASE_MODEL] if any(row.method == BASE_MODEL for row in rows) else []
-    return {method: place for place, method in enumerate([*story.methods, *drawn])}
+    return {method: place for place, method in enumerate([*content.methods, *drawn])}
 
 
 def payload(figure: Figure) -> dict[str, Any]:
@@ -120,7 +124,7 @@ def payload(figure: Figure) -> dict[str, Any]:
 
 
 def drawable(value: Any) -> Any:
-    """Return a value of JSON whose texts, names included, steer nothing where they are shown."""
+    """Return a value of JSON with the control characters of its texts written out, names included."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Reads what the page shows of a matrix, from the cells' folders or from MLflow alone. Imports no torch."""
+"""Reads from MLflow everything that the page shows of a matrix. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,196 +7,199 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from harness.base import files
 from harness.base.addresses import visible_address
-from harness.base.errors import Damaged, UserError
-from harness.cells import evaluation_files
-from harness.cells.log import MetricsLog
+from harness.base.errors import UserError
 from harness.cells.outcome import right_distinct
+from harness.cells.provenance import by_another_source, sources_in
 from harness.cells.spec import CellSpec
-from harness.cells.state import OUTDATED, Progress, State
-from harness.config import Config, told
+from harness.config import Config
 from harness.matrix import Cell
-from harness.page.story import Evaluation, Record, Story, Told, assembled
-from harness.table import leaderboard
-from harness.table.board import Expected
-from harness.table.leaderboard import Row
-from harness.table.read import Experiment
-from harness.table.select import left_out
+from harness.page.content import CellRecord, PageContent, Record, StepEvaluation, assemble_content
+from harness.table.board import Board, Expected
+from harness.table.experiment import Experiment
+from harness.table.frames import read_frames, setting_text
+from harness.table.leaderboard import leaderboard_rows
+from harness.table.select import runs_left_out
 from harness.tracking.reader import reader
+from harness.tracking.runs import Curves, Run
 
-SHOWN = re.compile(
+DRAWN_METRICS = re.compile(
     r"entropy/(mean|answer)|reward/(mean|groups_without_signal)|ratio/clipped_(low|high)"
     r"|responses/(length|truncated|distinct_answers|after_answer)"
     r"|weights/dropped(_positive|_negative)?|dynamics/(positive|negative)_(above|below)/(share|push)|time/\w+_s"
 )
-MADE = "made.json"
-OLD = "†"  # behind a method's name: by another source than the present one
+OTHER_SOURCE = "†"  # behind the name of a method of which another source than the present one made a cell
 
 
-def of_folders(config: Config, matrix: Sequence[Cell], rows: list[Row], command: str | None) -> Story:
-    """Returns the story of a matrix whose cells have folders here. A method has a mark wherever it is named if another
-    source made some of what counts of it."""
-    found = [(cell, cell.progress()) for cell in matrix]
-    old = [(cell, now) for cell, now in found if now.state == OUTDATED and State.read(cell.folder).state == "done"]
-    names = {cell.method: f"{cell.method} {OLD}" for cell, _ in old}
+def content_of_config(config: Config, matrix: Sequence[Cell], command: str | None) -> PageContent:
+    """Return the content of a configuration's page; `command` repeats the matrix.
 
-    def named(method: str) -> str:
-        return names.get(method, method)
-
-    cells = [dataclasses.replace(told := of_folder(*each), method=named(told.method)) for each in found]
-    rows = [dataclasses.replace(row, method=named(row.method), baseline=named(row.baseline)) for row in rows]
-    places = {cell.axes: place.folder for cell, place in zip(cells, matrix, strict=True)}
-
-    def samples(cell: Told, task: str, step: int) -> list[Record]:
-        path = places[cell.axes] / "samples" / f"evaluate-{task}-{step:06d}.jsonl"
-        return files.read_lines(path) if path.exists() else []
-
-    return assembled(
-        cells,
-        rows,
-        samples,
-        name=config.name,
-        source=f"the cells' folders in {config.folder}, and the MLflow store for the table",
-        command=command,
-        baseline=named(config.baseline),
-        methods=[named(method) for method in config.methods],
-        settings=dataclasses.asdict(config),
-        notes=[f"{OLD} {cell.label}: {now.reason}; `entrobench run` runs it anew." for cell, now in old],
-    )
+    A method is marked wherever it is named if another source than the present one made a cell of it that counts.
+    """
+    board, uri = Board.of_config(config, matrix), config.tracking_uri
+    with reader(uri) as source:
+        experiment = Experiment(source, config.name, uri)
+        outdated = outdated_cells(experiment, board)
+        names = {each.method: f"{each.method} {OTHER_SOURCE}" for each in board.expected if each.cell in outdated}
+        labels = {cell.key: cell.label for cell in matrix}
+        notes = []
+        for cell, reason in outdated.items():
+            notes.append(f"{OTHER_SOURCE} {labels[cell]}: {reason}; `entrobench run` runs it again.")
+        marked = renamed_methods(board, names)
+        settings = dataclasses.asdict(config)
+        return content_of_board(experiment, marked, notes=notes, command=command, settings=settings)
 
 
-def of_folder(cell: Cell, progress: Progress) -> Told:
-    """Returns what a cell has recorded; one that another source has done is done, too, as in the table."""
-    own = {axis: getattr(cell, axis) for axis in ("method", "task", "model", "seed")}
-    own["setting"] = told(cell.config.setting)
-    try:
-        return read_folder(cell, progress, own)
-    except Damaged as damage:
-        return Told(**own, state="failed", reason=str(damage), identity=cell.identity)
-
-
-def read_folder(cell: Cell, progress: Progress, own: dict[str, Any]) -> Told:
-    folder = cell.folder
-    if progress.state == "planned":
-        return Told(**own, state="planned", identity=cell.identity)
-    lines = MetricsLog(folder).read()
-    curves: dict[str, dict[int, float]] = defaultdict(dict)
-    for line in lines:
-        for name, value in line["metrics"].items():
-            if SHOWN.fullmatch(name):
-                curves[name][line["step"]] = value
-    return Told(
-        **own,
-        state="done" if progress.state == OUTDATED and State.read(folder).state == "done" else progress.state,
-        reason=progress.reason,
-        device=State.read(folder).device,
-        curves=dict(curves),
-        evaluations=evaluations(record for _, record in evaluation_files.every(folder)),
-        identity=CellSpec.read(folder).identity,
-        made=made_of(folder / MADE),
-        times=(lines[0]["time"], lines[-1]["time"]) if lines else None,
-    )
-
-
-def made_of(path: Path) -> dict[str, Any]:
-    """Returns what is known of the code and the machine that made a cell; nothing of a cell that did not note it."""
-    found = files.read_json(path) if path.exists() else {}
-    return {key: found[key] for key in ("version", "commit", "processor", "versions") if key in found}
-
-
-def evaluations(records: Iterable[Record]) -> dict[str, dict[int, Evaluation]]:
-    found: dict[str, dict[int, Evaluation]] = defaultdict(dict)
-    for record in records:
-        counts = right_distinct(record, f"the evaluation of {record['task']} at step {record['step']}")
-        found[record["task"]][record["step"]] = Evaluation(
-            record["problems"], np.array(record["right"]), np.array(counts)
-        )
-    return dict(found)
-
-
-# From MLflow alone
-
-
-def of_experiment(uri: str, name: str) -> Story:
-    """Returns the story of an MLflow experiment, whose cells may have run anywhere: of the newest of its matrices."""
+def content_of_experiment(uri: str, name: str) -> PageContent:
+    """Return the content of the page of an experiment: of the newest of its matrices."""
     with reader(uri) as source:
         experiment = Experiment(source, name, uri)
         board, *others = experiment.boards()
         if not any(each.eval_tasks for each in board.expected):
             raise UserError(f"no run of {name!r} at {visible_address(uri)} has an evaluation yet")
-        expected = {each.cell: each for each in board.expected}
-        runs = {cell: run for cell, run in experiment.newest.items() if cell in expected}
-        specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))
-        found = dict(zip(runs, of_runs(experiment, [expected[cell] for cell in runs], specs), strict=True))
-        cells = [
-            found.get(each.cell) or Told(each.method, each.task, each.model, each.seed, "planned", told(each.setting))
-            for each in board.expected
-        ]
-        places = {each.axes: runs[cell] for cell, each in found.items()}
-        results = experiment.results([each.cell for each in board.expected])
-        entries = leaderboard.entries_of(results, board.expected, board.baseline)
-        notes = left_out(board, experiment)
+        notes = runs_left_out(board, experiment)
         if others:
             notes.append(f"The experiment holds {len(others) + 1} matrices, of which this is the newest.")
-
-        def samples(cell: Told, task: str, step: int) -> list[Record]:
-            [text] = source.texts([places[cell.axes]], f"samples/evaluate-{task}-{step:06d}.jsonl")
-            return [] if text is None else files.parse_lines(text)
-
-        return assembled(
-            cells,
-            leaderboard.rows_of(entries, board.baseline, board.ks),
-            samples,
-            name=name,
-            source="MLflow alone",
-            command=None,
-            baseline=board.baseline,
-            methods=list(dict.fromkeys(each.method for each in board.expected)),
-            settings=next((spec.settings for spec in reversed(specs.values()) if spec is not None), {}),
-            notes=notes,
-        )
+        return content_of_board(experiment, board, notes=notes)
 
 
-def of_runs(experiment: Experiment, expected: Sequence[Expected], specs: Mapping[str, CellSpec | None]) -> list[Told]:
-    """Returns the cells that have a run, with all that the page shows of them."""
-    source, runs = experiment.source, [experiment.newest[each.cell] for each in expected]
-    paths = [source.listed(run, "evals") for run in runs]
-    records: list[list[Record]] = [[] for _ in runs]
-    for path in sorted({path for listed in paths for path in listed}):
-        having = [number for number, listed in enumerate(paths) if path in listed]
-        for number, text in zip(having, source.texts([runs[number] for number in having], path), strict=True):
-            records[number] += [] if text is None else [json.loads(text)]
-    found = []
-    every = source.curves(runs, SHOWN.fullmatch)
-    for each, run, evaluated, curves in zip(expected, runs, records, every, strict=True):
-        spec, tags = specs[each.cell], run.tags
-        stamps = [point.time for points in curves.values() for point in points]
-        found.append(
-            Told(
-                each.method,
-                each.task,
-                each.model,
-                each.seed,
-                tags["status"],
-                told(each.setting),
-                reason=tags.get("reason") or None,
-                device=tags.get("device", ""),
-                curves={name: {point.step: point.value for point in points} for name, points in curves.items()},
-                evaluations=evaluations(evaluated),
+def outdated_cells(experiment: Experiment, board: Board) -> dict[str, str]:
+    """Return the cells that are done by another source than the present one, with the reason in words."""
+    runs, outdated = experiment.done, {}
+    for each in board.expected:
+        if each.cell in runs and each.sources is not None:
+            reason = by_another_source(sources_in(runs[each.cell].tags), each.sources)
+            if reason is not None:
+                outdated[each.cell] = reason
+    return outdated
+
+
+def renamed_methods(board: Board, names: Mapping[str, str]) -> Board:
+    expected = [dataclasses.replace(each, method=names.get(each.method, each.method)) for each in board.expected]
+    return dataclasses.replace(board, expected=expected, baseline=names.get(board.baseline, board.baseline))
+
+
+def content_of_board(
+    experiment: Experiment,
+    board: Board,
+    *,
+    notes: Sequence[str],
+    command: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> PageContent:
+    """Return the content of a matrix's page; without `settings` they are those of the newest run."""
+    expected = {each.cell: each for each in board.expected}
+    runs = {cell: run for cell, run in experiment.newest.items() if cell in expected}
+    specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))
+    begun = dict(zip(runs, records_of_runs(experiment, expected, runs, specs), strict=True))
+    cells = [begun.get(each.cell) or planned_record(each) for each in board.expected]
+    runs_by_key = {record.key: runs[cell] for cell, record in begun.items()}
+
+    def samples(record: CellRecord, task: str, step: int) -> list[Record]:
+        [text] = experiment.source.texts([runs_by_key[record.key]], f"samples/evaluate-{task}-{step:06d}.jsonl")
+        return [] if text is None else files.parse_lines(text)
+
+    if settings is None:
+        known = [spec.settings for spec in specs.values() if spec is not None]
+        settings = known[-1] if known else {}  # of the newest run
+    frames = read_frames(experiment, board.expected, board.baseline)
+    return assemble_content(
+        cells,
+        leaderboard_rows(frames, board.baseline, board.ks),
+        samples,
+        name=board.experiment,
+        source=f"MLflow at {visible_address(experiment.uri)}",
+        command=command,
+        baseline=board.baseline,
+        methods=list(dict.fromkeys(each.method for each in board.expected)),
+        settings=dict(settings),
+        notes=list(notes),
+    )
+
+
+def planned_record(expected: Expected) -> CellRecord:
+    return CellRecord(**key_fields(expected), state="planned")
+
+
+def key_fields(expected: Expected) -> dict[str, Any]:
+    return {
+        "method": expected.method,
+        "task": expected.task,
+        "model": expected.model,
+        "setting": setting_text(tuple(expected.setting.items())),
+        "seed": expected.seed,
+    }
+
+
+def records_of_runs(
+    experiment: Experiment,
+    expected: Mapping[str, Expected],
+    runs: Mapping[str, Run],
+    specs: Mapping[str, CellSpec | None],
+) -> list[CellRecord]:
+    """Return the records of the cells that have a run."""
+    listed = list(runs.values())
+    evaluations = evaluations_of_runs(experiment, listed)
+    curves = experiment.source.curves(listed, DRAWN_METRICS.fullmatch)
+    records = []
+    for place, (cell, run) in enumerate(runs.items()):
+        spec = specs[cell]
+        records.append(
+            CellRecord(
+                **key_fields(expected[cell]),
+                state=run.tags["status"],
+                reason=run.tags.get("reason") or None,
+                device=run.tags.get("device", ""),
+                curves={name: {p.step: p.value for p in points} for name, points in curves[place].items()},
+                evaluations=step_evaluations(evaluations[place]),
                 identity={} if spec is None else spec.identity,
-                made={
-                    "version": tags.get("code.version"),
-                    "commit": tags.get("code.commit"),
-                    "processor": tags.get("processor"),
-                    "versions": {key[8:]: value for key, value in tags.items() if key.startswith("version.")},
-                },
-                times=(min(stamps), max(stamps)) if stamps else None,
+                made=origin_of_run(run),
+                times=first_and_last_time(curves[place]),
             )
         )
-    return found
+    return records
+
+
+def evaluations_of_runs(experiment: Experiment, runs: Sequence[Run]) -> list[list[Record]]:
+    """Return the evaluations of each run; files of the same name are read together, which saves a server's time."""
+    paths = [experiment.source.listed(run, "evals") for run in runs]
+    records: list[list[Record]] = [[] for _ in runs]
+    for path in sorted({path for listed in paths for path in listed}):
+        having = [place for place, listed in enumerate(paths) if path in listed]
+        texts = experiment.source.texts([runs[place] for place in having], path)
+        for place, text in zip(having, texts, strict=True):
+            if text is not None:
+                records[place].append(json.loads(text))
+    return records
+
+
+def step_evaluations(records: Iterable[Record]) -> dict[str, dict[int, StepEvaluation]]:
+    """Return the evaluations by task and step."""
+    evaluations: dict[str, dict[int, StepEvaluation]] = defaultdict(dict)
+    for record in records:
+        task, step = record["task"], record["step"]
+        distinct = right_distinct(record, f"the evaluation of {task} at step {step}")
+        evaluations[task][step] = StepEvaluation(record["problems"], np.array(record["right"]), np.array(distinct))
+    return dict(evaluations)
+
+
+def origin_of_run(run: Run) -> dict[str, Any]:
+    """Return the recorded code and machine of a run."""
+    prefix = "version."
+    versions = {key.removeprefix(prefix): value for key, value in run.tags.items() if key.startswith(prefix)}
+    return {
+        "version": run.tags.get("code.version"),
+        "commit": run.tags.get("code.commit"),
+        "processor": run.tags.get("processor"),
+        "versions": versions,
+    }
+
+
+def first_and_last_time(curves: Curves) -> tuple[float, float] | None:
+    times = [point.time for points in curves.values() for point in points]
+    return (min(times), max(times)) if times else None

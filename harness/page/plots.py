@@ -22,11 +22,11 @@ def plot(
     """Means over seeds, with the range of the seeds as a band, as SVG."""
     # The same curves give the same file, and a dollar sign in a name is one, not the beginning of a formula.
     with mpl.rc_context({"svg.hashsalt": "entrobench", "text.parse_math": False}):
-        return drawn(curves, title, label, scale, across)
+        return drawn_svg(curves, title, label, scale, across)
 
 
-def drawn(curves: Mapping[str, Series], title: str, label: str, scale: str, across: tuple[str, str]) -> str:
-    """Returns the figure as matplotlib writes it now."""
+def drawn_svg(curves: Mapping[str, Series], title: str, label: str, scale: str, across: tuple[str, str]) -> str:
+    """Return the figure as matplotlib writes it with the present settings."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for number, (method, points) in enumerate(curves.items()):

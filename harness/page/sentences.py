@@ -1,4 +1,4 @@
-"""Puts the table into sentences, which never say more than it does."""
+"""The table in sentences, which never say more than it does."""
 
 from __future__ import annotations
 
@@ -7,124 +7,142 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from harness.page.story import Board, Story
+from harness.page.content import PageContent, ScoreTable
 from harness.statistics import Estimate
-from harness.table.columns import BETTER, MIXED, WORSE, mark, shown
-from harness.table.leaderboard import BASE_MODEL, Row
+from harness.table.columns import BETTER, MIXED, WORSE, format_estimate, sign_mark
+from harness.table.frames import BASE_MODEL
+from harness.table.leaderboard import LeaderboardRow
 
 
-def summary(story: Story) -> list[tuple[str, list[str]]]:
-    """Returns the summary: titles (empty for what concerns everything), each with its sentences."""
-    parts = [("", general(story))]
-    parts += [(board.title, of_board(board, story.baseline)) for board in story.boards]
-    return [(title, said) for title, said in parts if said]
+def summary(content: PageContent) -> list[tuple[str, list[str]]]:
+    """Return the titles of the summary, each with its sentences; the first, on everything, has no title."""
+    parts = [("", general_sentences(content))]
+    parts += [(table.title, table_sentences(table, content.baseline)) for table in content.tables]
+    return [(title, sentences) for title, sentences in parts if sentences]
 
 
-def general(story: Story) -> list[str]:
-    states = Counter(cell.state for cell in story.cells)
-    said = [f"{states.pop('done', 0)} of {len(story.cells)} cells are done{''.join(also(states))}."]
-    trained = [row for row in story.rows if row.method != BASE_MODEL]
-    if unfinished := [row for row in trained if row.seeds_done < row.seeds_expected]:
-        names = dict.fromkeys(row.method for row in unfinished)
-        said.append(f"Not every expected seed is done for {listed(names)}; differences use the seeds that both have.")
-    seeds = len({cell.seed for cell in story.cells})
+def general_sentences(content: PageContent) -> list[str]:
+    states = Counter(cell.state for cell in content.cells)
+    done = states.pop("done", 0)
+    others = "".join(f", {number} {state}" for state, number in states.items())
+    sentences = [f"{done} of {len(content.cells)} cells are done{others}."]
+    trained = [row for row in content.rows if row.method != BASE_MODEL]
+    unfinished = dict.fromkeys(row.method for row in trained if row.seeds_done < row.seeds_expected)
+    if unfinished:
+        names = enumeration([*unfinished])
+        sentences.append(f"Not every expected seed is done for {names}; differences use the seeds that both have.")
+    seeds = len({cell.seed for cell in content.cells})
     if seeds == 1:
-        said.append(
-            "There is one seed. Nobody can tell from it how much seeds differ, so there are no intervals, "
-            "and nothing here is settled."
+        sentences.append(
+            "There is one seed. It cannot tell how much seeds differ, so there are no intervals, and nothing here is "
+            "settled."
         )
     if seeds == 2:
-        said.append("There are two seeds, which tell little about how much seeds differ: intervals are wide.")
-    return [*said, *story.notes]
+        sentences.append("There are two seeds, which tell little about how much seeds differ: intervals are wide.")
+    return [*sentences, *content.notes]
 
 
-def also(states: Counter[str]) -> list[str]:
-    return [f", {number} {state}" for state, number in states.items()]
-
-
-def of_board(board: Board, baseline: str) -> list[str]:
-    others = [row for row in board.rows if row.method not in (baseline, BASE_MODEL)]
-    if not any(row.seeds_done for row in board.rows):
+def table_sentences(table: ScoreTable, baseline: str) -> list[str]:
+    others = [row for row in table.rows if row.method not in (baseline, BASE_MODEL)]
+    if not any(row.seeds_done for row in table.rows):
         return ["No cell is done."]
-    said = []
-    if board.cells:
-        problems, samples = board.cells[0].last(board.task).right_JN.shape
-        said.append(f"Each cell answers {problems} problems, {samples} times each.")
-    said += [
-        f"The base model, before any training: Avg@K {shown(row.avg_at_k)}, "
-        f"Pass@{board.k} {shown(row.pass_at_k.get(row.k))}."
-        for row in board.rows
-        if row.method == BASE_MODEL
-    ]
-    said += [f"{MIXED} {why[0].upper()}{why[1:]}." for why in dict.fromkeys(w for row in board.rows for w in row.mixed)]
+    sentences = []
+    if table.cells:
+        problems, samples = table.cells[0].last(table.task).right_JN.shape
+        sentences.append(f"Each cell answers {problems} problems, {samples} times each.")
+    for row in table.rows:
+        if row.method == BASE_MODEL:
+            avg, passed = format_estimate(row.avg_at_k), format_estimate(row.pass_at_k.get(row.k))
+            sentences.append(f"The base model, before any training: Avg@K {avg}, Pass@{table.k} {passed}.")
+    mixed = dict.fromkeys(sentence for row in table.rows for sentence in row.mixed)
+    sentences += [f"{MIXED} {sentence[0].upper()}{sentence[1:]}." for sentence in mixed]
     if not others:
-        return [*said, f"There is only the baseline, {baseline}: nothing is compared."]
-    scores: list[tuple[str, Callable[[Row], Estimate | None]]] = [
+        return [*sentences, f"There is only the baseline, {baseline}: nothing is compared."]
+    sentences += difference_sentences(table, others, baseline)
+    sentences += cost_sentences(table, baseline)
+    flags = dict.fromkeys(flag for row in table.rows for flag in row.flags)
+    return sentences + [f"Of the problems: {flag}." for flag in flags]
+
+
+def difference_sentences(table: ScoreTable, rows: Sequence[LeaderboardRow], baseline: str) -> list[str]:
+    """Return a sentence on the differences of each score, and one on how many comparisons these are."""
+    scores: list[tuple[str, Callable[[LeaderboardRow], Estimate | None]]] = [
         ("Avg@K", lambda row: row.delta_to_baseline),
-        (f"Pass@{board.k}", lambda row: row.delta_pass_at_k.get(row.k)),
+        (f"Pass@{table.k}", lambda row: row.delta_pass_at_k.get(row.k)),
     ]
-    for name, of in scores:
-        said.append(compared(name, {row.method: of(row) for row in others}, baseline))
-    tests = sum(settled(of(row)) for row in others for _, of in scores)
-    if tests > 1:
-        said.append(
-            f"Both scores together are {tests} comparisons at 95 %: if no method differed from {baseline}, up to about "
-            f"{tests / 20:.1f} of their intervals would still exclude 0, by chance."
+    sentences, comparisons = [], 0
+    for name, difference_of in scores:
+        differences = {row.method: difference_of(row) for row in rows}
+        comparisons += sum(has_interval(each) for each in differences.values())
+        sentences.append(difference_sentence(name, differences, baseline))
+    if comparisons > 1:
+        sentences.append(
+            f"Both scores together are {comparisons} comparisons at 95 %: if no method differed from {baseline}, up to "
+            f"about {comparisons / 20:.1f} of their intervals would still exclude 0, by chance."
         )
-    said += costs(board, baseline)
-    flags = dict.fromkeys(flag for row in board.rows for flag in row.flags)
-    return said + [f"Of the problems: {flag}." for flag in flags]
+    return sentences
 
 
-def settled(estimate: Estimate | None) -> bool:
-    """Returns whether there is an interval to be judged by."""
+def has_interval(estimate: Estimate | None) -> bool:
     return estimate is not None and estimate.low is not None
 
 
-def compared(name: str, differences: dict[str, Estimate | None], baseline: str) -> str:
-    """Says of one score which methods are better and worse than the baseline, and which are neither."""
-    marks = {method: mark(each) for method, each in differences.items() if each is not None and settled(each)}
+def difference_sentence(name: str, differences: dict[str, Estimate | None], baseline: str) -> str:
+    """Say of one score which methods are better and worse than the baseline, and which are neither."""
+    by_mark: dict[str, list[str]] = {BETTER: [], WORSE: [], "": []}
+    without = []
+    for method, difference in differences.items():
+        if difference is None or not has_interval(difference):
+            without.append(method)
+            continue
+        mark = sign_mark(difference)
+        by_mark[mark].append(f"{method} ({format_estimate(difference, '+')})" if mark else method)
     parts = []
-    for sign, word in ((BETTER, "better"), (WORSE, "worse")):
-        these = [f"{m} ({shown(differences[m], '+')})" for m, found in marks.items() if found == sign]
-        if these:
-            parts.append(f"{word} than {baseline}, by an interval that excludes 0: {listed(these)}")
-    ties = [method for method, found in marks.items() if not found]
-    if ties:
-        parts.append(f"not settled, since the interval of the difference to {baseline} holds 0: {listed(ties)}")
-    without = [method for method in differences if method not in marks]
+    for mark, word in ((BETTER, "better"), (WORSE, "worse")):
+        if by_mark[mark]:
+            parts.append(f"{word} than {baseline}, by an interval that excludes 0: {enumeration(by_mark[mark])}")
+    if by_mark[""]:
+        ties = enumeration(by_mark[""])
+        parts.append(f"not settled, since the interval of the difference to {baseline} holds 0: {ties}")
     if without:
-        parts.append(f"no interval, and so not settled: {listed(without)}")
+        parts.append(f"no interval, and so not settled: {enumeration(without)}")
     return f"{name}: {'; '.join(parts)}."
 
 
-def costs(board: Board, baseline: str) -> list[str]:
-    """Says how long the methods took in comparison, and how much of the entropy is left."""
-    said = []
-    trained = [row for row in board.rows if row.method != BASE_MODEL]
-    seconds = {row.method: {c.seed: c.seconds for c in board.cells if c.method == row.method} for row in trained}
+def cost_sentences(table: ScoreTable, baseline: str) -> list[str]:
+    """Say how long the methods took in comparison, and how much of the entropy is left."""
+    sentences = []
+    ratios = time_ratios(table, baseline)
+    if ratios:
+        ascending = sorted(ratios.items(), key=lambda pair: pair[1])
+        listed = enumeration([f"{method} {ratio:.2f}" for method, ratio in ascending])
+        sentences.append(
+            f"Time of a cell, as a multiple of {baseline}'s with the same seed: {listed}. Cells may have shared a "
+            "machine with others, so small differences mean nothing."
+        )
+    kept = {row.method: row.entropy_kept.mean for row in table.rows if row.method != BASE_MODEL and row.entropy_kept}
+    if kept:
+        descending = sorted(kept.items(), key=lambda pair: -pair[1])
+        listed = enumeration([f"{method} {share:.0%}" for method, share in descending])
+        sentences.append(f"Entropy at the last training step, as a share of that at the first: {listed}.")
+    return sentences
+
+
+def time_ratios(table: ScoreTable, baseline: str) -> dict[str, float]:
+    """Return the time of each method's cells as a multiple of the baseline's, mean over the seeds that both have."""
+    seconds: dict[str, dict[int, float]] = {row.method: {} for row in table.rows if row.method != BASE_MODEL}
+    for cell in table.cells:
+        if cell.seconds > 0:
+            seconds[cell.method][cell.seed] = cell.seconds
     ratios = {}
     for method, of_seeds in seconds.items():
-        shared = [seed for seed in of_seeds if seconds[baseline].get(seed, 0) > 0 and of_seeds[seed] > 0]
-        if shared and method != baseline:
-            ratios[method] = float(np.mean([of_seeds[seed] / seconds[baseline][seed] for seed in shared]))
-    if ratios:
-        each = [f"{method} {ratio:.2f}" for method, ratio in sorted(ratios.items(), key=lambda pair: pair[1])]
-        said.append(
-            f"Time of a cell, as a multiple of {baseline}'s with the same seed: {listed(each)}. Cells may have shared "
-            "a machine with others, so small differences mean nothing."
-        )
-    kept = {row.method: row.entropy_kept.mean for row in board.rows if row.entropy_kept}
-    if kept:
-        ordered = sorted(kept.items(), key=lambda pair: -pair[1])
-        said.append(
-            "Entropy at the last training step, as a share of that at the first: "
-            + listed([f"{method} {share:.0%}" for method, share in ordered])
-            + "."
-        )
-    return said
+        own = [of_seeds[seed] / seconds[baseline][seed] for seed in of_seeds if seed in seconds[baseline]]
+        if own and method != baseline:
+            ratios[method] = float(np.mean(own))
+    return ratios
 
 
-def listed(words: Sequence[str] | dict[str, None]) -> str:
+def enumeration(words: Sequence[str]) -> str:
+    """Return words as in a sentence: `a, b and c`."""
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last

@@ -34,7 +34,7 @@ from harness.rollout.proof import check_weights
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import instructed
 from harness.statistics import Estimate, Floats, mean_interval, near_bound, pass_at_k
-from harness.table.columns import shown
+from harness.table.columns import format_estimate
 from harness.terminal import layout
 from harness.terminal.layout import Column
 from harness.tracking.evaluation import Evaluated
@@ -272,7 +272,7 @@ def show(console: Console, found: Sequence[Assessment]) -> None:
     lines = []
     for each, (evaluation, metrics, samples) in zip(found, rows, strict=True):
         counts = (str(len(evaluation.problems)), str(samples))
-        passes = (shown(each.pass_at_k(k)) if k <= samples else "" for k in ks)
+        passes = (format_estimate(each.pass_at_k(k)) if k <= samples else "" for k in ks)
         coverage = f"{metrics['coverage']:.1%}" if "coverage" in metrics else ""
         diversity = (f"{metrics['right_distinct']:.2f}", coverage, f"{metrics['after_answer']:.1%}")
         rest = (
@@ -281,7 +281,7 @@ def show(console: Console, found: Sequence[Assessment]) -> None:
             f"{metrics['truncated']:.1%}",
             f"{metrics['length']:.0f}",
         )
-        lines.append([evaluation.task, *counts, shown(each.avg()), *passes, *rest])
+        lines.append([evaluation.task, *counts, format_estimate(each.avg()), *passes, *rest])
     columns = [Column("task"), *(Column(name, right=True) for name in numbers)]
     between = [[f"Pass@{k}"] for k in ks[:-1]]  # of which the last says the most
     further = [[name] for name in reversed(DIVERSITY)]

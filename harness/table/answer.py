@@ -1,74 +1,71 @@
-"""Puts the tables that a reader asked for one after the other, in the format that was asked for."""
+"""The selected tables one after the other, in the format that a reader asks for."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from harness.base.errors import UserError
 from harness.table import columns, compare, latex, render
-from harness.table.compare import Comparison
-from harness.table.leaderboard import Row
+from harness.table.leaderboard import LeaderboardRow
 from harness.table.select import Part
 from harness.terminal import layout
 
-
-@dataclass(frozen=True)
-class Form:
-    """How the tables are shown."""
-
-    how: str  # table | md | csv | json | latex
-    columns: Sequence[str] = columns.DEFAULT
-    sort: str | None = None  # a column
-    compare: bool = False  # tests and ranks instead of scores
-    width: int | None = None  # of the terminal; None: there is none
+HEADINGS = {"md": "## {}\n\n", "latex": "% {}\n"}
+BULLETS = {"md": "- ", "latex": "% "}
 
 
-def text(parts: Sequence[Part], form: Form) -> str:
-    """Returns the tables as text; in CSV and JSON, where there are several, rows name their table."""
-    check_done(parts)
-    several = len(parts) > 1
-    if form.how in ("csv", "json"):
-        named = [(part.title if several else None, part) for part in parts]
-        if form.compare:
-            found = [dataclasses.replace(each, experiment=name) for name, part in named for each in compared(part)]
-            return compare.render(found, form.how)
-        rows = [dataclasses.replace(row, experiment=name) for name, part in named for row in rows_of(part, form)]
-        return render.render(rows, form.how)
-    heading = {"md": "## {}\n\n", "latex": "% {}\n"}.get(form.how, "{}\n\n")
-    bullet = {"md": "- ", "latex": "% "}.get(form.how, "")
-    plain = {"md": render.as_prose, "latex": latex.comment}.get(form.how, render.one_line)
-    told = []
+def render_parts(
+    parts: Sequence[Part],
+    how: str,
+    *,
+    shown_columns: Sequence[str] = columns.DEFAULT,
+    sort: str | None = None,
+    comparing: bool = False,
+    width: int | None = None,
+) -> str:
+    """Return the tables as text; in CSV and JSON, where there are several, rows name their table.
+
+    `how`: table, md, csv, json or latex. `comparing`: tests and ranks instead of scores. `width`: of the terminal.
+    """
+    check_any_done(parts)
+    if how in ("csv", "json"):
+        return render_data(parts, how, sort, comparing)
+    heading, bullet = HEADINGS.get(how, "{}\n\n"), BULLETS.get(how, "")
+    plain = {"md": render.as_prose, "latex": latex.as_comment}.get(how, render.one_line)
+    texts = []
     for part in parts:
-        body = one(part, form) if done(part) else "no cell is done\n"
-        title = heading.format(plain(part.title)) if several else ""
-        lines = "".join(f"{layout.folded(bullet + plain(sentence), form.width)}\n" for sentence in part.lacking)
-        told.append(title + body + lines)
-    return "\n".join(told)
+        if not part.shown.any_done():
+            body = "no cell is done\n"
+        elif how == "latex":
+            body = latex.render_latex(part.comparisons())
+        elif comparing:
+            body = compare.render_comparisons(part.comparisons(), how, width)
+        else:
+            body = render.render_rows(sorted_part(part, sort), how, width, shown_columns)
+        title = heading.format(plain(part.title)) if len(parts) > 1 else ""
+        notes = [f"{layout.folded(bullet + plain(sentence), width)}\n" for sentence in part.lacking]
+        texts.append(title + body + "".join(notes))
+    return "\n".join(texts)
 
 
-def one(part: Part, form: Form) -> str:
-    if form.how == "latex":
-        return latex.render(compared(part))
-    if form.compare:
-        return compare.render(compared(part), form.how, form.width)
-    return render.render(rows_of(part, form), form.how, form.width, form.columns)
+def render_data(parts: Sequence[Part], how: str, sort: str | None, comparing: bool) -> str:
+    """Return all rows, or all comparisons, of the tables as one CSV or JSON."""
+    rows: list[LeaderboardRow] = []
+    comparisons: list[compare.Comparison] = []
+    for part in parts:
+        name = part.title if len(parts) > 1 else None
+        if comparing:
+            comparisons += [replace(each, experiment=name) for each in part.comparisons()]
+        else:
+            rows += [replace(row, experiment=name) for row in sorted_part(part, sort)]
+    return compare.render_comparisons(comparisons, how) if comparing else render.render_rows(rows, how)
 
 
-def rows_of(part: Part, form: Form) -> list[Row]:
-    rows = part.rows()
-    return columns.ordered(rows, form.sort) if form.sort else rows
+def sorted_part(part: Part, sort: str | None) -> list[LeaderboardRow]:
+    return columns.sorted_rows(part.rows(), sort) if sort else part.rows()
 
 
-def compared(part: Part) -> list[Comparison]:
-    return compare.comparisons(part.entries, part.board.baseline, part.board.ks)
-
-
-def done(part: Part) -> bool:
-    return any(entry.results for entry in part.shown)
-
-
-def check_done(parts: Sequence[Part]) -> None:
-    if not any(map(done, parts)):
+def check_any_done(parts: Sequence[Part]) -> None:
+    if not any(part.shown.any_done() for part in parts):
         raise UserError(" ".join(f"{part.title}: no cell is done. {' '.join(part.lacking)}" for part in parts))

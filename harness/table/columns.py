@@ -1,4 +1,4 @@
-"""The columns that a table for people may have."""
+"""The columns of a table for people: their names, which are the same in csv, json and Python, and their headers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.base.errors import UserError, nearest
 from harness.statistics import Estimate
-from harness.table.leaderboard import BASE_MODEL, Row
+from harness.table.leaderboard import BASE_MODEL, LeaderboardRow
 
 BETTER, WORSE = "▲", "▼"
 NEAR_BOUND = "‡"  # at a difference whose interval may be too short, since both methods are near 0 or 1
@@ -16,144 +16,196 @@ MIXED = "§"  # behind a method whose cells, or the baseline's with them, are of
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     header: str  # with {baseline}, {headline}, which is Pass@ and its K, and {device}
-    text: Callable[[Row], str]
-    value: Callable[[Row], Estimate | float | str | None]  # that rows are sorted by; None: there is none yet
+    text: Callable[[LeaderboardRow], str]
+    value: Callable[[LeaderboardRow], Estimate | float | str | None]  # that rows are sorted by; None: there is none yet
+    is_difference: bool = False  # whose interval is the finding, and stays in a narrow terminal
 
 
-def shown(estimate: Estimate | None, sign: str = "") -> str:
+def format_estimate(estimate: Estimate | None, sign: str = "") -> str:
+    """Return an estimate as `0.500 ±0.010`, or with its limits where these are not symmetric."""
     if estimate is None:
         return ""
     mean = f"{estimate.mean:{sign}.3f}"
     if estimate.low is None or estimate.high is None or math.isnan(estimate.mean):
         return mean
-    if symmetric(estimate):
+    if is_symmetric(estimate):
         return f"{mean} ±{estimate.high - estimate.mean:.3f}"
     return f"{mean} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
 
 
-def symmetric(estimate: Estimate) -> bool:
+def is_symmetric(estimate: Estimate) -> bool:
     """Return whether an interval reaches as far above the mean as below."""
     assert estimate.low is not None
     assert estimate.high is not None
     return math.isclose(estimate.high - estimate.mean, estimate.mean - estimate.low, rel_tol=1e-6)
 
 
-def compared(estimate: Estimate | None, row: Row, score: str) -> str:
+def format_difference(estimate: Estimate | None, row: LeaderboardRow, score: str) -> str:
+    """Return the difference of a score to the baseline, with its marks."""
     if estimate is None:
         return ""
     if row.method == row.baseline:
         return "baseline"
-    marks = [NEAR_BOUND * (score in row.near_bound), mark(estimate)]  # the page reads the sign's mark off the end
-    return " ".join([shown(estimate, "+"), *filter(None, marks)])
+    parts = [format_estimate(estimate, "+")]
+    if score in row.near_bound:
+        parts.append(NEAR_BOUND)
+    if sign := sign_mark(estimate):
+        parts.append(sign)  # last, since the page reads it off the end
+    return " ".join(parts)
 
 
-def mark(estimate: Estimate) -> str:
+def sign_mark(estimate: Estimate) -> str:
+    """Return the mark of a difference whose interval excludes 0."""
     if estimate.low is None or estimate.high is None or estimate.low <= 0 <= estimate.high:
         return ""
     return BETTER if estimate.low > 0 else WORSE
 
 
-def plain(estimate: Estimate | None, form: str) -> str:
-    """Returns the mean alone, where nobody asks how far it is off."""
-    return "" if estimate is None else format(estimate.mean, form)
+def estimates(name: str, header: str) -> TableColumn:
+    """Return the column of a field of rows that is shown with its interval."""
+    return TableColumn(header, lambda row: format_estimate(getattr(row, name)), lambda row: getattr(row, name))
 
 
-COLUMNS: dict[str, Column] = {
-    "avg": Column("Avg@K", lambda row: shown(row.avg_at_k), lambda row: row.avg_at_k),
-    "pass": Column("{headline}", lambda row: shown(row.pass_at_k.get(row.k)), lambda row: row.pass_at_k.get(row.k)),
-    "delta": Column(
+def means(name: str, header: str, form: str) -> TableColumn:
+    """Return the column of a field of rows that is shown without its interval."""
+
+    def text(row: LeaderboardRow) -> str:
+        estimate = getattr(row, name)
+        return "" if estimate is None else format(estimate.mean, form)
+
+    return TableColumn(header, text, lambda row: getattr(row, name))
+
+
+def texts(name: str, header: str) -> TableColumn:
+    return TableColumn(header, lambda row: getattr(row, name) or "", lambda row: getattr(row, name))
+
+
+# By the names that csv, json and Python have: fields of `leaderboard.LeaderboardRow`.
+COLUMNS: dict[str, TableColumn] = {
+    "avg_at_k": estimates("avg_at_k", "Avg@K"),
+    "pass_at_k": TableColumn(
+        "{headline}", lambda row: format_estimate(row.pass_at_k.get(row.k)), lambda row: row.pass_at_k.get(row.k)
+    ),
+    "delta_to_baseline": TableColumn(
         "Avg@K - {baseline}",
-        lambda row: compared(row.delta_to_baseline, row, "Avg@K"),
+        lambda row: format_difference(row.delta_to_baseline, row, "Avg@K"),
         lambda row: row.delta_to_baseline,
+        is_difference=True,
     ),
-    "delta_pass": Column(
+    "delta_pass_at_k": TableColumn(
         "{headline} - {baseline}",
-        lambda row: compared(row.delta_pass_at_k.get(row.k), row, f"Pass@{row.k}"),
+        lambda row: format_difference(row.delta_pass_at_k.get(row.k), row, f"Pass@{row.k}"),
         lambda row: row.delta_pass_at_k.get(row.k),
+        is_difference=True,
     ),
-    "entropy_first": Column("entropy, start", lambda row: shown(row.entropy_initial), lambda row: row.entropy_initial),
-    "entropy_last": Column("entropy, end", lambda row: shown(row.entropy_final), lambda row: row.entropy_final),
-    "entropy_kept": Column("entropy kept", lambda row: plain(row.entropy_kept, ".1%"), lambda row: row.entropy_kept),
-    "right_distinct": Column("distinct right", lambda row: shown(row.right_distinct), lambda row: row.right_distinct),
-    "coverage": Column("solutions found", lambda row: shown(row.coverage), lambda row: row.coverage),
-    "distinct_answers": Column(
-        "distinct answers", lambda row: shown(row.distinct_answers), lambda row: row.distinct_answers
+    "entropy_initial": estimates("entropy_initial", "entropy, start"),
+    "entropy_final": estimates("entropy_final", "entropy, end"),
+    "entropy_kept": means("entropy_kept", "entropy kept", ".1%"),
+    "right_distinct": estimates("right_distinct", "distinct right"),
+    "coverage": estimates("coverage", "solutions found"),
+    "distinct_answers": estimates("distinct_answers", "distinct answers"),
+    "after_answer": means("after_answer", "text after answer", ".1%"),
+    "distinct": estimates("distinct", "distinct responses"),
+    "dropped": estimates("dropped", "dropped"),
+    "length": means("length", "length", ".1f"),
+    "hours": means("hours", "{device}-hours a cell", ".3g"),
+    "tokens": means("tokens", "tokens a cell", ",.0f"),
+    "seeds_done": TableColumn(
+        "seeds", lambda row: f"{row.seeds_done} of {row.seeds_expected}", lambda row: row.seeds_done
     ),
-    "after_answer": Column(
-        "text after answer", lambda row: plain(row.after_answer, ".1%"), lambda row: row.after_answer
-    ),
-    "distinct": Column("distinct responses", lambda row: shown(row.distinct), lambda row: row.distinct),
-    "dropped": Column("dropped", lambda row: shown(row.dropped), lambda row: row.dropped),
-    "length": Column("length", lambda row: plain(row.length, ".1f"), lambda row: row.length),
-    "hours": Column("{device}-hours a cell", lambda row: plain(row.hours, ".3g"), lambda row: row.hours),
-    "tokens": Column("tokens a cell", lambda row: plain(row.tokens, ",.0f"), lambda row: row.tokens),
-    "seeds": Column("seeds", lambda row: f"{row.seeds_done} of {row.seeds_expected}", lambda row: row.seeds_done),
-    "collapsed": Column("collapsed", lambda row: steps_of(row), lambda row: len(row.collapsed)),
-    "contamination": Column("problems", lambda row: "; ".join(row.flags), lambda row: "; ".join(row.flags)),
-    "version": Column("version", lambda row: row.version or "", lambda row: row.version),
-    "base_model": Column("base model", lambda row: row.base_model or "", lambda row: row.base_model),
+    "collapsed": TableColumn("collapsed", lambda row: collapse_text(row), lambda row: len(row.collapsed)),
+    "flags": TableColumn("problems", lambda row: "; ".join(row.flags), lambda row: "; ".join(row.flags)),
+    "version": texts("version", "version"),
+    "base_model": texts("base_model", "base model"),
 }
-DEFAULT = ("avg", "pass", "delta", "delta_pass", "right_distinct", "entropy_first", "entropy_last", "seeds")
+DEFAULT = (
+    "avg_at_k",
+    "pass_at_k",
+    "delta_to_baseline",
+    "delta_pass_at_k",
+    "right_distinct",
+    "entropy_initial",
+    "entropy_final",
+    "seeds_done",
+)
+# What headers name, where no table says it.
+GENERAL_NAMES = {"baseline": "baseline", "headline": "Pass@K", "device": "GPU or CPU"}
 
 
-def steps_of(row: Row) -> str:
-    """Says how many seeds ended early, since their entropy was too low, and at which steps."""
+def collapse_text(row: LeaderboardRow) -> str:
+    """Say how many seeds ended early, since their entropy was too low, and at which steps."""
     if not row.collapsed:
         return ""
     steps = ", ".join(str(row.collapsed[seed]) for seed in sorted(row.collapsed))
-    return f"{len(row.collapsed)} of {row.seeds_done} at step{'s' * (len(row.collapsed) > 1)} {steps}"
+    word = "step" if len(row.collapsed) == 1 else "steps"
+    return f"{len(row.collapsed)} of {row.seeds_done} at {word} {steps}"
 
 
-def cells_of(rows: Sequence[Row], columns: Sequence[str] = DEFAULT) -> list[list[str]]:
-    """The header and the lines of a table for people; task, model and k are columns where they vary."""
-    first = rows[0]
+def table_lines(
+    rows: Sequence[LeaderboardRow], columns: Sequence[str] = DEFAULT, *, intervals: bool = True
+) -> list[list[str]]:
+    """Return the header and the lines of a table for people; task, model and k are columns where they vary.
+
+    Without `intervals` only differences have theirs.
+    """
     varied = [axis for axis in ("task", "model", "k") if len({getattr(row, axis) for row in rows}) > 1]
     further = list(dict.fromkeys(key for row in rows for key in row.setting))
-    names = names_of(rows, "Pass@k" if "k" in varied else f"Pass@{first.k}")
+    names = header_names(rows, "Pass@k" if "k" in varied else f"Pass@{rows[0].k}")
     chosen = [COLUMNS[name] for name in columns]
-    lines = [
-        [
-            marked(row.method, row.mixed),
-            *(row.setting.get(key, "") for key in further),
-            *(str(getattr(row, axis)) for axis in varied),
-            *(column.text(row) for column in chosen),
-        ]
-        for row in rows
-    ]
-    return [["method", *further, *varied, *(column.header.format(**names) for column in chosen)], *lines]
+    headers = [column.header.format(**names) for column in chosen]
+    lines = [["method", *further, *varied, *headers]]
+    for row in rows:
+        settings = [row.setting.get(key, "") for key in further]
+        axes = [str(getattr(row, axis)) for axis in varied]
+        values = [column.text(row) if intervals else short_text(column, row) for column in chosen]
+        lines.append([method_text(row.method, row.mixed), *settings, *axes, *values])
+    return lines
 
 
-def marked(method: str, mixed: Sequence[str]) -> str:
+def short_text(column: TableColumn, row: LeaderboardRow) -> str:
+    """Return a value without its interval, unless it is a difference."""
+    value = column.value(row)
+    if isinstance(value, Estimate) and not column.is_difference:
+        return column.text(row).partition(" ")[0]
+    return column.text(row)
+
+
+def method_text(method: str, mixed: Sequence[str]) -> str:
     """Return the name of a method as a table shows it."""
     return f"{method} {MIXED}" if mixed else method
 
 
-def names_of(rows: Sequence[Row], headline: str) -> dict[str, str]:
-    """Returns what headers name."""
-    return {"baseline": rows[0].baseline, "headline": headline, "device": device_of(rows)}
+def header_names(rows: Sequence[LeaderboardRow], headline: str) -> dict[str, str]:
+    """Return the names in headers."""
+    return {"baseline": rows[0].baseline, "headline": headline, "device": device_name(rows)}
 
 
-def device_of(rows: Sequence[Row]) -> str:
-    """Names what hours are of: a core counts as a CPU."""
+def device_name(rows: Sequence[LeaderboardRow]) -> str:
+    """Name the device of hours: a core counts as a CPU."""
     names = {"cpu": "CPU", "cuda": "GPU"}
-    found = {names.get(row.device, "device") for row in rows if row.device}
-    return found.pop() if len(found) == 1 else "device"
+    devices = {names.get(row.device, "device") for row in rows if row.device}
+    return devices.pop() if len(devices) == 1 else "device"
 
 
-def known(option: str, names: Sequence[str]) -> list[str]:
-    """Returns the names of columns that an option asks for."""
+def columns_help() -> str:
+    """Return the names of all columns with their headers, a line each."""
+    return "\n".join(f"{name:<18} {column.header.format(**GENERAL_NAMES)}" for name, column in COLUMNS.items())
+
+
+def check_columns(option: str, names: Sequence[str]) -> list[str]:
+    """Return the names of columns that an option asks for; refuse unknown ones."""
     for name in names:
         if name not in COLUMNS:
             raise UserError(f"{option} is {name!r}; {nearest(name, COLUMNS)}")
     return list(names)
 
 
-def ordered(rows: Sequence[Row], column: str) -> list[Row]:
+def sorted_rows(rows: Sequence[LeaderboardRow], column: str) -> list[LeaderboardRow]:
     """Return the base models, then the rows with the largest value first, rows without one last; texts by alphabet."""
 
-    def place(row: Row) -> tuple[bool, bool, float, str]:
+    def place(row: LeaderboardRow) -> tuple[bool, bool, float, str]:
         trained, value = row.method != BASE_MODEL, COLUMNS[column].value(row)
         if isinstance(value, Estimate):
             value = value.mean

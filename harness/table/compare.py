@@ -1,40 +1,51 @@
-"""How methods differ, and how surely: tests, ranks and what the experiment could have seen; imports no torch."""
+"""How methods differ, and how surely: tests, ranks and the least difference that the experiment could have seen."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.config import told
 from harness.statistics import (
     Estimate,
     Floats,
+    clipped,
     crossed_p_value,
     detectable,
     difference_interval,
     holm,
     iqm_interval,
-    is_near_bound,
     ranks,
     seeds_needed,
     share_interval,
     wins,
-    within,
 )
-from harness.table.columns import MIXED, NEAR_BOUND, marked, shown
-from harness.table.leaderboard import BASE_MODEL, Entry, check_comparable, label_of, mixed_of, with_base_models
-from harness.table.render import Table, document, doubt_near_bound, two_seeds
+from harness.table.columns import MIXED, NEAR_BOUND, format_estimate, method_text
+from harness.table.frames import (
+    BASE_MODEL,
+    Axes,
+    Frames,
+    check_comparable,
+    done_cells,
+    label_of,
+    setting_text,
+    with_base_models,
+)
+from harness.table.leaderboard import mixed_rows, place_text, scores_near_bound
+from harness.table.render import doubt_near_bound, render_document, two_seeds
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 ALL_TASKS = "all tasks"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One method on one task, or on all, by one score. None stands where no seed, or only one, tells."""
+    """One method on one task, or on all, by one score; None where no seed, or only one, tells."""
 
     task: str
     model: str
@@ -44,7 +55,7 @@ class Comparison:
     mean: Estimate | None
     iqm: Estimate | None  # over the runs of all seeds, on all tasks
     seeds: int  # that the method and the baseline have both done
-    difference: Estimate | None  # to the baseline, paired by seed and problem, as is what follows
+    difference: Estimate | None  # to the baseline, paired by seed and problem, as are the following fields
     p: float | None
     p_holm: float | None  # adjusted for all methods that are compared with the baseline in this table
     improvement: Estimate | None  # the probability of scoring higher on a problem; equal counts as half
@@ -61,64 +72,97 @@ class Comparison:
     @property
     def where(self) -> str:
         """The model and the setting, within which methods are compared."""
-        return ", ".join(filter(None, (self.model, self.setting)))
+        return place_text(self.model, self.setting)
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A method with its results on one task or several."""
+    """A method with its scores on one task or several, by the seeds that are done on all of them."""
 
     method: str
-    parts: Sequence[tuple[Entry, int | None]]  # with the k of Pass@k; None: Avg@K
+    seeds: list[int]  # in order
+    scores: list[Floats]  # seed by problem, for each task
 
-    def seeds(self) -> list[int]:
-        """Returns the seeds that are done on all tasks."""
-        return sorted(set.intersection(*(set(entry.results) for entry, _ in self.parts)))
-
-    def scores(self, seeds: Sequence[int]) -> list[Floats]:
-        """Returns the scores by seed and problem, for each task."""
-        return [np.array([entry.results[seed].scores(k) for seed in seeds]) for entry, k in self.parts]
+    def at(self, seeds: Sequence[int]) -> list[Floats]:
+        """Return the scores of some of the seeds."""
+        places = [self.seeds.index(seed) for seed in seeds]
+        return [x_SJ[places] for x_SJ in self.scores]
 
     def against(self, other: Contender) -> tuple[list[Floats], list[Floats]] | None:
-        """Returns both scores on the seeds that both have done; None where there are none."""
-        seeds = [seed for seed in self.seeds() if seed in other.seeds()]
-        return (self.scores(seeds), other.scores(seeds)) if seeds else None
+        """Return both scores on the seeds that both have done; None where there are none."""
+        shared = [seed for seed in self.seeds if seed in other.seeds]
+        return (self.at(shared), other.at(shared)) if shared else None
 
 
-def comparisons(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) -> list[Comparison]:
-    """`ks`: the K of the headline Pass@K, by evaluation task. The base model is compared as well, but not ranked."""
-    trainings: dict[tuple[str, str, str], dict[str, dict[str, Entry]]] = {}
-    for entry in with_base_models(entries):
-        tasks = trainings.setdefault((entry.trained_on, entry.model, told(entry.setting)), {})
-        tasks.setdefault(entry.task, {})[entry.method] = entry
-    mixed = mixed_of(entries, {entry.axes: entry for entry in entries if entry.method == baseline})
-    found = []
-    for (trained_on, model, setting), tasks in trainings.items():
-        several = len({each for each, *its_own in trainings if its_own == [model, setting]}) > 1
-        of_all = f"{ALL_TASKS} (trained on {trained_on})" if several else ALL_TASKS
-        for chosen in [*([task] for task in tasks), *([list(tasks)] if len(tasks) > 1 else [])]:
-            label = of_all if len(chosen) > 1 else label_of(trained_on, chosen[0], entries)
-            names = [name for name in tasks[chosen[0]] if all(name in tasks[task] for task in chosen)]
-            of_pass = sorted({ks[task] for task in chosen})
-            headline = f"Pass@{of_pass[0]}" if len(of_pass) == 1 else "Pass@k"
-            for score, k_of in (("Avg@K", dict.fromkeys(chosen)), (headline, ks)):
-                contenders = [Contender(name, [(tasks[task][name], k_of[task]) for task in chosen]) for name in names]
-                for each in compared(contenders, baseline, label, model, score):
-                    axes = [tasks[task][each.method].axes for task in chosen]
-                    sentences = [sentence for one in axes for sentence in mixed.get((each.method, one), [])]
-                    found.append(dataclasses.replace(each, setting=setting, mixed=list(dict.fromkeys(sentences))))
-    return found
+def contender(frames: Frames, method: str, tasks: Sequence[DataFrame], ks: Sequence[int | None]) -> Contender:
+    """Return a method; `tasks`: its cells of each task, `ks`: the k of Pass@k there, None for Avg@K."""
+    done = [done_cells(cells).set_index("seed", drop=False) for cells in tasks]
+    seeds = sorted(set.intersection(*(set(cells.index) for cells in done)))
+    if not seeds:
+        return Contender(method, [], [])
+    scores = [frames.scores(cells.loc[seeds], k) for cells, k in zip(done, ks, strict=True)]
+    return Contender(method, seeds, scores)
 
 
-def compared(contenders: Sequence[Contender], baseline: str, label: str, model: str, score: str) -> list[Comparison]:
-    base = next((each for each in contenders if each.method == baseline), None)
-    done = [each for each in contenders if each.seeds()]
+def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Comparison]:
+    """Return the comparisons of all tables and, where there are several tasks, of all of them together.
+
+    `ks`: the K of the headline Pass@K, by evaluation task. The base model is compared as well, but not ranked.
+    """
+    frames = with_base_models(frames)
+    trainings: dict[tuple[str, str, str], list[Axes]] = {}
+    for axes in frames.tables:
+        task, _, model, pairs = axes
+        trainings.setdefault((task, model, setting_text(pairs)), []).append(axes)
+    mixed = mixed_rows(frames, baseline)
+    results = []
+    for (trained_on, model, setting), tables in trainings.items():
+        trained_tasks = {task for task, *place in trainings if place == [model, setting]}
+        of_all = f"{ALL_TASKS} (trained on {trained_on})" if len(trained_tasks) > 1 else ALL_TASKS
+        selections = [[axes] for axes in tables]
+        if len(tables) > 1:
+            selections.append(tables)
+        for chosen in selections:
+            label = of_all if len(chosen) > 1 else label_of(chosen[0], frames.tables)
+            for score, score_ks in scores_of_tables(chosen, ks):
+                for each in compare_tables(frames, chosen, score_ks, baseline):
+                    sentences = [text for axes in chosen for text in mixed.get((each.method, axes), [])]
+                    named = replace(each, task=label, model=model, score=score, setting=setting)
+                    results.append(replace(named, mixed=list(dict.fromkeys(sentences))))
+    return results
+
+
+def scores_of_tables(tables: Sequence[Axes], ks: Mapping[str, int]) -> list[tuple[str, list[int | None]]]:
+    """Return the two scores by name, with their k on each task."""
+    of_pass: list[int | None] = [ks[evaluated] for _, evaluated, *_ in tables]
+    headline = f"Pass@{of_pass[0]}" if len({*of_pass}) == 1 else "Pass@k"
+    return [("Avg@K", [None] * len(tables)), (headline, of_pass)]
+
+
+def compare_tables(frames: Frames, tables: Sequence[Axes], ks: Sequence[int | None], baseline: str) -> list[Comparison]:
+    """Return the comparisons of the methods that all these tables have, still without labels."""
+    methods = [name for name in frames.tables[tables[0]] if all(name in frames.tables[axes] for axes in tables)]
+    cells = {name: [frames.tables[axes][name] for axes in tables] for name in methods}
+    contenders = [contender(frames, name, cells[name], ks) for name in methods]
+    done = [each for each in contenders if each.seeds]
     for each in done:  # with the first, whether or not the baseline is done
-        for (entry, _), (first, _) in zip(each.parts, done[0].parts, strict=True):
-            check_comparable(entry, first)
-    differences = {each.method: difference(each, base) for each in done if base and each is not base}
-    p_values = {name: p for name, x_SJ in differences.items() if (p := p_value(x_SJ)) is not None}
-    # The base model is what all methods begin from: it competes with none of them.
+        for ours, first in zip(cells[each.method], cells[done[0].method], strict=True):
+            check_comparable(frames, ours, first)
+    return compare_contenders(contenders, baseline)
+
+
+def compare_contenders(contenders: Sequence[Contender], baseline: str) -> list[Comparison]:
+    base = next((each for each in contenders if each.method == baseline), None)
+    done = [each for each in contenders if each.seeds]
+    differences: dict[str, Floats | None] = {}
+    p_values: dict[str, float] = {}
+    for each in done:
+        if base is not None and each is not base:
+            differences[each.method] = paired_difference(each, base)
+            p = difference_p_value(differences[each.method])
+            if p is not None:
+                p_values[each.method] = p
+    # The base model is where all methods begin: it competes with none of them.
     tested = [method for method in p_values if method != BASE_MODEL]
     adjusted = dict(zip(tested, holm([p_values[method] for method in tested]), strict=True))
     trained = [each for each in done if each.method != BASE_MODEL]
@@ -126,63 +170,68 @@ def compared(contenders: Sequence[Contender], baseline: str, label: str, model: 
     for (i, ours), (j, theirs) in itertools.product(enumerate(trained), repeat=2):
         beats_MM[i, j] = beats(ours, theirs)
     places = {each.method: place for each, place in zip(trained, ranks(beats_MM), strict=True)}
-    means = {each.method: share_interval(pooled(each.scores(each.seeds()))) for each in done}
+    means = {each.method: share_interval(pooled(each.scores)) for each in done}
     highest = int(np.argmax([means[each.method].mean for each in trained])) if trained else 0
     best = {each.method for i, each in enumerate(trained) if not beats_MM[highest, i]}
-    found = []
+    results = []
     for each in contenders:
-        name, x_SJ, pair = each.method, differences.get(each.method), each.against(base) if base else None
-        iqm = iqm_interval(runs(each.scores(each.seeds()))) if name in means else None
-        found.append(
+        name, x_SJ = each.method, differences.get(each.method)
+        pair = None if base is None else each.against(base)
+        is_compared = pair is not None and each is not base
+        rank_best, rank_worst = places.get(name, (None, None))
+        results.append(
             Comparison(
-                task=label,
-                model=model,
-                score=score,
+                task="",
+                model="",
+                score="",
                 method=name,
                 baseline=baseline,
                 mean=means.get(name),
-                iqm=within(iqm, 0, 1) if iqm else None,
-                seeds=len(pair[0][0]) if pair else 0,
+                iqm=clipped(iqm_interval(run_scores(each.scores)), 0, 1) if each.seeds else None,
+                seeds=0 if pair is None else len(pair[0][0]),
                 difference=None if x_SJ is None else difference_interval(x_SJ),
                 p=p_values.get(name),
                 p_holm=adjusted.get(name),
-                improvement=share_interval(pooled([*map(wins, *pair)])) if pair and each is not base else None,
+                improvement=probability_of_improvement(*pair) if pair is not None and is_compared else None,
                 detectable=None if x_SJ is None else detectable(x_SJ),
-                rank_best=places[name][0] if name in places else None,
-                rank_worst=places[name][1] if name in places else None,
+                rank_best=rank_best,
+                rank_worst=rank_worst,
                 best=name in best,
-                near_bound=pair is not None and x_SJ is not None and near_bound(*pair),
-                seeds_needed=seeds_needed(x_SJ) if x_SJ is not None and len(x_SJ) == 2 else None,
+                near_bound=pair is not None and x_SJ is not None and all_near_bound(*pair),
+                seeds_needed=None if x_SJ is None or len(x_SJ) != 2 else seeds_needed(x_SJ),
             )
         )
-    return found
+    return results
 
 
-def p_value(x_SJ: Floats | None) -> float | None:
+def difference_p_value(x_SJ: Floats | None) -> float | None:
     return None if x_SJ is None else crossed_p_value(x_SJ)
 
 
-def difference(ours: Contender, theirs: Contender) -> Floats | None:
-    """Returns the differences by seed and problem, of the seeds that both have done."""
+def paired_difference(ours: Contender, theirs: Contender) -> Floats | None:
+    """Return the differences by seed and problem, of the seeds that both have done."""
     pair = ours.against(theirs)
     return None if pair is None else pooled([a - b for a, b in zip(*pair, strict=True)])
 
 
 def beats(ours: Contender, theirs: Contender) -> bool:
     """Return whether the 95 % interval of the difference lies above 0."""
-    x_SJ = difference(ours, theirs)
-    p = p_value(x_SJ)
+    x_SJ = paired_difference(ours, theirs)
+    p = difference_p_value(x_SJ)
     return x_SJ is not None and p is not None and p < 0.05 and x_SJ.mean() > 0
 
 
-def near_bound(ours: Sequence[Floats], theirs: Sequence[Floats]) -> bool:
+def probability_of_improvement(ours: Sequence[Floats], theirs: Sequence[Floats]) -> Estimate:
+    return share_interval(pooled([wins(a, b) for a, b in zip(ours, theirs, strict=True)]))
+
+
+def all_near_bound(ours: Sequence[Floats], theirs: Sequence[Floats]) -> bool:
     """Return whether both methods are within a few problems of 0 or 1."""
-    sides = [pooled(ours), pooled(theirs)]
-    return all(is_near_bound(float(x_SJ.mean()), x_SJ.shape[1]) for x_SJ in sides)
+    return scores_near_bound(pooled(ours)) and scores_near_bound(pooled(theirs))
 
 
 def pooled(of_tasks: Sequence[Floats]) -> Floats:
-    """Joins the problems of all tasks, so that their mean is the mean of the tasks' means, whatever their sizes.
+    """Join the problems of all tasks, so that their mean is the mean of the tasks' means, however large they are.
 
     The tasks themselves are fixed, so how their levels differ is no part of how the problems vary.
     """
@@ -193,8 +242,8 @@ def pooled(of_tasks: Sequence[Floats]) -> Floats:
     return mean + np.hstack([(x_SJ - x_SJ.mean()) * (problems / x_SJ.shape[1]) for x_SJ in of_tasks])
 
 
-def runs(of_tasks: Sequence[Floats]) -> Floats:
-    """Returns the score of each seed on each task."""
+def run_scores(of_tasks: Sequence[Floats]) -> Floats:
+    """Return the score of each seed on each task."""
     return np.stack([x_SJ.mean(axis=1) for x_SJ in of_tasks], axis=1)
 
 
@@ -203,51 +252,48 @@ def runs(of_tasks: Sequence[Floats]) -> Floats:
 HEADER = ["method", "IQM", "difference", "p", "p, Holm", "P(better)", "detectable", "rank", "shared seeds"]
 
 
-def render(found: Sequence[Comparison], how: str, width: int | None = None) -> str:
+def render_comparisons(results: Sequence[Comparison], how: str, width: int | None = None) -> str:
     sections: dict[tuple[str, str], list[Comparison]] = {}
-    for each in found:
-        where = ", ".join(filter(None, (each.task, each.model, each.setting)))
-        sections.setdefault((where, each.score), []).append(each)
-    tables = [
-        Table(f"{where}: {score}", [HEADER, *(cells_of(each, ranked(section)) for each in section)])
-        for (where, score), section in sections.items()
-    ]
-    return document(found, tables, notes(found), how, width)
+    for each in results:
+        sections.setdefault((place_text(each.task, each.where), each.score), []).append(each)
+    tables = []
+    for (where, score), section in sections.items():
+        ranked = sum(each.rank_best is not None for each in section)
+        lines = [HEADER, *(comparison_line(each, ranked) for each in section)]
+        tables.append((f"{where}: {score}", lines, ()))
+    return render_document(results, tables, comparison_notes(results), how, width)
 
 
-def ranked(section: Sequence[Comparison]) -> int:
-    return sum(each.rank_best is not None for each in section)
-
-
-def cells_of(each: Comparison, methods: int) -> list[str]:
-    rank, name = "", marked(each.method, each.mixed)
+def comparison_line(each: Comparison, methods: int) -> list[str]:
+    rank, name = "", method_text(each.method, each.mixed)
     if each.rank_best is not None:
         among = f"{each.rank_best}" if each.rank_best == each.rank_worst else f"{each.rank_best}-{each.rank_worst}"
         rank = f"{among} of {methods}"
     if each.method == each.baseline:
-        return [name, shown(each.iqm), "baseline", *[""] * 4, rank, str(each.seeds)]
+        return [name, format_estimate(each.iqm), "baseline", *[""] * 4, rank, str(each.seeds)]
+    mark = NEAR_BOUND if each.near_bound else ""
     return [
         name,
-        shown(each.iqm),
-        f"{shown(each.difference, '+')} {NEAR_BOUND * each.near_bound}".rstrip(),
-        chance(each.p),
-        chance(each.p_holm),
-        shown(each.improvement),
+        format_estimate(each.iqm),
+        f"{format_estimate(each.difference, '+')} {mark}".rstrip(),
+        format_p(each.p),
+        format_p(each.p_holm),
+        format_estimate(each.improvement),
         "" if each.detectable is None else f"{each.detectable:.3f}",
         rank,
         str(each.seeds),
     ]
 
 
-def chance(p: float | None) -> str:
+def format_p(p: float | None) -> str:
     if p is None:
         return ""
     return f"{p:.3f}" if p >= 0.0005 else "<0.001"
 
 
-def notes(found: Sequence[Comparison]) -> list[str]:
-    baseline = found[0].baseline
-    texts = [
+def comparison_notes(results: Sequence[Comparison]) -> list[str]:
+    baseline = results[0].baseline
+    notes = [
         "± or [low, high]: 95 % interval over seeds and problems; of IQM, the mean of the middle half of the runs, "
         "over seeds.",
         f"difference: to {baseline}, paired by seed and problem, with the p-value of the same interval; Holm: "
@@ -256,22 +302,22 @@ def notes(found: Sequence[Comparison]) -> list[str]:
         "detectable: about the least true difference that an experiment as large and as noisy finds with 80 % power.",
         "rank: what the paired intervals of all pairs leave possible; methods that cannot be told apart share ranks.",
     ]
-    if any(each.method == BASE_MODEL for each in found):
-        texts.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
-    texts += dict.fromkeys(f"{MIXED} {each.task}, {each.where}: {why}." for each in found for why in each.mixed)
-    if any(each.seeds == 1 for each in found):
-        texts.append("One seed cannot tell how much seeds differ: it gives no interval, no p-value, and any rank.")
-    two = [each for each in found if each.seeds == 2 and each.p is not None]
-    if two:
-        needed: dict[str, dict[str, int | None]] = {}
-        for each in two:
-            where = ", ".join(filter(None, (each.method, each.task, each.model, each.setting)))
+    if any(each.method == BASE_MODEL for each in results):
+        notes.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
+    notes += dict.fromkeys(f"{MIXED} {each.task}, {each.where}: {why}." for each in results for why in each.mixed)
+    if any(each.seeds == 1 for each in results):
+        notes.append("One seed cannot tell how much seeds differ: it gives no interval, no p-value, and any rank.")
+    needed: dict[str, dict[str, int | None]] = {}
+    for each in results:
+        if each.seeds == 2 and each.p is not None:
+            where = place_text(each.method, each.task, each.where)
             needed.setdefault(where, {})[each.score] = each.seeds_needed
-        texts.append(two_seeds(needed))
-    if any(each.near_bound for each in found):
-        texts.append(doubt_near_bound(baseline))
-    if any(each.mean is None for each in found):
-        texts.append("Methods without a rank have no seed that is done.")
-    if any(each.task.startswith(ALL_TASKS) for each in found):
-        texts.append(f"{ALL_TASKS}: each counts the same, whatever its number of problems.")
-    return texts
+    if needed:
+        notes.append(two_seeds(needed))
+    if any(each.near_bound for each in results):
+        notes.append(doubt_near_bound(baseline))
+    if any(each.mean is None for each in results):
+        notes.append("Methods without a rank have no seed that is done.")
+    if any(each.task.startswith(ALL_TASKS) for each in results):
+        notes.append(f"{ALL_TASKS}: each counts the same, whatever its number of problems.")
+    return notes

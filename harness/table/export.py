@@ -1,57 +1,54 @@
-"""Every answer count of a matrix as one tidy table in a Parquet file; docs/statistics.md names its columns."""
+"""Every answer count of a matrix in a Parquet file; docs/statistics.md names its columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from harness.base import files
-from harness.config import told
-from harness.table.leaderboard import Entry
-from harness.table.read import Result
+from harness.table.frames import ROW, Frames, done_cells, setting_text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# Columns of the file by those of the frames, with their types: the file names tasks as the leaderboard does.
+NAMES = {
+    "experiment": ("experiment", "string"),
+    "method": ("method", "string"),
+    "task": ("trained_on", "string"),
+    "evaluated": ("task", "string"),
+    "model": ("model", "string"),
+    "setting": ("setting", "string"),
+    "seed": ("seed", "int64"),
+    "problem": ("problem", "string"),
+    "right": ("right", "int32"),
+    "samples": ("samples", "int32"),
+    "right_distinct": ("right_distinct", "int32"),
+    "solutions": ("solutions", "int32"),
+}
 
 
-def of_problems(result: Result) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns from the problem on, for each problem of a seed."""
-    number, samples = result.right_JN.shape
-    missing = [None] * number
-    distinct = missing if result.right_distinct_J is None else result.right_distinct_J.tolist()
-    solutions = missing if result.solutions_J is None else result.solutions_J.tolist()
-    yield from zip(result.problems, result.right_J.tolist(), [samples] * number, distinct, solutions, strict=True)
+def write_parquet(tables: Mapping[str, Frames], path: Path) -> None:
+    """Write a row for each experiment, method, task, model, seed and problem that is done."""
+    import pandas
+    import pyarrow
 
-
-def write(tables: Mapping[str, Sequence[Entry]], path: Path) -> None:
-    """Writes a row for each experiment, method, task, model, seed and problem that is done."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    schema = pa.schema(
-        [
-            ("experiment", pa.string()),
-            ("method", pa.string()),
-            ("trained_on", pa.string()),
-            ("task", pa.string()),
-            ("model", pa.string()),
-            ("setting", pa.string()),
-            ("seed", pa.int64()),
-            ("problem", pa.string()),
-            ("right", pa.int32()),
-            ("samples", pa.int32()),
-            ("right_distinct", pa.int32()),
-            ("solutions", pa.int32()),
-        ]
-    )
-    rows = [
-        (
-            *(experiment, entry.method, entry.trained_on, entry.task, entry.model, told(entry.setting)),
-            *(seed, *numbers),
-        )
-        for experiment, entries in tables.items()
-        for entry in entries
-        for seed, result in sorted(entry.results.items())
-        for numbers in of_problems(result)
-    ]
-    table = pa.table([pa.array([row[i] for row in rows], field.type) for i, field in enumerate(schema)], schema=schema)
+    parts = [answer_rows(frames).assign(experiment=experiment) for experiment, frames in tables.items()]
+    rows = pandas.concat(parts, ignore_index=True)
+    rows = rows[list(NAMES)].rename(columns={name: column for name, (column, _) in NAMES.items()})
+    for column in ("right_distinct", "solutions"):
+        rows[column] = rows[column].astype("Int32")  # whose missing values are null in the file
+    schema = pyarrow.schema([(column, pyarrow.type_for_alias(kind)) for column, kind in NAMES.values()])
     with files.atomic(path) as file:
-        parquet.write_table(table, file)
+        rows.to_parquet(file, index=False, schema=schema)
+
+
+def answer_rows(frames: Frames) -> DataFrame:
+    """Return the answers with the keys of their cells, by rows of the leaderboard and then by seed."""
+    cells = done_cells(frames.cells)
+    order = cells.groupby(ROW, sort=False).ngroup()
+    cells = cells.assign(order=order).sort_values(["order", "seed"], kind="stable")
+    cells = cells.assign(setting=[setting_text(setting) for setting in cells["setting"]])
+    answers = frames.answers.assign(problem=frames.answers["problem"].astype("object"))
+    return cells.merge(answers, how="left", on=["cell", "evaluated", "moment"])

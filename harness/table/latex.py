@@ -1,11 +1,15 @@
-"""The leaderboard as LaTeX: methods are rows, tasks are pairs of columns; needs the package booktabs."""
+"""The leaderboard as LaTeX: methods are rows, tasks are pairs of columns; needs the package booktabs.
+
+pandas draws no rules under groups of columns, and escapes neither brackets at the beginning of a row nor line ends in
+comments, so that the table is written here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from harness.statistics import Estimate
-from harness.table.columns import symmetric
+from harness.table.columns import is_symmetric
 from harness.table.compare import Comparison
 from harness.terminal.layout import visible
 
@@ -21,66 +25,76 @@ SPECIAL = {
     "*": "{*}",
     "\n": " ",
 }
-MARK = r"$^\ddagger$"  # behind a method whose cells, or the baseline's, are not of one experiment
+MIXED_MARK = r"$^\ddagger$"  # behind a method whose cells, or the baseline's, are not of one experiment
 
 
-def render(found: Sequence[Comparison]) -> str:
-    """Returns a table for each model, and each setting of further axes."""
-    places = dict.fromkeys(map(place, found))
-    return "\n".join(table([each for each in found if place(each) == one]) for one in places)
+def render_latex(results: Sequence[Comparison]) -> str:
+    """Return a table for each model, and each setting of further axes."""
+    by_place: dict[str, list[Comparison]] = {}
+    for each in results:
+        by_place.setdefault(each.where, []).append(each)
+    return "\n".join(latex_table(where, section) for where, section in by_place.items())
 
 
-def place(each: Comparison) -> str:
-    return ", ".join(filter(None, (each.model, each.setting)))
-
-
-def table(found: Sequence[Comparison]) -> str:
-    scores = list(dict.fromkeys((each.task, each.score) for each in found))
-    tasks = list(dict.fromkeys(task for task, _ in scores))
-    by_place = {(each.method, each.task, each.score): each for each in found}
-    widths = [sum(task == of for of, _ in scores) for task in tasks]
-    starts = [2 + sum(widths[:i]) for i in range(len(tasks))]
+def latex_table(where: str, results: Sequence[Comparison]) -> str:
+    scores = list(dict.fromkeys((each.task, each.score) for each in results))
+    by_cell = {(each.method, each.task, each.score): each for each in results}
+    groups, rules = task_groups([task for task, _ in scores])
     lines = [
-        f"% {comment(place(found[0]))}: means with 95 % intervals over seeds and problems.",
+        f"% {as_comment(where)}: means with 95 % intervals over seeds and problems.",
         "% Bold: the highest mean of a method, and those that the paired interval does not tell from it.",
-        *dict.fromkeys(f"% Marked: {comment(why)}." for each in found for why in each.mixed),
+        *dict.fromkeys(f"% Marked: {as_comment(why)}." for each in results for why in each.mixed),
         rf"\begin{{tabular}}{{l{'c' * len(scores)}}}",
         r"\toprule",
-        row(["", *(rf"\multicolumn{{{w}}}{{c}}{{{escape(task)}}}" for task, w in zip(tasks, widths, strict=True))]),
-        "".join(rf"\cmidrule(lr){{{s}-{s + w - 1}}}" for s, w in zip(starts, widths, strict=True)),
-        row(["Method", *(escape(score) for _, score in scores)]),
+        latex_row(["", *groups]),
+        "".join(rules),
+        latex_row(["Method", *(as_latex(score) for _, score in scores)]),
         r"\midrule",
     ]
-    for method in dict.fromkeys(each.method for each in found):
-        here = [by_place.get((method, *place)) for place in scores]
-        mark = MARK if any(each is not None and each.mixed for each in here) else ""
-        lines.append(row([f"{escape(method)}{mark}", *(cell(each) for each in here)]))
+    for method in dict.fromkeys(each.method for each in results):
+        cells = [by_cell.get((method, *score)) for score in scores]
+        is_mixed = any(each is not None and each.mixed for each in cells)
+        name = as_latex(method) + (MIXED_MARK if is_mixed else "")
+        lines.append(latex_row([name, *(latex_cell(each) for each in cells)]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def row(cells: Sequence[str]) -> str:
+def task_groups(tasks: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the headings over the columns of each task, and the rules under them."""
+    groups, rules = [], []
+    start = 2  # the first column holds the methods
+    for task in dict.fromkeys(tasks):
+        width = tasks.count(task)
+        groups.append(rf"\multicolumn{{{width}}}{{c}}{{{as_latex(task)}}}")
+        rules.append(rf"\cmidrule(lr){{{start}-{start + width - 1}}}")
+        start += width
+    return groups, rules
+
+
+def latex_row(cells: Sequence[str]) -> str:
     return rf"{' & '.join(cells)} \\"
 
 
-def cell(each: Comparison | None) -> str:
+def latex_cell(each: Comparison | None) -> str:
     if each is None or each.mean is None:
         return "--"
-    number = shown(each.mean)
+    number = latex_estimate(each.mean)
     return rf"$\mathbf{{{number}}}$" if each.best else f"${number}$"
 
 
-def shown(estimate: Estimate) -> str:
+def latex_estimate(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return f"{estimate.mean:.3f}"
-    if symmetric(estimate):
+    if is_symmetric(estimate):
         return rf"{estimate.mean:.3f} \pm {estimate.high - estimate.mean:.3f}"
     return rf"{estimate.mean:.3f}\;[{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
-def escape(text: str) -> str:
+def as_latex(text: str) -> str:
+    """Return a text in which no sign is a command."""
     return "".join(SPECIAL.get(sign, sign) for sign in visible(text))
 
 
-def comment(text: str) -> str:
-    """Returns a text without the ends of lines, which would end the comment."""
+def as_comment(text: str) -> str:
+    """Return a text without line ends, which would end the comment."""
     return visible(" ".join(text.split()))

@@ -1,4 +1,4 @@
-"""The table that a matrix is run for, read from MLflow alone; imports no torch."""
+"""The leaderboard: a row of estimates for each method, evaluation task, model and setting; imports no torch."""
 
 from __future__ import annotations
 
@@ -6,42 +6,49 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.base.errors import UserError
-from harness.cells.provenance import by_another_source
-from harness.config import told
 from harness.statistics import (
     Estimate,
     Floats,
+    clipped,
     crossed_interval,
     difference_interval,
     geometric_interval,
     is_near_bound,
     mean_interval,
-    pass_at_k,
     seeds_needed,
     share_interval,
-    within,
 )
-from harness.table.board import Expected
+from harness.table.frames import (
+    BASE_MODEL,
+    Axes,
+    Frames,
+    done_cells,
+    label_of,
+    setting_text,
+    with_base_models,
+)
 from harness.table.origins import mixtures
-from harness.table.read import Result, Results, read, result_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 SHARES = ("distinct", "distinct_answers", "after_answer", "dropped")  # measures that lie within 0 and 1
-BASE_MODEL = "base model"  # the row of the model before any training
-
-Axes = tuple[str, str, str, str]  # training task, evaluation task, model, setting: methods are compared within them
+MEASURES = ("length", "distinct", "distinct_answers", "after_answer", "dropped", "hours", "tokens")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One method, evaluated on one task, with one model. Estimates are None before the first seed is done."""
+class LeaderboardRow:
+    """One method, evaluated on one task, with one model; estimates are None before the first seed is done.
+
+    The names of the fields are those of the columns everywhere: `--columns`, `--sort`, csv, json and Python.
+    """
 
     method: str
-    task: str
+    task: str  # of the evaluation
     model: str
     k: int  # of the headline Pass@k
     baseline: str
@@ -53,11 +60,11 @@ class Row:
     delta_pass_at_k: dict[int, Estimate]
     seeds_done: int
     seeds_expected: int
-    flags: list[str] = field(default_factory=list)  # what a reader must know of the task's problems
+    flags: list[str] = field(default_factory=list)  # of the problems, and of another source than the present one
     entropy_kept: Estimate | None = None  # that at the last step as a share of that at the first, as a geometric mean
     right_distinct: Estimate | None = None  # distinct right answers to a problem, over seeds and problems
     coverage: Estimate | None = None  # share of all right answers to a problem that were given, over seeds and problems
-    # Means over the seeds, of what `Result` says.
+    # Means over the seeds, of the columns of `frames`.
     length: Estimate | None = None
     distinct: Estimate | None = None
     distinct_answers: Estimate | None = None
@@ -71,7 +78,7 @@ class Row:
     # The step at which each seed ended early, since its entropy was too low (stop.entropy_below); their last evaluation
     # counts as that of any other.
     collapsed: dict[int, int] = field(default_factory=dict)
-    base_model: str | None = None  # the first digits of the digest of what its cells began from
+    base_model: str | None = None  # the first digits of the digest of the model that its cells began from
     mixed: list[str] = field(default_factory=list)  # how its cells, or the baseline's, are not of one experiment
     made_of: str | None = None  # the method with compositions written out; None where it names none
     experiment: str | None = None  # where a table holds rows of several
@@ -82,256 +89,148 @@ class Row:
 
     @property
     def where(self) -> str:
-        """Names the model and the setting, within which methods are compared."""
-        return ", ".join([self.model, *filter(None, [told(self.setting)])])
+        """The model and the setting, within which methods are compared."""
+        return place_text(self.model, setting_text(tuple(self.setting.items())))
 
 
-@dataclass
-class Entry:
-    """A row in the making."""
-
-    method: str
-    trained_on: str
-    task: str
-    model: str
-    expected: int = 0
-    results: dict[int, Result] = field(default_factory=dict)  # by seed
-    setting: dict[str, str] = field(default_factory=dict)
-    made_of: str | None = None
-
-    @property
-    def axes(self) -> Axes:
-        """Returns all in which an entry and its baseline agree."""
-        return self.trained_on, self.task, self.model, told(self.setting)
+def place_text(*parts: str) -> str:
+    """Return the parts of a place that are not empty, as `countdown, tiny, train.lr=0.001`."""
+    return ", ".join(filter(None, parts))
 
 
-def rows(
-    uri: str,
-    matrix: str,
-    expected: Sequence[Expected],
-    baseline: str,
-    ks: Mapping[str, int],
-) -> list[Row]:
-    """`ks`: the K of the headline Pass@K, by evaluation task."""
-    entries = entries_of(read(uri, matrix, {each.cell for each in expected}), expected, baseline)
-    return rows_of(entries, baseline, ks)
+def leaderboard_rows(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[LeaderboardRow]:
+    """Return a row for each method of each table, after one for the base model of the table.
 
-
-def entries_of(results: Results, expected: Sequence[Expected], baseline: str) -> list[Entry]:
-    """Returns each method with its results on each evaluation task, all on the same problems as the baseline's."""
-    entries: dict[tuple[str, ...], Entry] = {}
-    for each in expected:
-        for task in each.eval_tasks:
-            new = Entry(each.method, each.task, task, each.model, setting=each.setting)
-            entry = entries.setdefault((each.method, *new.axes), new)
-            entry.expected += 1
-            entry.made_of = entry.made_of or each.made_of  # which a cell without a run may not know
-            if each.cell in results:
-                entry.results[each.seed] = marked(result_of(results[each.cell], task, each.cell), each)
-    for entry in entries.values():
-        theirs = entries.get((baseline, *entry.axes), entry)
-        check_comparable(entry, theirs)
-    return list(entries.values())
-
-
-def rows_of(entries: Sequence[Entry], baseline: str, ks: Mapping[str, int]) -> list[Row]:
-    """Return a row for each entry, after one for the base model of each table."""
-    theirs = {entry.axes: entry for entry in entries if entry.method == baseline}
-    table, mixed = [], mixed_of(entries, theirs)
-    for entry in with_base_models(entries):
+    `ks`: the K of the headline Pass@K, by evaluation task.
+    """
+    with_bases = with_base_models(frames)
+    mixed = mixed_rows(with_bases, baseline)
+    rows = []
+    for (method, axes), cells in with_bases.rows.items():
         # A baseline without any cell leaves no differences.
-        other = theirs.get(entry.axes, dataclasses.replace(entry, method=baseline, results={}))
-        row = row_of(entry, other, ks[entry.task], label_of(entry.trained_on, entry.task, entries))
-        row = dataclasses.replace(row, **measures(entry), mixed=mixed.get((entry.method, entry.axes), []))
-        if entry.method == BASE_MODEL:
-            row = dataclasses.replace(row, entropy_final=None, entropy_kept=None)
-        table.append(row)
-    return table
+        baseline_cells = frames.tables[axes].get(baseline, cells.iloc[:0])
+        row = row_of(with_bases, cells, baseline_cells, baseline, ks[axes[1]])
+        label, sentences = label_of(axes, frames.tables), mixed.get((method, axes), [])
+        rows.append(dataclasses.replace(row, task=label, mixed=sentences))
+    return rows
 
 
-def mixed_of(entries: Sequence[Entry], baselines: Mapping[Axes, Entry]) -> dict[tuple[str, Axes], list[str]]:
-    """Return how the cells behind a row are not of one experiment, by method and table."""
-    tables: dict[Axes, dict[str, dict[int, Result]]] = {}
-    for entry in with_base_models(entries):
-        tables.setdefault(entry.axes, {})[entry.method] = entry.results
-    found: dict[tuple[str, Axes], list[str]] = {}
-    for axes, here in tables.items():
-        methods = {method: results for method, results in here.items() if method != BASE_MODEL}
-        baseline = baselines[axes].results if axes in baselines else {}
-        for sentence, concerned in mixtures(methods, here, baseline):
+def mixed_rows(frames: Frames, baseline: str) -> dict[tuple[str, Axes], list[str]]:
+    """Return how the cells behind a row are not of one experiment, by method and table; base models included."""
+    mixed: dict[tuple[str, Axes], list[str]] = {}
+    for axes, methods in frames.tables.items():
+        for sentence, concerned in mixtures(methods, baseline):
             for method in concerned:
-                found.setdefault((method, axes), []).append(sentence)
-    return found
-
-
-def label_of(trained_on: str, task: str, entries: Sequence[Entry]) -> str:
-    """Names a task, and what was trained on where that differs within the matrix."""
-    several = len({entry.trained_on for entry in entries if entry.task == task}) > 1
-    return f"{task} (trained on {trained_on})" if several else task
-
-
-def marked(result: Result, expected: Expected) -> Result:
-    """Returns a result with a flag if another source than the present one made it."""
-    why = None if expected.sources is None else by_another_source(result.sources, expected.sources)
-    return dataclasses.replace(result, flags=[*result.flags, why]) if why else result
-
-
-def with_base_models(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries, with the base model before the first method of each table as if it were a method.
-
-    A table without any evaluation before training has no base model.
-    """
-    bases = base_models(entries)
-    table = []
-    for entry in entries:
-        base = bases.pop(entry.axes, None)
-        table += [base, entry] if base is not None and base.results else [entry]
-    return table
-
-
-def base_models(entries: Sequence[Entry]) -> dict[Axes, Entry]:
-    """Return the evaluations before the first step as a method's, for each table.
-
-    Within a seed all methods begin with the same answers, so the first that is done counts.
-    """
-    found: dict[Axes, Entry] = {}
-    for entry in entries:
-        base = found.setdefault(
-            entry.axes, dataclasses.replace(entry, method=BASE_MODEL, made_of=None, expected=0, results={})
-        )
-        base.expected = max(base.expected, entry.expected)
-        for seed, result in entry.results.items():
-            if result.before_JN is not None and seed not in base.results:
-                base.results[seed] = before_training(result, result.before_JN)
-    return found
-
-
-def before_training(result: Result, right_JN: np.ndarray) -> Result:
-    """Return the result of the base model that a cell began from, by its answers."""
-    return Result(
-        result.problems,
-        right_JN,
-        # The first step's entropy is that of the model before its first update.
-        entropy=(result.entropy[0], result.entropy[0]),
-        flags=result.flags,
-        sources=result.sources,
-        right_distinct_J=result.before_right_distinct_J,
-        solutions_J=result.solutions_J,
-        version=result.version,
-        base_model=result.base_model,
-        harness=result.harness,
-    )
-
-
-def measures(entry: Entry) -> dict[str, Any]:
-    results = list(entry.results.values())
-    found: dict[str, Any] = {}
-    found["right_distinct"] = over_problems([result.right_distinct_J for result in results], most=math.inf)
-    found["coverage"] = over_problems([result.coverage_J for result in results], most=1)
-    for name in ("length", "distinct", "distinct_answers", "after_answer", "dropped", "hours", "tokens"):
-        values = [getattr(result, name) for result in results]
-        told = [value for value in values if value is not None]
-        estimate = mean_interval(np.array(told, dtype=float)) if told else None
-        found[name] = within(estimate, 0, 1) if estimate and name in SHARES else estimate
-    found["entropy_kept"] = entropy_kept([result.entropy for result in results])
-    for name in ("device", "version", "base_model"):
-        found[name] = ", ".join(sorted({getattr(result, name) for result in results} - {""})) or None
-    return found
-
-
-def over_problems(of_seeds: Sequence[Floats | None], most: float) -> Estimate | None:
-    """Return the mean of a number from 0 to `most` that each seed has of each problem; None where a seed lacks it."""
-    known = [values_J for values_J in of_seeds if values_J is not None]
-    if not known or len(known) < len(of_seeds):
-        return None
-    return within(crossed_interval(np.array(known, dtype=float)), 0, most)
-
-
-def entropy_kept(ends: Sequence[tuple[float, float]]) -> Estimate | None:
-    """Returns the geometric mean of the shares, with its 95 % interval. A seed without entropy at an end has none."""
-    kept = np.array(ends).reshape(-1, 2)
-    kept = kept[(np.isfinite(kept) & (kept > 0)).all(axis=1)]
-    return geometric_interval(kept[:, 1] / kept[:, 0]) if len(kept) else None
-
-
-def check_comparable(entry: Entry, baseline: Entry) -> None:
-    """Without the same problems, and as many samples, no mean over seeds and no difference makes sense."""
-    of_all = [(e.method, seed, result) for e in (baseline, entry) for seed, result in e.results.items()]
-    for method, seed, result in of_all[1:]:
-        first_method, first_seed, first = of_all[0]
-        if result.problems != first.problems or result.right_JN.shape != first.right_JN.shape:
-            raise UserError(
-                f"{method} seed {seed} was not evaluated on the same problems and samples of {entry.task} as "
-                f"{first_method} seed {first_seed}: {shape(result)} and {shape(first)}"
-            )
-
-
-def shape(result: Result) -> str:
-    problems, samples = result.right_JN.shape
-    return f"{problems} problems x {samples} samples beginning with {result.problems[0]!r}"
+                mixed.setdefault((method, axes), []).append(sentence)
+    return mixed
 
 
 # Estimates
 
 
-def row_of(entry: Entry, baseline: Entry, k: int, label: str) -> Row:
-    results = list(entry.results.values())
-    ks = ks_of(results, k)
-    shared = entry.results.keys() & baseline.results.keys()
-    pairs = [(entry.results[seed], baseline.results[seed]) for seed in shared]
-    scored = {"Avg@K": None, f"Pass@{k}": k} if pairs and entry is not baseline else {}
-    return Row(
-        method=entry.method,
-        task=label,
-        model=entry.model,
+def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline: str, k: int) -> LeaderboardRow:
+    first, done = cells.iloc[0], done_cells(cells)
+    ks = ks_of(frames, done, k)
+    pairs = paired_cells(done, done_cells(baseline_cells))
+    paired = not pairs[0].empty
+    scores_by_name = {"Avg@K": None, f"Pass@{k}": k} if paired and first["method"] != baseline else {}
+    collapsed = done[done["collapsed"].notna()]
+    is_base_model = first["method"] == BASE_MODEL
+    return LeaderboardRow(
+        method=first["method"],
+        task=first["evaluated"],
+        model=first["model"],
         k=k,
-        baseline=baseline.method,
-        avg_at_k=mean(results, None) if results else None,
-        pass_at_k={each: mean(results, each) for each in ks},
-        entropy_initial=geometric_interval(np.array([r.entropy[0] for r in results])) if results else None,
-        entropy_final=geometric_interval(np.array([r.entropy[1] for r in results])) if results else None,
-        delta_to_baseline=difference(pairs, None) if pairs else None,
-        delta_pass_at_k={each: difference(pairs, each) for each in ks if pairs},
-        seeds_done=len(results),
-        seeds_expected=entry.expected,
-        flags=sorted({flag for result in results for flag in result.flags}),
-        setting=entry.setting,
-        made_of=entry.made_of,
-        collapsed={seed: result.collapsed for seed, result in entry.results.items() if result.collapsed is not None},
-        near_bound=[name for name, each in scored.items() if near_bound(pairs, each)],
-        seeds_needed={name: seeds_needed(paired(pairs, each)) for name, each in scored.items() if len(pairs) == 2},
+        baseline=baseline,
+        avg_at_k=None if done.empty else share_interval(frames.scores(done, None)),
+        pass_at_k={each: share_interval(frames.scores(done, each)) for each in ks},
+        entropy_initial=None if done.empty else geometric_interval(done["entropy_first"].to_numpy()),
+        entropy_final=None if done.empty or is_base_model else geometric_interval(done["entropy_last"].to_numpy()),
+        delta_to_baseline=difference_interval(difference_SJ(frames, pairs, None)) if paired else None,
+        delta_pass_at_k={each: difference_interval(difference_SJ(frames, pairs, each)) for each in ks if paired},
+        seeds_done=len(done),
+        seeds_expected=len(cells),
+        flags=sorted({flag for flags in done["flags"] for flag in flags}),
+        setting=dict(first["setting"]),
+        made_of=next(filter(None, cells["made_of"]), None),  # which a cell without a run may not know
+        collapsed={int(seed): int(step) for seed, step in zip(collapsed["seed"], collapsed["collapsed"], strict=True)},
+        near_bound=[name for name, each in scores_by_name.items() if both_near_bound(frames, pairs, each)],
+        seeds_needed=needed_seeds(frames, pairs, scores_by_name),
+        **measures(frames, done),
     )
 
 
-def ks_of(results: Sequence[Result], k: int) -> list[int]:
-    """Powers of two up to the number of samples, and the headline's."""
-    if not results:
+def ks_of(frames: Frames, done: DataFrame, k: int) -> list[int]:
+    """Return the powers of two up to the number of samples, and the headline's k."""
+    if done.empty:
         return []
-    samples = results[0].right_JN.shape[1]
+    samples = int(frames.counts(done.iloc[:1], "samples")[0, 0])
     return sorted({k} | {2**i for i in range(samples.bit_length())})
 
 
-def mean(results: Sequence[Result], k: int | None) -> Estimate:
-    return share_interval(scores(results, k))
+Pairs = tuple["DataFrame", "DataFrame"]  # cells of two methods with the same seeds, in the same order
 
 
-def difference(pairs: Sequence[tuple[Result, Result]], k: int | None) -> Estimate:
-    return difference_interval(paired(pairs, k))
+def paired_cells(ours: DataFrame, theirs: DataFrame) -> Pairs:
+    """Return the cells of the seeds that both methods have done."""
+    ours, theirs = (cells.set_index("seed", drop=False) for cells in (ours, theirs))
+    # The order of the sum decides its last digits: that of a set of integers, as in all tables that are kept.
+    shared = list(set(ours["seed"].tolist()) & set(theirs["seed"].tolist()))
+    return ours.loc[shared], theirs.loc[shared]
 
 
-def paired(pairs: Sequence[tuple[Result, Result]], k: int | None) -> Floats:
+def difference_SJ(frames: Frames, pairs: Pairs, k: int | None) -> Floats:
     """Return the differences of two methods by seed and problem."""
-    ours, theirs = zip(*pairs, strict=True)
-    return scores(ours, k) - scores(theirs, k)
+    ours, theirs = pairs
+    return frames.scores(ours, k) - frames.scores(theirs, k)
 
 
-def near_bound(pairs: Sequence[tuple[Result, Result]], k: int | None) -> bool:
-    """Return whether both methods of the pairs are within a few problems of 0 or 1."""
-    sides = [scores(side, k) for side in zip(*pairs, strict=True)]
-    return all(is_near_bound(float(x_SJ.mean()), x_SJ.shape[1]) for x_SJ in sides)
+def both_near_bound(frames: Frames, pairs: Pairs, k: int | None) -> bool:
+    """Return whether both methods are within a few problems of 0 or 1."""
+    return all(scores_near_bound(frames.scores(cells, k)) for cells in pairs)
 
 
-def scores(results: Sequence[Result], k: int | None) -> Floats:
-    """Returns the scores of some seeds, seed by problem; all of them have as many samples."""
-    right_SJ, samples = np.array([result.right_J for result in results]), results[0].right_JN.shape[1]
-    return right_SJ / samples if k is None else pass_at_k(samples, right_SJ, k)
+def scores_near_bound(x_SJ: Floats) -> bool:
+    return is_near_bound(float(x_SJ.mean()), x_SJ.shape[1])
+
+
+def needed_seeds(frames: Frames, pairs: Pairs, scores_by_name: Mapping[str, int | None]) -> dict[str, int | None]:
+    """Return how many seeds would tell each difference from 0, where there are two."""
+    if len(pairs[0]) != 2:
+        return {}
+    return {name: seeds_needed(difference_SJ(frames, pairs, k)) for name, k in scores_by_name.items()}
+
+
+def measures(frames: Frames, done: DataFrame) -> dict[str, Any]:
+    """Return the fields of a row that are not scores."""
+    fields: dict[str, Any] = {name: measured_mean(done[name], is_share=name in SHARES) for name in MEASURES}
+    distinct_SJ = frames.counts(done, "right_distinct")
+    fields["right_distinct"] = mean_over_problems(distinct_SJ, most=math.inf)
+    fields["coverage"] = mean_over_problems(distinct_SJ / frames.counts(done, "solutions"), most=1)
+    fields["entropy_kept"] = entropy_kept(done[["entropy_first", "entropy_last"]].to_numpy())
+    for name in ("device", "version", "base_model"):
+        fields[name] = ", ".join(sorted({*done[name]} - {""})) or None
+    return fields
+
+
+def measured_mean(values: Series, *, is_share: bool) -> Estimate | None:
+    """Return the mean over the seeds that have a value."""
+    known = values.dropna()
+    if known.empty:
+        return None
+    estimate = mean_interval(known.to_numpy())
+    return clipped(estimate, 0, 1) if is_share else estimate
+
+
+def mean_over_problems(x_SJ: Floats, most: float) -> Estimate | None:
+    """Return the mean of a number from 0 to `most` that each seed has of each problem; None where a seed lacks it."""
+    if not len(x_SJ) or np.isnan(x_SJ).any():
+        return None
+    return clipped(crossed_interval(x_SJ), 0, most)
+
+
+def entropy_kept(ends: Sequence[tuple[float, float]] | np.ndarray) -> Estimate | None:
+    """Return the geometric mean of the shares, with its 95 % interval. A seed without entropy at an end has none."""
+    kept = np.array(ends).reshape(-1, 2)
+    kept = kept[(np.isfinite(kept) & (kept > 0)).all(axis=1)]
+    return geometric_interval(kept[:, 1] / kept[:, 0]) if len(kept) else None

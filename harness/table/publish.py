@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.base import identities
-from harness.config import Config, told
+from harness.config import Config
 from harness.matrix import Cell
 from harness.statistics import Estimate
-from harness.table import board, leaderboard
+from harness.table import board
 from harness.table.board import Board
-from harness.table.columns import COLUMNS, DEFAULT, cells_of, names_of
-from harness.table.leaderboard import Entry, Row
-from harness.table.read import Experiment
-from harness.table.render import notes, render
+from harness.table.columns import COLUMNS, DEFAULT, header_names, table_lines
+from harness.table.experiment import Experiment
+from harness.table.frames import Frames, done_cells, read_frames
+from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
+from harness.table.render import render_rows, row_notes
 from harness.terminal.layout import visible
 from harness.tracking.artifacts import Artifacts
 from harness.tracking.origin import origin
@@ -28,6 +29,7 @@ from harness.tracking.sync import experiment_of, name_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from pandas import DataFrame
 
 TABLE = "leaderboard.json"
 NOTE = (
@@ -43,72 +45,92 @@ STYLE = (
 )
 
 
-def write(config: Config, matrix: Sequence[Cell]) -> None:
-    """Writes, or replaces, what MLflow holds of the matrix as a whole. Does nothing before the first cell is done."""
+def publish(config: Config, matrix: Sequence[Cell]) -> list[LeaderboardRow]:
+    """Write, or replace, the table that MLflow holds of the matrix, and return its rows.
+
+    Nothing is written before the first cell is done.
+    """
     plan = Board.of_config(config, matrix)
     uri = config.tracking_uri
     with store(uri, write=True) as client, reader(uri) as source:
         number = experiment_of(client, plan.experiment, uri)
         experiment = Experiment(source, plan.experiment, uri)
-        results = experiment.results([each.cell for each in plan.expected])
-        if not results:
-            return
-        entries = leaderboard.entries_of(results, plan.expected, plan.baseline)
-        write_finals(client, experiment, plan, entries)
-        write_summary(client, number, plan, experiment, leaderboard.rows_of(entries, plan.baseline, plan.ks))
+        frames = read_frames(experiment, plan.expected, plan.baseline)
+        rows = leaderboard_rows(frames, plan.baseline, plan.ks)
+        if frames.any_done():
+            write_finals(client, experiment, plan, frames)
+            write_summary(client, number, plan, experiment, rows)
+    return rows
 
 
-def write_summary(client: MlflowClient, number: str, plan: Board, experiment: Experiment, rows: Sequence[Row]) -> None:
-    found = [run.id for run in experiment.summaries if run.tags.get(board.KEY) == plan.key]
+def write_summary(
+    client: MlflowClient, number: str, plan: Board, experiment: Experiment, rows: Sequence[LeaderboardRow]
+) -> None:
+    """Write the run that holds the table; `number`: of the experiment."""
+    runs = [run.id for run in experiment.summaries if run.tags.get(board.KEY) == plan.key]
     tags = origin(None) | {board.KIND: board.SUMMARY, board.KEY: plan.key, "mlflow.note.content": NOTE}
-    run = found[0] if found else client.create_run(number, tags=tags, run_name="leaderboard").info.run_id
+    run = runs[0] if runs else client.create_run(number, tags=tags, run_name="leaderboard").info.run_id
     artifacts = Artifacts(client, client.get_run(run), experiment.uri)
     artifacts.bring_home()
     artifacts.write(board.FILE, plan.as_json())
-    outcomes = experiment.read([each.cell for each in plan.expected])
+    outcomes = experiment.outcomes_of([each.cell for each in plan.expected])
     artifacts.write(board.OUTCOMES, json.dumps({identities.digest(each): each for each in outcomes.values()}))
-    artifacts.write("leaderboard.md", render(rows, "md"))
+    artifacts.write("leaderboard.md", render_rows(rows, "md"))
     artifacts.write("leaderboard.html", as_html(plan.experiment, rows))
     artifacts.write(TABLE, as_mlflow_table(rows))
     client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
     client.set_terminated(run)
 
 
-def as_mlflow_table(rows: Sequence[Row]) -> str:
-    """Returns the table as MLflow keeps tables, which `log_table` would only make longer each time. An interval is
-    three columns."""
-    names = names_of(rows, "Pass@K")
+def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
+    """Return the table in the form in which MLflow keeps tables; an interval is three columns.
+
+    `log_table` of MLflow would append to the table of the time before.
+    """
+    import pandas
+
+    names = header_names(rows, "Pass@K")
     lines = []
     for row in rows:
-        line: dict[str, object] = {
-            "method": row.method,
-            **row.setting,
-            "task": row.task,
-            "model": row.model,
-            "K": row.k,
-        }
+        line: dict[str, object] = {"method": row.method, **row.setting}
+        line |= {"task": row.task, "model": row.model, "K": row.k}
         for column in (COLUMNS[name] for name in DEFAULT):
             header, value = column.header.format(**names), column.value(row)
             if isinstance(value, float | int | str):
                 line[header] = value
             else:
-                value = value or Estimate(float("nan"))
-                ends = {header: value.mean, f"{header}, low": value.low, f"{header}, high": value.high}
-                line |= {key: None if each is None or each != each else each for key, each in ends.items()}
+                line |= estimate_columns(header, value)
         lines.append(line)
-    table = {"columns": list(lines[0]), "data": [list(line.values()) for line in lines]}
-    return json.dumps(table, allow_nan=False)
+    table = pandas.DataFrame({name: [line[name] for line in lines] for name in lines[0]}, dtype="object")
+    return json.dumps(table.to_dict("split", index=False), allow_nan=False)
 
 
-def as_html(title: str, rows: Sequence[Row]) -> str:
-    header, *body = cells_of(rows)
-    lines = [("th", header), *(("td", line) for line in body)]
-    table = "".join(f"<tr>{''.join(f'<{tag}>{in_html(cell)}</{tag}>' for cell in line)}</tr>" for tag, line in lines)
-    told = "".join(f"<p>{in_html(note)}</p>" for note in notes(rows))
+def estimate_columns(header: str, estimate: Estimate | None) -> dict[str, float | None]:
+    """Return the three columns of an estimate; a number that JSON cannot hold is missing."""
+    if estimate is None:
+        return dict.fromkeys((header, f"{header}, low", f"{header}, high"))
+    ends = {header: estimate.mean, f"{header}, low": estimate.low, f"{header}, high": estimate.high}
+    return {name: None if value != value else value for name, value in ends.items()}
+
+
+def as_html(title: str, rows: Sequence[LeaderboardRow]) -> str:
+    """Return the table as a page."""
+    notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
     return (
         f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
-        f"<h1>{in_html(title)}</h1><table>{table}</table>{told}"
+        f"<h1>{in_html(title)}</h1>{table_html(rows)}{notes}"
     )
+
+
+def table_html(rows: Sequence[LeaderboardRow]) -> str:
+    """Return the table as HTML, in which every text is shown and none is markup."""
+    import pandas
+
+    header, *lines = [[visible(text) for text in line] for line in table_lines(rows)]
+    frame = pandas.DataFrame(lines, columns=header, dtype="object")
+    with pandas.option_context("display.max_colwidth", None):  # by itself pandas cuts texts off at 50 characters
+        table: str = frame.to_html(index=False, border=0, justify="unset", na_rep="")
+    return table
 
 
 def in_html(text: str) -> str:
@@ -116,27 +138,44 @@ def in_html(text: str) -> str:
     return html.escape(visible(text))
 
 
-def write_finals(client: MlflowClient, experiment: Experiment, plan: Board, entries: Sequence[Entry]) -> None:
-    """Sends what the table averages, and the differences to the baseline's run of the same seed, as metrics of each
-    cell's run; only what has changed, so that nothing piles up."""
+def write_finals(client: MlflowClient, experiment: Experiment, plan: Board, frames: Frames) -> None:
+    """Send the scores of each cell, and the differences to the baseline's cell of the same seed, as its metrics.
+
+    Only changed values are sent, so that nothing piles up.
+    """
     from mlflow.entities import Metric
 
-    theirs = {entry.axes: entry for entry in entries if entry.method == plan.baseline}
-    cells = {(e.method, e.task, e.model, told(e.setting), e.seed): e for e in plan.expected}
-    finals: dict[str, dict[str, float]] = {}
-    for entry in entries:
-        baseline = theirs[entry.axes].results
-        for seed, result in entry.results.items():
-            cell = cells[entry.method, entry.trained_on, entry.model, told(entry.setting), seed]
-            prefix = FINAL if len(cell.eval_tasks) == 1 else name_of(f"{FINAL}{entry.task}/")
-            for name, k in (("avg_at_k", None), (f"pass_at_{plan.ks[entry.task]}", plan.ks[entry.task])):
-                score = float(result.scores(k).mean())
-                found = finals.setdefault(cell.cell, {})
-                found[f"{prefix}{name}"] = score
-                if seed in baseline:
-                    found[f"{prefix}delta_{name}"] = score - float(baseline[seed].scores(k).mean())
+    finals = final_metrics(plan, frames)
     now = int(time.time() * 1000)
     for key, run in experiment.done.items():
         new = {name: value for name, value in finals.get(key, {}).items() if run.finals.get(name) != value}
         if new:
             client.log_batch(run.id, [Metric(name, value, now, 0) for name, value in new.items()])
+
+
+def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:
+    """Return the final metrics of each cell, by its hash."""
+    evaluations = {each.cell: len(each.eval_tasks) for each in plan.expected}
+    finals: dict[str, dict[str, float]] = {}
+    for axes, methods in frames.tables.items():
+        evaluated = axes[1]
+        k = plan.ks[evaluated]
+        for name, score_k in (("avg_at_k", None), (f"pass_at_{k}", k)):
+            scores = {method: cell_scores(frames, cells, score_k) for method, cells in methods.items()}
+            baseline = {seed: score for seed, _, score in scores.get(plan.baseline, [])}
+            for seed, cell, score in (each for of_method in scores.values() for each in of_method):
+                prefix = FINAL if evaluations[cell] == 1 else name_of(f"{FINAL}{evaluated}/")
+                metrics = finals.setdefault(cell, {})
+                metrics[f"{prefix}{name}"] = score
+                if seed in baseline:
+                    metrics[f"{prefix}delta_{name}"] = score - baseline[seed]
+    return finals
+
+
+def cell_scores(frames: Frames, cells: DataFrame, k: int | None) -> list[tuple[int, str, float]]:
+    """Return the seed, the hash and the mean score of each cell that is done."""
+    done = done_cells(cells)
+    if done.empty:
+        return []
+    means = [float(x_J.mean()) for x_J in frames.scores(done, k)]
+    return list(zip(done["seed"].tolist(), done["cell"], means, strict=True))

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.base.errors import one_of
 from harness.statistics import NEAR_BOUND as NEAR_BOUND_PROBLEMS
-from harness.table.columns import BETTER, DEFAULT, MIXED, NEAR_BOUND, WORSE, cells_of, steps_of
-from harness.table.leaderboard import BASE_MODEL, Row
+from harness.table.columns import BETTER, DEFAULT, MIXED, NEAR_BOUND, WORSE, collapse_text, table_lines
+from harness.table.frames import BASE_MODEL
+from harness.table.leaderboard import LeaderboardRow, place_text
 from harness.table.origins import reference_notes
 from harness.terminal import layout
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FLAG = " †"
 LISTED = 4  # rows that a note names: those of a table of fifty methods would fill the screen
@@ -28,87 +29,102 @@ PROSE = re.compile(r"[\\\[\]]|<(?=[a-zA-Z/!])")  # the same in our own sentences
 # A cell that begins so is computed by a spreadsheet, not shown; in some languages by wide signs, too.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", *"\uff1d\uff0b\uff0d\uff20")
 
+# A title, the header with the lines, and the columns that a narrow terminal does without, the least important first.
+Table = tuple[str, list[list[str]], Sequence[Collection[str]]]
+WITHOUT_INTERVALS = "The terminal is too narrow for the intervals of scores and entropies; --format csv has them."
 
-def render(rows: Sequence[Row], how: str, width: int | None = None, columns: Sequence[str] = DEFAULT) -> str:
-    """Returns the rows as text; a table with what of it fits into the columns of a terminal, if a width is given."""
-    sections: dict[tuple[str, str], list[Row]] = {}
+
+def render_rows(
+    rows: Sequence[LeaderboardRow], how: str, width: int | None = None, columns: Sequence[str] = DEFAULT
+) -> str:
+    """Return the rows as text; with a width, a table without the columns for which a terminal has no room."""
+    sections: dict[tuple[str, str], list[LeaderboardRow]] = {}
     for row in rows:
         sections.setdefault((row.task, row.model), []).append(row)
-    tables = []
+    tables: list[Table] = []
+    notes = row_notes(rows)
     for (task, model), section in sections.items():
-        lines = cells_of(section, columns)
-        tables.append(Table(f"{task}, {model}{FLAG * any(row.flags for row in section)}", lines, goes(lines[0])))
-    return document(rows, tables, notes(rows), how, width)
+        mark = FLAG if any(row.flags for row in section) else ""
+        lines = table_lines(section, columns)
+        if how == "table" and width is not None:
+            short_lines = table_lines(section, columns, intervals=False)
+            if columns_that_fit(short_lines, width) > columns_that_fit(lines, width) > 0:
+                lines = short_lines
+                notes = [WITHOUT_INTERVALS, *notes] if WITHOUT_INTERVALS not in notes else notes
+        tables.append((f"{task}, {model}{mark}", lines, drop_order(lines[0])))
+    return render_document(rows, tables, notes, how, width)
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table for people: its header and its lines."""
-
-    title: str
-    lines: list[list[str]]
-    goes: Sequence[Collection[str]] = ()  # what a narrow terminal does without, the least important columns first
+def columns_that_fit(lines: list[list[str]], width: int) -> int:
+    """Return how many columns but that of seeds a terminal has room for; 0 if it is too narrow for a table."""
+    kept = layout.fitting_boxed(lines, width, drop_order(lines[0]))
+    return 0 if kept is None else sum(lines[0][column] != "seeds" for column in kept)
 
 
-def document(
+def render_document(
     records: Sequence[Any], tables: Sequence[Table], notes: Sequence[str], how: str, width: int | None = None
 ) -> str:
-    """Returns the records as JSON or CSV, or the tables of them with their notes."""
+    """Return the records as JSON or CSV, or the tables of them with their notes."""
     one_of("--format", how, FORMATS)
     if how == "json":
-        known = [finite(dataclasses.asdict(record)) for record in records]
-        return json.dumps(known, indent=2, allow_nan=False) + "\n"
+        # Estimates are objects here and three columns everywhere else, so that no frame has this shape.
+        plain = [finite_values(dataclasses.asdict(record)) for record in records]
+        return json.dumps(plain, indent=2, allow_nan=False) + "\n"
     if how == "csv":
         return as_csv(records)
     if how == "md":
         bullets = "".join(f"- {as_prose(note)}\n" for note in notes)
-        return "\n".join([*map(as_markdown, tables), bullets])
-    parts = [as_text(table, width) for table in tables]
+        return "\n".join([*(as_markdown(title, lines) for title, lines, _ in tables), bullets])
+    parts = [layout.boxed(title, lines, width, order, "--format csv") for title, lines, order in tables]
     return "\n".join([*parts, "".join(f"{layout.folded(layout.visible(note), width)}\n" for note in notes)])
 
 
-def finite(value: Any) -> Any:
-    """Returns the value with null for numbers that JSON cannot hold, as the entropy of a run that diverged."""
+def finite_values(value: Any) -> Any:
+    """Return the value with null for numbers that JSON cannot hold, as the entropy of a run that diverged."""
     if isinstance(value, dict):
-        return {key: finite(child) for key, child in value.items()}
+        return {key: finite_values(child) for key, child in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_csv(records: Sequence[Any]) -> str:
-    names, lines = flat(records)
-    file = io.StringIO()
-    writer = csv.DictWriter(file, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: as_data(value) for name, value in line.items()} for line in lines)
-    return file.getvalue()
+    frame = records_frame(records)
+    cells = {name: [as_csv_cell(value) for value in frame[name]] for name in frame}
+    text: str = type(frame)(cells, dtype="object").to_csv(index=False, lineterminator="\n")
+    return text
 
 
-def as_data(value: Any) -> Any:
+def as_csv_cell(value: Any) -> Any:
     """Return a text that shows itself in a spreadsheet: behind an apostrophe where it would be a formula."""
-    if not isinstance(value, str):
-        return value
-    return layout.visible(f"'{value}" if value.startswith(FORMULA) else value)
+    if isinstance(value, str):
+        return layout.visible(f"'{value}" if value.startswith(FORMULA) else value)
+    # pandas leaves missing values and NaN empty, but an entropy that is NaN was measured.
+    return "nan" if isinstance(value, float) and math.isnan(value) else value
 
 
-def flat(records: Sequence[Any]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Returns the columns of the table of numbers, and its lines, in which some may be missing."""
-    lines = [dict(leaves(dataclasses.asdict(record))) for record in records]
+def records_frame(records: Sequence[Any]) -> DataFrame:
+    """Return rows or comparisons as a frame with a column for each number; a missing value is None."""
+    import pandas
+
+    lines = [dict(flat_fields(dataclasses.asdict(record))) for record in records]
     fullest_first = sorted(lines, key=len, reverse=True)  # a row without results has few columns
-    return list(dict.fromkeys(name for line in fullest_first for name in line)), lines
+    names = list(dict.fromkeys(name for line in fullest_first for name in line))
+    columns = {name: [line.get(name) for line in lines] for name in names}
+    return pandas.DataFrame(columns, dtype="object")
 
 
-def leaves(value: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Columns such as pass_at_k.16.low; an estimate that is missing has none, a limit that is missing is empty."""
+def flat_fields(value: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield columns such as pass_at_k.16.low; a missing estimate has none, a missing limit is empty."""
     for key, child in value.items():
         if isinstance(child, dict):
-            yield from leaves(child, f"{prefix}{key}.")
+            yield from flat_fields(child, f"{prefix}{key}.")
         elif isinstance(child, list):
             yield f"{prefix}{key}", "; ".join(child)
         elif child is not None or key in ("low", "high"):
             yield f"{prefix}{key}", child
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
+def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
+    """Return the sentences below the tables: how to read them, and warnings about these rows."""
     texts = [
         "± or [low, high]: 95 % interval over seeds and problems. Avg@K: the mean over all samples. Entropy: the "
         "geometric mean over seeds, with its 95 % interval.",
@@ -125,18 +141,28 @@ def notes(rows: Sequence[Row]) -> list[str]:
     texts += reference_notes((row.model, row.base_model) for row in rows)
     if any(row.seeds_done == 1 for row in rows):
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
-    needed = {", ".join([row.method, row.task, row.where]): row.seeds_needed for row in rows if row.seeds_needed}
+    needed = {row_place(row): row.seeds_needed for row in rows if row.seeds_needed}
     if needed:
         texts.append(two_seeds(needed))
     if any(row.seeds_done < row.seeds_expected for row in rows):
         texts.append("Not every expected cell is done; differences use the seeds that both have.")
-    if any(math.isnan(each.mean) for row in rows for each in (row.entropy_initial, row.entropy_final) if each):
+    if any(has_nan_entropy(row) for row in rows):
         texts.append("nan: at a seed of the row the entropy was no number, or was not recorded; `report` shows where.")
     for row in rows:
         if row.collapsed:
-            where = ", ".join([row.method, row.task, row.where])
-            texts.append(f"{where}: the entropy of {steps_of(row)} fell so low that training ended there.")
+            texts.append(
+                f"{row_place(row)}: the entropy of {collapse_text(row)} fell so low that training ended there."
+            )
     return texts + sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})
+
+
+def row_place(row: LeaderboardRow) -> str:
+    return place_text(row.method, row.task, row.where)
+
+
+def has_nan_entropy(row: LeaderboardRow) -> bool:
+    estimates = (row.entropy_initial, row.entropy_final)
+    return any(estimate is not None and math.isnan(estimate.mean) for estimate in estimates)
 
 
 def doubt_near_bound(baseline: str) -> str:
@@ -162,11 +188,12 @@ def two_seeds(needed: Mapping[str, Mapping[str, int | None]]) -> str:
     )
 
 
-def as_markdown(table: Table) -> str:
-    header, *body = table.lines
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
-    rows = (" | ".join(as_cell(text) for text in line) for line in lines)
-    return f"**{as_cell(table.title)}**\n\n" + "".join(f"| {row} |\n" for row in rows)
+def as_markdown(title: str, lines: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown; that of pandas needs one more package, and pads and escapes otherwise."""
+    header, *body = lines
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    rows = [[as_cell(text) for text in header], rule, *([as_cell(text) for text in line] for line in body)]
+    return f"**{as_cell(title)}**\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def as_cell(text: str) -> str:
@@ -184,11 +211,7 @@ def one_line(text: str) -> str:
     return layout.visible(" ".join(text.split()))
 
 
-def as_text(table: Table, width: int | None) -> str:
-    return layout.boxed(table.title, table.lines, width, table.goes, "--format csv")
-
-
-def goes(header: Sequence[str]) -> list[list[str]]:
+def drop_order(header: Sequence[str]) -> list[list[str]]:
     """List the columns that a narrow terminal does without, the least important ones first.
 
     The finding is the difference of Pass@K, and the entropy at the end; so they stay longest.

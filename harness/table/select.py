@@ -1,114 +1,119 @@
-"""Which part of what MLflow holds a reader asked for, and what is said of the part that is missing."""
+"""The part of an experiment that a reader asks for, and sentences on the cells that are missing."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from harness.base.errors import UserError, nearest, shown
-from harness.table import leaderboard
+from harness.table import compare, leaderboard
 from harness.table.board import AXES, Board, Expected
-from harness.table.leaderboard import Entry, Row
-from harness.table.read import Experiment
+from harness.table.compare import Comparison
+from harness.table.experiment import Experiment
+from harness.table.frames import BASE_MODEL, Frames, read_frames
+from harness.table.leaderboard import LeaderboardRow
+from harness.terminal.units import plural
 from harness.tracking.runs import Run
 
-TOLD = 4  # keys in a sentence, at most
+KEYS_LISTED = 4  # keys in a sentence, at most
 
 Params = Mapping[str, str]
+Settings = tuple[tuple[str, str], ...]
 Differences = dict[str, tuple[str | None, str | None]]  # a run's value and the nearest cell's, by key
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Which cells, and what they are compared with."""
-
-    where: Mapping[str, str] = field(default_factory=dict)  # values by key
-    baseline: str | None = None  # None: as it was configured
-
-
-@dataclass(frozen=True)
 class Part:
-    """The part of one matrix that was asked for, of which nothing is pooled with another."""
+    """The selected part of one matrix, of which nothing is pooled with another."""
 
     title: str
     board: Board
-    entries: list[Entry]  # with the baseline's, whether or not it was asked for
-    visible: set[str]  # methods that were asked for
+    frames: Frames  # with the baseline's cells, whether or not they are shown
+    visible: set[str]  # the selected methods
     lacking: list[str]  # sentences
 
     @property
-    def shown(self) -> list[Entry]:
-        return [entry for entry in self.entries if entry.method in self.visible]
+    def shown(self) -> Frames:
+        return self.frames.restricted(self.visible)
 
-    def rows(self) -> list[Row]:
-        rows = leaderboard.rows_of(self.entries, self.board.baseline, self.board.ks)
-        return [row for row in rows if row.method in {*self.visible, leaderboard.BASE_MODEL}]
+    def rows(self) -> list[LeaderboardRow]:
+        rows = leaderboard.leaderboard_rows(self.frames, self.board.baseline, self.board.ks)
+        return [row for row in rows if row.method in {*self.visible, BASE_MODEL}]
+
+    def comparisons(self) -> list[Comparison]:
+        return compare.comparisons(self.frames, self.board.baseline, self.board.ks)
 
 
-def conditions(given: Sequence[str]) -> dict[str, str]:
-    """Returns what --where asks for: values by key."""
-    found: dict[str, str] = {}
-    for each in given:
-        key, equals, value = each.partition("=")
+def conditions(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the values of --where, by key."""
+    wanted: dict[str, str] = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
         if not (key and equals):
-            raise UserError(f"--where is {each!r}; write key=value, for example task=countdown")
-        if found.setdefault(key, value) != value:
-            raise UserError(f"--where asks for {key}={found[key]} and {key}={value}, and no cell is both")
-    return found
+            raise UserError(f"--where is {argument!r}; write key=value, for example task=countdown")
+        if wanted.setdefault(key, value) != value:
+            raise UserError(f"--where asks for {key}={wanted[key]} and {key}={value}, and no cell is both")
+    return wanted
 
 
-def parts_of_config(board: Board, experiment: Experiment, asked: Asked) -> list[Part]:
-    """Returns the one table of a configuration."""
-    check_any(board, experiment)
-    return [part(board, experiment, asked, board.experiment)]
+def part_of_config(board: Board, experiment: Experiment, where: Params, baseline: str | None) -> Part:
+    """Return the one table of a configuration; `baseline`: None for the configured one."""
+    check_any_run(board, experiment)
+    return part_of_board(board, experiment, where, baseline, board.experiment)
 
 
-def parts_of(experiment: Experiment, asked: Asked) -> list[Part]:
-    """Returns a table for each matrix that an experiment holds. Where there are several, those of them without what was
-    asked for are left out, unless all are."""
-    boards, parts, refused = experiment.boards(), [], []
-    titles = titles_of(boards)
-    for number, board in enumerate(boards):
+def parts_of_experiment(experiment: Experiment, where: Params, baseline: str | None) -> list[Part]:
+    """Return a table for each matrix that an experiment holds.
+
+    Of several matrices, those that do not have the selected values are left out, unless none has them.
+    """
+    boards = experiment.boards()
+    parts, refusals = [], []
+    for board, title in zip(boards, board_titles(boards), strict=True):
         try:
-            parts.append(part(board, experiment, asked, titles[number]))
+            parts.append(part_of_board(board, experiment, where, baseline, title))
         except UserError as error:
-            if not asked.where and not asked.baseline:
+            if not where and not baseline:
                 raise
-            refused.append(error)
+            refusals.append(error)
     if not parts:
-        raise refused[0]
+        raise refusals[0]
     return parts
 
 
-def part(board: Board, experiment: Experiment, asked: Asked, title: str) -> Part:
-    """Returns what was asked for of a matrix; the baseline is compared with even where its own row is not asked for."""
-    board = board.against(asked.baseline) if asked.baseline else board
-    wanted = asked.where
-    for key, value in wanted.items():
-        values = {found for each in board.expected if (found := value_of(each, key)) is not None}
+def part_of_board(board: Board, experiment: Experiment, where: Params, baseline: str | None, title: str) -> Part:
+    """Return the selected part of a matrix; the baseline is compared with even if its own row is not selected."""
+    if baseline:
+        board = board.against(baseline)
+    check_conditions(board, where)
+    on_methods = {key: value for key, value in where.items() if is_of_method(key)}
+    on_others = {key: value for key, value in where.items() if not is_of_method(key)}
+    visible = {each.method for each in board.expected if meets(each, on_methods)}
+    compared = {*visible, board.baseline}
+    expected = [each for each in board.expected if each.method in compared and meets(each, on_others)]
+    if not any(each.method in visible for each in expected):
+        raise UserError("no cell meets all of " + " and ".join(f"--where {key}={where[key]}" for key in where))
+    frames = read_frames(experiment, expected, board.baseline)
+    return Part(title, board, frames, visible, missing_sentences(board, experiment))
+
+
+def check_conditions(board: Board, where: Params) -> None:
+    """Refuse a condition that no cell of the matrix meets."""
+    for key, value in where.items():
+        values = {own for each in board.expected if (own := value_of(each, key)) is not None}
         if not values:
             known = {*AXES, *(name for each in board.expected for name in each.params)}
             raise UserError(f"--where names {key!r}, which no cell has; {nearest(key, known)}")
         if value not in values:
             raise UserError(f"--where {key} is {value!r}; {nearest(value, values)}")
-    of_methods, others = (
-        {key: value for key, value in wanted.items() if of_method(key) == which} for which in (True, False)
-    )
-    visible = {each.method for each in board.expected if meets(each, of_methods)}
-    expected = [each for each in board.expected if each.method in {*visible, board.baseline} and meets(each, others)]
-    if not any(each.method in visible for each in expected):
-        raise UserError("no cell meets all of " + " and ".join(f"--where {key}={wanted[key]}" for key in wanted))
-    results = experiment.results([each.cell for each in expected])
-    entries = leaderboard.entries_of(results, expected, board.baseline)
-    return Part(title, board, entries, visible, lacking(board, experiment))
 
 
-def meets(cell: Expected, wanted: Mapping[str, str]) -> bool:
-    return all(value_of(cell, key) == value for key, value in wanted.items())
+def meets(cell: Expected, where: Params) -> bool:
+    return all(value_of(cell, key) == value for key, value in where.items())
 
 
-def of_method(key: str) -> bool:
+def is_of_method(key: str) -> bool:
     return key.partition(".")[0] == "method"
 
 
@@ -116,87 +121,116 @@ def value_of(cell: Expected, key: str) -> str | None:
     return str(getattr(cell, key)) if key in AXES else cell.params.get(key)
 
 
-def titles_of(boards: Sequence[Board]) -> list[str]:
-    """Names each matrix of an experiment, with the settings in which they differ; where they differ in what is no
-    parameter, by the order of their age."""
-    found = [title(board, boards) for board in boards]
-    return [f"{each} ({found[i:].count(each)})" if found.count(each) > 1 else each for i, each in enumerate(found)]
+def board_titles(boards: Sequence[Board]) -> list[str]:
+    """Name each matrix of an experiment by the settings in which they differ.
+
+    Matrices that differ in something that is not a parameter are numbered by their age.
+    """
+    titles = [board_title(board, boards) for board in boards]
+    numbered = []
+    for place, title in enumerate(titles):
+        numbered.append(f"{title} ({titles[place:].count(title)})" if titles.count(title) > 1 else title)
+    return numbered
 
 
-def title(board: Board, boards: Sequence[Board]) -> str:
-    shared = [dict(set.intersection(*(set(each.params.items()) for each in b.expected))) for b in boards]
-    keys = sorted({key for each in shared for key in each if len({one.get(key) for one in shared}) > 1})
-    own = shared[boards.index(board)]
-    told = ", ".join(f"{key}={own[key]}" for key in keys if key in own and not of_method(key))
-    return f"{board.experiment}: {told}" if told else board.experiment
+def board_title(board: Board, boards: Sequence[Board]) -> str:
+    own, shared = shared_params(board), [shared_params(each) for each in boards]
+    keys = sorted({key for params in shared for key in params})
+    values = []
+    for key in keys:
+        differs = len({params.get(key) for params in shared}) > 1
+        if differs and key in own and not is_of_method(key):
+            values.append(f"{key}={own[key]}")
+    return f"{board.experiment}: {', '.join(values)}" if values else board.experiment
 
 
-# What is missing
+def shared_params(board: Board) -> dict[str, str]:
+    """Return the parameters that are the same in all cells."""
+    return dict(set.intersection(*(set(each.params.items()) for each in board.expected)))
 
 
-def check_any(board: Board, experiment: Experiment) -> None:
-    """Refuses a matrix without any run where its experiment holds runs of others, and says where these differ."""
+# Missing cells
+
+
+def check_any_run(board: Board, experiment: Experiment) -> None:
+    """Refuse a matrix without any run if its experiment holds runs of others, and say where these differ."""
     expected = {each.cell for each in board.expected}
     if not experiment.runs or any(run.tags["cell"] in expected for run in experiment.runs):
         return
-    least = differences(experiment.runs, board.expected)
-    told = [f"{key} ({shown(theirs)}, not {shown(ours)})" for key, (theirs, ours) in list(least.items())[:TOLD]]
-    more = f" and {len(least) - TOLD} more" if len(least) > TOLD else ""
-    why = f"in {', '.join(told)}{more}" if told else "in what is no parameter: a version of a method, task or model"
+    least = least_differences(experiment.runs, board.expected)
+    differences = [f"{key} ({shown(theirs)}, not {shown(ours)})" for key, (theirs, ours) in least.items()]
+    listed = ", ".join(differences[:KEYS_LISTED])
+    more = f" and {len(least) - KEYS_LISTED} more" if len(least) > KEYS_LISTED else ""
+    why = (
+        f"in {listed}{more}"
+        if differences
+        else "in something that is not a parameter: a version of a method, task or model"
+    )
     number = len(experiment.runs)
+    nearest_differ = "the nearest differs" if number == 1 else "the nearest differ"
     raise UserError(
-        f"no run of {experiment.name!r} is of this configuration; the experiment holds {number} "
-        f"other{'s' * (number > 1)}, and the nearest differ{'s' * (number == 1)} {why}"
+        f"no run of {experiment.name!r} is of this configuration; the experiment holds {plural(number, 'other')}, and "
+        f"{nearest_differ} {why}"
     )
 
 
-def differences(runs: Sequence[Run], expected: Sequence[Expected]) -> Differences:
-    """Returns where the run and the cell that are nearest to each other differ. There are many seeds and few settings,
-    so these are compared first."""
-    ours, theirs = (by_settings(params) for params in ([e.params for e in expected], [run.params for run in runs]))
-    pairs = ((difference(dict(a), dict(b)), a, b) for a in theirs for b in ours)
-    least, a, b = min(pairs, key=lambda pair: (len(pair[0]), not theirs[pair[1]] & ours[pair[2]]))
-    if not theirs[a] & ours[b]:
-        least["seed"] = (", ".join(sorted(theirs[a])), ", ".join(sorted(ours[b])))
+def least_differences(runs: Sequence[Run], expected: Sequence[Expected]) -> Differences:
+    """Return where the run and the cell that are nearest to each other differ.
+
+    There are many seeds and few settings, so these are compared first.
+    """
+    our_seeds = seeds_by_settings(each.params for each in expected)
+    their_seeds = seeds_by_settings(run.params for run in runs)
+    least: Differences = {}
+    best: tuple[int, bool] | None = None
+    for theirs, seeds in their_seeds.items():
+        for ours, own_seeds in our_seeds.items():
+            differences = params_difference(dict(theirs), dict(ours))
+            distance = (len(differences), not seeds & own_seeds)
+            if best is None or distance < best:
+                best, least = distance, differences
+                if not seeds & own_seeds:
+                    least["seed"] = (", ".join(sorted(seeds)), ", ".join(sorted(own_seeds)))
     return least
 
 
-def by_settings(every: Iterable[Params]) -> dict[tuple[tuple[str, str], ...], set[str]]:
-    """Returns the seeds of each set of parameters."""
-    found: dict[tuple[tuple[str, str], ...], set[str]] = {}
+def seeds_by_settings(every: Iterable[Params]) -> dict[Settings, set[str]]:
+    """Return the seeds of each set of parameters."""
+    seeds: dict[Settings, set[str]] = {}
     for params in every:
         settings = tuple((key, value) for key, value in params.items() if key != "seed")
-        found.setdefault(settings, set()).add(params.get("seed", ""))
-    return found
+        seeds.setdefault(settings, set()).add(params.get("seed", ""))
+    return seeds
 
 
-def difference(theirs: Params, ours: Params) -> Differences:
+def params_difference(theirs: Params, ours: Params) -> Differences:
     pairs = {key: (theirs.get(key), ours.get(key)) for key in {**ours, **theirs}}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def lacking(board: Board, experiment: Experiment) -> list[str]:
-    """Returns sentences on cells that are not done, and on what nobody told."""
-    states = {run.tags["cell"]: run.tags["status"] for run in experiment.runs}
-    states |= dict.fromkeys(experiment.done, "done")
+def missing_sentences(board: Board, experiment: Experiment) -> list[str]:
+    """Return sentences on cells that are not done, and on information that is missing."""
+    states = {cell: run.tags["status"] for cell, run in experiment.newest.items()}
     counts = Counter(states.get(each.cell, "without a run") for each in board.expected)
-    told = []
+    sentences = []
     if counts["done"] < len(board.expected):
         listed = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-        told.append(f"Of {len(board.expected)} cells: {listed}.")
+        sentences.append(f"Of {len(board.expected)} cells: {listed}.")
     if board.baseline not in {each.method for each in board.expected}:
-        told.append(f"No cell is of the baseline {board.baseline}, so nothing is compared with it.")
+        sentences.append(f"No cell is of the baseline {board.baseline}, so nothing is compared with it.")
     if board.config is None:
-        told.append(
+        sentences.append(
             "No summary in MLflow says which cells were expected, so what the newest run's configuration means counts; "
             "`entrobench sync` writes one."
         )
-    return told + left_out(board, experiment)
+    return sentences + runs_left_out(board, experiment)
 
 
-def left_out(board: Board, experiment: Experiment) -> list[str]:
+def runs_left_out(board: Board, experiment: Experiment) -> list[str]:
+    """Return a sentence on the runs of cells that the matrix does not have, if there are any."""
     number = len(experiment.others(board))
     if not number:
         return []
     runs = "1 run of another cell" if number == 1 else f"{number} runs of other cells"
-    return [f"{runs} with the same settings {'is' if number == 1 else 'are'} left out."]
+    verb = "is" if number == 1 else "are"
+    return [f"{runs} with the same settings {verb} left out."]

@@ -165,12 +165,19 @@ def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str
     return "".join(told)
 
 
+def fitting_boxed(
+    lines: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]]
+) -> list[int] | None:
+    """Return the columns of a boxed table that fit, by number; None where cards are better."""
+    return fitting(lines, width, goes, between=3, around=1)
+
+
 def boxed(
     title: str, cells: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]], where: str
 ) -> str:
     """Returns a table of numbers under its title as text, or what of it fits into a terminal so wide."""
     lines = [[visible(text) for text in line] for line in cells]
-    kept = fitting(lines, width, goes, between=3, around=1)
+    kept = fitting_boxed(lines, width, goes)
     if kept is None:
         return f"{title}\n\n{printed(cards(lines), width or FULL)}"
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import sqlite3
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.tracking.artifacts import place
-from harness.tracking.store import store
+from harness.tracking.store import foreign, store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,7 +30,7 @@ class Run:
     tags: dict[str, str]
     params: dict[str, str]
     artifacts: str  # URI of their folder
-    finals: dict[str, float]  # metrics of the whole run, whose names begin with FINAL
+    finals: dict[str, float]  # metrics of the whole run: their names begin with FINAL
 
 
 @dataclass(frozen=True, order=True)
@@ -49,116 +50,123 @@ def damaged_rows(why: str) -> sqlite3.DatabaseError:
     return error
 
 
-class Reader(Protocol):
+class StoreReader(Protocol):
     def experiments(self) -> dict[str, str]:
-        """Returns the ids of the experiments that were not deleted, by name."""
+        """Return the ids of the experiments that were not deleted, by name."""
 
     def runs(self, experiment: str) -> list[Run]:
-        """Returns the runs of an experiment that were not deleted, the oldest first."""
+        """Return the runs of an experiment that were not deleted, the oldest first."""
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
-        """Returns an artifact of each run, None where a run has none."""
+        """Return an artifact of each run, None where a run has none."""
 
     def listed(self, run: Run, folder: str) -> list[str]:
-        """Returns the paths of the artifacts in a folder of a run, in order."""
+        """Return the paths of the artifacts in a folder of a run, in order."""
 
     def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
-        """Returns the metrics of each run whose names are wanted."""
+        """Return the metrics of each run whose names are wanted."""
 
 
-class Direct:
+class DatabaseReader:
     """Reads the tables and the files that MLflow's own client would read."""
 
     def __init__(self, connection: sqlite3.Connection, uri: str) -> None:
         self.connection, self.uri = connection, uri
 
     def experiments(self) -> dict[str, str]:
-        found = self.connection.execute("SELECT name, experiment_id FROM experiments WHERE lifecycle_stage = 'active'")
-        return {name: str(number) for name, number in found}
+        rows = self.connection.execute("SELECT name, experiment_id FROM experiments WHERE lifecycle_stage = 'active'")
+        return {name: str(number) for name, number in rows}
 
     def runs(self, experiment: str) -> list[Run]:
         active = "FROM runs WHERE experiment_id = ? AND lifecycle_stage = 'active'"
-        given = (int(experiment),)
-        runs = {
-            run: Run(run, name or "", {}, {}, artifacts, {})
-            for run, name, artifacts in self.connection.execute(
-                f"SELECT run_uuid, name, artifact_uri {active} ORDER BY start_time IS NULL, start_time, run_uuid", given
-            )
-        }
+        values = (int(experiment),)
+        order = "ORDER BY start_time IS NULL, start_time, run_uuid"
+        runs: dict[str, Run] = {}
+        query = f"SELECT run_uuid, name, artifact_uri {active} {order}"
+        for run, name, artifacts in self.connection.execute(query, values):
+            runs[run] = Run(run, name or "", {}, {}, artifacts, {})
         for table, field in (("tags", "tags"), ("params", "params"), ("latest_metrics", "finals")):
             pairs = f"SELECT run_uuid, key, value FROM {table} WHERE run_uuid IN (SELECT run_uuid {active})"
             if field == "finals":
                 pairs += f" AND key LIKE '{FINAL}%'"
-            for run, key, value in self.connection.execute(pairs, given):
+            for run, key, value in self.connection.execute(pairs, values):
                 if run not in runs:  # though it was chosen by being there: an index and its table disagree
                     raise damaged_rows(f"{table} has a run that is not in runs")
                 getattr(runs[run], field)[key] = value
         return list(runs.values())
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
-        places = [place(run.artifacts, self.uri) for run in runs]
-        if None in places:  # a store of files elsewhere, beside a database that is here
+        folders = [place(run.artifacts, self.uri) for run in runs]
+        if None in folders:  # a store of files elsewhere, with a database that is here
             with store(self.uri, write=False) as client:
-                return Client(client).texts(runs, path)
-        files = [each / path for each in places if each is not None]
+                return ClientReader(client, self.uri).texts(runs, path)
+        files = [folder / path for folder in folders if folder is not None]
         return [file.read_bytes() if file.is_file() else None for file in files]
 
     def listed(self, run: Run, folder: str) -> list[str]:
         here = place(run.artifacts, self.uri)
         if here is None:
             with store(self.uri, write=False) as client:
-                return Client(client).listed(run, folder)
-        # Without what a killed process has half written.
-        return sorted(str(PurePosixPath(folder, path.name)) for path in (here / folder).glob("[!.]*") if path.is_file())
+                return ClientReader(client, self.uri).listed(run, folder)
+        complete = (here / folder).glob("[!.]*")  # a killed process leaves half a file under a hidden name
+        return sorted(str(PurePosixPath(folder, path.name)) for path in complete if path.is_file())
 
     def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
-        return [self.curves_of(run, wanted) for run in runs]
+        return [self.curves_of_run(run, wanted) for run in runs]
 
-    def curves_of(self, run: Run, wanted: Callable[[str], object]) -> Curves:
-        found: Curves = {}
+    def curves_of_run(self, run: Run, wanted: Callable[[str], object]) -> Curves:
+        curves: Curves = {}
         query = "SELECT key, step, timestamp, value, is_nan FROM metrics WHERE run_uuid = ?"
         for key, step, time, value, is_nan in self.connection.execute(query, (run.id,)):
             if wanted(key):
-                found.setdefault(key, []).append(Point(step, time / 1000, math.nan if is_nan else value))
-        return {key: sorted(points) for key, points in sorted(found.items())}
+                curves.setdefault(key, []).append(Point(step, time / 1000, math.nan if is_nan else value))
+        return {key: sorted(points) for key, points in sorted(curves.items())}
 
 
-def next_token(page: Any, token: str | None) -> str | None:
-    """Return the token of the page behind one of MLflow's, which must be another one."""
-    if page.token and page.token == token:
-        raise OSError("a page of the server names itself as the next one")
-    following: str | None = page.token
-    return following
+class ClientReader:
+    """Reads a store through MLflow's client."""
 
-
-class Client:
-    def __init__(self, client: MlflowClient) -> None:
-        self.client = client
+    def __init__(self, client: MlflowClient, uri: str) -> None:
+        self.client, self.uri = client, uri
 
     def experiments(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        token = None
-        while True:
-            page = self.client.search_experiments(max_results=PAGE, page_token=token)
-            found |= {each.name: each.experiment_id for each in page}
-            token = next_token(page, token)
-            if not token:
-                return found
+        with self.answers_of_mlflow():
+            every = self.all_pages(lambda token: self.client.search_experiments(max_results=PAGE, page_token=token))
+            return {each.name: each.experiment_id for each in every}
 
     def runs(self, experiment: str) -> list[Run]:
-        found: list[Run] = []
-        token = None
-        while True:
-            page = self.client.search_runs(
-                [experiment], max_results=PAGE, order_by=["attributes.start_time ASC"], page_token=token
-            )
-            for each in page:
-                finals = {key: value for key, value in each.data.metrics.items() if key.startswith(FINAL)}
+        order = ["attributes.start_time ASC"]
+        runs = []
+        with self.answers_of_mlflow():
+            for each in self.all_pages(
+                lambda token: self.client.search_runs([experiment], max_results=PAGE, order_by=order, page_token=token)
+            ):
                 info, data = each.info, each.data
-                found.append(Run(info.run_id, info.run_name or "", data.tags, data.params, info.artifact_uri, finals))
-            token = next_token(page, token)
-            if not token:
-                return found
+                finals = {key: value for key, value in data.metrics.items() if key.startswith(FINAL)}
+                runs.append(Run(info.run_id, info.run_name or "", data.tags, data.params, info.artifact_uri, finals))
+        return runs
+
+    @contextmanager
+    def answers_of_mlflow(self) -> Iterator[None]:
+        """Say of answers that cannot be parsed that another server than MLflow's gave them."""
+        from google.protobuf.json_format import ParseError
+
+        try:
+            yield
+        except (ParseError, AttributeError, KeyError, TypeError) as error:
+            raise foreign(self.uri, f"{type(error).__name__}: {error}") from error
+
+    def all_pages(self, search: Callable[[str | None], Any]) -> Iterator[Any]:
+        """Yield the results of a search, page by page."""
+        token: str | None = None
+        while True:
+            page = search(token)
+            yield from page
+            if not page.token:
+                return
+            if page.token == token:  # the same page would come again and again
+                raise foreign(self.uri, "a page names itself as the next one")
+            token = page.token
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(TOGETHER) as threads:
@@ -170,11 +178,11 @@ class Client:
 
         own = folder / run.id
         own.mkdir()
-        # By the place that is known already: by its id MLflow would ask for the whole run first, and for its models.
+        # By the address that is known already: by the run's id MLflow would first ask for the run and its models.
         address = f"{run.artifacts}/{path}"
         try:
-            found = download_artifacts(address, dst_path=str(own), tracking_uri=self.client.tracking_uri)
-            return Path(found).read_bytes()
+            copy = download_artifacts(address, dst_path=str(own), tracking_uri=self.client.tracking_uri)
+            return Path(copy).read_bytes()
         except (MlflowException, OSError):
             if path in self.listed(run, str(PurePosixPath(path).parent)):
                 raise
@@ -186,10 +194,11 @@ class Client:
 
     def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
         with ThreadPoolExecutor(TOGETHER) as threads:
-            return list(threads.map(lambda run: self.curves_of(run, wanted), runs))
+            return list(threads.map(lambda run: self.curves_of_run(run, wanted), runs))
 
-    def curves_of(self, run: Run, wanted: Callable[[str], object]) -> Curves:
-        return {
-            key: sorted(Point(p.step, p.timestamp / 1000, p.value) for p in self.client.get_metric_history(run.id, key))
-            for key in sorted(filter(wanted, self.client.get_run(run.id).data.metrics))
-        }
+    def curves_of_run(self, run: Run, wanted: Callable[[str], object]) -> Curves:
+        curves = {}
+        for key in sorted(filter(wanted, self.client.get_run(run.id).data.metrics)):
+            history = self.client.get_metric_history(run.id, key)
+            curves[key] = sorted(Point(point.step, point.timestamp / 1000, point.value) for point in history)
+        return curves

@@ -19,11 +19,10 @@ from harness.cells import checkpoint_seal, checksums, evaluation_files, provenan
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
-from harness.commands import sync
+from harness.commands import leaderboard, sync
 from harness.launch.launcher import prepare
 from harness.matrix import Cell
-from harness.table import leaderboard
-from harness.table.board import Board
+from harness.table.frames import BASE_MODEL
 
 pytestmark = pytest.mark.slow
 
@@ -226,11 +225,10 @@ def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
 def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlflow_uri: str) -> None:
     """What MLflow does not hold yet is not sent; what it holds and is no more what was sent is no result."""
     cell.config.tracking.uri = mlflow_uri
-    board = Board.of_config(cell.config, [cell])
 
     def seeds() -> list[tuple[int, int]]:
-        rows = leaderboard.rows(mlflow_uri, board.experiment, board.expected, board.baseline, board.ks)
-        return [(row.seeds_done, row.seeds_expected) for row in rows if row.method != leaderboard.BASE_MODEL]
+        rows = leaderboard.matrix_rows(cell.config, [cell])
+        return [(row.seeds_done, row.seeds_expected) for row in rows if row.method != BASE_MODEL]
 
     whole = (cell.folder / "evals" / "countdown-000005.json").read_bytes()
     tamper(cell.folder / "evals" / "countdown-000005.json")

@@ -32,10 +32,10 @@ def test_formats_that_do_not_go_together_are_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--compare", "--sort", "avg"], "--sort chooses in the table of scores, and --compare asks for another"),
-        (["--format", "latex", "--sort", "avg"], "--sort chooses in the table of scores, and --format latex asks for"),
+        (["--compare", "--sort", "avg_at_k"], "--sort chooses in the table of scores, and --compare asks for another"),
+        (["--format", "latex", "--sort", "hours"], "--sort chooses in the table of scores, and --format latex asks"),
         (["--before"], "leaderboard has no option '--before'"),
-        (["--format", "csv", "--columns", "avg"], "--columns chooses what people see (--format table or md); --format"),
+        (["--format", "csv", "--columns", "hours"], "--columns chooses what people see (--format table or md)"),
         (["--where", "seed=1", "--where", "seed=2"], "--where asks for seed=1 and seed=2, and no cell is both"),
     ],
 )

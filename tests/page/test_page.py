@@ -1,4 +1,4 @@
-"""The page holds what the cells recorded, from their folders and from MLflow alone, and says no more than that."""
+"""The page holds the records of the cells as MLflow has them, and says no more than that."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ from matrices import (
 )
 
 from harness import config as configs
-from harness.base import files
 from harness.base.errors import UserError
 from harness.cells.provenance import Made
-from harness.commands import leaderboard, report
+from harness.commands import report
 from harness.config import Config
 from harness.matrix import cells
-from harness.page import figures, gather, page, sentences, story
-from harness.page.gather import of_experiment
-from harness.page.story import Board, Story, Told
+from harness.page import content, figures, gather, page, sentences
+from harness.page.content import CellRecord, PageContent, ScoreTable
+from harness.page.gather import content_of_experiment
 from harness.statistics import Estimate, mean_interval
-from harness.table.leaderboard import Row, entropy_kept
+from harness.table.leaderboard import LeaderboardRow, entropy_kept
 from harness.terminal.layout import visible
 from harness.tracking import sync
 
@@ -52,21 +51,21 @@ SEEDS = (0, 1)
 
 
 @pytest.fixture(scope="module")
-def told(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
+def told(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> PageContent:
     return told_of(migrated, tmp_path_factory.mktemp("told"))
 
 
-def told_of(migrated: Path, root: Path, **given: Any) -> Story:
+def told_of(migrated: Path, root: Path, **given: Any) -> PageContent:
     uri = f"sqlite:///{shutil.copy(migrated, root / 'mlflow.db')}"
     experiment(root, uri, **given)
-    return of_experiment(uri, "matrix")
+    return content_of_experiment(uri, "matrix")
 
 
-def every_figure(of: Story) -> list[figures.Figure]:
-    return [figure for section in page.sections_of(of) for group in section.groups for _, figure in group.figures]
+def every_figure(of: PageContent) -> list[figures.Figure]:
+    return [figure for section in page.sections_of(of) for _, group in section.groups for _, figure in group]
 
 
-def titled(of: Story, title: str) -> figures.Figure:
+def titled(of: PageContent, title: str) -> figures.Figure:
     [found] = [figure for figure in every_figure(of) if figure.title == title]
     return found
 
@@ -74,7 +73,7 @@ def titled(of: Story, title: str) -> figures.Figure:
 # From the records to the story
 
 
-def test_folders_and_mlflow_tell_the_same_story(
+def test_a_configuration_and_an_experiment_alone_give_the_same_page(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -89,20 +88,15 @@ def test_folders_and_mlflow_tell_the_same_story(
             fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
             Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
         sync.sync(cell.folder, mlflow_uri)
-    here = gather.of_folders(config, matrix, leaderboard.rows(config, matrix), "entrobench run smoke")
-    there = of_experiment(mlflow_uri, "matrix")
+    here = gather.content_of_config(config, matrix, "entrobench run smoke")
+    there = content_of_experiment(mlflow_uri, "matrix")
     assert (here.command, there.command) == ("entrobench run smoke", None)
-    for field in ("name", "baseline", "methods"):
+    for field in ("name", "baseline", "methods", "rows"):
         assert getattr(here, field) == getattr(there, field)
-    # Which source made a row is a question for here alone, and its answer a flag.
-    ours_rows, theirs_rows = ([dataclasses.replace(row, flags=[]) for row in each.rows] for each in (here, there))
-    assert ours_rows == theirs_rows
     for ours, theirs in zip(here.cells, there.cells, strict=True):
-        assert dataclasses.replace(ours, evaluations={}, made={}) == dataclasses.replace(
-            theirs, evaluations={}, made={}
-        )
+        assert dataclasses.replace(ours, evaluations={}) == dataclasses.replace(theirs, evaluations={})
         assert json.dumps(ours.evaluations, default=plain) == json.dumps(theirs.evaluations, default=plain)
-    assert [board.questions for board in here.boards] == [board.questions for board in there.boards]
+    assert [table.questions for table in here.tables] == [table.questions for table in there.tables]
     assert [figures.payload(each) for each in every_figure(here)] == [
         figures.payload(each) for each in every_figure(there)
     ]
@@ -120,21 +114,24 @@ def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_ur
     config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
     matrix = cells(config)
 
-    def told(edited: dict[str, str]) -> Story:
+    def told(edited: dict[str, str]) -> PageContent:
         for cell in matrix:
             fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
             sources = {**cell.sources, **(edited if (cell.method, cell.seed) == ("clip_b", 1) else {})}
-            Made("attempt", BEGAN, None, None, None, sources, {}, "a processor", "cpu").write(cell.folder)
+            # Of two attempts at a cell the newest that is done counts.
+            attempt, began = f"attempt {len(edited)}", BEGAN + len(edited)
+            Made(attempt, began, None, None, None, sources, {}, "a processor", "cpu").write(cell.folder)
+            (cell.folder / "mlflow.json").unlink(missing_ok=True)
             sync.sync(cell.folder, mlflow_uri)
-        return gather.of_folders(config, matrix, leaderboard.rows(config, matrix), None)
+        return gather.content_of_config(config, matrix, None)
 
-    def named(of: Story) -> list[Any]:
+    def named(of: PageContent) -> list[Any]:
         return [[line[0] for line in each.lines] for each in every_figure(of) if each.header[0] == "method"]
 
     fresh, kept = told({}), told({"clip_b": "as it was"})
     assert (fresh.methods, fresh.baseline, fresh.notes) == (["grpo", "clip_b"], "clip_b", [])
     assert (kept.methods, kept.baseline) == (["grpo", "clip_b †"], "clip_b †")
-    assert kept.notes == ["† clip_b seed 1: made by another source: clip_b; `entrobench run` runs it anew."]
+    assert kept.notes == ["† clip_b seed 1: made by another source: clip_b; `entrobench run` runs it again."]
     assert named(kept) == [[name.replace("clip_b", "clip_b †") for name in names] for names in named(fresh)]
     assert ["grpo", "clip_b †"] in named(kept)
     for ours, theirs in zip(every_figure(fresh), every_figure(kept), strict=True):
@@ -151,7 +148,7 @@ def plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray) else vars(value)
 
 
-def test_a_cell_knows_its_work_and_its_ends(told: Story) -> None:
+def test_a_cell_knows_its_work_and_its_ends(told: PageContent) -> None:
     [cell] = [cell for cell in told.cells if (cell.method, cell.seed) == ("clip_b", 1)]
     assert cell.step == STEPS
     # The evaluation before training, and two phases a step; judging happens inside them.
@@ -169,7 +166,7 @@ def test_the_newest_run_that_is_done_counts(tmp_path: Path, mlflow_uri: str) -> 
     spec = dataclasses.replace(first, cell="cell2")
     fail(tmp_path / spec.cell, spec, "no memory")
     sync.sync(tmp_path / spec.cell, mlflow_uri)
-    told = of_experiment(mlflow_uri, "matrix")
+    told = content_of_experiment(mlflow_uri, "matrix")
     [cell] = told.cells
     assert cell.state == "done"
     assert cell.curves["entropy/mean"][1] == metrics_of(1, 0, 1)["entropy/mean"]
@@ -180,7 +177,7 @@ def test_cells_without_a_run_are_planned(tmp_path: Path, mlflow_uri: str) -> Non
     first, *_ = specs("matrix", ["grpo", "clip_b"], ["countdown"], ["tiny"], [0])
     fill(tmp_path / "a", first, ["countdown"], 0)
     sync.sync(tmp_path / "a", mlflow_uri)
-    told = of_experiment(mlflow_uri, "matrix")
+    told = content_of_experiment(mlflow_uri, "matrix")
     assert [(cell.method, cell.state) for cell in told.cells] == [("grpo", "done"), ("clip_b", "planned")]
     assert [(row.method, row.seeds_done) for row in told.rows] == [("base model", 1), ("grpo", 1), ("clip_b", 0)]
 
@@ -199,18 +196,18 @@ def test_what_has_nothing_to_tell_is_one_sentence(name: str, words: str, tmp_pat
     MlflowClient(mlflow_uri).create_experiment("empty")
     experiment(tmp_path, mlflow_uri, name="young", failed=list(itertools.product(["grpo", "clip_b"], SEEDS)))
     with pytest.raises(UserError, match=words) as error:
-        of_experiment(mlflow_uri, name)
+        content_of_experiment(mlflow_uri, name)
     assert "\n" not in str(error.value)
 
 
-def test_the_problems_with_the_largest_difference_in_distinct_answers_are_shown(told: Story) -> None:
-    [board] = told.boards
-    first, *_ = board.questions
+def test_the_problems_with_the_largest_difference_in_distinct_answers_are_shown(told: PageContent) -> None:
+    [table] = told.tables
+    first, *_ = table.questions
     assert (first.problem, first.seed) == ("won", 0)  # one answer of grpo, two of clip_b, and as many of all else
     assert [(a.method, a.distinct, a.total) for a in first.answers] == [(None, 1, 4), ("grpo", 1, 4), ("clip_b", 2, 4)]
     assert [answer.copy for answer in first.answers[1].shown] == [False, True, True, True]
     assert [answer.copy for answer in first.answers[2].shown] == [False, False, True, True]
-    assert [question.problem for question in board.questions[1:]] == PROBLEMS[:2]
+    assert [question.problem for question in table.questions[1:]] == PROBLEMS[:2]
     assert [a.right for a in first.answers] == [
         sum(right_of(0, 0, 0)[2]),
         *(sum(right_of(m, 0, STEPS)[2]) for m in (0, 1)),
@@ -220,17 +217,17 @@ def test_the_problems_with_the_largest_difference_in_distinct_answers_are_shown(
 @pytest.mark.parametrize("length", [299, 300, 301, 1000])
 def test_of_a_long_answer_the_ends_are_kept(length: int) -> None:
     text = "".join(chr(97 + i % 26) for i in range(length))
-    start, left_out, end = story.parts(text)
+    start, left_out, end = content.shortened(text)
     assert len(start) + left_out + len(end) == length
     assert text.startswith(start)
     assert text.endswith(end)
-    assert len(start + end) == min(length, story.LONGEST_ANSWER)
+    assert len(start + end) == min(length, content.LONGEST_ANSWER)
 
 
 # Figures
 
 
-def test_curves_are_means_over_seeds_with_their_range(told: Story) -> None:
+def test_curves_are_means_over_seeds_with_their_range(told: PageContent) -> None:
     figure = titled(told, "Entropy over steps")
     for level, method in enumerate(("grpo", "clip_b")):
         each = [[metrics_of(level, seed, step)["entropy/mean"] for step in range(1, STEPS + 1)] for seed in SEEDS]
@@ -240,7 +237,7 @@ def test_curves_are_means_over_seeds_with_their_range(told: Story) -> None:
         assert values(figure, "high")[method] == pytest.approx(np.max(each, axis=0), rel=1e-4)
 
 
-def test_the_bands_of_pass_at_k_are_those_of_the_table(told: Story) -> None:
+def test_the_bands_of_pass_at_k_are_those_of_the_table(told: PageContent) -> None:
     figure = titled(told, "Pass@k over k")
     for row in told.rows:
         assert values(figure, "x")[row.method] == list(row.pass_at_k)
@@ -251,7 +248,7 @@ def test_the_bands_of_pass_at_k_are_those_of_the_table(told: Story) -> None:
             ]
 
 
-def test_entropy_kept_is_of_each_seed(told: Story) -> None:
+def test_entropy_kept_is_of_each_seed(told: PageContent) -> None:
     figure = titled(told, "Avg@K against entropy kept")
     ends = [[metrics_of(1, seed, step)["entropy/mean"] for seed in SEEDS] for step in (1, STEPS)]
     kept = mean_interval(np.log(np.array(ends[1]) / np.array(ends[0])))
@@ -270,7 +267,7 @@ def test_a_method_without_any_entropy_left_has_no_share() -> None:
     assert entropy_kept([gone, (2.0, 0.5)]) == Estimate(0.25)
 
 
-def test_problems_are_counted_as_lost_and_won(told: Story) -> None:
+def test_problems_are_counted_as_lost_and_won(told: PageContent) -> None:
     figure = titled(told, "clip_b: 1 lost, 1 won")
     points = values(figure, "text")
     assert points == {"other problems": ["easy", "never"], "lost": ["lost"], "won": ["won"]}
@@ -286,7 +283,7 @@ def test_problems_are_counted_as_lost_and_won(told: Story) -> None:
     }
 
 
-def test_time_is_by_phase_and_counts_nothing_twice(told: Story) -> None:
+def test_time_is_by_phase_and_counts_nothing_twice(told: PageContent) -> None:
     figure = titled(told, "Time per phase")
     found = {
         series["name"]: dict(zip((m["name"] for m in series["methods"]), series["x"], strict=True))
@@ -299,7 +296,7 @@ def test_time_is_by_phase_and_counts_nothing_twice(told: Story) -> None:
     }
 
 
-def test_seeds_are_shown_one_by_one(told: Story) -> None:
+def test_seeds_are_shown_one_by_one(told: PageContent) -> None:
     figure = titled(told, "Avg@K of each seed")
     expected = [float(np.mean(right_of(1, seed, STEPS))) for seed in SEEDS]
     assert values(figure, "x")["clip_b"] == pytest.approx(expected)
@@ -308,13 +305,13 @@ def test_seeds_are_shown_one_by_one(told: Story) -> None:
 
 def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri, tasks=["one", "two"], models=["tiny", "small"], seeds=[0])
-    told = of_experiment(mlflow_uri, "matrix")
+    told = content_of_experiment(mlflow_uri, "matrix")
     titles = {f"{task}, {model}" for task in ("one", "two") for model in ("tiny", "small")}
-    assert {board.title for board in told.boards} == titles
+    assert {table.title for table in told.tables} == titles
     for section in page.sections_of(told):
-        assert {group.title for group in section.groups} == titles, section.title
-        for group in section.groups:
-            for _, figure in group.figures:
+        assert {title for title, _ in section.groups} == titles, section.title
+        for _, group in section.groups:
+            for _, figure in group:
                 if figure.kind in ("lines", "points", "dots"):
                     scores = section.id == "scores" and figure.title != "Avg@K against entropy kept"
                     drawn = ["base model"] * scores + ["grpo", "clip_b"]
@@ -323,15 +320,15 @@ def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) ->
     assert lows == highs  # one seed, one task, one model: nothing to range over
 
 
-def row_at(method: str, level: int, **setting: str) -> Row:
+def row_at(method: str, level: int, **setting: str) -> LeaderboardRow:
     """Returns a row whose scores say where it stands."""
     avg, passed, kept = (Estimate(0.01 * level + x, 0.01 * level, 0.01 * level + 2 * x) for x in (0.1, 0.2, 0.3))
     own = {key.replace("_", "."): value for key, value in setting.items()}
-    row = Row(method, "countdown", "tiny", 2, "grpo", avg, {1: avg, 2: passed}, None, None, None, {}, 1, 1)
+    row = LeaderboardRow(method, "countdown", "tiny", 2, "grpo", avg, {1: avg, 2: passed}, None, None, None, {}, 1, 1)
     return dataclasses.replace(row, entropy_kept=kept, setting=own)
 
 
-def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told: Story) -> None:
+def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told: PageContent) -> None:
     grid = itertools.product(("1e-05", "1e-06"), ("2", "16"), ("grpo", "clip_b"))
     rows = [row_at(method, i, train_lr=lr, train_updates=updates) for i, (lr, updates, method) in enumerate(grid)]
     rows[-1] = dataclasses.replace(rows[-1], avg_at_k=None, pass_at_k={}, entropy_kept=None)  # no cell is done
@@ -346,7 +343,7 @@ def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told:
         }.items()
         for held in helds
     }
-    assert {group.title: [figure.title for _, figure in group.figures] for group in section.groups} == expected
+    assert {title: [figure.title for _, figure in group] for title, group in section.groups} == expected
 
     passed = titled(of, "Pass@2 over train.lr, train.updates=2")
     assert (passed.x, passed.y, passed.options) == (
@@ -372,7 +369,7 @@ def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told:
     assert 'aria-label="Entropy kept over train.updates, train.lr=1e-06. train.updates and Entropy kept.' in said
 
 
-def test_an_axis_of_names_keeps_the_order_of_the_configuration(told: Story) -> None:
+def test_an_axis_of_names_keeps_the_order_of_the_configuration(told: PageContent) -> None:
     rows = [row_at("grpo", i, train_dtype=dtype) for i, dtype in enumerate(("float32", "bfloat16"))]
     figure = titled(dataclasses.replace(told, rows=rows), "Avg@K over train.dtype")
     assert figure.options == {"names": True, "cut": True}
@@ -380,20 +377,20 @@ def test_an_axis_of_names_keeps_the_order_of_the_configuration(told: Story) -> N
     assert [each.id for each in page.sections_of(told) if each.id == "axes"] == [], "without axes there is no section"
 
 
-def titled_in(of: Story, group: str, title: str) -> figures.Figure:
+def titled_in(of: PageContent, group: str, title: str) -> figures.Figure:
     [found] = [
         figure
         for section in page.sections_of(of)
-        for each in section.groups
-        for _, figure in each.figures
-        if each.title == group and figure.title == title
+        for name, drawn in section.groups
+        for _, figure in drawn
+        if name == group and figure.title == title
     ]
     return found
 
 
 def test_a_number_that_is_none_leaves_a_step_out(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri)
-    told = of_experiment(mlflow_uri, "matrix")
+    told = content_of_experiment(mlflow_uri, "matrix")
     told.cells[0].curves["reward/mean"][2] = float("nan")
     figure = titled(told, "Mean reward")
     assert values(figure, "y")["grpo"] == pytest.approx([0.1, 0.2, 0.3, 0.4])  # of the other seed
@@ -405,9 +402,9 @@ def test_a_number_that_is_none_leaves_a_step_out(tmp_path: Path, mlflow_uri: str
 # Sentences
 
 
-def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: object) -> Row:
+def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: object) -> LeaderboardRow:
     some = Estimate(0.5, 0.4, 0.6)
-    made = Row(
+    made = LeaderboardRow(
         method,
         "countdown",
         "tiny",
@@ -425,8 +422,8 @@ def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: o
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
-def said_of(*rows: Row) -> list[str]:
-    return sentences.of_board(Board("countdown, tiny", "countdown", list(rows), [], []), "grpo")
+def said_of(*rows: LeaderboardRow) -> list[str]:
+    return sentences.table_sentences(ScoreTable("countdown, tiny", "countdown", list(rows), [], []), "grpo")
 
 
 UP, DOWN, TIE = Estimate(0.1, 0.05, 0.15), Estimate(-0.1, -0.15, -0.05), Estimate(0.01, -0.2, 0.22)
@@ -456,7 +453,7 @@ def test_the_summary_sorts_methods_by_what_their_intervals_say() -> None:
 
 def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri, seeds=[0])
-    told = of_experiment(mlflow_uri, "matrix")
+    told = content_of_experiment(mlflow_uri, "matrix")
     said = [sentence for _, each in sentences.summary(told) for sentence in each]
     assert any("nothing here is settled" in sentence for sentence in said)
     assert "Avg@K: no interval, and so not settled: clip_b." in said
@@ -465,13 +462,13 @@ def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str
 
 def test_the_summary_tells_what_is_missing(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri, failed=[("clip_b", 1)])
-    [(_, said), _] = sentences.summary(of_experiment(mlflow_uri, "matrix"))
+    [(_, said), _] = sentences.summary(content_of_experiment(mlflow_uri, "matrix"))
     assert said[0] == "3 of 4 cells are done, 1 failed."
     assert said[1].startswith("Not every expected seed is done for clip_b;")
 
 
-def test_costs_are_ratios_within_a_seed(told: Story) -> None:
-    [time, entropy] = sentences.costs(told.boards[0], "grpo")
+def test_costs_are_ratios_within_a_seed(told: PageContent) -> None:
+    [time, entropy] = sentences.cost_sentences(told.tables[0], "grpo")
     assert f"clip_b {(0.5 + 4 * 4) / (0.5 + 4 * 3):.2f}" in time
     assert entropy.startswith("Entropy at the last training step")
     assert "grpo 25%" in entropy
@@ -562,7 +559,7 @@ def test_reasons_of_failures_are_told(hostile: str) -> None:
     assert "out of memory" in Elements(hostile).text
 
 
-def test_the_configuration_that_is_shown_is_the_one_that_ran(told: Story, tmp_path: Path) -> None:
+def test_the_configuration_that_is_shown_is_the_one_that_ran(told: PageContent, tmp_path: Path) -> None:
     (tmp_path / "again.yaml").write_text(settings_on(page.render_page(told)))
     assert dataclasses.asdict(configs.load(str(tmp_path / "again.yaml"))) == told.settings
 
@@ -576,8 +573,8 @@ def settings_on(text: str) -> str:
 def test_a_matrix_that_only_failed_has_a_page() -> None:
     config = Config(name="matrix", seeds=[0])
     empty = row("grpo", None, None, avg_at_k=None, pass_at_k={}, entropy_initial=None, entropy_final=None, seeds_done=0)
-    cell = Told("grpo", "countdown", "tiny", 0, "failed", reason="no memory")
-    told = story.assembled(
+    cell = CellRecord("grpo", "countdown", "tiny", 0, "failed", reason="no memory")
+    told = content.assemble_content(
         [cell],
         [empty],
         lambda *_: [],
@@ -595,8 +592,8 @@ def test_a_matrix_that_only_failed_has_a_page() -> None:
 
 
 def test_differences_name_values_and_who_has_them() -> None:
-    def cell(method: str, lr: float) -> Told:
-        return Told(
+    def cell(method: str, lr: float) -> CellRecord:
+        return CellRecord(
             method,
             "t",
             "m",
@@ -605,40 +602,24 @@ def test_differences_name_values_and_who_has_them() -> None:
             identity={"train": {"lr": lr, "steps": 3}, "seed": 0, "method": [{"component": method}]},
         )
 
-    assert page.differences([cell("a", 0.1), cell("b", 0.1)]) == []
-    assert page.differences([cell("a", 0.1), cell("b", 0.2), cell("c", 0.1)]) == [
+    assert page.setting_differences([cell("a", 0.1), cell("b", 0.1)]) == []
+    assert page.setting_differences([cell("a", 0.1), cell("b", 0.2), cell("c", 0.1)]) == [
         ("train.lr", [("0.1", "a on t, m, seed 0; c on t, m, seed 0"), ("0.2", "b on t, m, seed 0")])
     ]
 
 
 def test_the_origin_counts_cells_where_they_differ() -> None:
-    def cell(version: str) -> Told:
+    def cell(version: str) -> CellRecord:
         made = {"version": version, "commit": None, "versions": {"torch": "2.11"}}
-        return Told("a", "t", "m", 0, "done", device="cpu", made=made, times=(0.0, 3600.0))
+        return CellRecord("a", "t", "m", 0, "done", device="cpu", made=made, times=(0.0, 3600.0))
 
-    assert page.origin([cell("1"), cell("1"), cell("2")]) == [
+    assert page.origin_lines([cell("1"), cell("1"), cell("2")]) == [
         ("records from", "1970-01-01 00:00 UTC"),
         ("to", "1970-01-01 01:00 UTC"),
         ("device", "cpu"),
-        ("version", "1 (2 cells); 2 (1 cells)"),
+        ("version", "1 (2 cells); 2 (1 cell)"),
         ("versions.torch", "2.11"),
     ]
-
-
-def test_what_a_cell_says_of_its_making_is_read(tmp_path: Path) -> None:
-    assert gather.made_of(tmp_path / "made.json") == {}
-    record = {
-        "attempt": "x",
-        "started": 0.0,
-        "version": "0.1.0",
-        "commit": "abc",
-        "processor": "p",
-        "versions": {"torch": "2"},
-    }
-    files.write_json(tmp_path / "made.json", record)
-    assert gather.made_of(tmp_path / "made.json") == {
-        key: record[key] for key in ("version", "commit", "processor", "versions")
-    }
 
 
 # The command
@@ -660,4 +641,5 @@ def test_an_experiment_becomes_a_file_here(tmp_path: Path, mlflow_uri: str, monk
     path = report.report_of("two words/here", mlflow_uri)
     assert path == Path("report-two_words_here.html")
     assert "<h1>two words/here</h1>" in path.read_text()
+    assert report.report_of("two words/here", mlflow_uri, tmp_path / "new" / "page.html") == tmp_path / "new/page.html"
     assert yaml.safe_load(settings_on(path.read_text()))["methods"] == ["grpo", "clip_b"]

@@ -14,7 +14,7 @@ from matrices import HOSTILE, HOSTILE_TEXT, experiment
 
 from benchmarks.patience import HANG
 from harness.page import page as pages
-from harness.page.gather import of_experiment
+from harness.page.gather import content_of_experiment
 from harness.tracking.store import store
 
 playwright = pytest.importorskip(
@@ -46,7 +46,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with store(uri, write=True):
         for name, given in MATRICES.items():
             experiment(root / name, uri, name=name, **given)
-    return {name: pages.write(of_experiment(uri, name), root / f"{name}.html") for name in MATRICES}
+    return {name: pages.write_page(content_of_experiment(uri, name), root / f"{name}.html") for name in MATRICES}
 
 
 @pytest.fixture(scope="module")

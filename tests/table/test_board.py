@@ -16,10 +16,14 @@ from boards import MOST_DISTINCT, Made, listed, told, trained
 from harness.base.errors import UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.state import change
+from harness.commands import leaderboard
 from harness.config import Config
 from harness.statistics import crossed_interval
-from harness.table import board, publish
-from harness.table.read import Experiment
+from harness.table import board
+from harness.table.experiment import Experiment
+from harness.table.leaderboard import LeaderboardRow
+from harness.table.notebook import leaderboard_frame
+from harness.table.publish import publish
 from harness.tracking import store, sync
 from harness.tracking.reader import reader
 
@@ -66,7 +70,7 @@ def test_rows_and_columns_are_chosen_and_sorted(
     every = {row["method"]: row for row in listed(capsys, *asked)}
     base = every["base model"]
     by_value = sorted(every, key=lambda method: (method != "base model", -every[method]["avg_at_k"]["mean"]))
-    assert [row["method"] for row in listed(capsys, *asked, "--sort", "avg")] == by_value
+    assert [row["method"] for row in listed(capsys, *asked, "--sort", "avg_at_k")] == by_value
     # A condition on the method leaves the baseline in the comparison, but not in the table.
     assert listed(capsys, *asked, "--where", "method=clip_b") == [base, every["clip_b"]]
     assert listed(capsys, *asked, "--where", "method.clip_b.share=0.02") == [base, every["clip_b"]]
@@ -167,7 +171,7 @@ def test_a_note_says_what_a_composition_is_made_of(
     ]
     for summed_up in (False, True):
         if summed_up:
-            publish.write(made.config, made.cells)
+            publish(made.config, made.cells)
         for asked in (from_config, ["--experiment", "made", *at]):
             assert [line for line in told(capsys, *asked).splitlines() if " = " in line] == notes
             found = {row["method"]: row["made_of"] for row in listed(capsys, *asked)}
@@ -207,7 +211,7 @@ def test_further_axes_are_columns_and_methods_are_compared_within_a_setting(
         made.end(cell, last=1.0 + number % 8 // 2)  # another one in each setting
     given = ["smoke", f"results={tmp_path}", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b]"]
     told_of_runs = told(capsys, "--experiment", "made", *at)
-    publish.write(made.config, made.cells)
+    publish(made.config, made.cells)
     told_of_summary = told(capsys, "--experiment", "made", *at)
     assert told_of_summary == told(capsys, *given, "seeds=[0,1]", axes)
     assert told_of_runs.startswith(told_of_summary.partition("\n\n±")[0])
@@ -241,10 +245,10 @@ def test_cells_that_collapsed_count_and_are_told(
         if cell.method == "grpo":
             change(cell.folder, collapsed=14 + cell.seed)
             sync.sync(cell.folder, mlflow_uri)
-    publish.write(made.config, made.cells)
+    publish(made.config, made.cells)
     rows = trained(listed(capsys, "--experiment", "made", *at))
     assert [(row["seeds_done"], row["collapsed"]) for row in rows] == [(2, {"0": 14, "1": 15}), (2, {})]
-    said = told(capsys, "--experiment", "made", *at, "--columns", "avg,collapsed")
+    said = told(capsys, "--experiment", "made", *at, "--columns", "avg_at_k,collapsed")
     assert "2 of 2 at steps 14, 15" in said.splitlines()[5]
     text = (
         "grpo, countdown, countdown-tiny: the entropy of 2 of 2 at steps 14, 15 fell so low that training ended there."
@@ -262,8 +266,8 @@ def test_bad_input_is_one_sentence(
     assert "no experiment 'mde'" in told(capsys, "--experiment", "mde", *at)
     assert "did you mean 'made'?" in told(capsys, "--experiment", "mde", *at)
     assert "the experiment 'Default' at" in told(capsys, "--experiment", "Default", *at)
-    assert "--columns is 'avgg'" in told(capsys, *asked, "--columns", "avgg")
-    assert "--sort is 'avgg'" in told(capsys, *asked, "--sort", "avgg")
+    assert "--columns is 'avg_at'" in told(capsys, *asked, "--columns", "avg_at")
+    assert "--sort is 'avg_at'" in told(capsys, *asked, "--sort", "avg_at")
     assert "--where is 'grpo'; write key=value" in told(capsys, *asked, "--where", "grpo")
     assert "names 'sed', which no cell has" in told(capsys, *asked, "--where", "sed=1")
     assert "--where seed is '7'; allowed: 0, 1" in told(capsys, *asked, "--where", "seed=7")
@@ -290,7 +294,7 @@ def test_only_failed_runs_and_a_missing_baseline(
 ) -> None:
     made = Made(tmp_path, mlflow_uri)
     made.end(made.cells[1], "failed")
-    publish.write(made.config, made.cells)
+    publish(made.config, made.cells)
     assert "made: no cell is done. Of 6 cells: 1 failed, 5 without a run." in told(capsys, "--experiment", "made", *at)
     made.end(made.cells[2])
     with_config = told(capsys, "smoke", f"tracking.uri={mlflow_uri}", "name=made", "methods=[grpo,clip_b,ppo]")
@@ -309,7 +313,7 @@ def test_a_done_cell_that_nobody_noted_is_told_alike_by_its_folder_and_by_the_ta
     made = Made(tmp_path, mlflow_uri)
     for number, cell in enumerate(made.cells):
         made.end(cell, noted=number > 0)
-    publish.write(made.config, made.cells)
+    publish(made.config, made.cells)
     states = [cell.progress() for cell in made.cells]
     assert [(each.state, each.reason) for each in states] == [
         ("outdated", "made by a source that nobody noted"),
@@ -357,7 +361,7 @@ def test_an_entropy_that_is_no_number_is_shown_with_a_sentence(
     made = Made(tmp_path, mlflow_uri, "seeds=[0]")
     for cell in made.cells:
         made.end(cell, last=float("nan") if cell.method == "ppo" else 1.0)
-    publish.write(made.config, made.cells)
+    publish(made.config, made.cells)
     for how in ("table", "md"):
         said = told(capsys, "--experiment", "made", *at, "--format", how)
         (line,) = [line for line in said.splitlines() if line.strip(" |").startswith("ppo")]
@@ -437,3 +441,22 @@ def test_a_summary_holds_no_password(tmp_path: Path) -> None:
     made = Made(tmp_path, "https://example.org")
     made.config.tracking.uri = "https://me:secret@example.org"
     assert "secret" not in board.Board.of_config(made.config, made.cells).as_json()
+
+
+def test_the_help_of_columns_names_what_csv_has(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(capsys, "--columns", "help").splitlines()
+    names = {field.name for field in dataclasses.fields(LeaderboardRow)}
+    assert {line.split()[0] for line in lines} <= names
+    assert "delta_pass_at_k    Pass@K - baseline" in lines
+    assert not any(sign in line for line in lines for sign in "{}")
+
+
+def test_the_leaderboard_in_python_prints_itself_as_the_table(
+    tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Made(tmp_path, mlflow_uri).end_all()
+    frame = leaderboard_frame(leaderboard.matrix_rows(made.config, made.cells))
+    assert repr(frame) == told(capsys, "--experiment", "made", *at)
+    [header, *_] = told(capsys, "--experiment", "made", *at, "--format", "csv").splitlines()
+    assert list(frame.columns) == header.split(",")
+    assert list(frame[frame["seeds_done"] == 2]["method"]) == ["base model", "grpo", "clip_b", "ppo"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from boards import joined_frames, made_up_frames
 
 from harness.base.errors import UserError
 from harness.statistics import (
@@ -21,21 +22,8 @@ from harness.statistics import (
 )
 from harness.table import compare, latex
 from harness.table.compare import Comparison, comparisons
-from harness.table.leaderboard import Entry
-from harness.table.read import Result
 
 Answers = Mapping[str, Mapping[int, np.ndarray]]  # by method and seed
-
-
-def entries(right: Answers, task: str = "countdown", trained_on: str = "countdown", model: str = "tiny") -> list[Entry]:
-    found = []
-    for method, by_seed in right.items():
-        results = {
-            seed: Result([f"{task} {i}" for i in range(len(right_JN))], right_JN, (2.0, 1.0), [], {})
-            for seed, right_JN in by_seed.items()
-        }
-        found.append(Entry(method, trained_on, task, model, len(results), results))
-    return found
 
 
 def draw(share: float, seeds: int, problems: int = 12, first: int = 0) -> dict[int, np.ndarray]:
@@ -56,7 +44,7 @@ RIGHT = {"grpo": draw(0.3, 3), "clip_b": draw(0.6, 3), "clip_v": draw(0.58, 3), 
 
 
 def test_numbers_are_those_of_the_paired_differences() -> None:
-    found = comparisons(entries(RIGHT), "grpo", {"countdown": 4})
+    found = comparisons(made_up_frames(RIGHT), "grpo", {"countdown": 4})
     assert [(each.method, each.score) for each in found] == [
         (method, score) for score in ("Avg@K", "Pass@4") for method in RIGHT
     ]
@@ -80,22 +68,22 @@ def test_numbers_are_those_of_the_paired_differences() -> None:
 
 
 def test_methods_that_intervals_do_not_tell_apart_share_ranks() -> None:
-    found = comparisons(entries(RIGHT), "grpo", {"countdown": 4})
+    found = comparisons(made_up_frames(RIGHT), "grpo", {"countdown": 4})
     ranks = {method: (of(found, method).rank_best, of(found, method).rank_worst) for method in RIGHT}
     assert ranks == {"grpo": (3, 4), "clip_b": (1, 2), "clip_v": (1, 2), "ppo": (3, 4)}
     assert {method for method in RIGHT if of(found, method).best} == {"clip_b", "clip_v"}
 
 
 def test_order_of_methods_and_seeds_does_not_matter() -> None:
-    found = comparisons(entries(RIGHT), "grpo", {"countdown": 4})
+    found = comparisons(made_up_frames(RIGHT), "grpo", {"countdown": 4})
     turned = {method: dict(reversed(RIGHT[method].items())) for method in reversed(RIGHT)}
-    again = comparisons(entries(turned), "grpo", {"countdown": 4})
+    again = comparisons(made_up_frames(turned), "grpo", {"countdown": 4})
     assert sorted(again, key=repr) == sorted(found, key=repr)
 
 
 def test_differences_use_the_seeds_that_both_have() -> None:
     right = {"grpo": RIGHT["grpo"], "clip_b": {s: RIGHT["clip_b"][s] for s in (1, 2)}, "ppo": {5: RIGHT["ppo"][0]}}
-    found = comparisons(entries(right), "grpo", {"countdown": 4})
+    found = comparisons(made_up_frames(right), "grpo", {"countdown": 4})
     clip, ppo = of(found, "clip_b"), of(found, "ppo")
     assert clip.seeds == 2
     assert clip.difference == difference_interval(scores(right["clip_b"]) - scores(RIGHT["grpo"])[1:])
@@ -105,26 +93,26 @@ def test_differences_use_the_seeds_that_both_have() -> None:
 
 def test_one_seed_tells_no_two_methods_apart() -> None:
     right = {"grpo": draw(0.1, 1), "clip_b": draw(0.9, 1)}
-    found = comparisons(entries(right), "grpo", {"countdown": 4})
+    found = comparisons(made_up_frames(right), "grpo", {"countdown": 4})
     assert {(each.rank_best, each.rank_worst, each.p, each.best) for each in found} == {(1, 2, None, True)}
-    assert any("One seed" in note for note in compare.notes(found))
+    assert any("One seed" in note for note in compare.comparison_notes(found))
 
 
 @pytest.mark.parametrize("missing", ["grpo", "clip_b", "both"])
 def test_what_is_not_done_is_empty(missing: str) -> None:
     right = {method: {} if missing in (method, "both") else RIGHT[method] for method in ("grpo", "clip_b")}
-    found = comparisons(entries(right), "grpo", {"countdown": 4})
+    found = comparisons(made_up_frames(right), "grpo", {"countdown": 4})
     for each in found:
         assert (each.mean is None) == (each.iqm is None) == (each.rank_best is None) == (not right[each.method])
         assert (each.difference, each.p) == (None, None)
         assert each.best == bool(right[each.method])
-    text = compare.render(found, "md")
+    text = compare.render_comparisons(found, "md")
     assert "Methods without a rank have no seed that is done." in text
-    assert "--" in latex.render(found)
+    assert "--" in latex.render_latex(found)
 
 
 def test_a_baseline_that_the_matrix_lacks_leaves_ranks() -> None:
-    found = comparisons(entries({"clip_b": RIGHT["clip_b"], "ppo": RIGHT["ppo"]}), "grpo", {"countdown": 4})
+    found = comparisons(made_up_frames({"clip_b": RIGHT["clip_b"], "ppo": RIGHT["ppo"]}), "grpo", {"countdown": 4})
     assert (of(found, "clip_b").rank_worst, of(found, "ppo").rank_best) == (1, 2)
     assert {each.difference for each in found} == {None}
 
@@ -132,7 +120,7 @@ def test_a_baseline_that_the_matrix_lacks_leaves_ranks() -> None:
 def test_methods_on_other_problems_are_refused_even_where_the_baseline_is_missing() -> None:
     right = {"grpo": {}, "clip_b": RIGHT["clip_b"], "ppo": draw(0.3, 3, problems=13)}
     with pytest.raises(UserError, match="ppo seed 0 was not evaluated on the same problems"):
-        comparisons(entries(right), "grpo", {"countdown": 4})
+        comparisons(made_up_frames(right), "grpo", {"countdown": 4})
 
 
 # Several tasks
@@ -141,7 +129,7 @@ def test_methods_on_other_problems_are_refused_even_where_the_baseline_is_missin
 def test_all_tasks_count_the_same_whatever_their_size() -> None:
     small = {"grpo": draw(0.2, 3, 5), "clip_b": draw(0.5, 3, 5)}
     large = {"grpo": draw(0.7, 3, 40), "clip_b": draw(0.6, 3, 40)}
-    both = entries(small, "aime") + entries(large, "amc")
+    both = joined_frames(made_up_frames(small, "aime"), made_up_frames(large, "amc"))
     found = comparisons(both, "grpo", {"aime": 4, "amc": 4})
     one = of(found, "clip_b", task="all tasks")
     means = {m: (scores(small[m]).mean(), scores(large[m]).mean()) for m in small}
@@ -163,9 +151,10 @@ def test_all_tasks_count_the_same_whatever_their_size() -> None:
 def test_a_task_split_in_two_halves_is_the_task() -> None:
     whole = {m: draw(share, 3, 20) for m, share in (("grpo", 0.3), ("clip_b", 0.5))}
     halves = [{m: {s: x[part] for s, x in whole[m].items()} for m in whole} for part in (slice(10), slice(10, 20))]
-    joined = comparisons(entries(halves[0], "one") + entries(halves[1], "two"), "grpo", {"one": 4, "two": 4})
+    in_two = joined_frames(made_up_frames(halves[0], "one"), made_up_frames(halves[1], "two"))
+    joined = comparisons(in_two, "grpo", {"one": 4, "two": 4})
     one = of(joined, "clip_b", task="all tasks")
-    all_of_it = of(comparisons(entries(whole), "grpo", {"countdown": 4}), "clip_b")
+    all_of_it = of(comparisons(made_up_frames(whole), "grpo", {"countdown": 4}), "clip_b")
     assert one.difference is not None
     assert all_of_it.difference is not None
     assert one.difference.mean == pytest.approx(all_of_it.difference.mean)
@@ -193,17 +182,14 @@ def test_coverage_of_the_mean_over_tasks(seed_sd: float) -> None:
 
 def test_trainings_are_compared_each_for_itself() -> None:
     right = {"grpo": RIGHT["grpo"], "clip_b": RIGHT["clip_b"]}
-    both = [
-        each
-        for trained_on, task in itertools.product(("easy", "hard"), ("aime", "amc"))
-        for each in entries(right, task, trained_on)
-    ]
+    places = itertools.product(("easy", "hard"), ("aime", "amc"))
+    both = joined_frames(*(made_up_frames(right, task, trained_on) for trained_on, task in places))
     found = comparisons(both, "grpo", {"aime": 4, "amc": 4})
     labels = list(dict.fromkeys(each.task for each in found))
     assert labels == [
         f"{task} (trained on {trained_on})" for trained_on in ("easy", "hard") for task in ("aime", "amc", "all tasks")
     ]
-    assert len(compare.render(found, "md").split("**")) // 2 == 2 * len(labels)
+    assert len(compare.render_comparisons(found, "md").split("**")) // 2 == 2 * len(labels)
 
 
 # Showing
@@ -219,7 +205,7 @@ BASE = dataclasses.replace(
 
 
 def test_the_table() -> None:
-    lines = compare.render([BASE, dataclasses.replace(ROW, rank_worst=1)], "md").splitlines()
+    lines = compare.render_comparisons([BASE, dataclasses.replace(ROW, rank_worst=1)], "md").splitlines()
     assert lines[:6] == [
         "**countdown, tiny: Avg@K**",
         "",
@@ -228,16 +214,16 @@ def test_the_table() -> None:
         "| grpo | 0.500 ±0.050 | baseline |  |  |  |  | 1-2 of 2 | 3 |",
         r"| clip\|b | 0.500 ±0.050 | -0.125 ±0.125 | 0.050 | <0.001 | 0.250 ±0.125 | 0.200 | 1 of 2 | 3 |",
     ]
-    text = compare.render([BASE, ROW], "table")
+    text = compare.render_comparisons([BASE, ROW], "table")
     cells = ["clip|b", "0.500", "±0.050", "-0.125", "±0.125", "0.050", "<0.001", "0.250", "±0.125", "0.200"]
     assert [*cells, "1-2", "of", "2", "3"] in [line.split() for line in text.splitlines()]
 
 
 def test_data() -> None:
-    listed = json.loads(compare.render([BASE, ROW], "json"))
+    listed = json.loads(compare.render_comparisons([BASE, ROW], "json"))
     assert (listed[0]["p"], listed[1]["p"], listed[1]["rank_worst"]) == (None, 0.05, 2)
     assert listed[1]["improvement"] == {"mean": 0.25, "low": 0.125, "high": 0.375}
-    base, row = csv.DictReader(io.StringIO(compare.render([BASE, ROW], "csv")))
+    base, row = csv.DictReader(io.StringIO(compare.render_comparisons([BASE, ROW], "csv")))
     assert (base["p"], row["p"], row["difference.low"], row["method"]) == ("", "0.05", "-0.25", "clip|b")
     with pytest.raises(UserError, match="--format is 'latex'; allowed: csv, json, md, table"):
-        compare.render([BASE, ROW], "latex")
+        compare.render_comparisons([BASE, ROW], "latex")

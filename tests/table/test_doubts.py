@@ -1,102 +1,110 @@
-"""What tables say where an interval is hard to have: near 0 or 1, with two seeds, at the ends of shares."""
+"""Notes and marks where an interval is hard to compute: near 0 or 1, with two seeds, at the ends of shares."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
+from boards import made_up_frames
 from intervals import slow_share_interval
 
 from harness.page import page
-from harness.page.sentences import general
-from harness.page.story import Story
+from harness.page.content import PageContent
+from harness.page.sentences import general_sentences
 from harness.statistics import Estimate, seeds_needed
 from harness.table import compare, latex, leaderboard, render
-from harness.table.columns import cells_of, shown
+from harness.table.columns import format_estimate, table_lines
 from harness.table.compare import comparisons
-from harness.table.leaderboard import Entry, Row
-from harness.table.read import Result
+from harness.table.frames import Frames
+from harness.table.leaderboard import LeaderboardRow
 
 SAMPLES = 8
 
 
-def entry(method: str, shares: list[float], problems: int = 12, distinct: float | None = None) -> Entry:
-    """Return a method with one seed for each share of right answers."""
-    results = {}
+def draw(method: str, shares: Sequence[float], problems: int = 12) -> dict[int, np.ndarray]:
+    """Return the answers of a method by seed, one for each share of right ones."""
+    right = {}
     for seed, share in enumerate(shares):
         random = np.random.default_rng([seed, *method.encode()])
-        right_JN = (random.random((problems, SAMPLES)) < share).astype(int)
-        names = [f"p{i}" for i in range(problems)]
-        results[seed] = Result(names, right_JN, (2.0, 1.0), [], {}, distinct=distinct)
-    return Entry(method, "countdown", "countdown", "tiny", len(shares), results)
+        right[seed] = (random.random((problems, SAMPLES)) < share).astype(int)
+    return right
 
 
-def avg(one: Entry) -> np.ndarray:
+def avg(right: dict[int, np.ndarray]) -> np.ndarray:
     """Return Avg@K by seed and problem, by loops."""
-    return np.array([[sum(row) / SAMPLES for row in one.results[seed].right_JN.tolist()] for seed in one.results])
+    return np.array([[sum(row) / SAMPLES for row in right[seed].tolist()] for seed in right])
 
 
-def rows(*entries: Entry) -> list[Row]:
-    return leaderboard.rows_of(entries, "grpo", {"countdown": 4})
+def rows(frames: Frames) -> list[LeaderboardRow]:
+    return leaderboard.leaderboard_rows(frames, "grpo", {"countdown": 4})
 
 
 def test_with_two_seeds_the_table_says_how_many_would_tell() -> None:
-    grpo, clip, ppo = entry("grpo", [0.3, 0.35]), entry("clip_b", [0.6, 0.5]), entry("ppo", [0.33, 0.33])
-    base, better, alike = rows(grpo, clip, ppo)
+    shares = {"grpo": [0.3, 0.35], "clip_b": [0.6, 0.5], "ppo": [0.33, 0.33]}
+    right = {method: draw(method, each) for method, each in shares.items()}
+    grpo, clip, ppo = right.values()
+    frames = made_up_frames(right)
+    base, better, alike = rows(frames)
     assert base.seeds_needed == {}
     wanted = {row.method: seeds_needed(avg(one) - avg(grpo)) for row, one in ((better, clip), (alike, ppo))}
     assert {row.method: row.seeds_needed["Avg@K"] for row in (better, alike)} == wanted
     assert list(better.seeds_needed) == ["Avg@K", "Pass@4"]
-    (note,) = (text for text in render.notes([base, better, alike]) if text.startswith("Two seeds tell little"))
+    (note,) = (text for text in render.row_notes([base, better, alike]) if text.startswith("Two seeds tell little"))
     counts = [wanted["clip_b"], better.seeds_needed["Pass@4"]]
     words = [
         f"{'no number' if n is None else n} by {score}" for n, score in zip(counts, ("Avg@K", "Pass@4"), strict=True)
     ]
     assert f"clip_b, countdown, tiny: {', '.join(words)}; ppo, countdown, tiny: " in note
-    compared = comparisons([grpo, clip, ppo], "grpo", {"countdown": 4})
+    compared = comparisons(frames, "grpo", {"countdown": 4})
     assert [each.seeds_needed for each in compared][:3] == [None, wanted["clip_b"], wanted["ppo"]]
-    assert note in compare.notes(compared)
+    assert note in compare.comparison_notes(compared)
 
 
 def test_with_three_seeds_it_does_not() -> None:
-    entries = [entry("grpo", [0.3] * 3), entry("clip_b", [0.6] * 3)]
-    assert [row.seeds_needed for row in rows(*entries)] == [{}, {}]
-    compared = comparisons(entries, "grpo", {"countdown": 4})
-    assert not any(text.startswith("Two seeds") for text in [*render.notes(rows(*entries)), *compare.notes(compared)])
+    frames = made_up_frames({"grpo": draw("grpo", [0.3] * 3), "clip_b": draw("clip_b", [0.6] * 3)})
+    assert [row.seeds_needed for row in rows(frames)] == [{}, {}]
+    compared = comparisons(frames, "grpo", {"countdown": 4})
+    assert not any(
+        text.startswith("Two seeds") for text in [*render.row_notes(rows(frames)), *compare.comparison_notes(compared)]
+    )
 
 
 @pytest.mark.parametrize(("seeds", "told"), [(1, "There is one seed."), (2, "There are two seeds,"), (3, None)])
 def test_the_summary_says_that_few_seeds_tell_little(seeds: int, told: str | None) -> None:
     cells = [SimpleNamespace(seed=seed, state="done") for seed in range(seeds)]
-    sentences = general(cast(Story, SimpleNamespace(cells=cells, rows=[], notes=[])))
+    sentences = general_sentences(cast(PageContent, SimpleNamespace(cells=cells, rows=[], notes=[])))
     assert [text.startswith(told) for text in sentences[1:] if told] == [True] * (seeds < 3)
     assert len(sentences) == 1 + (seeds < 3)
 
 
 def test_a_difference_of_two_methods_near_a_bound_has_a_mark() -> None:
-    grpo, near, far = entry("grpo", [0.97] * 3), entry("clip_b", [0.9] * 3), entry("ppo", [0.5] * 3)
-    board = rows(grpo, near, far)
+    shares = {"grpo": 0.97, "clip_b": 0.9, "ppo": 0.5}
+    right = {method: draw(method, [share] * 3) for method, share in shares.items()}
+    _, near, far = right.values()
+    frames = made_up_frames(right)
+    board = rows(frames)
     assert avg(near).mean() > 1 - 3 / 12 > avg(far).mean(), "three of twelve problems away from 1"
     assert [row.near_bound for row in board] == [[], ["Avg@K", "Pass@4"], ["Pass@4"]]
-    header, _, line, other = cells_of(board)
+    header, _, line, other = table_lines(board)
     assert " ‡" in line[header.index("Avg@K - grpo")]
     assert "‡" not in other[header.index("Avg@K - grpo")]
-    assert any(text.startswith("‡: the method and grpo both") for text in render.notes(board))
-    assert not any("‡" in text for text in render.notes([board[0]]))
-    compared = comparisons([grpo, near, far], "grpo", {"countdown": 4})
+    assert any(text.startswith("‡: the method and grpo both") for text in render.row_notes(board))
+    assert not any("‡" in text for text in render.row_notes([board[0]]))
+    compared = comparisons(frames, "grpo", {"countdown": 4})
     assert [each.near_bound for each in compared] == [False, True, False, False, True, True]
-    assert " ‡ |" in compare.render(compared, "md").splitlines()[5]
-    assert any(text.startswith("‡") for text in compare.notes(compared))
+    assert " ‡ |" in compare.render_comparisons(compared, "md").splitlines()[5]
+    assert any(text.startswith("‡") for text in compare.comparison_notes(compared))
 
 
 def test_the_mark_precedes_that_of_the_sign() -> None:
     apart = Estimate(0.125, 0.0625, 0.1875)
-    row = rows(entry("grpo", [0.5] * 3), entry("clip_b", [0.6] * 3))[1]
+    row = rows(made_up_frames({"grpo": draw("grpo", [0.5] * 3), "clip_b": draw("clip_b", [0.6] * 3)}))[1]
     row = dataclasses.replace(row, delta_to_baseline=apart, delta_pass_at_k={4: apart}, near_bound=["Pass@4"])
-    header, line = cells_of([row])
+    header, line = table_lines([row])
     assert line[header.index("Avg@K - grpo")] == "+0.125 ±0.062 ▲"
     assert line[header.index("Pass@4 - grpo")] == "+0.125 ±0.062 ‡ ▲"
     assert page.table_cell(line[header.index("Pass@4 - grpo")]).mark == "▲"
@@ -104,11 +112,12 @@ def test_the_mark_precedes_that_of_the_sign() -> None:
 
 @pytest.mark.parametrize("share", [0.02, 0.4, 1.0])
 def test_no_interval_of_a_share_leaves_0_to_1(share: float) -> None:
-    unlike = [entry("grpo", [share, min(1, 3 * share)], distinct=0.25), entry("clip_b", [share] * 2, distinct=0.5)]
-    unlike[0].results[1] = dataclasses.replace(unlike[0].results[1], distinct=0.724)
-    board = rows(*unlike)
+    right = {"grpo": draw("grpo", [share, min(1, 3 * share)]), "clip_b": draw("clip_b", [share] * 2)}
+    distinct = {("grpo", 0): 0.25, ("grpo", 1): 0.724, ("clip_b", 0): 0.5, ("clip_b", 1): 0.5}
+    unlike = made_up_frames(right, distinct=distinct)
+    board = rows(unlike)
     assert board[0].distinct == Estimate((0.25 + 0.724) / 2, 0, 1)
-    assert shown(board[0].distinct) == "0.487 [0.000, 1.000]"
+    assert format_estimate(board[0].distinct) == "0.487 [0.000, 1.000]"
     compared = comparisons(unlike, "grpo", {"countdown": 4})
     shares = [row.avg_at_k for row in board] + [estimate for row in board for estimate in row.pass_at_k.values()]
     shares += [each for one in compared for each in (one.mean, one.iqm, one.improvement)]
@@ -119,18 +128,18 @@ def test_no_interval_of_a_share_leaves_0_to_1(share: float) -> None:
 
 
 def test_a_mean_near_a_bound_has_wilsons_interval() -> None:
-    one = entry("grpo", [0.98, 0.97, 0.99], problems=30)
-    found = rows(one)[0].avg_at_k
+    one = draw("grpo", [0.98, 0.97, 0.99], problems=30)
+    found = rows(made_up_frames({"grpo": one}))[0].avg_at_k
     assert found is not None
     assert dataclasses.astuple(found) == pytest.approx(slow_share_interval(avg(one)), abs=1e-9)
-    all_right = rows(entry("grpo", [1.0, 1.0], problems=30))[0].avg_at_k
-    assert shown(all_right) == "1.000 [0.886, 1.000]"
+    all_right = rows(made_up_frames({"grpo": draw("grpo", [1.0, 1.0], problems=30)}))[0].avg_at_k
+    assert format_estimate(all_right) == "1.000 [0.886, 1.000]"
 
 
 def test_latex_shows_limits_that_are_not_symmetric() -> None:
-    assert latex.shown(Estimate(0.5, 0.4, 0.6)) == r"0.500 \pm 0.100"
-    assert latex.shown(Estimate(0.98, 0.9, 1.0)) == r"0.980\;[0.900, 1.000]"
-    assert latex.shown(Estimate(0.5)) == "0.500"
+    assert latex.latex_estimate(Estimate(0.5, 0.4, 0.6)) == r"0.500 \pm 0.100"
+    assert latex.latex_estimate(Estimate(0.98, 0.9, 1.0)) == r"0.980\;[0.900, 1.000]"
+    assert latex.latex_estimate(Estimate(0.5)) == "0.500"
 
 
 def test_the_note_on_two_seeds_names_a_few_rows() -> None:

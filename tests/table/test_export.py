@@ -2,29 +2,23 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from boards import made_up_frames
 from pyarrow import parquet
 
 from harness.table import export
-from harness.table.leaderboard import Entry
-from harness.table.read import Result
 
 
 def test_every_answer_count_is_a_row(tmp_path: Path) -> None:
     first, second = np.array([[1, 0, 1], [0, 0, 0]]), np.array([[1, 1, 1], [0, 1, 0]])
-    results = {
-        4: Result(["p=1", "größe"], second, (2.0, 1.0), [], None, right_distinct_J=np.array([2, 1])),
-        0: Result(
-            ["p=1", "größe"],
-            first,
-            (2.0, 1.0),
-            [],
-            None,
-            right_distinct_J=np.array([1, 0]),
-            solutions_J=np.array([4, 5]),
-        ),
-    }
-    entries = [Entry("clip_b", "dapo", "aime", "tiny", 3, results), Entry("grpo", "dapo", "aime", "tiny", 3)]
-    export.write({"demo": entries}, tmp_path / "new" / "answers.parquet")
+    frames = made_up_frames(
+        {"clip_b": {4: second, 0: first}, "grpo": {}},
+        "aime",
+        "dapo",
+        problems=["p=1", "größe"],
+        right_distinct={("clip_b", 4): [2, 1], ("clip_b", 0): [1, 0]},
+        solutions={("clip_b", 0): [4, 5]},
+    )
+    export.write_parquet({"demo": frames}, tmp_path / "new" / "answers.parquet")
     table = parquet.read_table(tmp_path / "new" / "answers.parquet")
     same = {
         "experiment": "demo",
@@ -45,7 +39,7 @@ def test_every_answer_count_is_a_row(tmp_path: Path) -> None:
 
 
 def test_nothing_done_is_a_table_without_rows_and_with_the_same_columns(tmp_path: Path) -> None:
-    export.write({"demo": [Entry("grpo", "dapo", "aime", "tiny", 3)]}, tmp_path / "answers.parquet")
+    export.write_parquet({"demo": made_up_frames({"grpo": {}}, "aime", "dapo")}, tmp_path / "answers.parquet")
     table = parquet.read_table(tmp_path / "answers.parquet")
     text = ("experiment", "method", "trained_on", "task", "model", "setting", "problem")
     assert len(table) == 0

@@ -22,7 +22,7 @@ def test_the_table_of_a_paper() -> None:
         place("clip_b & 50%", None, best=False, score="Pass@16"),
         place("grpo", Estimate(0.125, 0.0, 0.25), best=True, task="all tasks"),
     ]
-    assert latex.render(found).splitlines()[2:] == [
+    assert latex.render_latex(found).splitlines()[2:] == [
         r"\begin{tabular}{lccc}",
         r"\toprule",
         r" & \multicolumn{2}{c}{aime\_24} & \multicolumn{1}{c}{all tasks} \\",
@@ -38,7 +38,7 @@ def test_the_table_of_a_paper() -> None:
 
 def test_each_model_has_a_table() -> None:
     found = [place("grpo", Estimate(0.5), best=True, model=model) for model in ("one", "two\nlines")]
-    text = latex.render(found)
+    text = latex.render_latex(found)
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
     assert [line[:12] for line in text.splitlines() if "means" in line] == ["% one: means", "% two lines:"]
 
@@ -59,11 +59,11 @@ def test_each_model_has_a_table() -> None:
     ],
 )
 def test_special_signs_are_letters(text: str, escaped: str) -> None:
-    assert latex.escape(text) == escaped
+    assert latex.as_latex(text) == escaped
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
 def test_a_name_ends_no_comment(end: str) -> None:
-    text = latex.render([place("grpo", Estimate(0.5), best=True, model=f"one{end}\\input{{x}}")])
+    text = latex.render_latex([place("grpo", Estimate(0.5), best=True, model=f"one{end}\\input{{x}}")])
     assert [line for line in text.splitlines() if "input" in line and not line.startswith("% one")] == []
     assert all(sign not in text for sign in end if sign != "\n")

@@ -22,12 +22,22 @@ from harness.config import Config
 from harness.statistics import Estimate
 from harness.table import columns, leaderboard, render
 from harness.table.board import Expected
-from harness.table.leaderboard import Row, rows
+from harness.table.experiment import Experiment
+from harness.table.frames import read_frames
+from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
 from harness.tracking import reader, runs, store, sync
 
 pytestmark = pytest.mark.slow
 
 SETTINGS = dataclasses.asdict(Config())
+
+
+def rows(uri: str, matrix: str, expected: list[Expected], baseline: str, ks: dict[str, int]) -> list[LeaderboardRow]:
+    with reader.reader(uri) as source:
+        frames = read_frames(Experiment(source, matrix, uri), expected, baseline)
+    return leaderboard_rows(frames, baseline, ks)
+
+
 PROBLEMS = [f"p{i}" for i in range(6)]
 
 
@@ -74,7 +84,7 @@ class Matrix:
         State(state, durable_step=len(entropy)).write(folder)
         sync.sync(folder, self.uri)
 
-    def rows(self, baseline: str = "grpo", k: int = 4) -> list[Row]:
+    def rows(self, baseline: str = "grpo", k: int = 4) -> list[LeaderboardRow]:
         ks = {task: k for each in self.expected for task in each.eval_tasks}
         return rows(self.uri, "demo", self.expected, baseline, ks)
 
@@ -193,12 +203,12 @@ def test_a_flag_of_a_task_is_a_footnote_of_its_table_alone(matrix: Matrix) -> No
         ("grpo", "amc"): ["contaminated: 3 of 6"],
     }
     for how in ("md", "table"):
-        lines = render.render(found, how).splitlines()
+        lines = render.render_rows(found, how).splitlines()
         assert sum("†" in line for line in lines) == 2
         assert any(line.strip("* ") == "amc, tiny †" for line in lines)
         assert lines[-1].removeprefix("- ") == "† amc: contaminated: 3 of 6"
-    assert [each["flags"] for each in json.loads(render.render(found, "json"))].count([]) == 4
-    told = csv.DictReader(io.StringIO(render.render(found, "csv")))
+    assert [each["flags"] for each in json.loads(render.render_rows(found, "json"))].count([]) == 4
+    told = csv.DictReader(io.StringIO(render.render_rows(found, "csv")))
     assert sorted(line["flags"] for line in told) == ["", "", "", "", *["contaminated: 3 of 6"] * 2]
 
 
@@ -210,7 +220,7 @@ def test_runs_come_in_pages(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> 
         whole = direct.runs(experiment)
         assert len(whole) == 5
         monkeypatch.setattr(runs, "PAGE", 2)
-        paged = runs.Client(client)
+        paged = runs.ClientReader(client, matrix.uri)
         assert (paged.runs(experiment), paged.experiments()) == (whole, direct.experiments())
         assert paged.texts(whole, "outcome.json") == direct.texts(whole, "outcome.json")
         assert paged.texts(whole, "none.json") == direct.texts(whole, "none.json") == [None] * 5
@@ -229,10 +239,10 @@ def test_each_task_has_its_own_k(matrix: Matrix) -> None:
         matrix.add(method, 0, {"countdown": draw(0, 0.5), "other": draw(1, 0.5, (6, 8))})
     found = rows(matrix.uri, "demo", matrix.expected, "grpo", {"countdown": 4, "other": 8})
     assert {(row.task, row.k) for row in found} == {("countdown", 4), ("other", 8)}
-    header, *body = columns.cells_of(found)
+    header, *body = columns.table_lines(found)
     assert header[:5] == ["method", "task", "k", "Avg@K", "Pass@k"]
     assert {tuple(line[1:3]) for line in body} == {("countdown", "4"), ("other", "8")}
-    assert "Pass@8" in columns.cells_of([row for row in found if row.task == "other"])[0]
+    assert "Pass@8" in columns.table_lines([row for row in found if row.task == "other"])[0]
 
 
 def test_another_number_of_samples_is_refused(matrix: Matrix) -> None:
@@ -266,8 +276,8 @@ def estimate(mean: float, half: float | None = None) -> Estimate:
     return Estimate(mean) if half is None else Estimate(mean, mean - half, mean + half)
 
 
-def make_row(method: str, avg: float, delta: Estimate, **changes: Any) -> Row:
-    row = Row(
+def make_row(method: str, avg: float, delta: Estimate, **changes: Any) -> LeaderboardRow:
+    row = LeaderboardRow(
         method=method,
         task="countdown",
         model="tiny",
@@ -297,7 +307,7 @@ BOARD = [
 
 
 def test_markdown_marks_what_the_interval_separates_and_nothing_else() -> None:
-    lines = render.render(BOARD, "md").splitlines()
+    lines = render.render_rows(BOARD, "md").splitlines()
     assert lines[:2] == ["**countdown, tiny**", ""]
     assert lines[2:10] == [
         "| method | Avg@K | Pass@16 | Avg@K - grpo | Pass@16 - grpo | distinct right | entropy, start | entropy, end "
@@ -322,14 +332,14 @@ def test_markdown_marks_what_the_interval_separates_and_nothing_else() -> None:
 
 
 def test_notes_speak_only_of_what_is_there() -> None:
-    assert len(render.notes(BOARD[:4])) == 3
-    assert len(render.notes([*BOARD[:4], BOARD[5]])) == 4
+    assert len(render.row_notes(BOARD[:4])) == 3
+    assert len(render.row_notes([*BOARD[:4], BOARD[5]])) == 4
 
 
 def test_the_text_table_holds_the_same_cells() -> None:
-    text = render.render(BOARD, "table")
+    text = render.render_rows(BOARD, "table")
     shown = [line.split() for line in text.splitlines()]
-    header, *lines = columns.cells_of(BOARD)
+    header, *lines = columns.table_lines(BOARD)
     assert len(lines) == len(BOARD)
     for line in lines:
         assert " ".join(line).split() in shown
@@ -339,13 +349,13 @@ def test_the_text_table_holds_the_same_cells() -> None:
 
 def test_each_task_is_a_table_of_its_own_and_one_table_names_the_tasks() -> None:
     board = [*BOARD[:2], *(dataclasses.replace(row, task="aime") for row in BOARD[:2])]
-    text = render.render(board, "md")
+    text = render.render_rows(board, "md")
     assert [line for line in text.splitlines() if line.startswith("**")] == ["**countdown, tiny**", "**aime, tiny**"]
-    assert [line[1] for line in columns.cells_of(board)] == ["task", "countdown", "countdown", "aime", "aime"]
+    assert [line[1] for line in columns.table_lines(board)] == ["task", "countdown", "countdown", "aime", "aime"]
 
 
 def test_json_is_a_list_of_rows_with_estimates_as_objects() -> None:
-    listed = json.loads(render.render(BOARD, "json"))
+    listed = json.loads(render.render_rows(BOARD, "json"))
     assert len(listed) == len(BOARD)
     assert listed[1]["pass_at_k"] == {
         "1": {"mean": 0.625, "low": 0.615, "high": 0.635},
@@ -362,13 +372,13 @@ def test_json_is_a_list_of_rows_with_estimates_as_objects() -> None:
 
 def test_json_has_null_for_what_is_no_number() -> None:
     row = dataclasses.replace(BOARD[0], entropy_final=Estimate(math.nan))
-    (listed,) = json.loads(render.render([row], "json"), parse_constant=pytest.fail)
+    (listed,) = json.loads(render.render_rows([row], "json"), parse_constant=pytest.fail)
     assert listed["entropy_final"] == {"mean": None, "low": None, "high": None}
-    assert " nan " in render.render([row], "md")
+    assert " nan " in render.render_rows([row], "md")
 
 
 def test_csv_has_a_column_for_every_number() -> None:
-    read = list(csv.DictReader(io.StringIO(render.render(BOARD, "csv"))))
+    read = list(csv.DictReader(io.StringIO(render.render_rows(BOARD, "csv"))))
     assert [line["method"] for line in read] == [row.method for row in BOARD]
     assert float(read[1]["delta_pass_at_k.16.high"]) == 0.1875
     assert (read[4]["delta_to_baseline.low"], read[5]["avg_at_k.mean"]) == ("", "")
@@ -381,11 +391,11 @@ def test_csv_has_a_column_for_every_number() -> None:
 
 
 def test_an_interval_that_is_not_symmetric_shows_its_limits() -> None:
-    assert columns.shown(Estimate(0.114, 0.0944, 0.1386)) == "0.114 [0.094, 0.139]"
-    assert columns.shown(Estimate(0.114, 0.094, 0.134)) == "0.114 ±0.020"
-    assert columns.shown(Estimate(0.25, -0.125, 0.5), "+") == "+0.250 [-0.125, +0.500]"
-    assert columns.shown(Estimate(0.114)) == "0.114"
-    assert columns.shown(None) == ""
+    assert columns.format_estimate(Estimate(0.114, 0.0944, 0.1386)) == "0.114 [0.094, 0.139]"
+    assert columns.format_estimate(Estimate(0.114, 0.094, 0.134)) == "0.114 ±0.020"
+    assert columns.format_estimate(Estimate(0.25, -0.125, 0.5), "+") == "+0.250 [-0.125, +0.500]"
+    assert columns.format_estimate(Estimate(0.114)) == "0.114"
+    assert columns.format_estimate(None) == ""
 
 
 def test_one_exploding_seed_leaves_the_entropy_positive(matrix: Matrix) -> None:
@@ -399,20 +409,20 @@ def test_one_exploding_seed_leaves_the_entropy_positive(matrix: Matrix) -> None:
 
 
 def test_a_bar_in_a_name_stays_in_its_cell_of_the_markdown_table() -> None:
-    lines = render.render([dataclasses.replace(BOARD[0], method="a|b||c")], "md").splitlines()
+    lines = render.render_rows([dataclasses.replace(BOARD[0], method="a|b||c")], "md").splitlines()
     assert lines[4].startswith(r"| a\|b\|\|c | 0.500 ±0.010 |")
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+grpo", "-grpo", "@sum(a1)", "\tgrpo"])
 def test_a_text_that_a_spreadsheet_would_compute_stays_a_text(name: str) -> None:
-    (line,) = csv.DictReader(io.StringIO(render.render([dataclasses.replace(BOARD[2], method=name)], "csv")))
+    (line,) = csv.DictReader(io.StringIO(render.render_rows([dataclasses.replace(BOARD[2], method=name)], "csv")))
     assert line["method"] == f"'{name}"
     assert line["delta_to_baseline.mean"] == "-0.25"  # a number is none
 
 
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(UserError, match=r"--format is 'jsn'; allowed: csv, json, md, table; did you mean 'json'\?"):
-        render.render(BOARD, "jsn")
+        render.render_rows(BOARD, "jsn")
 
 
 @pytest.mark.processes

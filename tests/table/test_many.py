@@ -19,9 +19,11 @@ from harness.cells import checksums, log
 from harness.cells.provenance import Made
 from harness.cells.state import State
 from harness.matrix import Cell, cells
-from harness.table import leaderboard, publish
+from harness.table import publish
 from harness.table.board import Board
-from harness.table.read import Experiment
+from harness.table.experiment import Experiment
+from harness.table.frames import read_frames
+from harness.table.leaderboard import leaderboard_rows
 from harness.tracking.artifacts import FOLDER
 from harness.tracking.reader import reader
 from harness.tracking.store import store
@@ -64,8 +66,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> list[s
     plan = Board.of_config(ours, matrix)
     with store(ours.tracking_uri, write=True) as client, reader(ours.tracking_uri) as source:
         experiment = Experiment(source, ours.name, ours.tracking_uri)
-        found = experiment.results([each.cell for each in plan.expected])
-        rows = leaderboard.rows_of(leaderboard.entries_of(found, plan.expected, plan.baseline), plan.baseline, plan.ks)
+        rows = leaderboard_rows(read_frames(experiment, plan.expected, plan.baseline), plan.baseline, plan.ks)
         publish.write_summary(client, experiment_of(client, ours.name, ours.tracking_uri), plan, experiment, rows)
     return given
 

@@ -12,9 +12,9 @@ import pytest
 from boards import Made, listed, told
 
 from harness.base.errors import Damaged
-from harness.commands import leaderboard
 from harness.page import gather, page
-from harness.table import origins, publish
+from harness.table import origins
+from harness.table.publish import publish
 
 HARNESS, EDITED = "1" * 64, "2" * 64
 BASE, OTHER = "a" * 64, "b" * 64
@@ -32,7 +32,7 @@ def filled(made: Made, harness: dict[tuple[str, int], str], base_model: dict[tup
     for cell in made.cells:
         place = cell.method, cell.seed
         made.end(cell, harness=harness.get(place, HARNESS), base_model=base_model.get(place, BASE))
-    publish.write(made.config, made.cells)
+    publish(made.config, made.cells)
     return made
 
 
@@ -76,11 +76,11 @@ def test_a_row_that_pools_or_compares_other_code_says_so(
     assert "\nclip\\_b$^\\ddagger$ & " in latex
     [summary] = (tmp_path / "mlartifacts").rglob("leaderboard.md")
     assert f"- {note}\n" in summary.read_text()
-    for story in (
-        gather.of_experiment(mlflow_uri, "made"),
-        gather.of_folders(made.config, made.cells, leaderboard.rows(made.config, made.cells), None),
+    for content in (
+        gather.content_of_experiment(mlflow_uri, "made"),
+        gather.content_of_config(made.config, made.cells, None),
     ):
-        text = html.unescape(page.render_page(story))
+        text = html.unescape(page.render_page(content))
         assert f"<li>{note}</li>" in text
         assert f"<li>§ {sentence[0].upper()}{sentence[1:]}.</li>" in text
         assert ">clip_b §</th>" in text
@@ -130,7 +130,7 @@ def test_records_of_earlier_versions_are_told_apart_by_their_commit(
     made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]")
     for cell in made.cells:
         made.end(cell, commit=("d" if (cell.method, cell.seed) == ("clip_b", 1) else "c") * 40)
-    publish.write(made.config, made.cells)
+    publish(made.config, made.cells)
     rows = {row["method"]: row["mixed"] for row in listed(capsys, *asked(made))}
     assert rows["grpo"] == rows["base model"] == []
     assert rows["clip_b"] == [

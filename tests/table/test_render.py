@@ -8,14 +8,14 @@ import pytest
 
 from harness.page.plots import plot
 from harness.statistics import Estimate
-from harness.table.leaderboard import Row
-from harness.table.render import render
+from harness.table.leaderboard import LeaderboardRow
+from harness.table.render import render_rows as render
 from harness.terminal.layout import visible
 
 
-def row(method: str, mean: float) -> Row:
+def row(method: str, mean: float) -> LeaderboardRow:
     estimate = Estimate(mean, mean - 0.125, mean + 0.125)
-    return Row(
+    return LeaderboardRow(
         method=method,
         task="countdown",
         model="tiny",
@@ -65,6 +65,17 @@ def test_the_least_important_columns_go_first(width: int, columns: list[str], go
 def test_without_a_terminal_everything_is_there() -> None:
     assert render(ROWS, "table") == render(ROWS, "table", 500)
     assert "further columns" not in render(ROWS, "table")
+
+
+def test_intervals_go_before_columns() -> None:
+    wide = Estimate(0.125, -0.125, 0.5)
+    rows = [dataclasses.replace(each, avg_at_k=wide, pass_at_k={16: wide}, entropy_final=wide) for each in ROWS[:2]]
+    text = render(rows, "table", 80)
+    assert text.splitlines()[2].split() == " ".join([*ALWAYS, BOTH[1], LAST]).split()
+    [line] = [line for line in text.splitlines() if line.startswith(" adaptive_entropy")]
+    assert line.split() == ["adaptive_entropy", "0.125", "0.125", "+0.500", "±0.125", "▲", "0.125"]
+    assert "too narrow for the intervals of scores and entropies" in " ".join(text.split())
+    assert "[-0.125, 0.500]" in render(rows, "table")
 
 
 def test_where_no_table_fits_each_method_is_a_card() -> None:

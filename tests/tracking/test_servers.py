@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,11 +21,10 @@ from harness.cells.provenance import Made
 from harness.cells.spec import FILE as SPEC
 from harness.commands import sync as command
 from harness.matrix import cells
-from harness.tracking import evaluation, runs, served, store
+from harness.tracking import evaluation, runs, store
 from harness.tracking.evaluation import Evaluated
-from harness.tracking.reader import asked_directly, reader
-from harness.tracking.runs import FINAL, Client
-from harness.tracking.served import Served
+from harness.tracking.reader import reader
+from harness.tracking.runs import FINAL
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -144,68 +141,30 @@ def test_who_does_not_is_told_in_one_sentence(
     nobody_reads(password or PASSWORD, tmp_path)
 
 
-def test_a_server_says_the_same_directly_and_through_its_client(
+def test_a_server_is_read_in_pages_and_without_deleted_runs(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment(tmp_path, server, name="same", failed=[("clip_b", 1)])
-    for module in (runs, served):
-        monkeypatch.setattr(module, "PAGE", 3)
-    with store.store(server, write=False) as client, reader(server) as direct:
-        assert isinstance(direct, Served)
-        through = Client(client)
-        known = direct.experiments()
-        assert known == through.experiments()
-        assert len(direct.runs(known["same"])) == 4
-        first, second = direct.runs(known["same"])[:2]
+    monkeypatch.setattr(runs, "PAGE", 3)
+    with store.store(server, write=False) as client, reader(server) as source:
+        known = source.experiments()
+        assert known["same"] == client.get_experiment_by_name("same").experiment_id
+        assert len(source.runs(known["same"])) == 4
+        first, second = source.runs(known["same"])[:2]
         client.delete_run(second.id)
         client.log_metric(first.id, f"{FINAL}half", 0.5)
-        found = direct.runs(known["same"])
-        assert found == through.runs(known["same"])
-        assert len(found) == 3
-        assert found[0].finals == {f"{FINAL}half": 0.5}
-        for name in (OUTCOME, SPEC, "evals/countdown-000000.json", "no such"):
-            assert direct.texts(found, name) == through.texts(found, name)
-        assert [text is None for text in direct.texts(found, OUTCOME)] == [
-            run.tags["status"] != "done" for run in found
-        ]
-        for run in found:
-            assert direct.listed(run, "evals") == through.listed(run, "evals")
-            assert bool(direct.listed(run, "evals")) == (run.tags["status"] == "done")
-        assert direct.curves(found, "entropy/mean".__eq__) == through.curves(found, "entropy/mean".__eq__)
-
-
-def test_the_table_of_a_server_needs_no_mlflow(guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    say_who(monkeypatch, "admin", PASSWORD)
-    experiment(tmp_path, guarded, name="light", methods=["grpo"], seeds=[0])
-    code = f"""
-import sys
-from harness import cli
-try:
-    cli.main(["leaderboard", "--experiment", "light", "--uri", {guarded!r}, "--format", "csv"])
-except SystemExit as end:
-    sys.exit(end.code or bool({{"mlflow", "torch"}} & sys.modules.keys()))
-"""
-    told = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
-    assert [row["method"] for row in csv.DictReader(told.splitlines())] == ["base model", "grpo"]
-
-
-@pytest.mark.parametrize(
-    ("uri", "name", "directly"),
-    [
-        ("https://somewhere", "MLFLOW_TRACKING_USERNAME", True),
-        ("https://somewhere", "MLFLOW_TRACKING_TOKEN", False),
-        ("https://somewhere", "MLFLOW_TRACKING_CLIENT_CERT_PATH", False),
-        ("databricks", "MLFLOW_TRACKING_USERNAME", False),
-    ],
-)
-def test_other_ways_to_sign_in_are_left_to_the_client(
-    uri: str, name: str, directly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv(name, "anything")
-    assert asked_directly(uri) == directly
-    files.write_text(tmp_path / ".mlflow" / "credentials", "[mlflow]\n")
-    assert not asked_directly(uri)
+        remaining = source.runs(known["same"])
+        assert [run.id for run in remaining].count(second.id) == 0
+        assert len(remaining) == 3
+        assert remaining[0].finals == {f"{FINAL}half": 0.5}
+        done = [run.tags["status"] == "done" for run in remaining]
+        assert [text is not None for text in source.texts(remaining, OUTCOME)] == done
+        assert [text is not None for text in source.texts(remaining, SPEC)] == [True] * 3
+        assert source.texts(remaining, "no such") == [None] * 3
+        assert [bool(source.listed(run, "evals")) for run in remaining] == done
+        for curves in source.curves(remaining, "entropy/mean".__eq__):
+            assert list(curves) == ["entropy/mean"]
+            assert [point.step for point in curves["entropy/mean"]] == sorted(p.step for p in curves["entropy/mean"])
 
 
 def test_who_may_not_is_told_so(call: Caller, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:

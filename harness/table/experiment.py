@@ -1,0 +1,132 @@
+"""An MLflow experiment: its runs, the matrices that they are of, and the outcomes of the cells that are done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from harness.base import identities
+from harness.base.addresses import visible_address
+from harness.base.errors import UserError, nearest
+from harness.cells.outcome import FILE, TAG
+from harness.cells.spec import FILE as SPEC
+from harness.cells.spec import CellSpec
+from harness.table import board
+from harness.table.board import Board
+from harness.tracking.runs import Run, StoreReader
+
+Outcome = dict[str, Any]
+
+
+class Experiment:
+    """The runs of an experiment, each of which is asked for once."""
+
+    def __init__(self, source: StoreReader, name: str, uri: str) -> None:
+        known = source.experiments()
+        if name not in known:
+            hint = f"; {nearest(name, known)}" if known else ""
+            raise UserError(
+                f"the MLflow store at {visible_address(uri)} has no experiment {name!r}; `entrobench run` or "
+                "`entrobench sync` makes it" + hint
+            )
+        self.source, self.name, self.uri = source, name, uri
+        runs = source.runs(known[name])
+        self.summaries = [run for run in runs if run.tags.get(board.KIND) == board.SUMMARY]
+        self.runs = [run for run in runs if run.tags.keys() >= board.OF_CELLS]
+        self.outcomes: dict[str, Outcome] = {}
+
+    @property
+    def done(self) -> dict[str, Run]:
+        """The run of each cell that is done: its newest complete attempt."""
+        return {run.tags["cell"]: run for run in self.runs if run.tags.get("status") == "done"}
+
+    @property
+    def newest(self) -> dict[str, Run]:
+        """The run of each cell that has begun: its newest complete attempt, or else the newest."""
+        return {run.tags["cell"]: run for run in self.runs} | self.done
+
+    @cached_property
+    def copies(self) -> dict[str, Outcome]:
+        """The outcomes in the summaries, by digest; a copy that was changed has another digest and is left out."""
+        copies: dict[str, Outcome] = {}
+        for text in self.source.texts(self.summaries, board.OUTCOMES):
+            copies |= parsed_object(text)
+        return {digest: outcome for digest, outcome in copies.items() if identities.digest(outcome) == digest}
+
+    def boards(self) -> list[Board]:
+        """Return the matrices that the experiment holds runs of, the newest first."""
+        texts = self.source.texts(self.summaries, board.FILE)
+        boards = [Board.of_json(text) for text in texts if text is not None]
+        summarized_cells = {each.cell for one in boards for each in one.expected}
+        summarized_settings = {board.settings_of(each.params) for one in boards for each in one.expected[:1]}
+        others = []
+        for run in self.runs:
+            if run.tags["cell"] not in summarized_cells and board.settings_of(run.params) not in summarized_settings:
+                others.append(run)
+        if others:
+            outcomes = self.outcomes_of([run.tags["cell"] for run in others])
+            boards += board.boards_of_runs(self.name, others, outcomes, self.config_of)
+        if not boards:
+            raise UserError(
+                f"the experiment {self.name!r} at {visible_address(self.uri)} holds no run that entrobench made, or "
+                "all were deleted"
+            )
+        ages = {run.tags["cell"]: number for number, run in enumerate(self.runs)}
+
+        def newest_run(one: Board) -> int:
+            return max(ages.get(each.cell, -1) for each in one.expected)
+
+        return sorted(boards, key=newest_run, reverse=True)
+
+    def config_of(self, run: Run) -> Mapping[str, Any]:
+        """Return the configuration of a run as plain values; an empty one if the run has none."""
+        [spec] = self.specs([run])
+        return {} if spec is None else spec.settings
+
+    def specs(self, runs: Sequence[Run]) -> list[CellSpec | None]:
+        specs = []
+        for run, text in zip(runs, self.source.texts(runs, SPEC), strict=True):
+            path = Path(f"{SPEC} of the run {run.name!r} of {self.name!r}")
+            specs.append(None if text is None else CellSpec.parse(text, path))
+        return specs
+
+    def others(self, of: Board) -> list[Run]:
+        """Return the runs with the settings of a matrix whose cells it does not have."""
+        cells = {each.cell for each in of.expected}
+        settings = {board.settings_of(each.params) for each in of.expected[:1]}
+        return [run for run in self.runs if run.tags["cell"] not in cells and board.settings_of(run.params) in settings]
+
+    def outcomes_of(self, cells: Collection[str]) -> dict[str, Outcome]:
+        """Return the outcomes of the cells that are done among these.
+
+        One file holds copies of many outcomes, since a server gives one file sooner than many.
+        """
+        done = self.done
+        wanted = [done[cell] for cell in cells if cell in done and cell not in self.outcomes]
+        missing = []
+        for run in wanted:
+            copy = self.copies.get(run.tags.get(TAG, ""))
+            if copy is None:
+                missing.append(run)
+            else:
+                self.outcomes[run.tags["cell"]] = copy
+        for run, text in zip(missing, self.source.texts(missing, FILE), strict=True):
+            if text is None:
+                raise UserError(f"the MLflow run of cell {run.tags['cell']} has no {FILE} among its artifacts")
+            outcome = parsed_object(text)
+            # A file with another digest than the run's tag is not the outcome of this run.
+            if TAG not in run.tags or identities.digest(outcome) == run.tags[TAG]:
+                self.outcomes[run.tags["cell"]] = outcome
+        return {cell: self.outcomes[cell] for cell in cells if cell in self.outcomes}
+
+
+def parsed_object(text: bytes | None) -> dict[str, Any]:
+    """Return the JSON object of a file; an empty one if the file is missing or damaged."""
+    try:
+        value = json.loads(text or b"{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,366 @@
+"""A matrix as two pandas frames, from which all tables and files are computed; they are read in one place.
+
+**cells**: a row for each cell and each task that it is evaluated on, in the order of the matrix, done or not.
+
+| column | holds |
+| --- | --- |
+| method, task, model, setting, seed | the key of the cell; `setting` has (axis, value) pairs of further axes |
+| evaluated | the evaluation task |
+| cell | the hash of the cell; empty if neither a configuration nor a run gives it |
+| moment | whose answers count: AFTER training, or BEFORE it (rows of the base model) |
+| state | done, failed, running ..., or "without a run" |
+| made_of | the method with compositions written out; empty if it names none |
+| entropy_first, entropy_last | at the first and at the last training step, in nats a token |
+| length | of the last evaluation, as the next three: tokens of a response |
+| distinct | share of the responses to a problem that are distinct |
+| distinct_answers | distinct answers to a problem, per response |
+| after_answer | share of responses with text after the answer |
+| dropped | share of tokens whose gradient did not count, mean over the steps |
+| hours, tokens | of work of all devices of the cell (`device`); sampled while training |
+| collapsed | the step at which the cell ended early, because its entropy was too low |
+| flags | sentences about the problems, and about another source than the present one |
+| device, version | cpu or cuda; version and commit of the code |
+| harness, base_model | the hash of the harness, the digest of the base model |
+
+A missing number is NaN, a missing text is empty. Of a cell that is not done, only its key, its state and `made_of` are
+known.
+
+**answers**: a row for each cell that is done, evaluation task, moment and problem, in the order of the problem set.
+
+| column | holds |
+| --- | --- |
+| cell, evaluated, moment | the row of `cells` that it belongs to |
+| problem | its name in the task |
+| right, samples | how many of its samples were right, and how many were drawn |
+| right_distinct | how many distinct right answers they hold |
+| solutions | how many right answers the problem has; NaN if the task cannot count them |
+
+    MLflow -> Experiment (runs, outcomes) -> Frames -> LeaderboardRow -> table, md, csv, json, MLflow, page, Python
+                                                    -> Comparison     -> table, md, csv, json, LaTeX
+                                                    -> export         -> Parquet
+
+Methods are compared within a table: the rows with the same TABLE columns. All cells of a table answered the same
+problems, so that `Frames.counts` gives a matrix of seeds by problems, the form in which every estimate is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.base.errors import UserError
+from harness.cells.outcome import right_distinct
+from harness.cells.provenance import BASE_MODEL_TAG, HARNESS_TAG, by_another_source, sources_in
+from harness.config import told
+from harness.rollout.digests import SHOWN
+from harness.statistics import Floats, pass_at_k
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from harness.table.board import Expected
+    from harness.table.experiment import Experiment
+    from harness.tracking.runs import Run
+
+BASE_MODEL = "base model"  # the method of the rows of the model before any training
+BEFORE, AFTER = "before", "after"  # moments
+DONE, NO_RUN = "done", "without a run"  # states
+COMMIT_DIGITS = 8  # of a commit that people see
+
+TABLE = ["task", "evaluated", "model", "setting"]  # methods are compared within these
+ROW = ["method", *TABLE]  # cells with the same values are the seeds of one row of the leaderboard
+
+KEYS = ("method", "task", "model", "setting", "seed", "evaluated", "cell", "moment", "state", "made_of")
+EVALUATION_MEASURES = ("length", "distinct", "distinct_answers", "after_answer")
+CELL_MEASURES = ("dropped", "hours", "tokens")
+NUMBERS = ("entropy_first", "entropy_last", *EVALUATION_MEASURES, *CELL_MEASURES, "collapsed")
+TEXTS = ("device", "version", "harness", "base_model")
+COLUMNS = (*KEYS, *NUMBERS, "flags", *TEXTS)
+
+Axes = tuple[str, str, str, tuple[tuple[str, str], ...]]  # the values of TABLE
+AnswerKey = tuple[str, str, str]  # cell, evaluated, moment
+Answers = tuple[AnswerKey, Mapping[str, Sequence[Any]]]  # the columns of one cell's answers
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The cells of a matrix and their answers; see above."""
+
+    cells: DataFrame
+    answers: DataFrame
+
+    @cached_property
+    def places(self) -> dict[AnswerKey, slice]:
+        """The rows of `answers` of each cell, evaluation task and moment."""
+        keys = list(zip(*(self.answers[name] for name in ("cell", "evaluated", "moment")), strict=True))
+        starts = [row for row, key in enumerate(keys) if row == 0 or key != keys[row - 1]]
+        ends = [*starts[1:], len(keys)]
+        return {keys[start]: slice(start, end) for start, end in zip(starts, ends, strict=True)}
+
+    @cached_property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns of `answers` as arrays; problems as numbers, since they are only compared."""
+        arrays = {name: self.answers[name].to_numpy() for name in ("right", "samples", "right_distinct", "solutions")}
+        arrays["problem"] = self.answers["problem"].cat.codes.to_numpy()
+        return arrays
+
+    def counts(self, cells: DataFrame, column: str) -> np.ndarray:
+        """Return a column of the answers, a line for each of these cells, all of which are done: seed by problem."""
+        keys = zip(cells["cell"], cells["evaluated"], cells["moment"], strict=True)
+        return np.array([self.columns[column][self.places[key]] for key in keys])
+
+    def scores(self, cells: DataFrame, k: int | None) -> Floats:
+        """Return Avg@K (k is None) or Pass@k by seed and problem."""
+        right_SJ = self.counts(cells, "right")
+        samples = int(self.counts(cells.iloc[:1], "samples")[0, 0])
+        return right_SJ / samples if k is None else pass_at_k(samples, right_SJ, k)
+
+    @cached_property
+    def rows(self) -> dict[tuple[str, Axes], DataFrame]:
+        """The cells of each row of the leaderboard, by method and table, in the order of their first cells."""
+        groups = self.cells.groupby(ROW, sort=False)
+        return {(method, tuple(axes)): cells for (method, *axes), cells in groups}
+
+    @cached_property
+    def tables(self) -> dict[Axes, dict[str, DataFrame]]:
+        """The cells of each method, by table."""
+        tables: dict[Axes, dict[str, DataFrame]] = {}
+        for (method, axes), cells in self.rows.items():
+            tables.setdefault(axes, {})[method] = cells
+        return tables
+
+    def restricted(self, methods: Collection[str]) -> Frames:
+        """Return the frames of some methods."""
+        return dataclasses.replace(self, cells=self.cells[self.cells["method"].isin(list(methods))])
+
+    def any_done(self) -> bool:
+        return bool((self.cells["state"] == DONE).any())
+
+
+def done_cells(cells: DataFrame) -> DataFrame:
+    """Return the cells that are done, in their order."""
+    return cells[cells["state"] == DONE]
+
+
+def setting_text(setting: Sequence[tuple[str, str]]) -> str:
+    """Return the values of further axes as people read them, as `train.lr=0.001, train.updates=2`."""
+    return told(dict(setting))
+
+
+def label_of(axes: Axes, tables: Collection[Axes]) -> str:
+    """Name an evaluation task, and the training task where that differs within the matrix."""
+    task, evaluated, *_ = axes
+    trained_on = {other_task for other_task, other_evaluated, *_ in tables if other_evaluated == evaluated}
+    return f"{evaluated} (trained on {task})" if len(trained_on) > 1 else evaluated
+
+
+# Reading
+
+
+def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: str) -> Frames:
+    """Return the frames of the expected cells, as far as MLflow holds them; refuse cells that cannot be compared."""
+    outcomes = experiment.outcomes_of([each.cell for each in expected])
+    states = {cell: run.tags["status"] for cell, run in experiment.newest.items()}
+    runs = experiment.done
+    rows: list[dict[str, Any]] = []
+    answers: list[Answers] = []
+    for each in expected:
+        outcome = outcomes.get(each.cell)
+        for evaluated in each.eval_tasks:
+            row = {**key_columns(each), "evaluated": evaluated, "state": states.get(each.cell, NO_RUN)}
+            if outcome is None:
+                # A run that says done, but whose outcome is not the one that it names, has no numbers.
+                row["state"] = NO_RUN if row["state"] == DONE else row["state"]
+            else:
+                record = record_of(outcome, evaluated, each.cell)
+                row |= {"state": DONE, **measures_of(outcome, record, runs[each.cell], each.sources)}
+                answers += answers_of(record, each.cell, evaluated)
+            rows.append(row)
+    frames = Frames(cells_frame(rows), answers_frame(answers))
+    check_all_comparable(frames, baseline)
+    return frames
+
+
+def key_columns(expected: Expected) -> dict[str, Any]:
+    return {
+        "method": expected.method,
+        "task": expected.task,
+        "model": expected.model,
+        "setting": tuple(expected.setting.items()),
+        "seed": expected.seed,
+        "cell": expected.cell,
+        "moment": AFTER,
+        "made_of": expected.made_of or "",
+    }
+
+
+def record_of(outcome: Mapping[str, Any], evaluated: str, cell: str) -> Mapping[str, Any]:
+    """Return the part of an outcome that is of an evaluation task."""
+    tasks: Mapping[str, Mapping[str, Any]] = outcome["tasks"]
+    if evaluated not in tasks:
+        raise UserError(f"the MLflow run of cell {cell} has no evaluation of {evaluated!r} among its artifacts")
+    return tasks[evaluated]
+
+
+def measures_of(
+    outcome: Mapping[str, Any], record: Mapping[str, Any], run: Run, sources: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Return the columns of a cell that is done, apart from its key.
+
+    `sources`: the present hashes of its components' source; None if nothing is to be compared with them.
+    """
+    first, last = outcome["entropy"] or (None, None)
+    other_source = None if sources is None else by_another_source(sources_in(run.tags), sources)
+    return {
+        "entropy_first": first,
+        "entropy_last": last,
+        **{name: record[name] for name in EVALUATION_MEASURES},
+        **{name: outcome[name] for name in CELL_MEASURES},
+        "collapsed": int(run.tags["collapsed"]) if run.tags.get("collapsed") else None,
+        "flags": [*record["flags"], *filter(None, [other_source])],
+        "device": run.tags.get("device", ""),
+        "version": version_text(run.tags),
+        "harness": run.tags.get(HARNESS_TAG, ""),
+        "base_model": run.tags.get(BASE_MODEL_TAG, "")[:SHOWN],
+    }
+
+
+def version_text(tags: Mapping[str, str]) -> str:
+    """Return the version and the commit of the code that made a run's numbers, as far as they are known."""
+    changed_since = "+" if tags.get("code.dirty") == "true" else ""
+    commit = tags.get("code.commit", "")[:COMMIT_DIGITS] + changed_since
+    return " ".join(filter(None, (tags.get("code.version"), commit)))
+
+
+def answers_of(record: Mapping[str, Any], cell: str, evaluated: str) -> Iterator[Answers]:
+    """Yield the answers of a cell to one task: after training, and before it where those were recorded."""
+    moments = [(AFTER, record["right"], right_distinct(record, f"{evaluated} of cell {cell}"))]
+    if record["before"] is not None:
+        moments.append((BEFORE, record["before"], record["right_distinct_before"]))
+    problems = len(record["problems"])
+    unknown = [np.nan] * problems
+    for moment, lines, distinct in moments:
+        columns = {
+            "problem": record["problems"],
+            "right": [line.count("1") for line in lines],
+            "samples": [len(line) for line in lines],
+            "right_distinct": unknown if distinct is None else distinct,
+            "solutions": unknown if record["solutions"] is None else record["solutions"],
+        }
+        yield (cell, evaluated, moment), columns
+
+
+def cells_frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+    """Return the frame of cells; a column that a row lacks is missing there."""
+    import pandas
+
+    columns: dict[str, Any] = {}
+    for name in COLUMNS:
+        if name in NUMBERS:
+            columns[name] = pandas.Series([row.get(name) for row in rows], dtype="float64")
+        elif name == "seed":
+            columns[name] = pandas.Series([row[name] for row in rows], dtype="int64")
+        else:
+            default: Any = () if name == "flags" else ""
+            columns[name] = pandas.Series([row.get(name, default) for row in rows], dtype="object")
+    return pandas.DataFrame(columns)
+
+
+def answers_frame(answers: Sequence[Answers]) -> DataFrame:
+    """Return the frame of answers."""
+    import pandas
+
+    sizes = [len(columns["problem"]) for _, columns in answers]
+
+    def joined(name: str) -> list[Any]:
+        return [value for _, columns in answers for value in columns[name]]
+
+    frame = {}
+    for place, name in enumerate(("cell", "evaluated", "moment")):
+        values = np.array([key[place] for key, _ in answers], dtype=object)
+        frame[name] = pandas.Series(np.repeat(values, sizes), dtype="object")
+    frame["problem"] = pandas.Series(joined("problem"), dtype="object").astype("category")
+    for name, kind in (
+        ("right", "int64"),
+        ("samples", "int64"),
+        ("right_distinct", "float64"),
+        ("solutions", "float64"),
+    ):
+        frame[name] = pandas.Series(joined(name), dtype=kind)
+    return pandas.DataFrame(frame)
+
+
+# The base model, and what is comparable
+
+
+def with_base_models(frames: Frames) -> Frames:
+    """Return the frames with the base model before the first method of each table, as if it were a method.
+
+    Within a seed all methods begin from the same answers, so the first cell that has them counts. A table without any
+    evaluation before training has no base model.
+    """
+    import pandas
+
+    waiting = {axes: base_model_cells(frames, methods) for axes, methods in frames.tables.items()}
+    pieces = []
+    for (_, axes), cells in frames.rows.items():
+        base = waiting.pop(axes, None)
+        if base is not None and not done_cells(base).empty:
+            pieces.append(base)
+        pieces.append(cells)
+    return Frames(pandas.concat(pieces, ignore_index=True), frames.answers) if pieces else frames
+
+
+def base_model_cells(frames: Frames, methods: Mapping[str, DataFrame]) -> DataFrame:
+    """Return a row for each seed of a table, with the evaluation before the first step if a cell has one."""
+    by_seed: dict[int, dict[str, Any]] = {}
+    for cells in methods.values():
+        for row in done_cells(cells).to_dict("records"):
+            if (row["cell"], row["evaluated"], BEFORE) in frames.places:
+                by_seed.setdefault(row["seed"], before_training(row))
+    for cells in methods.values():
+        for row in cells.to_dict("records"):
+            by_seed.setdefault(row["seed"], before_training(row) | {"state": NO_RUN})
+    return cells_frame(list(by_seed.values()))
+
+
+def before_training(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of the base model that a cell began from."""
+    kept = (*TABLE, "seed", "cell", "state", "entropy_first", "flags", "version", "harness", "base_model")
+    # The entropy of the first step is that of the model before its first update.
+    return {name: row[name] for name in kept} | {"method": BASE_MODEL, "moment": BEFORE}
+
+
+def check_comparable(frames: Frames, cells: DataFrame, reference: DataFrame) -> None:
+    """Refuse cells that answered other problems than the reference: no mean or difference of them makes sense."""
+    rows = [row for part in (reference, cells) for row in done_cells(part).to_dict("records")]
+    if not rows:
+        return
+    first = rows[0]
+    first_place = frames.places[first["cell"], first["evaluated"], first["moment"]]
+    problems, samples = frames.columns["problem"], frames.columns["samples"]
+    for row in rows[1:]:
+        place = frames.places[row["cell"], row["evaluated"], row["moment"]]
+        same_problems = np.array_equal(problems[place], problems[first_place])
+        if not same_problems or not np.array_equal(samples[place], samples[first_place]):
+            raise UserError(
+                f"{row['method']} seed {row['seed']} was not evaluated on the same problems and samples of "
+                f"{row['evaluated']} as {first['method']} seed {first['seed']}: {shape_text(frames, place)} and "
+                f"{shape_text(frames, first_place)}"
+            )
+
+
+def shape_text(frames: Frames, place: slice) -> str:
+    problems, samples = frames.answers["problem"].iloc[place], frames.answers["samples"].iloc[place]
+    return f"{len(problems)} problems x {samples.iloc[0]} samples beginning with {problems.iloc[0]!r}"
+
+
+def check_all_comparable(frames: Frames, baseline: str) -> None:
+    """Check each row against the baseline of its table, or against its own first seed where there is none."""
+    for (_, axes), cells in frames.rows.items():
+        check_comparable(frames, cells, frames.tables[axes].get(baseline, cells))
