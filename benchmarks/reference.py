@@ -39,8 +39,8 @@ FULL = {name: name for name in ("method", "Avg@K", "Pass@16", "Avg@K - grpo", "P
 FULL["entropy, end"] = "entropy, end"
 SHOWN_FIRST = ("base model", "grpo", "clip_b", "clip_v", "adaptive_entropy")
 
-TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n\n).*?(\n\n<!-- end -->)", re.DOTALL)
-FIGURE = re.compile(r"([+-]?\d+\.\d+(?: ±\d+\.\d+)?)(\**<!-- ([\w-]+)/([\w ]+)/([^>]+?) -->)")
+TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+)?(\**<!-- ([\w-]+)/([\w ]+)/([^>]+?) -->)")
 
 # Okabe and Ito's colors, with a dash pattern each, so that lines differ in print and for the color-blind.
 STYLES = {
@@ -81,11 +81,12 @@ def fill(page: str) -> str:
     by_name = tables()
 
     def figure(match: re.Match[str]) -> str:
-        shown, comment, folder, method, column = match.groups()
+        shown_interval, comment, folder, method, column = match.groups()
         mean, *interval = reference_table(folder).loc[method, column].split()
-        return (f"{mean} {interval[0]}" if "±" in shown else mean) + comment
+        # The line may break before an interval.
+        return mean + (shown_interval[0] + interval[0] if shown_interval else "") + comment
 
-    page = TABLE.sub(lambda match: match[1] + by_name[match[2]] + match[3], page)
+    page = TABLE.sub(lambda match: f"{match[1]}\n{by_name[match[2]]}\n{match[3]}", page)
     return FIGURE.sub(figure, page)
 
 
