@@ -32,12 +32,10 @@ PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs/evidence/demo.md")
 PASS_AT_16 = "eval/countdown/pass@16"
 ENTROPY = "entropy/mean"
 
-# The columns that are shown, with the headings of the pages.
-RIGHT = {"distinct right": "distinct right answers"}
-SHORT = {name: name for name in ("method", "Avg@K", "Pass@16", "Pass@16 - grpo")} | RIGHT
-FULL = {name: name for name in ("method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo")} | RIGHT
-FULL["entropy, end"] = "entropy, end"
-SHOWN_FIRST = ("base model", "grpo", "clip_b", "clip_v", "adaptive_entropy")
+# The columns of the tables in the pages.
+SHORT = ["method", "Avg@K", "Pass@16", "Pass@16 - grpo", "distinct right"]
+FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinct right", "entropy, end"]
+SHOWN_FIRST = ["base model", "grpo", "clip_b", "clip_v", "adaptive_entropy"]
 
 TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+)?(\**<!-- ([\w-]+)/([\w ]+)/([^>]+?) -->)")
@@ -55,24 +53,30 @@ def reference_table(folder: str) -> DataFrame:
     """Return the leaderboard that a matrix ended with, as text, indexed by method."""
     # Backslashes keep the brackets of an interval from being read as a link.
     text = (REFERENCE / folder / "leaderboard.md").read_text().replace("\\", "")
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    heading, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("|"):
+            lines.append([cell.strip() for cell in line.strip("|").split("|")])
+    heading, _, *rows = lines
     return DataFrame(rows, columns=heading).set_index("method", drop=False)
 
 
-def as_markdown(table: DataFrame, columns: dict[str, str]) -> str:
-    """Return some columns of a table in Markdown, under other headings."""
-    lines = [list(columns.values()), ["---", *["---:"] * (len(columns) - 1)], *table[list(columns)].to_numpy().tolist()]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+def as_markdown(table: DataFrame) -> str:
+    """Return a table in Markdown."""
+    table = table.rename(columns={"distinct right": "distinct right answers"})
+    lines = [f"| {' | '.join(table.columns)} |", "| --- |" + " ---: |" * (len(table.columns) - 1)]
+    for cells in table.to_numpy().tolist():
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def tables() -> dict[str, str]:
     """Return each table of the pages by its name."""
     demo = reference_table("demo")
     return {
-        "demo-short": as_markdown(demo.loc[list(SHOWN_FIRST)], SHORT),
-        "demo": as_markdown(demo, FULL),
-        "demo-avx2": as_markdown(reference_table("demo-avx2"), FULL),
+        "demo-short": as_markdown(demo.loc[SHOWN_FIRST, SHORT]),
+        "demo": as_markdown(demo[FULL]),
+        "demo-avx2": as_markdown(reference_table("demo-avx2")[FULL]),
     }
 
 
@@ -114,7 +118,7 @@ def draw_panel(axes: Axes, curves: DataFrame, title: str) -> None:
     low, high = axes.get_ylim()
     place = low - 1.0
     for method in sorted(STYLES, key=lambda name: ends[name]):
-        # Two names need a distance of about a twelfth of the panel's height to be told apart.
+        # Names closer than about a twelfth of the panel's height would overlap.
         place = max(ends[method], place + (high - low) / 12)
         axes.annotate(method, (102, place), color=STYLES[method][0], fontsize=9, va="center", annotation_clip=False)
     axes.set_title(title, fontsize=10, loc="left")
