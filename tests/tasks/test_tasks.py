@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import random
@@ -560,6 +561,16 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     assert "Sums of two numbers" in entrobench("list", "tasks", cwd=tmp_path)
     command = re.findall(r"^    entrobench (eval .*)$", ADD_A_TASK, re.MULTILINE)[0]
     check_samples_of_sums(entrobench(*shlex.split(command), cwd=tmp_path), tmp_path)
+
+
+def test_the_example_of_a_problem_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```python\n((?:(?!```).)*class Olympiad.*?)```", ADD_A_TASK, re.DOTALL)
+    (tmp_path / "my_problems.py").write_text(example)
+    (tmp_path / "olympiad.jsonl").write_text('{"id": "1", "problem": "1+1?", "answer": "2"}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = importlib.import_module("my_problems").TASKS["olympiad"](instruction="")
+    assert task.problems("test") == [Problem("1", "1+1?", "2")]
 
 
 @pytest.mark.processes
