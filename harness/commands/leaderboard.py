@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TEXT = "the table, read from MLflow: of a configuration, or of an experiment there"
 EXAMPLES = (
     "entrobench leaderboard demo",
-    "entrobench leaderboard demo --where method=clip_b --sort pass --columns avg,pass,coverage",
+    "entrobench leaderboard demo --where method=clip_b --sort pass_at_k --columns avg_at_k,pass_at_k,coverage",
     "entrobench leaderboard demo train.updates=2 --plugin my_methods --baseline ppo --compare",
     "entrobench leaderboard --experiment demo,demo-2 --uri http://server:5000 --format csv --out table.csv",
 )

@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--experiment", metavar="NAME", help="an experiment of MLflow, instead of CONFIG")
     parser.add_argument("--uri", help="the MLflow store of --experiment (default: that of the results folder)")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="where to write the page (default: in the results folder)"
+        "--out", type=Path, metavar="FILE", help="where to write the page (default: the results folder)"
     )
 
 
