@@ -29,17 +29,18 @@ from harness.cells.log import MetricsLog, collapse
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
-from harness.composition import components
+from harness.composition import component_classes
 from harness.dist import ranks
 from harness.rollout import choice, digests, models
-from harness.train import sources
 from harness.train.checkpoint import Checkpoints, NoneWhole
-from harness.train.parts import build, device_of, unread
+from harness.train.parts import build, device_of, source_classes, unread
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
 # As the source was when it was imported, once for all cells: what is edited after that does not run in them.
-IMPORTED = {cls: provenance.digest(cls) for cls in (*components(baselines.METHODS).values(), *tasks.TASKS.values())}
+IMPORTED = {
+    cls: provenance.digest(cls) for cls in (*component_classes(baselines.METHODS).values(), *tasks.TASKS.values())
+}
 HARNESS = provenance.harness_digest()
 
 
@@ -200,7 +201,7 @@ def begin(place: Path, spec: CellSpec, *, lost: bool = False) -> bool:
     An attempt of another source, or one that has `lost` all checkpoints, is set aside first. Another process may have
     ended the cell meanwhile.
     """
-    found = sources.components(spec)
+    found = source_classes(spec)
     present = {name: IMPORTED.get(cls) or provenance.digest(cls) for name, cls in found.items()}
     earlier = Made.read(place)
     if earlier is None and State.read(place).state == "done":

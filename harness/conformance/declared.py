@@ -135,7 +135,7 @@ def gradient_of(method: Method, given: Probe, signal: Signal, part: TokenBatch) 
 def token_weights(subject: Subject) -> str:
     """Drops single tokens: the objective's loss must then have no gradient by their logits."""
     whole = subject.make()
-    if not whole.objective.weighs_tokens:
+    if whole.objective.by_response:
         return "the objective takes whole responses, and refuses to weigh tokens"
     method, given = Method(whole.base, (whole.base, whole.objective), {}), subject.probe()
     signal = method.signal(given.before(method.needs), given.batch, [given.batch])

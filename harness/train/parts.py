@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 import baselines
 import tasks
 from harness.base.errors import UserError
-from harness.cells import heartbeat
+from harness.cells import heartbeat, provenance
 from harness.cells.spec import CellSpec
-from harness.composition import Method
+from harness.composition import Method, component_classes
 from harness.config import Config
 from harness.dist import ranks
 from harness.dist.together import led
@@ -57,6 +57,15 @@ def device_of(config: Config) -> tuple[str, torch.dtype]:
     if config.train.dtype == "auto":
         return device, torch.bfloat16 if device == "cuda" else torch.float32
     return device, getattr(torch, config.train.dtype)
+
+
+def source_classes(spec: CellSpec) -> dict[str, type]:
+    """Return the classes of a cell's method and tasks, whose source is part of its provenance, by their names."""
+    config = spec.config
+    methods = baselines.table(config.plugins)
+    method = Method.of(spec.method, methods, config.method_options)
+    built = [tasks.build(name, config.plugins) for name in (spec.task, *config.eval.tasks)]
+    return provenance.named([*method.components, *built], component_classes(methods), tasks.table(config.plugins))
 
 
 def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print) -> Parts:

@@ -13,6 +13,7 @@ from loops import Oracle
 from ragged import Case, case, stats_of
 
 import baselines
+from baselines.ppo import Ppo
 from harness.base.errors import UserError
 from harness.composition import Method, Signal
 from harness.method import Composition
@@ -158,7 +159,8 @@ def test_gae_is_its_double_sum(gamma: float, lam: float, longest: int) -> None:
     c = case(4, longest=longest)
     m = method(f"ppo(gamma={gamma}, lam={lam})")
     expected = loops.gae(c, gamma, lam)
-    raw = m.objective.advantages(c.old, c.batch)
+    assert isinstance(m.objective, Ppo)
+    raw = m.objective.estimated(c.old, c.batch)
     assert raw.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
     signal = m.signal(c.old, c.batch, [c.batch])
     assert signal.advantages_T.tolist() == pytest.approx(loops.whitened(expected), rel=1e-10, abs=1e-10)
