@@ -14,7 +14,7 @@ from benchmarks.common import show
 from harness.batch import Rollout, TokenBatch
 from harness.train import packing
 from harness.train.collect import dealt
-from harness.train.policy import hidden_states
+from harness.train.hidden import hidden_states
 
 GROUP, PROMPTS, RANKS, UPDATES = 16, 128, 8, 2
 PROMPT, LIMIT, MICRO = 150, 8192, 16384  # tokens

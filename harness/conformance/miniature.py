@@ -28,7 +28,8 @@ from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import PLAIN
 from harness.tokens.metrics import Stopwatch
 from harness.train.filter import Pool
-from harness.train.policy import Critic, Policy, padded
+from harness.train.hidden import padded
+from harness.train.policy import Critic, Policy
 from harness.trainer import Parts, Trainer
 
 

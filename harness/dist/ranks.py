@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -234,3 +234,33 @@ def on_cpu(weight: Tensor) -> Tensor:
 @cache
 def cpus() -> DeviceMesh:
     return init_device_mesh("cpu", (count(),))
+
+
+# Work that rank 0 alone asks for and all ranks share: the sampling of evaluations, and the difficulty filter
+
+Work = Callable[..., list[Any]]  # takes a list of items, and settings by name; returns a result for each item
+
+
+@contextmanager
+def on_all_ranks(work: Work) -> Iterator[Work | None]:
+    """Yield to rank 0 the same work, done by all ranks; the other ranks get None when rank 0 leaves the context.
+
+    Until then they do their shares of each request inside this context.
+    """
+    if not several():
+        yield work
+    elif number() == 0:
+        yield lambda items, **settings: shared_work(work, *of_first((items, settings)))
+        of_first(None)  # the sign for the others to go on
+    else:
+        while (request := of_first(None)) is not None:
+            shared_work(work, *request)
+        yield None
+
+
+def shared_work(work: Work, items: Sequence[Any], settings: dict[str, Any]) -> list[Any]:
+    """Do this rank's share; return the results of all ranks in the order of the items."""
+    world = count()
+    own_items = items[number() :: world]
+    by_rank = each(work(own_items, **settings) if own_items else [])
+    return [by_rank[place % world][place // world] for place in range(len(items))]

@@ -24,7 +24,7 @@ from harness.batch import Rollout
 from harness.cells import heartbeat
 from harness.dist import ranks
 from harness.rollout.protocol import OnGroup
-from harness.tokens.product import product
+from harness.tokens.head import wide_product
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -295,7 +295,7 @@ class EmbeddedEngine:
 
         hidden = self._hidden(ids_PL.flatten(), rotations[:longest].repeat(count, 1), attend)
         last = torch.arange(count, device=self.device) * longest + lengths_P - 1
-        return product(hidden[last], self.head.T)
+        return wide_product(hidden[last], self.head.T)
 
     def _step(self, cache: Tensor, tokens_B: Tensor, slot: int, rotation_B: Tensor, bias_BL: Tensor) -> Tensor:
         """Reads one token of each sequence into a slot of the cache; returns the logits of the next."""
@@ -307,7 +307,7 @@ class EmbeddedEngine:
             grouped = q.unflatten(1, (self.kv_heads, -1))
             return attend_one(grouped, keys, values, bias_BL[:, None, None, :seen]).reshape(batch, -1)
 
-        return product(self._hidden(tokens_B, rotation_B, attend), self.head.T)
+        return wide_product(self._hidden(tokens_B, rotation_B, attend), self.head.T)
 
     def _hidden(self, tokens_N: Tensor, rotation_N: Tensor, attend: Attend) -> Tensor:
         x = F.embedding(tokens_N, self.embedding)

@@ -33,7 +33,6 @@ from harness.tokens.metrics import Stopwatch
 from harness.train import parts
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
-from tasks import Verdict
 
 PLAIN = "grpo"
 MOMENTS = ("first update", "after the updates")
@@ -53,9 +52,8 @@ def build(config: Config, method: str, folder: str, verifier: Verifier) -> Train
 def batch_of(trainer: Trainer, step: int, temperature: float | None = None) -> TokenBatch:
     """Samples a step's batch from the policy as it is; at the configured temperature, unless another is given."""
     collected = trainer.collector.sample(step, Stopwatch(), temperature=temperature)
-    groups = collected.groups
-    rewards = [float(verdict == Verdict.RIGHT) for verdict in collected.verdicts]
-    return TokenBatch.of(groups, rewards, trainer.config.rollout.max_new_tokens, trainer.policy.device)
+    budget = trainer.config.rollout.max_new_tokens
+    return TokenBatch.of(collected.groups, collected.rewards, budget, trainer.policy.device)
 
 
 def seen_by_plain(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, TokenStats]]:

@@ -33,7 +33,8 @@ from harness.tokens import dynamics
 from harness.tokens.head import Head
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import token_stats
-from harness.train.policy import Policy, head_of, hidden_states, targets
+from harness.train.hidden import hidden_states, response_tokens
+from harness.train.policy import Policy, head_of
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
@@ -105,7 +106,7 @@ def logit_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     temperature, size = trainer.policy.temperature, len(head_of(trainer.policy.module).weight_VD)
     if size > DENSE:
         raise UserError(f"the vocabulary has {size} tokens; the steps of logits are measured up to {DENSE}")
-    p_TV, y_T = distributions(trainer.policy, batch), targets(batch, "cpu")
+    p_TV, y_T = distributions(trainer.policy, batch), response_tokens(batch, "cpu")
     advantages_T = trainer.method.signal(trainer.stats_before(batch), batch, [batch]).advantages_T.double().cpu()
     rows = []
     for alpha in ALPHAS:

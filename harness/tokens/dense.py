@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.tokens.head import FAR, Columns, Head
-from harness.tokens.product import wide
+from harness.tokens.head import FAR, Columns, Head, wide
 
 
 def statistics(

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.tokens.head import FAR, Columns, Head
-from harness.tokens.product import product, widened
+from harness.tokens.head import FAR, Columns, Head, wide_product, widened_on_cpu
 
 BLOCK = {"cpu": (2**7, 2**10), "cuda": (2**11, 2**14)}  # tokens x vocabulary; on a CPU it stays near the core
 
@@ -43,7 +42,7 @@ def spans(size: int, step: int) -> Iterator[slice]:
 
 def block(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> tuple[Tensor, Tensor | None]:
     """Computes the logits of some tokens over some of the vocabulary, and tanh where they are capped."""
-    z = product(hidden, weight.T)
+    z = wide_product(hidden, weight.T)
     if bias is not None:
         z += bias
     if softcap is None:
@@ -147,11 +146,11 @@ class Streaming(torch.autograd.Function):
                     slope *= 1 - tanh**2
                 if by_bias is not None:
                     by_bias[columns] += slope.sum(dim=0)
-                slope = slope.to(widened(hidden).dtype)
+                slope = slope.to(widened_on_cpu(hidden).dtype)
                 if by_hidden is not None:
-                    by_hidden[rows] += product(slope, weight)
+                    by_hidden[rows] += wide_product(slope, weight)
                 if by_weight is not None:
-                    by_weight[columns] += product(slope.T, hidden)
+                    by_weight[columns] += wide_product(slope.T, hidden)
         cast = (
             None if grad is None else grad.to(given.dtype)
             for grad, given in ((by_hidden, hidden_TD), (by_weight, weight_VD), (by_bias, bias_V))

@@ -57,7 +57,7 @@ class Answered:
     @property
     def rewards(self) -> list[float]:
         """Returns the rewards as the task gives them, before any method reshapes them."""
-        return [float(verdict == Verdict.RIGHT) for verdict in self.verdicts]
+        return [verdict.reward for verdict in self.verdicts]
 
     @property
     def has_signal(self) -> bool:
@@ -94,6 +94,11 @@ class Collected:
     def verdicts(self) -> list[Verdict]:
         """Returns the verdicts on all responses, one group after the other."""
         return [verdict for each in self.answered for verdict in each.verdicts]
+
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards of all responses, one group after the other."""
+        return [reward for each in self.answered for reward in each.rewards]
 
     @property
     def judged(self) -> list[list[Judged]]:

@@ -27,7 +27,7 @@ import tasks
 from harness.base import files, seeds
 from harness.base.errors import UserError
 from harness.base.task import Countable, Judged
-from harness.dist.together import Work
+from harness.dist.ranks import Work
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import PLAIN, Chat, left_out, render
 from harness.verify.background import Alongside, Read, read
@@ -270,7 +270,7 @@ def evaluate(
     return Evaluation(
         task=task.name,
         problems=[record["problem"] for record in records],
-        right=[[int(verdict == Verdict.RIGHT) for verdict in record["verdicts"]] for record in records],
+        right=[[int(Verdict(verdict).reward) for verdict in record["verdicts"]] for record in records],
         right_distinct=[distinct_right(record["verdicts"], record["answers"]) for record in records],
         solutions=[count for count in counts if count is not None] or None,
         verdicts=dict(Counter(verdict for record in records for verdict in record["verdicts"])),

@@ -22,7 +22,7 @@ from harness.base.errors import Damaged, UserError
 from harness.base.locks import lock
 from harness.base.task import Problem, Task, Verdict, Verifier
 from harness.config import Filter, RolloutConfig
-from harness.dist.together import Work
+from harness.dist.ranks import Work
 from harness.rollout.rendering import PLAIN, Chat, render
 from harness.verify.background import Alongside, read
 from harness.verify.failures import check_failures

@@ -65,7 +65,7 @@ class Row:
         return cls(flat(tokens), flat(places), flat(whole), flat(back), flat(asked), ends, lengths)
 
 
-def hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
+def packed_hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
     """Returns the hidden state from which each response token is predicted, flat; of a model that is `prepared`."""
     row = Row.of(batch, device)
     hidden_1RD = backbone(

@@ -17,7 +17,6 @@ from harness.cells.spec import CellSpec
 from harness.composition import Method, component_classes
 from harness.config import Config
 from harness.dist import ranks
-from harness.dist.together import led
 from harness.rollout import choice, engines, models, templates
 from harness.rollout.proof import check_weights
 from harness.rollout.protocol import Engine
@@ -98,7 +97,7 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
     weights = {**model.identity(), "digest": model.digest(base)}
     asker = Asker(weights, task, engine, tokenizer, verifier, config.rollout, most, model.chat)
     found = None
-    with heartbeat.here.at("filter"), led(asker.verdicts) as ask:
+    with heartbeat.here.at("filter"), ranks.on_all_ranks(asker.verdicts) as ask:
         if ask is not None:
             at_once = ranks.count() * max(RESPONSES // given.n, 1) if given else 0
             found = pool(asker, ask, given, models.default_cache(), at_once, say)

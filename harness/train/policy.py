@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from harness.base import files
 from harness.base.errors import CellFailure, UserError
@@ -21,6 +21,7 @@ from harness.dist import ranks
 from harness.tokens.head import Head
 from harness.tokens.statistics import token_stats
 from harness.train import invariants, packing, weights
+from harness.train.hidden import hidden_states, response_tokens
 
 
 class Learner:
@@ -108,7 +109,7 @@ class Learner:
         if self.masters is not self.weights:
             for name, weight in self.weights.items():
                 self.masters[name].grad = None if weight.grad is None else ranks.on_cpu(weight.grad)
-        before = invariants.sample(self.masters)
+        before = invariants.sampled_numbers(self.masters)
         self.optimizer.step()
         invariants.check_changed(before, self.masters, norm, lr)
         self.optimizer.zero_grad(set_to_none=True)
@@ -140,65 +141,6 @@ class Learner:
             self.optimizer.state[master] = {k: x for k, x in empty.items() if f"{k}.{name}" in names}
         fill(self.state())
         self.publish()
-
-
-def padded(rows: Sequence[Tensor], device: str) -> Tensor:
-    """Pads on the right, where no mask is needed: under causal attention no real token sees the padding."""
-    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(device, non_blocking=True)
-
-
-def hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
-    """Returns the hidden state from which each response token is predicted, flat."""
-    if batch.packed:
-        return packing.hidden_states(backbone, batch, device)
-    # Sharing prompts takes two passes, a cache and a mask of ours. Ranks could not do it, since all must make the same
-    # passes; nor a model whose layers are recomputed, which keeps no cache; nor one that reads only a window of its
-    # context, which has a mask of its own.
-    alone = not ranks.several() and not backbone.is_gradient_checkpointing and not windowed(backbone.config)
-    if batch.prompts_weigh and alone:
-        return hidden_after_shared_prompts(backbone, batch, device)
-    hidden_BLD = backbone(input_ids=padded(batch.sequences, device), use_cache=False).last_hidden_state
-    position_T = batch.prompt_lengths_B[batch.sequence_T] + batch.within_T - 1
-    return hidden_BLD[batch.sequence_T, position_T]
-
-
-def windowed(config: PreTrainedConfig) -> bool:
-    return getattr(config, "sliding_window", None) is not None
-
-
-def hidden_after_shared_prompts(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
-    """Returns the same as hidden_states, but runs each prompt once for all responses of its group here.
-
-    Gradients flow through the cache of the prompts.
-    """
-    _, prompt_B, sizes_P = batch.groups_B.unique_consecutive(return_inverse=True, return_counts=True)
-    first_P = sizes_P.cumsum(0) - sizes_P
-    lengths_B, lengths = batch.prompt_lengths_B, batch.prompt_lengths_B.tolist()
-    prompts = padded([batch.sequences[row][: lengths[row]] for row in first_P.tolist()], device)
-    tails = padded([s[n:-1] for s, n in zip(batch.sequences, lengths, strict=True)], device)
-
-    cache = DynamicCache()
-    after_prompt = backbone(input_ids=prompts, past_key_values=cache, use_cache=True).last_hidden_state
-    last_B1D = after_prompt[prompt_B, lengths_B - 1][:, None]
-    if tails.shape[1] == 0:
-        return last_B1D[batch.sequence_T, batch.within_T]
-    cache.batch_select_indices(prompt_B)
-    slots, places = torch.arange(prompts.shape[1], device=device), torch.arange(tails.shape[1], device=device)
-    own_BRL = (slots < lengths_B[:, None])[:, None].expand(-1, len(places), -1)
-    earlier_BRR = (places <= places[:, None]).expand(len(batch), -1, -1)
-    hidden_BRD = backbone(
-        input_ids=tails,
-        past_key_values=cache,
-        attention_mask=torch.cat([own_BRL, earlier_BRR], dim=2)[:, None],
-        position_ids=lengths_B[:, None] + places,
-        use_cache=True,
-    ).last_hidden_state
-    return torch.cat([last_B1D, hidden_BRD], dim=1)[batch.sequence_T, batch.within_T]
-
-
-def targets(batch: TokenBatch, device: str) -> Tensor:
-    lengths = batch.prompt_lengths_B.tolist()
-    return torch.cat([s[n:] for s, n in zip(batch.sequences, lengths, strict=True)]).to(device, non_blocking=True)
 
 
 def head_of(model: PreTrainedModel) -> Head:
@@ -237,9 +179,9 @@ class Scorer(nn.Module):
     ) -> tuple[Tensor | None, ...]:
         """Returns the columns of TokenStats as a tuple, in which FSDP looks for tensors with a gradient."""
         hidden_TD = hidden_states(self.model.base_model, batch, self.device)
-        head, wanted = head_of(self.model), targets(batch, self.device)
+        head, targets_T = head_of(self.model), response_tokens(batch, self.device)
         found = token_stats(
-            hidden_TD, head, wanted, self.temperature, entropy=entropy, entropy_grad=entropy_grad, sum_p2=sum_p2
+            hidden_TD, head, targets_T, self.temperature, entropy=entropy, entropy_grad=entropy_grad, sum_p2=sum_p2
         )
         # Copies: what is given back for backward hooks must not be views.
         return tuple(None if column_T is None else column_T.clone() for column_T in vars(found).values())

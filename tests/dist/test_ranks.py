@@ -306,3 +306,30 @@ def test_activations_computed_again_are_the_same(tmp_path: Path) -> None:
     assert norm_again == pytest.approx(norm, rel=1e-4)
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
+
+
+# Work that rank 0 alone asks for
+
+
+def tenfold(items: list[int], *, plus: int) -> list[int]:
+    assert items, "nobody is asked for nothing"
+    return [10 * item + plus + ranks.number() for item in items]
+
+
+def share_main(rank: int, folder: Path) -> None:
+    with ranks.on_all_ranks(tenfold) as work:
+        found = None if work is None else [work([1, 2, 3], plus=4), work([7], plus=0)]
+    files.write_json(folder / f"{rank}.json", {"found": found})
+
+
+@pytest.mark.processes
+def test_two_ranks_share_what_the_first_one_asks_for(tmp_path: Path) -> None:
+    on_ranks(share_main, tmp_path)
+    assert files.read_json(tmp_path / "0.json")["found"] == [[14, 25, 34], [70]]
+    assert files.read_json(tmp_path / "1.json")["found"] is None
+
+
+def test_alone_the_work_is_done_here() -> None:
+    with ranks.on_all_ranks(lambda items: [-item for item in items]) as work:
+        assert work is not None
+        assert work([1, 2]) == [-1, -2]

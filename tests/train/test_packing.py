@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from harness.batch import Rollout, TokenBatch
-from harness.train import packing, policy
+from harness.train import hidden, packing
 
 WINDOW = 7
 SIZES = {
@@ -65,7 +65,7 @@ UNEQUAL = batch([[1, 30, 5], [2, 1, 1], [12, 3, 25]])
 def computed(network: PreTrainedModel, parts: list[TokenBatch]) -> tuple[Tensor, list[Tensor]]:
     """Returns the hidden states of all parts and the gradient of a sum over them in which each number has a weight."""
     network.zero_grad()
-    found = torch.cat([policy.hidden_states(network.base_model, part, "cpu") for part in parts])
+    found = torch.cat([hidden.hidden_states(network.base_model, part, "cpu") for part in parts])
     (found * torch.linspace(-1, 1, found.numel(), dtype=found.dtype).view_as(found)).sum().backward()
     return found.detach(), [x.grad.clone() for x in network.base_model.parameters() if x.grad is not None]
 
