@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.common import show
 from harness.batch import Rollout, TokenBatch
 from harness.train import packing
-from harness.train.collect import dealt
+from harness.train.collect import shared_out
 from harness.train.hidden import hidden_states
 
 GROUP, PROMPTS, RANKS, UPDATES = 16, 128, 8, 2
@@ -84,7 +84,7 @@ def balance(median: int) -> list[str]:
     return [
         f"{median:,}",
         excess([slot // share % RANKS for slot in range(PROMPTS)]),
-        excess(dealt(sizes, UPDATES, RANKS)),
+        excess(shared_out(sizes, UPDATES, RANKS)),
     ]
 
 

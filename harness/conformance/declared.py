@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.batch import Granted, TokenBatch, TokenStats
+from harness.batch import DeclaredStats, TokenBatch, TokenStats
 from harness.composition import BEFORE, DURING, Method, Signal
 from harness.conformance.computed import factors
 from harness.conformance.probe import Probe, stepped
@@ -22,7 +22,7 @@ MARKS = (
 
 
 @dataclass(frozen=True)
-class Recorded(Granted):
+class Recorded(DeclaredStats):
     """Notes which columns are read."""
 
     reads: set[str] = field(kw_only=True)

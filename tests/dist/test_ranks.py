@@ -27,7 +27,7 @@ from harness.cells.state import State
 from harness.tokens import metrics
 from harness.tokens import statistics as tokenstats
 from harness.tokens.metrics import Stopwatch
-from harness.train.collect import Answered, Collected, dealt
+from harness.train.collect import Answered, Collected, shared_out
 from harness.train.policy import Policy
 from tasks import Problem, Verdict, Verifier
 from tasks.countdown import Countdown
@@ -173,7 +173,7 @@ def test_two_ranks_log_the_mean_of_all_tokens_of_an_update(tmp_path: Path) -> No
 
 def of_rank(rank: int, whole: Collected) -> list[Answered]:
     """Returns half of each of two mini-batches, with about half of its tokens."""
-    owners = dealt([each.tokens for each in whole.answered], 2, 2)
+    owners = shared_out([each.tokens for each in whole.answered], 2, 2)
     assert owners != [0, 0, 1, 1, 0, 0, 1, 1], "otherwise no group moves to another rank than the one that sampled it"
     return [each for each, owner in zip(whole.answered, owners, strict=True) if owner == rank]
 
