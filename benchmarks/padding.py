@@ -50,7 +50,7 @@ def in_order(batch: TokenBatch, tokens: int) -> list[TokenBatch]:
 def positions(part: TokenBatch) -> int:
     """Counts what goes through the layers of the model."""
     if part.packed:
-        return len(packing.Row.of(part, "cpu").tokens_R)
+        return len(packing.PackedRow.of(part, "cpu").tokens_R)
     return len(part) * max(map(len, part.sequences))
 
 

@@ -123,7 +123,7 @@ def test_one_kernel_for_all_lengths_is_asked_for_the_same(architecture: str, mon
 
 
 def test_each_token_is_run_once_and_each_prompt_once_for_its_group() -> None:
-    row = packing.Row.of(UNEQUAL, "cpu")
+    row = packing.PackedRow.of(UNEQUAL, "cpu")
     first, other, last = ([s.tolist() for s in UNEQUAL.sequences[i : i + 3]] for i in (0, 3, 6))
     expected = [first[0][:-1] + first[1][1:-1] + first[2][1:-1], other[0][:-1], last[0][:-1] + last[1][5:-1]]
     assert row.tokens_R.tolist() == [token for part in [*expected, last[2][5:-1]] for token in part]
