@@ -28,7 +28,7 @@ from harness.matrix import Cell, Shared
 from harness.terminal import layout
 from harness.terminal.layout import Column
 from harness.tokens import dynamics
-from harness.tokens.dynamics import Row
+from harness.tokens.dynamics import QuadrantRow
 from harness.tokens.metrics import Stopwatch
 from harness.train import parts
 from harness.trainer import Trainer
@@ -89,7 +89,7 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
                 trainer = build(config, spec, folder, verifier)
                 before[models] = [trainer.stats_before(batch, sum_p2=True) for batch, _ in seen]
                 del trainer  # and its engine, before there is another one
-            lenses: dict[str, list[dict[str, Row]]] = {moment: [] for moment in MOMENTS}
+            lenses: dict[str, list[dict[str, QuadrantRow]]] = {moment: [] for moment in MOMENTS}
             for (batch, moved), old in zip(seen, before[models], strict=True):
                 parts = list(batch.split(config.train.updates))
                 later = dataclasses.replace(moved, ref_logp=old.ref_logp)
@@ -104,12 +104,12 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
     return found
 
 
-def average(rows: Sequence[Row]) -> Row:
+def average(rows: Sequence[QuadrantRow]) -> QuadrantRow:
     """`dropped` is a share of the row's own tokens, all else of all tokens."""
     means = {name: sum(vars(row)[name] for row in rows) / len(rows) for name in vars(rows[0])}
     share = sum(row.share for row in rows)
     means["dropped"] = sum(row.dropped * row.share for row in rows) / share if share else 0.0
-    return Row(**means)
+    return QuadrantRow(**means)
 
 
 def show(console: Console, found: Sequence[dict[str, Any]]) -> None:

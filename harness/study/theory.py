@@ -134,7 +134,7 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     old = trainer.stats_before(batch, sum_p2=True)
     assert old.entropy is not None
     signal = method.signal(old, batch, [batch])
-    predicted_T = dynamics.push(method, signal, old, [batch]).predicted(old, old.logp, policy.temperature)
+    predicted_T = dynamics.push_of(method, signal, old, [batch]).predicted(old, old.logp, policy.temperature)
     gradient = entropy_gradient(policy, batch)
     start = {name: x.detach().clone() for name, x in policy.module.state_dict().items()}
     before = parameters_to_vector(policy.module.parameters()).detach().clone()
