@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
 import subprocess
 import sys
 
@@ -368,3 +370,15 @@ def test_every_method_says_in_a_line_what_it_is_and_where_it_comes_from(name: st
     assert first.endswith(".")
     assert "(" not in first, "the text that a dataclass without docstring gets"
     assert "arXiv:" in found.source
+
+
+# Their comparisons are tests of their own, or part of a composition's.
+ELSEWHERE = {"bapo", "adaptive_entropy", "overlong", "siren"}
+
+
+def test_every_method_is_compared_with_loops() -> None:
+    controls, objectives = importlib.import_module("test_controls"), importlib.import_module("test_objectives")
+    objective_specs = [spec for spec, *_ in objectives.CASES]
+    compared = [*ORACLES, *controls.ORACLES, *controls.RELEASES, *objective_specs]
+    names = set(re.findall(r"\w+", " ".join(compared)))
+    assert set(baselines.METHODS) - names == ELSEWHERE
