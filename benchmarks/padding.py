@@ -99,7 +99,7 @@ def seconds(limit: int = 1000, tokens: int = 4096) -> list[list[str]]:
         num_key_value_heads=2,
     )
     model = Qwen2ForCausalLM(config)
-    packing.prepared(model)
+    packing.prepare_for_packing(model)
     batch = batch_of(drawn(200, limit, 3, prompt=100), limit)
     ways = {
         "padded, as they come": in_order(batch, tokens),

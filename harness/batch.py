@@ -310,16 +310,16 @@ class TokenBatch:
         order = by_token[values_T[by_token].argsort(descending=True, stable=True)]
         place_T = torch.empty_like(order)
         place_T[order] = torch.arange(len(order), device=order.device)
-        start = sum(ranks.each(len(x_T))[: ranks.number()])
+        start = sum(ranks.each(len(x_T))[: ranks.own_rank()])
         return place_T[start : start + len(x_T)]
 
     def global_sum(self, x_T: Tensor) -> Tensor:
         """Return the sum over the tokens of all ranks, in double; a collective."""
-        return ranks.total(x_T.double().sum())
+        return ranks.sum_over_ranks(x_T.double().sum())
 
     def global_count(self, mask_T: Tensor) -> float:
         """Return the number of tokens in a mask on all ranks; a collective."""
-        return float(ranks.total(mask_T.sum()))
+        return float(ranks.sum_over_ranks(mask_T.sum()))
 
     def global_tokens(self) -> float:
         """Return the number of tokens on all ranks; a collective."""

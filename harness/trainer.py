@@ -27,7 +27,7 @@ from harness.tokens.metrics import Stopwatch
 from harness.train import invariants
 from harness.train.checkpoint import Checkpoints
 from harness.train.collect import Collected, Collector
-from harness.train.evaluate import Sampler, evaluate
+from harness.train.evaluate import Sampler, evaluate_task
 from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy, context_of
 from harness.train.record import Updates, mean_loss, record_of_step
@@ -63,7 +63,7 @@ class Trainer:
             self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
             with watch.phase("evaluate"):
                 record |= self.evaluate(step) if self.evaluation_due(step) else {}
-            if ranks.number() == 0:
+            if ranks.own_rank() == 0:
                 self.log.append(step, time.time(), record | watch.seconds)
             self.done_steps = step
             early = ranks.of_first(leaving())  # one rank's answer for all, or some would wait for the others for ever
@@ -235,7 +235,7 @@ class Trainer:
     def scores(self, step: int, name: str, task: Task, sampler: Sampler) -> dict[str, float]:
         """Evaluate on one task; write its evaluation and its samples, and return its metrics."""
         settings = self.config.eval.of(name)
-        result = evaluate(
+        result = evaluate_task(
             task,
             sampler,
             self.parts.verifier,
@@ -281,7 +281,7 @@ class Trainer:
             self.collector.load_state(checkpoint.rest["rollouts"])
             for who, learner in self.learners().items():
                 learner.load_state(checkpoint.of(who), partial(checkpoint.fill, who))
-        if ranks.number() == 0:
+        if ranks.own_rank() == 0:
             self.log.truncate(self.done_steps)  # later steps are trained again, and logged again
             self.collapsed = collapse(self.log.read(), self.config.stop.entropy_below)
         self.collapsed = ranks.of_first(self.collapsed)

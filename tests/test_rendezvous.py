@@ -112,7 +112,7 @@ def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     with (
         pytest.raises(UserError, match=r"3 processes were started for this cell \(WORLD_SIZE\), but .* is 2"),
-        ranks.joined(2, "cpu"),
+        ranks.process_group(2, "cpu"),
     ):
         pass
 

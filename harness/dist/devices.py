@@ -38,10 +38,10 @@ def gpus() -> list[str]:
         told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return [str(number) for number in range(len(cuda_devices()))]
-    return listed(told)
+    return parse_gpu_list(told)
 
 
-def listed(told: str) -> list[str]:
+def parse_gpu_list(told: str) -> list[str]:
     """Returns the UUIDs in what `nvidia-smi -L` says."""
     found: list[list[str]] = []
     for line in told.splitlines():

@@ -41,12 +41,12 @@ def count() -> int:
     return dist.get_world_size() if several() else 1
 
 
-def number() -> int:
+def own_rank() -> int:
     return dist.get_rank() if several() else 0
 
 
 @contextmanager
-def joined(world: int, device: str, lost: Callable[[str], None] = print) -> Iterator[None]:
+def process_group(world: int, device: str, lost: Callable[[str], None] = print) -> Iterator[None]:
     """Joins the other ranks, as the one that RANK names: of one machine through the file RENDEZVOUS, otherwise as
     torchrun has it, through MASTER_ADDR and MASTER_PORT. `lost` hears why this rank ends where another one is gone."""
     if world == 1:
@@ -122,7 +122,7 @@ def end_with_parent() -> None:
 # Numbers and objects
 
 
-def total(value: Tensor) -> Tensor:
+def sum_over_ranks(value: Tensor) -> Tensor:
     """Returns the sum over all ranks."""
     if several():
         value = value.clone()
@@ -194,7 +194,7 @@ def shard(root: nn.Module, layers: list[nn.Module], device: str) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor, not even with 1
 
 
-def held(module: nn.Module) -> dict[str, Tensor]:
+def local_weights(module: nn.Module) -> dict[str, Tensor]:
     """Returns the weights by name, each as the optimiser holds it: where weights are sharded, this rank's shard.
 
     `named_parameters` would not do: after a forward pass it may list whole copies that were gathered for that pass,
@@ -203,7 +203,7 @@ def held(module: nn.Module) -> dict[str, Tensor]:
     return module.state_dict()
 
 
-def whole(weight: Tensor) -> Tensor:
+def whole_weight(weight: Tensor) -> Tensor:
     """Returns the whole weight, gathered from all ranks where it is sharded (a DTensor)."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
@@ -214,8 +214,8 @@ def whole_on_first(state: Any) -> Any:
         return {key: whole_on_first(value) for key, value in state.items()}
     if not isinstance(state, DTensor):
         return state
-    gathered = whole(state)
-    return gathered.cpu() if number() == 0 else None
+    gathered = whole_weight(state)
+    return gathered.cpu() if own_rank() == 0 else None
 
 
 def here(weight: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ def on_all_ranks(work: Work) -> Iterator[Work | None]:
     """
     if not several():
         yield work
-    elif number() == 0:
+    elif own_rank() == 0:
         yield lambda items, **settings: shared_work(work, *of_first((items, settings)))
         of_first(None)  # the sign for the others to go on
     else:
@@ -261,6 +261,6 @@ def on_all_ranks(work: Work) -> Iterator[Work | None]:
 def shared_work(work: Work, items: Sequence[Any], settings: dict[str, Any]) -> list[Any]:
     """Do this rank's share; return the results of all ranks in the order of the items."""
     world = count()
-    own_items = items[number() :: world]
+    own_items = items[own_rank() :: world]
     by_rank = each(work(own_items, **settings) if own_items else [])
     return [by_rank[place % world][place // world] for place in range(len(items))]

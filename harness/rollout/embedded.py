@@ -150,7 +150,7 @@ class EmbeddedEngine:
         self.head_dim = model.model.layers[0].self_attn.head_dim
         self.inv_freq = rotary.inv_freq.to(self.device, torch.float32)
         self.rotary_scale = torch.tensor(rotary.attention_scaling, device=self.device)
-        held = ranks.held(model)
+        held = ranks.local_weights(model)
         weights = {name: held[name] for name, _ in model.named_parameters()}  # a tied head is not listed twice
         self.embedding = self._fused(weights, "model.embed_tokens.weight")
         self.head = self._fused(weights, "lm_head.weight") if "lm_head.weight" in weights else self.embedding
@@ -182,7 +182,7 @@ class EmbeddedEngine:
 
         Where they are sharded, no others are gathered at the same time; they are cast before they travel.
         """
-        whole = {name: ranks.whole(weights[name].to(self.dtype)) for name in names}
+        whole = {name: ranks.whole_weight(weights[name].to(self.dtype)) for name in names}
         parts = [pairs_together(w, self.head_dim) if TURNED.search(n) else w for n, w in whole.items()]
         rows = [len(part) for part in parts]
         shape = (sum(rows), *parts[0].shape[1:])

@@ -44,7 +44,7 @@ def build(config: Config, method: str, folder: str, verifier: Verifier) -> Train
     disable_progress_bar()
     set_verbosity_error()
     planned = Cell(config, method, config.tasks[0], config.models[0], config.seeds[0], Shared(config))
-    trainer = Trainer(parts.build(planned.spec, verifier, say=lambda _: None), Path(folder))
+    trainer = Trainer(parts.build_parts(planned.spec, verifier, say=lambda _: None), Path(folder))
     trainer.engine.load(trainer.policy.module)
     return trainer
 

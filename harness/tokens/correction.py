@@ -27,7 +27,7 @@ def beyond(ratios: Tensor, given: Correction) -> Tensor:
     return (ratios > given.high) | (ratios < given.low)
 
 
-def factors(batch: TokenBatch, logp_T: Tensor, given: Correction) -> Tensor:
+def correction_factors(batch: TokenBatch, logp_T: Tensor, given: Correction) -> Tensor:
     """Returns by how much the gradient of each token counts."""
     ratios = log_ratios(batch, logp_T, given.level).exp()
     if given.kind == "truncated":
@@ -41,4 +41,4 @@ def correct(signal: Signal, batch: TokenBatch, given: Correction) -> Signal:
     """Returns the signal with corrected weights."""
     if given.kind == "off":
         return signal
-    return dataclasses.replace(signal, weights_T=signal.weights_T * factors(batch, signal.old.logp, given))
+    return dataclasses.replace(signal, weights_T=signal.weights_T * correction_factors(batch, signal.old.logp, given))

@@ -8,7 +8,7 @@ from torch import Tensor
 from harness.tokens.head import FAR, Columns, Head, wide
 
 
-def statistics(
+def dense_statistics(
     hidden_TD: Tensor,
     head: Head,
     targets_T: Tensor,

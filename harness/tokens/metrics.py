@@ -37,7 +37,7 @@ class Stopwatch:
         self.seconds[f"time/{name}_s"] = self.seconds.get(f"time/{name}_s", 0.0) + time.perf_counter() - start
 
 
-def share(mask: Tensor) -> float:
+def share_of_true(mask: Tensor) -> float:
     return mask.double().mean().item()
 
 
@@ -47,7 +47,7 @@ def of_rollouts(groups: list[list[Rollout]], batch: TokenBatch, verdicts: list[s
     finished = [rollout.finished for group in groups for rollout in group]
     record = {
         "reward/mean": batch.rewards_B.mean().item(),
-        "reward/groups_without_signal": share((rewards_GN == rewards_GN[:, :1]).all(dim=1)),
+        "reward/groups_without_signal": share_of_true((rewards_GN == rewards_GN[:, :1]).all(dim=1)),
         "responses/distinct": sum(distinct) / len(distinct),
         "responses/length": batch.lengths_B.double().mean().item(),
         "responses/truncated": 1 - sum(finished) / len(finished),
@@ -95,7 +95,7 @@ def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[st
         "mismatch/p99": p99(size_T),
         "mismatch/max": size_T.max().item(),
         "mismatch/k3": (difference_T.clamp(max=LARGEST_LOG_RATIO).exp() - difference_T - 1).mean().item(),
-        "mismatch/beyond": share(beyond(by_level[given.level].exp(), given)),
+        "mismatch/beyond": share_of_true(beyond(by_level[given.level].exp(), given)),
     }
     for level, differences in by_level.items():
         ratios = differences.clamp(max=LARGEST_LOG_RATIO).exp()
@@ -132,8 +132,8 @@ def of_updates(logged: list[dict[str, Tensor]]) -> dict[str, float]:
     means = {}
     for name in logged[0]:
         column_T = torch.cat([part[name] for part in logged]).double()
-        tokens = ranks.total(torch.tensor(float(len(column_T)), dtype=torch.float64, device=column_T.device))
-        means[f"updates/{name}"] = (ranks.total(column_T.sum()) / tokens).item()
+        tokens = ranks.sum_over_ranks(torch.tensor(float(len(column_T)), dtype=torch.float64, device=column_T.device))
+        means[f"updates/{name}"] = (ranks.sum_over_ranks(column_T.sum()) / tokens).item()
     return means
 
 
@@ -141,7 +141,7 @@ def of_ratios(log_ratios: list[Tensor], touched: list[dict[str, Tensor]]) -> dic
     """Describes the importance ratio, and which tokens the objective clips and gates close (`Method.touched`), over the
     tokens that were trained on in all updates of a step."""
     ratio_T = ranks.gather(torch.cat(log_ratios)).exp()
-    shares = {name: share(ranks.gather(torch.cat([part[name] for part in touched]))) for name in touched[0]}
+    shares = {name: share_of_true(ranks.gather(torch.cat([part[name] for part in touched]))) for name in touched[0]}
     return {
         "ratio/mean": ratio_T.double().mean().item(),
         "ratio/max": ratio_T.max().item(),

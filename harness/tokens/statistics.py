@@ -32,7 +32,7 @@ class Backend(Protocol):
     ) -> Columns: ...
 
 
-BACKENDS: dict[str, Backend] = {"dense": dense.statistics, "torch": streaming.statistics}
+BACKENDS: dict[str, Backend] = {"dense": dense.dense_statistics, "torch": streaming.streaming_statistics}
 SMALL = 2**12  # vocabularies up to here are not worth a second pass through the head
 
 

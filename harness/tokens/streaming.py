@@ -21,7 +21,7 @@ from harness.tokens.head import FAR, Columns, Head, wide_product, widened_on_cpu
 BLOCK = {"cpu": (2**7, 2**10), "cuda": (2**11, 2**14)}  # tokens x vocabulary; on a CPU it stays near the core
 
 
-def statistics(
+def streaming_statistics(
     hidden_TD: Tensor,
     head: Head,
     targets_T: Tensor,
@@ -51,7 +51,7 @@ def block(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | 
     return softcap * tanh, tanh
 
 
-def placed(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+def places_in_block(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
     """Returns where the targets lie in a block, and whether they do."""
     inside = (targets >= columns.start) & (targets < columns.stop)
     return torch.where(inside, targets - columns.start, 0), inside
@@ -84,7 +84,7 @@ class Streaming(torch.autograd.Function):
                 z, _ = block(hidden, weight_VD[columns], None if bias_V is None else bias_V[columns], softcap)
                 if temperature != 1:
                     z /= temperature
-                place, inside = placed(targets, columns)
+                place, inside = places_in_block(targets, columns)
                 chosen = torch.where(inside, z.gather(1, place[:, None]).squeeze(1).double(), chosen)
                 before, m = m, torch.maximum(m, z.amax(dim=1).double())
                 delta = (before - m).clamp(min=FAR)
@@ -139,7 +139,7 @@ class Streaming(torch.autograd.Function):
                 if ctx.entropy_grad:
                     pull = z.clamp_(min=FAR).add_(entropy_T[rows, None]).mul_(-by_entropy[rows, None]).add_(pull)
                 slope = p.mul_(pull)
-                place, inside = placed(targets, columns)
+                place, inside = places_in_block(targets, columns)
                 slope.scatter_add_(1, place[:, None], torch.where(inside, by_logp[rows], 0)[:, None])
                 slope /= ctx.temperature
                 if tanh is not None:

@@ -37,7 +37,7 @@ REST, ROWS = "rest.json", "rest.safetensors"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SavedCheckpoint:
     """One that is whole."""
 
     path: Path
@@ -46,7 +46,7 @@ class Checkpoint:
     rest: dict[str, Any]
 
     @classmethod
-    def read(cls, path: Path) -> Checkpoint:
+    def read(cls, path: Path) -> SavedCheckpoint:
         rows = load_file(path / ROWS)
 
         def unpacked(found: dict[str, Any]) -> Any:
@@ -76,7 +76,7 @@ class Checkpoints:
     def __init__(self, folder: Path, cell: str) -> None:
         self.folder, self.cell, self.group = folder, cell, ranks.apart()
         self.writer = ranks.of_first(os.getpid())
-        self.known: Checkpoint | None = None  # the one that `latest` found, until another is saved
+        self.known: SavedCheckpoint | None = None  # the one that `latest` found, until another is saved
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: tuple[int, Future[None]] | None = None
 
@@ -105,40 +105,40 @@ class Checkpoints:
                 dcp.save(tensors, storage_writer=writer, process_group=self.group)
             except CheckpointException as error:  # which is no Exception
                 raise next(iter(error.failures.values()))[0] from error
-            mine = {file.name: digest(file) for file in partial.glob(f"shard-{ranks.number() + 1:05d}-*")}
+            mine = {file.name: digest(file) for file in partial.glob(f"shard-{ranks.own_rank() + 1:05d}-*")}
             sums = {name: found for each in ranks.each(mine, self.group) for name, found in each.items()}
-            if ranks.number() == 0:
+            if ranks.own_rank() == 0:
                 with files.atomic(partial / ROWS) as file:
                     file.write(save(rows))
                 files.write_text(partial / REST, said)
                 sums |= {name: digest(partial / name) for name in (ROWS, REST)}
                 checkpoint_seal.write(partial, self.cell, step, sums)
-                complete(partial, path)
+                publish_checkpoint(partial, path)
                 self.keep(KEPT)
 
     def keep(self, count: int) -> None:
         """Removes all but the newest ones."""
-        if ranks.number() == 0:
+        if ranks.own_rank() == 0:
             for older in sorted(self.folder.glob("step-*"))[:-count]:
                 shutil.rmtree(older)
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self) -> SavedCheckpoint | None:
         """Return the newest checkpoint that is whole, after it has named those that are not; None before the first."""
         if self.known is not None:
             return self.known
-        if ranks.number() == 0:
+        if ranks.own_rank() == 0:
             for left in self.folder.glob(".step-*"):  # by a process that ended while it wrote
                 shutil.rmtree(left)
         paths: list[Path] = ranks.of_first(sorted(self.folder.glob("step-*"), reverse=True))
         for number, path in enumerate(paths):
             wrong = [name for each in ranks.each(damaged(path, self.cell)) for name in each]
             if not wrong:
-                if ranks.number() == 0:
+                if ranks.own_rank() == 0:
                     for newer in paths[:number]:
                         shutil.rmtree(newer)
-                self.known = Checkpoint.read(path)
+                self.known = SavedCheckpoint.read(path)
                 return self.known
-            if ranks.number() == 0:
+            if ranks.own_rank() == 0:
                 print(f"warning: the checkpoint {path} is damaged ({', '.join(wrong)})", flush=True)
         if paths:
             raise NoneWhole(self.folder)
@@ -162,7 +162,7 @@ def packed(value: Any, rows: dict[str, Tensor]) -> Any:
     return {"rows": name}
 
 
-def complete(partial: Path, path: Path) -> None:
+def publish_checkpoint(partial: Path, path: Path) -> None:
     """Gives a folder its name, after its entries are on disk."""
     files.sync(partial)
     partial.rename(path)
@@ -174,5 +174,5 @@ def damaged(path: Path, cell: str) -> list[str]:
     try:
         sums = checkpoint_seal.read(path, cell)
     except Damaged as damage:
-        return [str(damage)] if ranks.number() == 0 else []
-    return checkpoint_seal.changed(path, sums, sorted(sums)[ranks.number() :: ranks.count()])
+        return [str(damage)] if ranks.own_rank() == 0 else []
+    return checkpoint_seal.changed(path, sums, sorted(sums)[ranks.own_rank() :: ranks.count()])

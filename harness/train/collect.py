@@ -133,7 +133,7 @@ class Collector:
             self.parts.engine.rest()  # gives its memory to the update, until the next load
         collected = self.in_flight.pop(step)
         self.generated += collected.generated
-        if ranks.number() == 0 and (step == 1 or step % self.config.checkpoint.every == 0):
+        if ranks.own_rank() == 0 and (step == 1 or step % self.config.checkpoint.every == 0):
             self.keep_samples(step, collected.answered)
         return collected
 
@@ -181,7 +181,7 @@ class Collector:
     def own_slots(self, tokens: Sequence[int]) -> list[int]:
         """Return this rank's numbers among the groups that a step trains on, given the tokens of each group."""
         owners = shared_out(tokens, self.config.train.updates, ranks.count())
-        return [slot for slot, rank in enumerate(owners) if rank == ranks.number()]
+        return [slot for slot, rank in enumerate(owners) if rank == ranks.own_rank()]
 
     def candidates(self) -> Iterator[list[int]]:
         """Yield this rank's places in the superset of a step, batch by batch."""
@@ -191,7 +191,7 @@ class Collector:
             return
         size = int(resample.candidates(self.config.train.prompts))
         for start in range(0, resample.max_batches * size, size):
-            yield list(range(start + ranks.number(), start + size, ranks.count()))
+            yield list(range(start + ranks.own_rank(), start + size, ranks.count()))
 
     def problems(self, step: int, places: Sequence[int]) -> list[Problem]:
         """Return the problems at some places of a step's superset.
@@ -241,7 +241,7 @@ class Collector:
         try:
             check_failures(of_all(verdicts), self.config.verify.max_failures)
         except TooManyFailures:
-            if ranks.number() == 0:
+            if ranks.own_rank() == 0:
                 self.keep_samples(step, drawn)  # they show why
             raise
 
@@ -365,7 +365,7 @@ def kept_places(signal: Mapping[int, bool], prompts: int) -> tuple[list[int], in
 def sampled_slots(prompts: int, updates: int) -> list[int]:
     """Return this rank's numbers among the groups that are sampled for a step: an equal part of each mini-batch."""
     share = prompts // (updates * ranks.count())
-    starts = (share * (update * ranks.count() + ranks.number()) for update in range(updates))
+    starts = (share * (update * ranks.count() + ranks.own_rank()) for update in range(updates))
     return [slot for start in starts for slot in range(start, start + share)]
 
 

@@ -49,7 +49,7 @@ FILTER = "all"
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     task: str
     problems: list[str]  # ids
     right: list[list[int]]  # problem by sample, 0 or 1
@@ -60,7 +60,7 @@ class Evaluation:
     samples: list[Record]
 
 
-def silent(done: int, of: int) -> None:
+def ignore_progress(done: int, of: int) -> None:
     """Says nothing, where nobody waits to hear how many problems have been asked."""
 
 
@@ -75,7 +75,7 @@ class Sampler:
     context: int | None = None  # tokens of a prompt with its response, at most
     kept: Path | None = None  # a folder for batches that need not be sampled again
     together: int = 1  # responses of such a batch
-    heard: Callable[[int, int], None] = silent
+    heard: Callable[[int, int], None] = ignore_progress
     helped: Work | None = None  # `sample`, done by all ranks; None: by this one alone
 
     def ask(
@@ -92,7 +92,7 @@ class Sampler:
             return sample(problems, **settings)
         records: list[Record] = []
         for path, batch in self.batches(problems, n):
-            found = known(path, batch)
+            found = known_records(path, batch)
             if found is None:
                 found = sample(batch, **settings)
                 files.write_lines(path, found)
@@ -178,7 +178,7 @@ def of_judged(found: Sequence[Judged]) -> Record:
     }
 
 
-def known(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
+def known_records(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
     """Returns the responses that were kept if they are to the same prompts, whatever else was asked; else None."""
     found = {record["problem"]: record for record in files.read_lines(path)} if path.exists() else {}
     same = all(problem.id in found and found[problem.id]["prompt"] == problem.prompt for problem in batch)
@@ -219,7 +219,7 @@ class EngineLM(LM):
         raise NotImplementedError("an engine samples; it scores no given text")
 
 
-def evaluate(
+def evaluate_task(
     task: Task,
     sampler: Sampler,
     verifier: Verifier,
@@ -230,7 +230,7 @@ def evaluate(
     temperature: float,
     max_new_tokens: int,
     max_failures: float,
-) -> Evaluation:
+) -> EvaluationResult:
     """Asks for `samples` responses to each of the first `problems` problems of a split (None: all), judged by the task.
 
     What is drawn for a problem depends on the weights, the problem and the seed alone, so that models which are
@@ -243,7 +243,7 @@ def evaluate(
     overrides = {
         "custom_dataset": lambda **_: {split: dataset_of(available[:problems])},
         # No partial: lm-eval copies what it is given, and a verifier has processes.
-        "process_results": lambda doc, results: scored(task, problem_of(doc), model.records[doc["id"]]),
+        "process_results": lambda doc, results: scores_of_record(task, problem_of(doc), model.records[doc["id"]]),
         "test_split": split,
         "repeats": samples,
         "filter_list": [{"name": FILTER, "filter": [{"function": "take_first_k", "k": samples}]}],
@@ -267,7 +267,7 @@ def evaluate(
     metrics = {key.removesuffix(f",{FILTER}"): value for key, value in found.items() if "_stderr" not in key}
     asked = [problem_of(row["doc"]) for row in rows]
     counts = [solutions(task, problem) for problem in asked]
-    return Evaluation(
+    return EvaluationResult(
         task=task.name,
         problems=[record["problem"] for record in records],
         right=[[int(Verdict(verdict).reward) for verdict in record["verdicts"]] for record in records],
@@ -279,7 +279,7 @@ def evaluate(
     )
 
 
-def scored(task: Task, problem: Problem, record: Record) -> dict[str, Any]:
+def scores_of_record(task: Task, problem: Problem, record: Record) -> dict[str, Any]:
     """Return the metrics of one problem."""
     kept = (record["responses"], record["verdicts"], record["answers"], record["goes_on"])
     return scores(*kept, solutions(task, problem))

@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Pool:
+class TrainingPool:
     """The problems that a cell trains on, and how they came about."""
 
     problems: list[Problem]
@@ -92,7 +92,7 @@ class Asker:
         return [found[start : start + n] for start in range(0, len(found), n)]
 
 
-def pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at_once: int, say: Say) -> Pool:
+def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at_once: int, say: Say) -> TrainingPool:
     """Returns the training problems that are not too long and, where a filter is given, neither too hard nor too easy.
 
     Problems whose counts are not in the cache are asked `at_once` at a time, by the asker's `verdicts` of all ranks.
@@ -115,7 +115,7 @@ def pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at_once: in
             return [row.count(Verdict.RIGHT) for row in found]
 
         path = cache / "filters" / f"{asker.task.name}-{key}.json"
-        found = measured(path, identity, problems, right, at_once, say)
+        found = measured_counts(path, identity, problems, right, at_once, say)
         fewest, most = given.bounds()
         record["too_hard"] = sum(found[problem.id] < fewest for problem in problems)
         record["too_easy"] = sum(found[problem.id] > most for problem in problems)
@@ -128,10 +128,10 @@ def pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at_once: in
             "larger rollout.max_prompt_tokens"
         )
     say(f"training problems: {summary}")
-    return Pool(problems, {f"problems/{what}": float(number) for what, number in record.items()})
+    return TrainingPool(problems, {f"problems/{what}": float(number) for what, number in record.items()})
 
 
-def measured(
+def measured_counts(
     path: Path,
     identity: dict[str, Any],
     problems: Sequence[Problem],

@@ -18,8 +18,8 @@ def hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> 
 
     The three passes agree up to rounding:
 
-        packed            sequences in one row without padding, each prompt once; for long sequences, and for models
-                          whose attention can take a row apart (`packing.prepared`). `TokenBatch.micro_batches` decides
+        packed            sequences in one row without padding, each prompt once; for long sequences, and models whose
+                          attention can take a row apart. `TokenBatch.micro_batches` decides
         shared prompts    each prompt once for its whole group, then the responses; where prompts are long
         padded            one row a response, padded on the right; always possible
     """

@@ -71,7 +71,7 @@ class PackedRow:
 
 
 def packed_hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
-    """Return the hidden state from which each response token is predicted, flat; for a model that is `prepared`."""
+    """Return the hidden state from which each response token is predicted, flat; for a prepared model."""
     row = PackedRow.of(batch, device)
     hidden_1RD = backbone(
         input_ids=row.tokens_R[None],
@@ -84,7 +84,7 @@ def packed_hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: s
     return hidden_1RD[0].index_select(0, row.predicting_T)
 
 
-def prepared(model: PreTrainedModel) -> bool:
+def prepare_for_packing(model: PreTrainedModel) -> bool:
     """Give the model an attention that can take a row apart, if its type allows that; return whether it does."""
     possible = model.config.model_type in ARCHITECTURES
     if possible:

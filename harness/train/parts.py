@@ -21,7 +21,7 @@ from harness.rollout import choice, engines, models, templates
 from harness.rollout.proof import check_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, instructed, left_out
-from harness.train.filter import RESPONSES, Asker, Pool, pool
+from harness.train.filter import RESPONSES, Asker, TrainingPool, training_pool
 from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.train.weights import opened
 from tasks import Task, Verifier
@@ -37,7 +37,7 @@ class Parts:
     method: Method
     task: Task
     evaluation_tasks: dict[str, Task]  # by the names of their evaluations
-    pool: Pool  # the problems that are trained on
+    pool: TrainingPool  # the problems that are trained on
     policy: Policy
     critic: Critic | None
     reference: Policy | None  # the model before training
@@ -47,7 +47,7 @@ class Parts:
     chat: Chat
 
 
-def device_of(config: Config) -> tuple[str, torch.dtype]:
+def training_device(config: Config) -> tuple[str, torch.dtype]:
     device = config.hardware.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -67,10 +67,10 @@ def source_classes(spec: CellSpec) -> dict[str, type]:
     return provenance.named([*method.components, *built], component_classes(methods), tasks.table(config.plugins))
 
 
-def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print) -> Parts:
+def build_parts(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print) -> Parts:
     """Returns all that a cell trains with."""
     config = spec.config
-    device, dtype = device_of(config)
+    device, dtype = training_device(config)
     torch.set_num_threads(config.hardware.threads)
     if device == "cuda":
         torch.cuda.set_per_process_memory_fraction(config.hardware.share)
@@ -100,7 +100,7 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
     with heartbeat.here.at("filter"), ranks.on_all_ranks(asker.verdicts) as ask:
         if ask is not None:
             at_once = ranks.count() * max(RESPONSES // given.n, 1) if given else 0
-            found = pool(asker, ask, given, models.default_cache(), at_once, say)
+            found = training_pool(asker, ask, given, models.default_cache(), at_once, say)
     problems = ranks.of_first(found)
     assert problems is not None
     return Parts(
@@ -144,6 +144,6 @@ def unread(parts: Parts, spec: CellSpec) -> str | None:
     if not some:
         return None
     warning = f"warning: the tokenizer leaves letters out of {some} of {len(prompts)} training prompts"
-    if ranks.number() == 0:
+    if ranks.own_rank() == 0:
         print(warning, flush=True)
     return warning

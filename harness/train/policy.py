@@ -47,7 +47,7 @@ class Learner:
         self.train, self.lr, self.device, self.dtype = train, lr, device, dtype
         self.micro, self.recompute = hardware.micro_tokens, hardware.recompute
         model = next(part for part in network.modules() if isinstance(part, PreTrainedModel))
-        self.packing = packing.prepared(model)
+        self.packing = packing.prepare_for_packing(model)
         if self.recompute:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         # The order matters: weights are sharded before they are read, so that no rank ever holds a whole model, and the
@@ -105,7 +105,7 @@ class Learner:
 
     def apply(self, lr: float) -> float:
         """Take one optimizer step; return the norm of the gradient before clipping."""
-        norm = ranks.whole(clip_grad_norm_(self.module.parameters(), self.train.grad_clip)).item()
+        norm = ranks.whole_weight(clip_grad_norm_(self.module.parameters(), self.train.grad_clip)).item()
         if not torch.isfinite(torch.tensor(norm)):
             raise CellFailure(f"the gradient of the {type(self).__name__.lower()} is not finite (its norm is {norm})")
         for group in self.optimizer.param_groups:
@@ -205,7 +205,7 @@ class Policy(Learner):
         self, folder: Path, train: Train, temperature: float, device: str, dtype: torch.dtype, hardware: Hardware
     ) -> None:
         model = weights.outline(folder, AutoModelForCausalLM)
-        self.module, self.temperature = weights.checked(model, folder), temperature
+        self.module, self.temperature = weights.with_linear_head(model, folder), temperature
         super().__init__(Scorer(self.module, temperature, device), folder, train, train.lr, device, dtype, hardware)
 
     @property
@@ -229,9 +229,9 @@ class Policy(Learner):
     def save(self, folder: Path, *others: Any) -> None:
         """Save the model, and others such as its tokenizer, as a folder in the format of transformers."""
         tied = dict(self.module.named_parameters(remove_duplicate=False)).keys() - self.weights.keys()
-        held = ranks.held(self.module)
+        held = ranks.local_weights(self.module)
         whole = ranks.whole_on_first({name: x for name, x in held.items() if name not in tied})
-        if ranks.number() == 0:
+        if ranks.own_rank() == 0:
             with files.atomic_folder(folder) as place:
                 self.module.save_pretrained(place, state_dict=whole)
                 for other in others:

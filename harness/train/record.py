@@ -71,4 +71,4 @@ def record_of_step(
 
 def mean_loss(losses: Sequence[float]) -> float:
     """Return the mean loss of the mini-batches; each rank has a part of each loss, so the parts are added up."""
-    return ranks.total(torch.tensor(losses, dtype=torch.float64)).mean().item()
+    return ranks.sum_over_ranks(torch.tensor(losses, dtype=torch.float64)).mean().item()

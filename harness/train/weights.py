@@ -30,7 +30,7 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that DCP w
 
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Returns the whole language model."""
-    return checked(opened(AutoModelForCausalLM, folder, dtype=dtype, **HOW), folder)
+    return with_linear_head(opened(AutoModelForCausalLM, folder, dtype=dtype, **HOW), folder)
 
 
 def opened(kind: Any, folder: Path | str, **given: Any) -> Any:
@@ -96,7 +96,7 @@ def fault_of_weights(folder: Path) -> str | None:
     return None
 
 
-def checked(model: PreTrainedModel, folder: Path | str) -> PreTrainedModel:
+def with_linear_head(model: PreTrainedModel, folder: Path | str) -> PreTrainedModel:
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         raise UserError(f"model {folder} has no linear head, which the token statistics need")
     return model

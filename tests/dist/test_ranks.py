@@ -194,7 +194,7 @@ def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: 
         "@dataclass(frozen=True)\n"
         "class Failing(Control):\n"
         "    def weights(self, old, advantages_T, batch):\n"
-        "        if ranks.number() == 1:\n"
+        "        if ranks.own_rank() == 1:\n"
         "            raise CellFailure('the second rank has had enough')\n"
         "        return 1.0\n"
         "METHODS = {'failing': Failing}\n"
@@ -240,7 +240,7 @@ def trained(folder: Path, groups: Sequence[int], recompute: bool) -> dict[str, t
             assert current.entropy is not None
             policy.backward((0.1 * current.entropy - 0.5 * current.logp).sum() / 500)
         found[f"norm {update}"] = torch.tensor(policy.step(1))
-    return found | {name: ranks.whole(weight.detach()) for name, weight in policy.module.named_parameters()}
+    return found | {name: ranks.whole_weight(weight.detach()) for name, weight in policy.module.named_parameters()}
 
 
 UNEQUAL = ([0, 1, 2], [3, 4, 5, 6, 7])
@@ -313,7 +313,7 @@ def test_activations_computed_again_are_the_same(tmp_path: Path) -> None:
 
 def tenfold(items: list[int], *, plus: int) -> list[int]:
     assert items, "nobody is asked for nothing"
-    return [10 * item + plus + ranks.number() for item in items]
+    return [10 * item + plus + ranks.own_rank() for item in items]
 
 
 def share_main(rank: int, folder: Path) -> None:

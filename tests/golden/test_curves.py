@@ -54,9 +54,9 @@ def test_every_curve_is_of_a_method_that_does_something() -> None:
         ("grpo", "normalise=sequence"),
         ("grpo", "kl_coef=1e-3"),
         ("grpo", "divide_by_std=false"),
-        # 2 % more.
+        # By 2 %.
         ("ce_gppo", "beta1=0.765"),
-        ("ppo", "critic_lr=1.02e-5"),
+        ("ppo", "lam=0.98"),
         ("adaptive_entropy", "target=3, delta=0.0102, highest=0.1"),
     ],
 )
