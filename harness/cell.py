@@ -29,7 +29,7 @@ from harness.cells.log import MetricsLog, collapse
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
-from harness.composition import component_classes
+from harness.composition import method_classes
 from harness.dist import ranks
 from harness.rollout import choice, digests, models
 from harness.train.checkpoint import Checkpoints, NoneWhole
@@ -38,9 +38,7 @@ from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
 # As the source was when it was imported, once for all cells: what is edited after that does not run in them.
-IMPORTED = {
-    cls: provenance.digest(cls) for cls in (*component_classes(baselines.METHODS).values(), *tasks.TASKS.values())
-}
+IMPORTED = {cls: provenance.digest(cls) for cls in (*method_classes(baselines.METHODS).values(), *tasks.TASKS.values())}
 HARNESS = provenance.harness_digest()
 
 

@@ -88,7 +88,7 @@ class Method:
     @classmethod
     def of(cls, spec: str, table: Table, shared: Mapping[str, Mapping[str, Any]] | None = None) -> Method:
         """Return the method of a spec such as `ppo+clip_b(share=0.02)`; a control named alone gets grpo."""
-        classes = component_classes(table)
+        classes = method_classes(table)
         objectives: list[tuple[str, Objective]] = []
         controls: list[tuple[str, Control]] = []
         for part in expanded(spec, table):
@@ -315,7 +315,7 @@ class Method:
             control.load_state(state[name])
 
 
-def component_classes(table: Table) -> dict[str, type[Component]]:
+def method_classes(table: Table) -> dict[str, type[Component]]:
     """Return the objectives and controls of a table, without its compositions."""
     return {name: entry for name, entry in table.items() if not isinstance(entry, Composition)}
 

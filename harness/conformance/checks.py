@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from harness.base.errors import UserError
-from harness.composition import STANDS_ON, Method, Table, component_classes
+from harness.composition import STANDS_ON, Method, Table, method_classes
 from harness.conformance.computed import (
     denominators,
     edges,
@@ -43,7 +43,7 @@ def composition(subject: Subject) -> str:
     )
     works = refused = 0
     unsound = []
-    for name, kind in component_classes(subject.table).items():
+    for name, kind in method_classes(subject.table).items():
         if name in own.named or (issubclass(kind, Objective) and not alone):
             continue
         spec = f"{subject.spec}+{name}"

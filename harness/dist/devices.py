@@ -57,7 +57,7 @@ def parse_gpu_list(listing: str) -> list[str]:
 
 
 def kind(wanted: str) -> str:
-    """Return `hardware.device` with `auto` resolved on this machine: cuda or cpu, as torch would."""
+    """Returns what `hardware.device` means on this machine: cuda or cpu, as torch would find it."""
     if wanted != "auto":
         return wanted
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")

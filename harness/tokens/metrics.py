@@ -22,7 +22,7 @@ LARGEST_LOG_RATIO = 80.0  # its exponential and the square of that are still fin
 
 
 class Stopwatch:
-    """The seconds of each phase of a step."""
+    """Measures the seconds of each phase of a step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

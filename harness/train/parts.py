@@ -14,7 +14,7 @@ import tasks
 from harness.base.errors import UserError
 from harness.cells import heartbeat, provenance
 from harness.cells.spec import CellSpec
-from harness.composition import Method, component_classes
+from harness.composition import Method, method_classes
 from harness.config import Config
 from harness.dist import ranks
 from harness.rollout import choice, engines, models, templates
@@ -65,7 +65,7 @@ def source_classes(spec: CellSpec) -> dict[str, type]:
     methods = baselines.table(config.plugins)
     method = Method.of(spec.method, methods, config.method_options)
     built = [tasks.build(name, config.plugins) for name in (spec.task, *config.eval.tasks)]
-    return provenance.named([*method.components, *built], component_classes(methods), tasks.table(config.plugins))
+    return provenance.named([*method.components, *built], method_classes(methods), tasks.table(config.plugins))
 
 
 def build_parts(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print) -> Parts:
