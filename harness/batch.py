@@ -139,21 +139,26 @@ class TokenBatch:
         progress: float = 0.0,
     ) -> TokenBatch:
         """Return a batch of whole groups, all of one size; a reward above 0 means a right response."""
-        rollouts = [rollout for group in groups for rollout in group]
-        lengths_B = torch.tensor([len(r.response) for r in rollouts], device=device)
-        sizes = [len(r.prompt) + len(r.response) for r in rollouts]
-        tokens = [token for r in rollouts for part in (r.prompt, r.response) for token in part]
+        rollouts, numbers, tokens, sizes, behaviour_logp = [], [], [], [], []
+        for number, group in enumerate(groups):
+            for rollout in group:
+                rollouts.append(rollout)
+                numbers.append(number)
+                tokens += rollout.prompt + rollout.response
+                sizes.append(len(rollout.prompt) + len(rollout.response))
+                behaviour_logp += rollout.logp
+        lengths_B = torch.tensor([len(rollout.response) for rollout in rollouts], device=device)
         first_G = torch.tensor(places or range(len(groups)), device=device) * len(groups[0])
         return cls(
             sequences=list(torch.tensor(tokens).split(sizes)),  # one tensor, split: quicker than a tensor for each
-            prompt_lengths_B=torch.tensor([len(r.prompt) for r in rollouts], device=device),
+            prompt_lengths_B=torch.tensor([len(rollout.prompt) for rollout in rollouts], device=device),
             lengths_B=lengths_B,
-            groups_B=torch.tensor([i for i, group in enumerate(groups) for _ in group], device=device),
+            groups_B=torch.tensor(numbers, device=device),
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=device),
             right_B=torch.tensor(rewards, device=device) > 0,
-            finished_B=torch.tensor([r.finished for r in rollouts], device=device),
+            finished_B=torch.tensor([rollout.finished for rollout in rollouts], device=device),
             places_B=(first_G[:, None] + torch.arange(len(groups[0]), device=device)).flatten(),
-            behaviour_logp_T=torch.tensor([x for r in rollouts for x in r.logp], device=device),
+            behaviour_logp_T=torch.tensor(behaviour_logp, device=device),
             budget=budget,
             seed=seed,
             progress=progress,

@@ -13,10 +13,10 @@ the seed of the cell, the step that trains on it, and its place in that step's s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,7 +52,7 @@ class Answered:
     @property
     def verdicts(self) -> list[Verdict]:
         """The verdict on each response."""
-        return [each.verdict for each in self.judged]
+        return [response.verdict for response in self.judged]
 
     @property
     def rewards(self) -> list[float]:
@@ -80,35 +80,35 @@ class Collected:
 
     @property
     def places(self) -> list[int]:
-        return [each.place for each in self.answered]
+        return [group.place for group in self.answered]
 
     @property
     def problems(self) -> list[Problem]:
-        return [each.problem for each in self.answered]
+        return [group.problem for group in self.answered]
 
     @property
     def groups(self) -> list[list[Rollout]]:
-        return [each.rollouts for each in self.answered]
+        return [group.rollouts for group in self.answered]
 
     @property
     def verdicts(self) -> list[Verdict]:
         """The verdicts on all responses, one group after the other."""
-        return [verdict for each in self.answered for verdict in each.verdicts]
+        return flattened(group.verdicts for group in self.answered)
 
     @property
     def rewards(self) -> list[float]:
         """The rewards of all responses, one group after the other."""
-        return [reward for each in self.answered for reward in each.rewards]
+        return flattened(group.rewards for group in self.answered)
 
     @property
     def judged(self) -> list[list[Judged]]:
         """The judgments on the responses of each group."""
-        return [each.judged for each in self.answered]
+        return [group.judged for group in self.answered]
 
     @property
     def answer_tokens(self) -> list[int]:
         """The tokens of all responses up to the ends of their answers, one group after the other."""
-        return [tokens for each in self.answered for tokens in each.answer_tokens]
+        return flattened(group.answer_tokens for group in self.answered)
 
 
 class Collector:
@@ -157,15 +157,15 @@ class Collector:
         for candidates in self.candidates():
             new = self.answer(step, candidates, watch, temperature)
             drawn, batches = drawn + new, batches + 1
-            signal |= of_all([(each.place, each.has_signal) for each in new])
+            signal |= of_all([(group.place, group.has_signal) for group in new])
             if sum(signal.values()) >= prompts:
                 break
         self.check_verdicts(step, drawn)
-        tokens = dict(of_all([(each.place, each.tokens) for each in drawn]))
+        tokens = dict(of_all([(group.place, group.tokens) for group in drawn]))
         kept, filled = kept_places(signal, prompts)
         record = {}
         if resample is not None:
-            rewards = of_all([reward for each in drawn for reward in each.rewards])
+            rewards = of_all(flattened(group.rewards for group in drawn))
             record = {
                 "resample/batches": float(batches),
                 "resample/filled": float(filled),
@@ -225,11 +225,12 @@ class Collector:
                     on_group=judging.add,
                 )
             with watch.phase("verify"):  # only the part of judging that was not done during sampling
-                read_ones = judging.results()
+                results = judging.results()
         before = watch.seconds.get("time/judging_s", 0.0)
         watch.seconds["time/judging_s"] = before + judging.seconds  # during sampling and after it
-        assert len(read_ones) == sum(map(len, groups))
-        judged, answer_tokens = [each.judged for each in read_ones], [each.answer_tokens for each in read_ones]
+        assert len(results) == sum(map(len, groups))
+        judged = [result.judged for result in results]
+        answer_tokens = [result.answer_tokens for result in results]
         return in_groups(places, problems, groups, judged, answer_tokens)
 
     def prompt(self, problem: Problem) -> list[int]:
@@ -237,9 +238,9 @@ class Collector:
 
     def check_verdicts(self, step: int, drawn: Sequence[Answered]) -> None:
         """Raise TooManyFailures where the verifier failed on too many of a step's responses, on all ranks."""
-        verdicts = [verdict for each in drawn for verdict in each.verdicts]
+        verdicts = of_all(flattened(group.verdicts for group in drawn))
         try:
-            check_failures(of_all(verdicts), self.config.verify.max_failures)
+            check_failures(verdicts, self.config.verify.max_failures)
         except TooManyFailures:
             if ranks.own_rank() == 0:
                 self.keep_samples(step, drawn)  # they show why
@@ -248,11 +249,11 @@ class Collector:
     def keep_samples(self, step: int, answered: Sequence[Answered]) -> None:
         """Write the texts of a step's first groups, for people."""
         lines = []
-        for each in answered[:SHOWN_PROBLEMS]:
-            texts = self.parts.tokenizer.batch_decode([rollout.response for rollout in each.rollouts])
-            problem = each.problem
+        for group in answered[:SHOWN_PROBLEMS]:
+            texts = self.parts.tokenizer.batch_decode([rollout.response for rollout in group.rollouts])
+            problem = group.problem
             lines.append(
-                {"problem": problem.id, "prompt": problem.prompt, "responses": texts, "verdicts": each.verdicts}
+                {"problem": problem.id, "prompt": problem.prompt, "responses": texts, "verdicts": group.verdicts}
             )
         files.write_lines(self.folder / "samples" / f"train-{step:06d}.jsonl", lines)
 
@@ -281,21 +282,26 @@ class Collector:
         problems = self.problems(step, places)
         groups, judged, answer_tokens = [], [], []
         for slot, problem in zip(mine, problems, strict=True):
-            prompt, rows = self.prompt(problem), range(slot * n, (slot + 1) * n)
-            parts = [slice(ends[row], ends[row + 1]) for row in rows]
-            tokens = [packed["tokens"][part].tolist() for part in parts]
-            logp = [packed["logp"][part].tolist() for part in parts]
-            finished = [packed["finished"][row] for row in rows]
-            groups.append([Rollout(prompt, *fields) for fields in zip(tokens, logp, finished, strict=True)])
-            judged += [unpacked_judged(*packed["judged"][row]) for row in rows]
-            answer_tokens += [packed["answer_tokens"][row] for row in rows]
+            prompt, group = self.prompt(problem), []
+            for row in range(slot * n, (slot + 1) * n):
+                own = slice(ends[row], ends[row + 1])
+                response, logp = packed["tokens"][own].tolist(), packed["logp"][own].tolist()
+                group.append(Rollout(prompt, response, logp, packed["finished"][row]))
+                judged.append(unpacked_judged(*packed["judged"][row]))
+                answer_tokens.append(packed["answer_tokens"][row])
+            groups.append(group)
         answered = in_groups(places, problems, groups, judged, answer_tokens)
         return Collected(answered, packed["generated"], packed["lag"], packed["record"])
 
 
+def flattened(lists: Iterable[Sequence[T]]) -> list[T]:
+    """Return the values of several lists in one."""
+    return list(chain.from_iterable(lists))
+
+
 def of_all(values: Sequence[T]) -> list[T]:
     """Return the values of all ranks in one list; a collective."""
-    return [value for theirs in ranks.each(values) for value in theirs]
+    return flattened(ranks.each(values))
 
 
 def packed_groups(collected: Collected) -> dict[str, Any]:
@@ -303,16 +309,18 @@ def packed_groups(collected: Collected) -> dict[str, Any]:
 
     Problems and prompts are left out, since step and places determine them.
     """
-    answered = sorted(of_all(collected.answered), key=lambda each: each.place)
-    rollouts = [rollout for each in answered for rollout in each.rollouts]
+    answered = sorted(of_all(collected.answered), key=lambda group: group.place)
+    rollouts = flattened(group.rollouts for group in answered)
+    tokens = flattened(rollout.response for rollout in rollouts)
+    logp = flattened(rollout.logp for rollout in rollouts)
     return {
-        "places": [each.place for each in answered],
-        "judged": [packed_judged(judged) for each in answered for judged in each.judged],
-        "answer_tokens": [tokens for each in answered for tokens in each.answer_tokens],
+        "places": [group.place for group in answered],
+        "judged": [packed_judged(response) for group in answered for response in group.judged],
+        "answer_tokens": flattened(group.answer_tokens for group in answered),
         "lengths": [len(rollout.response) for rollout in rollouts],
         "finished": [rollout.finished for rollout in rollouts],
-        "tokens": torch.tensor([token for rollout in rollouts for token in rollout.response], dtype=torch.int32),
-        "logp": torch.tensor([x for rollout in rollouts for x in rollout.logp], dtype=torch.float32),  # as in a batch
+        "tokens": torch.tensor(tokens, dtype=torch.int32),
+        "logp": torch.tensor(logp, dtype=torch.float32),  # the type that a batch has
         "generated": collected.generated,
         "lag": collected.lag,
         "record": collected.record,
@@ -338,18 +346,18 @@ def in_groups(
     answer_tokens: Sequence[int],
 ) -> list[Answered]:
     """Return each group with its problem and its judgments, which are given in one list for all groups."""
-    ends = list(accumulate(map(len, groups), initial=0))
-    rows = [slice(*both) for both in pairwise(ends)]
-    return [
-        Answered(place, problem, group, list(judged[row]), list(answer_tokens[row]))
-        for place, problem, group, row in zip(places, problems, groups, rows, strict=True)
-    ]
+    answered, start = [], 0
+    for place, problem, group in zip(places, problems, groups, strict=True):
+        own = slice(start, start + len(group))
+        answered.append(Answered(place, problem, group, list(judged[own]), list(answer_tokens[own])))
+        start += len(group)
+    return answered
 
 
 def groups_at(answered: Sequence[Answered], places: Collection[int]) -> list[Answered]:
     """Return the groups at these places, in the order of places."""
     wanted = set(places)
-    return sorted((each for each in answered if each.place in wanted), key=lambda each: each.place)
+    return sorted((group for group in answered if group.place in wanted), key=lambda group: group.place)
 
 
 def kept_places(signal: Mapping[int, bool], prompts: int) -> tuple[list[int], int]:
@@ -365,8 +373,11 @@ def kept_places(signal: Mapping[int, bool], prompts: int) -> tuple[list[int], in
 def sampled_slots(prompts: int, updates: int) -> list[int]:
     """Return this rank's numbers among the groups that are sampled for a step: an equal part of each mini-batch."""
     share = prompts // (updates * ranks.count())
-    starts = (share * (update * ranks.count() + ranks.own_rank()) for update in range(updates))
-    return [slot for start in starts for slot in range(start, start + share)]
+    slots: list[int] = []
+    for update in range(updates):
+        start = share * (update * ranks.count() + ranks.own_rank())
+        slots += range(start, start + share)
+    return slots
 
 
 def shared_out(tokens: Sequence[int], updates: int, world: int) -> list[int]:

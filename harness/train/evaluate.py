@@ -269,7 +269,12 @@ def evaluate_task(
     assert result is not None
     rows = sorted(result["samples"][task.name], key=lambda row: row["doc_id"])
     records = [model.records[row["doc"]["id"]] for row in rows]
-    check_failures((verdict for record in records for verdict in record["verdicts"]), max_failures)
+    right, right_distinct, verdicts = [], [], Counter[str]()
+    for record in records:
+        right.append([int(Verdict(verdict).reward) for verdict in record["verdicts"]])
+        right_distinct.append(distinct_right(record["verdicts"], record["answers"]))
+        verdicts.update(record["verdicts"])
+    check_failures(verdicts.elements(), max_failures)
     metrics = {}
     for key, value in result["results"][task.name].items():
         if key.endswith(f",{FILTER}") and "_stderr" not in key:
@@ -278,10 +283,10 @@ def evaluate_task(
     return EvaluationResult(
         task=task.name,
         problems=[record["problem"] for record in records],
-        right=[[int(Verdict(verdict).reward) for verdict in record["verdicts"]] for record in records],
-        right_distinct=[distinct_right(record["verdicts"], record["answers"]) for record in records],
+        right=right,
+        right_distinct=right_distinct,
         solutions=[count for count in counts if count is not None] or None,
-        verdicts=dict(Counter(verdict for record in records for verdict in record["verdicts"])),
+        verdicts=dict(verdicts),
         metrics=metrics | of_tokens(records),
         samples=records,
     )
@@ -295,12 +300,17 @@ def scores_of_record(task: Task, problem: Problem, record: Record) -> dict[str, 
 
 def of_tokens(records: Sequence[Record]) -> dict[str, float]:
     """Return the metrics of tokens, which lm-eval cannot compute from the text."""
-    lengths = [length for record in records for length in record["lengths"]]
-    finished = [end for record in records for end in record["finished"]]
+    lengths: list[int] = []
+    finished: list[bool] = []
+    distinct: list[float] = []
+    for record in records:
+        lengths += record["lengths"]
+        finished += record["finished"]
+        distinct.append(record["distinct"] / len(record["lengths"]))
     return {
         "truncated": finished.count(False) / len(finished),
         "length": sum(lengths) / len(lengths),
-        "distinct": sum(record["distinct"] / len(record["lengths"]) for record in records) / len(records),
+        "distinct": sum(distinct) / len(records),
     }
 
 
