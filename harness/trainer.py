@@ -53,7 +53,7 @@ class Trainer:
         self.resume()
         if self.done_steps > 0:
             on_durable(self.done_steps)  # less than the last call of an earlier process if a checkpoint is damaged
-        # The engine starts with the weights of the model's folder, and must sample with those of the checkpoint.
+        # The first step must sample with the weights of the checkpoint, which the engine does not have yet.
         self.synchronise(self.done_steps)
         early = False
         while not early and (step := self.done_steps + 1) <= self.last_step:
