@@ -98,12 +98,6 @@ class ClipPredict(Control):
                 found["slope"] = min(max(found["xy"] / found["xx"], self.lowest), self.highest)
         found |= {"entropy": now, "predicted": metrics["predicted"]}
 
-    def state(self) -> dict[str, float]:
-        return dict(self.remembered)
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        self.remembered.update(state)
-
 
 def predicted(old: TokenStats, advantages_T: Tensor) -> Tensor:
     """Returns what each token adds to the predicted change of entropy, in double."""

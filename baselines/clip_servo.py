@@ -56,7 +56,7 @@ class ClipServo(Control):
         return CLIPS[self.by]().needs
 
     @cached_property
-    def memory(self) -> dict[str, float]:
+    def remembered(self) -> dict[str, float]:
         return {"share": self.start}
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
@@ -70,7 +70,7 @@ class ClipServo(Control):
 
     def moved(self, logarithm: float) -> float:
         """Returns the remembered share after a move of its logarithm, within its bounds."""
-        return exp(min(max(log(self.memory["share"]) + logarithm, log(self.lowest)), log(self.highest)))
+        return exp(min(max(log(self.remembered["share"]) + logarithm, log(self.lowest)), log(self.highest)))
 
     def metrics(self, view: View) -> Mapping[str, float]:
         """Returns the share that was asked for, in whole tokens, and what of it was dropped."""
@@ -83,10 +83,4 @@ class ClipServo(Control):
     def observe(self, metrics: Mapping[str, float]) -> None:
         moved = self.moved(self.gain * (self.target - metrics["entropy/mean"]))
         exhausted = metrics["dropped"] < metrics["asked"] / 2
-        self.memory["share"] = min(moved, self.memory["share"]) if exhausted else moved
-
-    def state(self) -> dict[str, float]:
-        return dict(self.memory)
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        self.memory.update(state)
+        self.remembered["share"] = min(moved, self.remembered["share"]) if exhausted else moved

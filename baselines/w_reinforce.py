@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Verdicts(Objective):
     """Rewards right responses and punishes wrong ones, each by a fixed weight, without a baseline."""
 
-    takes_rewards = False
+    ignores_rewards = True
 
     right: float = number(0.1, least=0)
     wrong: float = number(1.0, least=0)

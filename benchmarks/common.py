@@ -26,7 +26,7 @@ def trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer
     """A trainer of the demo's configuration, before its first step."""
     settings = config.load("demo", overrides)
     planned = Cell(settings, method, task="countdown", model="countdown-tiny", seed=0, shared=Shared(settings))
-    built = Trainer(parts.build(planned.spec, Verifier(), say=lambda _: None), folder)
+    built = Trainer(parts.build_parts(planned.spec, Verifier(), say=lambda _: None), folder)
     built.engine.load(built.policy.module)
     return built
 

@@ -29,17 +29,16 @@ from harness.cells.log import MetricsLog, collapse
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
-from harness.composition import components
+from harness.composition import method_classes
 from harness.dist import ranks
 from harness.rollout import choice, digests, models
-from harness.train import sources
 from harness.train.checkpoint import Checkpoints, NoneWhole
-from harness.train.parts import build, device_of, unread
+from harness.train.parts import build_parts, source_classes, training_device, unread
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
 # As the source was when it was imported, once for all cells: what is edited after that does not run in them.
-IMPORTED = {cls: provenance.digest(cls) for cls in (*components(baselines.METHODS).values(), *tasks.TASKS.values())}
+IMPORTED = {cls: provenance.digest(cls) for cls in (*method_classes(baselines.METHODS).values(), *tasks.TASKS.values())}
 HARNESS = provenance.harness_digest()
 
 
@@ -66,30 +65,30 @@ def work(folder: Path, wait: float | None = None) -> None:
     diary = Diary(folder)
     with ending(partial(diary.failed, unless=["done"])):
         spec = CellSpec.read(folder)
-        device, _ = device_of(spec.config)
+        device, _ = training_device(spec.config)
         world, minutes = spec.config.hardware.world, spec.config.hardware.stall_minutes
         with (
-            ranks.joined(world, device, diary.failed),
+            ranks.process_group(world, device, diary.failed),
             owned(folder, wait) as room,
-            heartbeat.here.kept(room, ranks.number()),
+            heartbeat.here.kept(room, ranks.own_rank()),
             ending(diary.failed),
         ):
             if minutes is not None:
                 diary.end_when_still(room, minutes)
-            if not ranks.of_first(begin(folder, spec) if ranks.number() == 0 else None):
+            if not ranks.of_first(begin(folder, spec) if ranks.own_rank() == 0 else None):
                 return
             checkpoints = Checkpoints(folder / CHECKPOINTS, spec.cell)
             try:
                 checkpoints.latest()
             except NoneWhole:
-                ranks.of_first(begin(folder, spec, lost=True) if ranks.number() == 0 else None)
+                ranks.of_first(begin(folder, spec, lost=True) if ranks.own_rank() == 0 else None)
             run(folder, spec, diary, device, checkpoints)
 
 
 def run(folder: Path, spec: CellSpec, diary: Diary, device: str, checkpoints: Checkpoints) -> None:
     with Verifier.of(spec.config.verify) as verifier:
         with heartbeat.here.at("loading the model"):
-            parts = build(spec, verifier, diary.say)
+            parts = build_parts(spec, verifier, diary.say)
             trainer = Trainer(parts, folder, checkpoints)
         diary.note(reason=unread(parts, spec), device=device, where=where(device))
         signal.signal(signal.SIGUSR2, lambda *_: ranks.leaving.set())
@@ -110,7 +109,7 @@ def where(device: str) -> list[str]:
 def owned(folder: Path, wait: float | None) -> Iterator[Path]:
     """Lets the ranks of this cell write into its folder, and nobody else: the first of them holds it for all. Yields
     the folder of the lease."""
-    if ranks.number() == 0:
+    if ranks.own_rank() == 0:
         with lease.held(folder, wait) as mine:
             if mine is None:
                 print(f"another process works on this cell: {lease.holder(folder)}", flush=True)
@@ -130,7 +129,7 @@ def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
     if save:
         with heartbeat.here.at("saving the model"):
             trainer.policy.save(folder / checksums.MODEL, trainer.parts.tokenizer)
-    if ranks.number() == 0:
+    if ranks.own_rank() == 0:
         check_complete(trainer)
         checksums.write(folder)
         diary.note(state="done", collapsed=trainer.collapsed)
@@ -200,7 +199,7 @@ def begin(place: Path, spec: CellSpec, *, lost: bool = False) -> bool:
     An attempt of another source, or one that has `lost` all checkpoints, is set aside first. Another process may have
     ended the cell meanwhile.
     """
-    found = sources.components(spec)
+    found = source_classes(spec)
     present = {name: IMPORTED.get(cls) or provenance.digest(cls) for name, cls in found.items()}
     earlier = Made.read(place)
     if earlier is None and State.read(place).state == "done":
@@ -219,7 +218,7 @@ def begin(place: Path, spec: CellSpec, *, lost: bool = False) -> bool:
         print(f"begins anew: the earlier attempt was {why}; it is kept in {aside}", flush=True)
         earlier = None
     if earlier is None:
-        device, _ = device_of(spec.config)
+        device, _ = training_device(spec.config)
         gpu = torch.cuda.get_device_name() if device == "cuda" else None
         engine = choice.DISTRIBUTIONS if spec.config.rollout.engine == "vllm" else ()
         provenance.begin(place, present, device, gpu, engine, base_model=base_model, harness=HARNESS)

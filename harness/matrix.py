@@ -56,7 +56,7 @@ class Shared:
     def classes(self, method: str, tasks: tuple[str, ...]) -> dict[str, type]:
         """Returns the classes of a method and of tasks, by their names."""
         built = [*self.method(method).components, *map(self.task, tasks)]
-        return provenance.named(built, composition.components(self.methods), self.tasks)
+        return provenance.named(built, composition.method_classes(self.methods), self.tasks)
 
     def evaluated_as(self, spec: str) -> dict[str, Any]:
         """Return the identity of an evaluation, whose records are found by its name."""
@@ -208,7 +208,7 @@ def cells(config: Config) -> list[Cell]:
             if setting.correction.kind != "off" and setting.correction.level == "token":
                 whose = f"correction.kind={setting.correction.kind}"
                 composition.check_token_weights(whose, method.base, method.objective, "correction.level=sequence")
-    known = composition.components(shared.methods)
+    known = composition.method_classes(shared.methods)
     for name in config.method_options:
         if name not in known:
             entry = shared.methods.get(name)

@@ -15,13 +15,18 @@ from harness.base.shape import Shape
 
 
 class Verdict(StrEnum):
-    """How a response was judged; only right earns a reward."""
+    """The judgment on a response."""
 
     RIGHT = "right"
     WRONG = "wrong"
     UNPARSED = "unparsed"
     TIMEOUT = "timeout"
     ERROR = "error"
+
+    @property
+    def reward(self) -> float:
+        """The reward before any method shapes it: 1 for a right response, 0 for any other."""
+        return float(self == Verdict.RIGHT)
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,11 @@ class Diary:
             os._exit(1)
 
         threading.Thread(
-            target=heartbeat.here.watch, args=(room, ranks.number(), 60 * minutes, end), daemon=True
+            target=heartbeat.here.watch, args=(room, ranks.own_rank(), 60 * minutes, end), daemon=True
         ).start()
 
     def note(self, **changes: Any) -> None:
-        if ranks.number() == 0:
+        if ranks.own_rank() == 0:
             state.change(self.folder, **changes, seconds=self.seconds)
 
     def failed(self, reason: str, unless: Sequence[str] = ("done", "failed")) -> None:

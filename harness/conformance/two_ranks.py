@@ -133,7 +133,7 @@ def rank() -> None:
     torch.set_num_threads(1)
     specs, plugins, folder = json.loads(sys.argv[1])
     table, own = baselines.table(plugins, {}), int(os.environ["RANK"])
-    with ranks.joined(WORLD, "cpu"):
+    with ranks.process_group(WORLD, "cpu"):
         for number, spec in enumerate(specs):
             place = Path(folder) / f"{number}-{own}"
             try:

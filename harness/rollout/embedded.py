@@ -24,7 +24,7 @@ from harness.batch import Rollout
 from harness.cells import heartbeat
 from harness.dist import ranks
 from harness.rollout.protocol import OnGroup
-from harness.tokens.product import product
+from harness.tokens.head import wide_product
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -150,7 +150,7 @@ class EmbeddedEngine:
         self.head_dim = model.model.layers[0].self_attn.head_dim
         self.inv_freq = rotary.inv_freq.to(self.device, torch.float32)
         self.rotary_scale = torch.tensor(rotary.attention_scaling, device=self.device)
-        held = ranks.held(model)
+        held = ranks.local_weights(model)
         weights = {name: held[name] for name, _ in model.named_parameters()}  # a tied head is not listed twice
         self.embedding = self._fused(weights, "model.embed_tokens.weight")
         self.head = self._fused(weights, "lm_head.weight") if "lm_head.weight" in weights else self.embedding
@@ -182,7 +182,7 @@ class EmbeddedEngine:
 
         Where they are sharded, no others are gathered at the same time; they are cast before they travel.
         """
-        whole = {name: ranks.whole(weights[name].to(self.dtype)) for name in names}
+        whole = {name: ranks.whole_weight(weights[name].to(self.dtype)) for name in names}
         parts = [pairs_together(w, self.head_dim) if TURNED.search(n) else w for n, w in whole.items()]
         rows = [len(part) for part in parts]
         shape = (sum(rows), *parts[0].shape[1:])
@@ -295,7 +295,7 @@ class EmbeddedEngine:
 
         hidden = self._hidden(ids_PL.flatten(), rotations[:longest].repeat(count, 1), attend)
         last = torch.arange(count, device=self.device) * longest + lengths_P - 1
-        return product(hidden[last], self.head.T)
+        return wide_product(hidden[last], self.head.T)
 
     def _step(self, cache: Tensor, tokens_B: Tensor, slot: int, rotation_B: Tensor, bias_BL: Tensor) -> Tensor:
         """Reads one token of each sequence into a slot of the cache; returns the logits of the next."""
@@ -307,7 +307,7 @@ class EmbeddedEngine:
             grouped = q.unflatten(1, (self.kv_heads, -1))
             return attend_one(grouped, keys, values, bias_BL[:, None, None, :seen]).reshape(batch, -1)
 
-        return product(self._hidden(tokens_B, rotation_B, attend), self.head.T)
+        return wide_product(self._hidden(tokens_B, rotation_B, attend), self.head.T)
 
     def _hidden(self, tokens_N: Tensor, rotation_N: Tensor, attend: Attend) -> Tensor:
         x = F.embedding(tokens_N, self.embedding)

@@ -124,9 +124,9 @@ def weights_of(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Ten
     vLLM takes in each layer when its last tensor has come, so no more than a layer's are gathered at any time. Shards
     are cast before they travel.
     """
-    weights = ranks.held(module)
+    weights = ranks.local_weights(module)
     for name, _ in module.named_parameters():  # a tied head once
-        yield name, ranks.whole(weights[name].to(dtype))
+        yield name, ranks.whole_weight(weights[name].to(dtype))
 
 
 @torch.inference_mode()

@@ -38,8 +38,8 @@ from harness.table.columns import shown
 from harness.terminal import layout
 from harness.terminal.layout import Column
 from harness.tracking.evaluation import Evaluated
-from harness.train.evaluate import Evaluation, Sampler, evaluate
-from harness.train.parts import device_of
+from harness.train.evaluate import EvaluationResult, Sampler, evaluate_task
+from harness.train.parts import training_device
 from harness.train.policy import context_of
 from harness.train.weights import load_model, opened
 from tasks import Task, Verifier
@@ -82,7 +82,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Assessment:
-    evaluation: Evaluation
+    evaluation: EvaluationResult
     settings: dict[str, Any]
     identity: dict[str, Any]  # of all that decides what is sampled
     made: Made
@@ -151,7 +151,7 @@ class EngineOnDemand:
 
     def __init__(self, folder: Path, eos: int, budget: int, *, beyond_context: bool) -> None:
         self.folder, self.eos, self.budget = folder, eos, budget
-        self.device, self.dtype = device_of(Config())
+        self.device, self.dtype = training_device(Config())
         shape = of_config(read(folder))
         # vLLM has no room beyond a model's context.
         self.name = choice.resolve("embedded" if beyond_context else "auto", self.device, shape)
@@ -230,7 +230,7 @@ def assess(
         together = BATCH[engine.name]
         sampler = Sampler(engine, tokenizer, wanted.seed, model.chat, context, kept / "samples", together, heard)
         most = Verify.max_failures
-        evaluation = evaluate(task, sampler, verifier, problems=wanted.problems, max_failures=most, **settings)
+        evaluation = evaluate_task(task, sampler, verifier, problems=wanted.problems, max_failures=most, **settings)
         evaluation = dataclasses.replace(evaluation, task=name)
         notes = sampler.notes([record["prompt"] for record in evaluation.samples])
         attempt = attempt_at(kept, task, engine, digest)

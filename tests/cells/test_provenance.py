@@ -17,7 +17,7 @@ from harness.base.errors import Damaged
 from harness.cells import checksums, provenance
 from harness.cells.provenance import Made
 from harness.cells.state import Progress, State
-from harness.composition import components
+from harness.composition import method_classes
 
 BASE = "class Base:\n    pass\n"
 CHILD = "from {base} import Base\n\nclass Child(Base):\n    pass\n"
@@ -102,7 +102,7 @@ def test_the_hash_of_a_class_follows_what_its_module_imports(modules: Path, monk
 
 
 def test_what_methods_and_tasks_have_of_others_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    classes: list[type] = [*components(baselines.METHODS).values(), *tasks.TASKS.values()]
+    classes: list[type] = [*method_classes(baselines.METHODS).values(), *tasks.TASKS.values()]
     before = {cls: provenance.digest(cls) for cls in classes}
     assert len(set(before.values())) == len({cls.__module__ for cls in classes})
     digest = provenance.module_digest
@@ -123,7 +123,7 @@ def test_a_cell_names_its_components() -> None:
     grpo, other = matrix.cells(config.load("demo", ["seeds=[0]", *options]))
     assert grpo.components.keys() == {"grpo", "countdown", "gsm8k"}
     assert other.components.keys() == {"ppo", "clip_v", "countdown", "gsm8k"}
-    assert other.sources["clip_v"] == provenance.digest(components(baselines.METHODS)["clip_v"])
+    assert other.sources["clip_v"] == provenance.digest(method_classes(baselines.METHODS)["clip_v"])
 
 
 def test_a_task_of_a_plugin_is_a_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -407,7 +407,7 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
     "deaf": (Deaf, "rewards", "the advantages do not follow shaped rewards"),
     "explodes": (Explodes, "edges", r"the loss is not finite where log ratios of \+-30"),
     "forgetful": (Forgetful, "memory", "state leaves something out"),
-    "half_forgetful": (HalfForgetful, "memory", "load_state does not bring back"),
+    "half_forgetful": (HalfForgetful, "memory", "a loaded memory is not the one"),
     "gossip": (Gossip, "memory", "the memory is shared"),
     "falsely_silent": (FalselySilent, "silence", "a response whose tokens have no advantage has a gradient"),
     "unused": (Unused, "needs", "unused declares the need 'sum_p2' and reads nothing that it gives"),

@@ -33,7 +33,7 @@ def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
     torch.set_num_threads(1)
     settings = config.load("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
     planned = Cell(settings, method, "countdown", "countdown-tiny", seed=0, shared=Shared(settings))
-    trainer = Trainer(parts.build(planned.spec, Verifier()), folder)  # which Countdown asks nothing
+    trainer = Trainer(parts.build_parts(planned.spec, Verifier()), folder)  # which Countdown asks nothing
     trainer.engine.load(trainer.policy.module)
     return trainer
 

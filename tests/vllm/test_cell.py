@@ -34,7 +34,7 @@ def spec_of(engine: str, seed: int, overrides: Sequence[str]) -> CellSpec:
 
 def build(folder: Path, engine: str, seed: int, overrides: Sequence[str] = ()) -> Trainer:
     torch.set_num_threads(1)
-    return Trainer(parts.build(spec_of(engine, seed, overrides), Verifier()), folder)
+    return Trainer(parts.build_parts(spec_of(engine, seed, overrides), Verifier()), folder)
 
 
 def write(folder: Path, engine: str, seed: int, overrides: Sequence[str]) -> None:
