@@ -1,9 +1,14 @@
-"""Times, sizes and counts, written for people."""
+"""Times, sizes and counts as text for people."""
 
 from __future__ import annotations
 
 GIB = 2**30
 DAY = 86_400.0
+
+
+def plural(number: int, noun: str, several: str | None = None) -> str:
+    """Return a count with its noun: 1 cell, 2 cells; `several` is the plural of a noun that does not just take an s."""
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
 def duration(seconds: float) -> str:
