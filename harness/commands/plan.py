@@ -58,7 +58,7 @@ def plan(config: Config, jobs: int | None = None) -> list[Plan]:
 def measured(config: Config, plan: Plan) -> list[str]:
     """Runs some steps of the largest cell of a plan, and returns what that says of it."""
     from harness.launch import launcher
-    from harness.launch.progress import clock
+    from harness.launch.progress import show_elapsed
     from harness.plan import probe
 
     cell = probe.largest(plan, [cell for cell in cells(config) if cell.config.setting == plan.config.setting])
@@ -66,18 +66,6 @@ def measured(config: Config, plan: Plan) -> list[str]:
         run.check_engines(config)
         run.fetch_models(config)
         short = probe.short(cell, Path(folder))
-        with clock(console, f"measuring {cell.label}"):
-            launcher.run([short], run.local(short.config, 1), Nobody())
+        with show_elapsed(console, f"measuring {cell.label}"):
+            launcher.run_cells([short], run.local(short.config, 1), launcher.NullWatcher())
         return probe.told(probe.read(cell, short, plan), plan)
-
-
-class Nobody:
-    """Hears what happens, and says nothing of it."""
-
-    def starting(self, running: list[Cell], waiting: int) -> None: ...
-
-    def tick(self, running: list[Cell], waiting: int) -> None: ...
-
-    def elsewhere(self, cell: Cell, owner: str) -> None: ...
-
-    def ended(self, cell: Cell, reason: str | None) -> None: ...

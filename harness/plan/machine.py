@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from harness.base.shape import Shape
 from harness.config import Config, Hardware
 from harness.dist.devices import Device, cuda_devices
-from harness.launch.pool import room
+from harness.launch.pool import cells_on
 from harness.rollout import choice
 
 
@@ -29,7 +29,7 @@ class Machine:
         """Returns how many cells of this configuration run side by side: as many as there are GPUs for, or cores."""
         hardware = config.hardware
         if self.kind(config) == "cuda":
-            return max(room(len(self.devices), hardware), 1)
+            return max(cells_on(len(self.devices), hardware), 1)
         return max(self.cores // (hardware.threads * hardware.ranks), 1)
 
     def gpu(self, hardware: Hardware) -> int | None:

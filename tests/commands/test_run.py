@@ -55,5 +55,7 @@ def test_the_base_models_are_named_by_their_digests() -> None:
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(run.devices, "gpus", lambda: ["a", "b"])
-    with pytest.raises(UserError, match=r"hardware.ranks is 4, and each needs a GPU of its own; here are 2"):
+    with pytest.raises(
+        UserError, match=r"hardware.ranks is 4, and each rank needs its own GPU, but this machine has 2 GPUs"
+    ):
         run.local(config.load("demo", ["hardware.ranks=4"]), None)
