@@ -15,15 +15,12 @@ from harness.base.errors import UserError
 from harness.base.shape import Shape
 from harness.config import Config
 from harness.data import cache, sets
+from harness.rollout.limits import EMBEDDED_SEQUENCES, VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES
 
 Needs = frozenset[str]  # of what takes memory: values, ref_logp
 
 FLOAT = 4  # bytes of float32, in which master weights, gradients, moments and statistics are kept
 
-SEQUENCES = 512  # that the embedded engine decodes at once
-TOGETHER = 1024  # that vLLM does, where its cache has room for them
-CPU_CACHE_GIB = 1.0  # vLLM's keys and values on a CPU, where no size is given
-GPU_SHARE = 0.5  # of a GPU's memory, for vLLM's weights and cache, where no size of the cache is given
 LOGITS = 2**25  # that the token statistics hold at once
 LOGIT_COPIES = 6  # of them in float32, at the peak of a backward pass through logp and entropy (measured)
 COLUMNS = 64  # bytes of ids, statistics and weights of each token of a rollout batch
@@ -143,7 +140,7 @@ class Engine:
     sleeps: bool  # its weights and cache are given back while the policy is updated
 
 
-EMBEDDED = Engine(SEQUENCES, cache=None, sleeps=False)
+EMBEDDED = Engine(EMBEDDED_SEQUENCES, cache=None, sleeps=False)
 
 
 def vllm(shape: Shape, config: Config, size: int, kind: str, device: int) -> Engine:
@@ -151,10 +148,10 @@ def vllm(shape: Shape, config: Config, size: int, kind: str, device: int) -> Eng
     if config.hardware.cache_gib is not None:
         cache = int(config.hardware.cache_gib * 2**30)
     elif kind == "cpu":
-        cache = int(CPU_CACHE_GIB * 2**30)
+        cache = int(VLLM_CPU_CACHE_GIB * 2**30)
     else:
-        cache = max(int(GPU_SHARE * device) - size * shape.parameters, 0)
-    return Engine(TOGETHER, cache, sleeps=kind == "cuda")
+        cache = max(int(VLLM_GPU_SHARE * device) - size * shape.parameters, 0)
+    return Engine(VLLM_SEQUENCES, cache, sleeps=kind == "cuda")
 
 
 def cached(shape: Shape, size: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import io
 import json
 import math
@@ -35,7 +34,7 @@ from harness.plan import cost, lacks, show
 from harness.plan import estimate as plan
 from harness.plan.cost import EMBEDDED, Asked, Engine, Memory
 from harness.plan.machine import Device, Machine, cuda_devices, this_machine
-from harness.rollout import choice, embedded, models, vllm
+from harness.rollout import choice, embedded, models
 from harness.terminal.units import GIB, gib
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import streaming
@@ -286,9 +285,6 @@ def test_the_cache_is_the_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_fixed_numbers_are_those_of_the_code() -> None:
     assert math.prod(streaming.BLOCK["cuda"]) == cost.LOGITS
-    assert inspect.signature(embedded.EmbeddedEngine).parameters["max_sequences"].default == cost.SEQUENCES
-    for name in ("TOGETHER", "CPU_CACHE_GIB", "GPU_SHARE"):
-        assert getattr(cost, name) == getattr(vllm, name)
 
 
 def test_memory_by_hand() -> None:
