@@ -173,7 +173,7 @@ def check_problems(config: Config) -> None:
     for spec in config.eval.tasks or config.tasks:
         task = tasks.build(spec, config.plugins)
         task.problems(config.eval.of(tasks.evaluation_name(task)).split)
-    cost.check_problems(variants(config))
+    cost.check_problem_counts(variants(config))
 
 
 def check_engines(config: Config) -> None:
