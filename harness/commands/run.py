@@ -57,9 +57,15 @@ def call(arguments: argparse.Namespace) -> int:
         only=arguments.only,
         retry_failed=arguments.retry_failed,
     )
-    uri = visible_address(config.tracking_uri)
-    console.print(f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {uri}")
+    console.print(f"curves: entrobench report {arguments.config}, or {mlflow_hint(config.tracking_uri)}")
     return code
+
+
+def mlflow_hint(uri: str) -> str:
+    """Return how to see the curves in MLflow. `mlflow ui` shows stores only; a tracking server has its own pages."""
+    address = visible_address(uri)
+    is_server = uri.partition(":")[0].lower() in ("http", "https", "databricks")
+    return f"MLflow at {address}" if is_server else f"mlflow ui --backend-store-uri {address}"
 
 
 def run(
