@@ -1,4 +1,4 @@
-"""entrobench explain: which tokens a method drops or weighs, and what that does to the entropy."""
+"""entrobench explain: the tokens that a method drops or weighs, and the effect on the entropy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from harness.matrix import cells
 
 
 def add(commands: Commands) -> None:
-    text = "which tokens a method drops or weighs, and what that does to the entropy, on a few batches"
+    text = "the tokens that a method drops or weighs, and the effect on the entropy, on a few batches"
     parser = command(commands, "explain", text)
-    several = "a method, several divided by blanks, or all of the registry: all"
+    several = "a method, several separated by spaces, or all: every method of the registry"
     parser.add_argument("method", metavar="METHOD", help=several)
     with_config(parser)
     parser.add_argument("--batches", type=int, default=4, help="rollout batches to look at (default: 4)")
@@ -23,16 +23,16 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
-    cells(config)  # which checks the configuration
+    cells(config)  # checks the configuration
     table = baselines.table(config.plugins)
     specs = list(table) if arguments.method == "all" else arguments.method.split()
     for spec in specs:
         Method.of(spec, table, config.method_options)
-    from harness.study import explain  # from here on with torch: what is misspelled is known by now
+    from harness.study import explain  # imports torch, so only after the names have been checked
 
-    found = explain.explain(config, specs, arguments.batches)
+    explanations = explain.explain(config, specs, arguments.batches)
     if arguments.format == "json":
-        print(json.dumps(found, indent=1))
+        print(json.dumps(explanations, indent=1))
     else:
-        explain.show(console, found)
+        explain.show(console, explanations)
     return 0

@@ -39,7 +39,7 @@ SHIPPED = ", ".join(sorted(path.stem for path in (REPOSITORY / "configs").glob("
         ),
         (["run", "demo", "--jobs", "two"], "--jobs is 'two'; it must be a whole number"),
         (["run", "demo", "--jobs"], "run: --jobs: expected one argument"),
-        (["list", "models", "more"], "list does not know what to do with 'more'; see entrobench list --help"),
+        (["list", "models", "more"], "list does not take the argument 'more'; see entrobench list --help"),
         (["data", "prepar"], "unknown action 'prepar'; did you mean 'prepare'?"),
         (["status", "dem\x1b[2Jo"], "no configuration is called 'dem\\x1b[2Jo'; allowed: "),
     ],
