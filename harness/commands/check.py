@@ -17,7 +17,7 @@ from harness.method import Composition
 def add(commands: Commands) -> None:
     text = "whether methods keep the rules: gradients, invariances, rare batches, memory, composition, cost"
     parser = command(commands, "check", text)
-    parser.add_argument("methods", metavar="METHOD", nargs="+", help="a method, or all: every method of the registry")
+    parser.add_argument("methods", metavar="METHOD", nargs="+", help="a method, or all of the registry: all")
     with_plugins(parser)
     parser.add_argument("--format", choices=["table", "json"], default="table")
 

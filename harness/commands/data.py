@@ -10,25 +10,23 @@ from harness.commands.common import Commands, command, console
 
 
 def add(commands: Commands) -> None:
-    text = "fetch, clean, split and fingerprint the real problem sets, and look for them in the training set"
+    text = "fetch, clean, divide and fingerprint the real problem sets; and what of them stands in the training set"
     actions = command(commands, "data", text).add_subparsers(dest="action", required=True, metavar="prepare|check")
-    preparing = actions.add_parser("prepare", help="prepare sets in the cache, from the hub or from a local copy")
-    preparing.add_argument("sets", nargs="*", metavar="SET", help="for example aime24 (default: all)")
-    preparing.add_argument(
-        "--from", dest="origin", metavar="FROM", help="a file, a folder, or the id of a copy on the hub"
-    )
-    actions.add_parser("check", help="which evaluation problems are also in the training set")
+    making = actions.add_parser("prepare", help="make the sets in the cache, from the hub or from a local copy")
+    making.add_argument("sets", nargs="*", metavar="SET", help="for example aime24 (default: all)")
+    making.add_argument("--from", dest="origin", metavar="FROM", help="a file, a folder, or the id of a hub's copy")
+    actions.add_parser("check", help="which evaluation problems stand in the training set")
 
 
 def call(arguments: argparse.Namespace) -> int:
     if arguments.action == "prepare":
-        prepare_sets(arguments.sets, arguments.origin)
+        print_preparation(arguments.sets, arguments.origin)
     else:
-        check_overlap()
+        print_overlaps()
     return 0
 
 
-def prepare_sets(names: list[str], origin: str | None) -> None:
+def print_preparation(names: list[str], origin: str | None) -> None:
     from harness.data import cache, clean
     from harness.data.prepare import prepare
 
@@ -43,7 +41,7 @@ def prepare_sets(names: list[str], origin: str | None) -> None:
     )
 
 
-def check_overlap() -> None:
+def print_overlaps() -> None:
     from harness.data import overlap
     from harness.data.check import check
     from harness.data.sets import TRAINED

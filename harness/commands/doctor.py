@@ -9,13 +9,13 @@ from harness.commands.common import Commands, command, console, load
 
 
 def add(commands: Commands) -> None:
-    parser = command(commands, "doctor", "check what this machine can run, and what is missing")
-    whose = "the configuration whose results folder and MLflow store are checked (default: demo)"
-    parser.add_argument("config", nargs="?", default="demo", metavar="CONFIG", help=whose)
+    parser = command(commands, "doctor", "what this machine can run, and what is missing")
+    where = "whose results folder and MLflow store are meant (default: demo)"
+    parser.add_argument("config", nargs="?", default="demo", metavar="CONFIG", help=where)
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="for example tracking.uri=http://server"
     )
-    parser.add_argument("--thorough", action="store_true", help="also try the engines, which takes about 10 seconds")
+    parser.add_argument("--thorough", action="store_true", help="also try the engines, which takes some 10 seconds")
     parser.add_argument("--format", choices=["table", "json"], default="table")
     parser.set_defaults(plugin=[])
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.rollout.models import Model
     from harness.study.assess import Assessment
 
-TEXT = "Avg@K, Pass@K and maj@K of any model, without training; samples are kept and never drawn twice"
+TEXT = "Avg@K, Pass@K and maj@K of any model, without training; what was sampled is kept and never sampled again"
 
 
 def add(commands: Commands) -> None:
@@ -30,10 +30,10 @@ def add(commands: Commands) -> None:
         "--model", required=True, help="a name of `entrobench list models`, a folder, or a name on the hub"
     )
     parser.add_argument("--tasks", required=True, metavar="TASK,...", help="names of `entrobench list tasks`")
-    parser.add_argument("--samples", type=int, help="responses to each problem (default: as in the task's file)")
-    parser.add_argument("--problems", type=int, help="only this many, from the first one (default: all)")
-    parser.add_argument("--temperature", type=float, help="0: greedy (default: as in the task's file)")
-    parser.add_argument("--max-new-tokens", type=int, help="of a response (default: as in the task's file)")
+    parser.add_argument("--samples", type=int, help="responses to each problem (default: as the task's file says)")
+    parser.add_argument("--problems", type=int, help="only the first so many (default: all)")
+    parser.add_argument("--temperature", type=float, help="0: greedy (default: as the task's file says)")
+    parser.add_argument("--max-new-tokens", type=int, help="of a response (default: as the task's file says)")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
     parser.add_argument("--beyond-context", action="store_true", help="also beyond the model's max_position_embeddings")
     parser.add_argument("--out", type=Path, help="folder for samples and results (default: results/eval/MODEL-KEY)")

@@ -12,9 +12,9 @@ from harness.matrix import cells
 
 
 def add(commands: Commands) -> None:
-    text = "the tokens that a method drops or weighs, and the effect on the entropy, on a few batches"
+    text = "which tokens a method drops or weighs, and what that does to the entropy, on a few batches"
     parser = command(commands, "explain", text)
-    several = "a method, several separated by spaces, or all: every method of the registry"
+    several = "a method, several divided by blanks, or all of the registry: all"
     parser.add_argument("method", metavar="METHOD", help=several)
     with_config(parser)
     parser.add_argument("--batches", type=int, default=4, help="rollout batches to look at (default: 4)")

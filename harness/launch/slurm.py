@@ -81,7 +81,7 @@ def queued_cells(config: Config) -> dict[str, Job]:
 def private_folder(name: str) -> Path:
     """Return the folder for submissions and for output that precedes a cell's log.
 
-    A job executes the pickle in it, so nobody else may write there, even if others may write to the results.
+    A job executes the pickle in it, so no other user may write there, even if others may write to the results.
     """
     folder = files.default_cache() / f"slurm-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

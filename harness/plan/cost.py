@@ -187,7 +187,7 @@ class Memory:
 
     training: dict[str, int]
     generation: dict[str, int]
-    beside: int  # bytes of the machine's main memory for each rank
+    main_memory: int  # bytes of the machine's main memory for each rank
 
     @property
     def peak(self) -> int:
@@ -237,8 +237,8 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
     }
     # A checkpoint is copied to main memory before it is written; with offload, the moments and a copy of all weights
     # are there too.
-    beside = per_rank(3 * FLOAT * (shape.parameters + critic), config)
-    beside += hardware.offload * (beside + per_rank(FLOAT * reference, config))
+    main_memory = per_rank(3 * FLOAT * (shape.parameters + critic), config)
+    main_memory += hardware.offload * (main_memory + per_rank(FLOAT * reference, config))
     longest = longest_sequence(config)
     batch = per_rank(step_responses(config).responses, config) * longest
     micro_batch = min(max(hardware.micro_tokens, longest), batch // config.train.updates)
@@ -268,7 +268,7 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
             **(reserved_cache or needed_cache),
             "sampling": decoded * shape.vocabulary * 24,  # logits and log p in float32, two copies in float64
         },
-        beside=beside,
+        main_memory=main_memory,
     )
 
 

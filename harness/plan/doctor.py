@@ -221,7 +221,7 @@ def findings(config: Config, *, thorough: bool) -> Iterator[MachineFinding]:
                 return find_by_trial(what, device, config.tracking_uri)
             return find_by_glance(what, device)
 
-        trials = threads.map(look, TRIALS)  # they start now and run beside the quick checks
+        trials = threads.map(look, TRIALS)  # they start now and run in parallel with the quick checks
         yield find_python(platform.python_version())
         yield from find_hardware(machine)
         yield find_sets({name: cache.find_card(name) is not None for name in sets.SETS})

@@ -84,8 +84,8 @@ class Obstacles:
             place, where = f"each of {ranks} processes", "a GPU here has"
         jobs = min(self.machine.at_once(self.config), len(self.missing))
         for footprint in self.footprints:
-            who, memory = names(footprint), footprint.memory
-            needed = ranks * (memory.peak + memory.beside) if on_cpu else memory.peak
+            who, memory = footprint_label(footprint), footprint.memory
+            needed = ranks * (memory.peak + memory.main_memory) if on_cpu else memory.peak
             if room is not None and needed > room:
                 remedy = self.fitting_settings(footprint, room)
                 yield f"{who} needs {gib(needed)} in {place}; {where} {gib(room)}{remedy}"
@@ -132,11 +132,11 @@ class Obstacles:
             return
         what = "AdamW, and for a checkpoint" if self.config.hardware.offload else "a checkpoint"
         for footprint in self.footprints:
-            needed = self.config.hardware.ranks * footprint.memory.beside
+            who, needed = footprint_label(footprint), self.config.hardware.ranks * footprint.memory.main_memory
             if needed > self.machine.ram:
                 yield (
-                    f"{names(footprint)} needs {gib(needed)} of this machine's memory for {what} on its way to disk, "
-                    f"but it has {gib(self.machine.ram)}"
+                    f"{who} needs {gib(needed)} of this machine's memory for {what} on its way to disk, but it has "
+                    f"{gib(self.machine.ram)}"
                 )
 
     def no_disk(self) -> Iterator[str]:
@@ -184,7 +184,7 @@ class Obstacles:
             yield f"{model.name} is not on this machine; the first run downloads {model.address}{size}"
 
 
-def names(footprint: Footprint) -> str:
+def footprint_label(footprint: Footprint) -> str:
     return f"{footprint.model} with {', '.join(footprint.methods)}"
 
 

@@ -70,7 +70,7 @@ def earlier_records(folder: Path, ours: Iterable[Path]) -> Iterator[tuple[str, S
     methods, and of earlier attempts."""
     newest: dict[Path, float] = {}
     for path in folder.glob(f"*/{SPEC}"):
-        # A folder may be cleaned meanwhile, and damage to a cell that is not planned is no reason to plan nothing.
+        # The folder may be cleaned meanwhile, and a damaged cell outside of the plan does not affect it.
         with suppress(FileNotFoundError):
             if path.parent not in ours:
                 newest[path.parent] = (path.parent / STATE).stat().st_mtime
@@ -85,6 +85,6 @@ def size_of_cell(cell: Cell) -> str:
 
 
 def size_of(model: str, task: str, settings: Mapping[str, Any]) -> str:
-    """Return a text that is the same for cells that take about as long; methods differ little beside these settings."""
+    """Return a text that is equal for cells that take about equally long; methods make little difference."""
     parts = {section: {key: settings.get(section, {}).get(key) for key in keys} for section, keys in SIZE.items()}
     return json.dumps([model, task, parts], sort_keys=True, default=str)

@@ -19,7 +19,7 @@ from harness.plan.estimate import Plan
 from harness.terminal.units import about_duration, plural
 
 STEPS = 3  # the first one takes longer than the others and does not count
-NOT_STEPS = ("time/evaluate_s", "time/judging_s")  # times that are not part of a step, or that run beside one
+NOT_STEPS = ("time/evaluate_s", "time/judging_s")  # not part of a step, or in parallel with one
 
 
 @dataclass(frozen=True)

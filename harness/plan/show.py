@@ -86,10 +86,10 @@ def time_lines(plan: Plan) -> Iterator[str]:
             f"{speed.bandwidth:.2g} bytes a second)"
         )
     if plan.seconds is not None:
-        yield side_by_side(plan, plan.seconds)
+        yield side_by_side_line(plan, plan.seconds)
 
 
-def side_by_side(plan: Plan, seconds: float) -> str:
+def side_by_side_line(plan: Plan, seconds: float) -> str:
     """Return when all cells will be done, and the machine time that they take."""
     hardware, side = plan.config.hardware, min(plan.at_once, plan.missing)
     wall = seconds * ceil(plan.missing / side) / plan.missing  # as if all cells took equally long

@@ -59,9 +59,9 @@ def test_alone_it_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_overrides_may_stand_behind_options() -> None:
-    arguments = cli.parse(["run", "demo", "a=1", "--jobs", "2", "b=2"])
+    arguments = cli.parse_command(["run", "demo", "a=1", "--jobs", "2", "b=2"])
     assert (arguments.config, arguments.overrides, arguments.jobs) == ("demo", ["a=1", "b=2"], 2)
-    assert cli.parse(["run", "demo"]).overrides == []
+    assert cli.parse_command(["run", "demo"]).overrides == []
 
 
 def test_the_version_names_the_commit_of_a_checkout(

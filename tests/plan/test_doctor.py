@@ -130,7 +130,7 @@ def test_the_exit_code_says_whether_anything_runs(
         "findings",
         lambda config, thorough: [Finding("python", OK, "3"), Finding("x", state, "y", "z")],
     )
-    assert command.call(cli.parse(["doctor", "--format", "json"])) == code
+    assert command.call(cli.parse_command(["doctor", "--format", "json"])) == code
     assert json.loads(capsys.readouterr().out)[1] == {"what": "x", "state": state, "found": "y", "remedy": "z"}
 
 
@@ -150,7 +150,8 @@ def test_of_this_machine(
     how: list[str], state: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From the command to the real trials; here the tests run, so the embedded engine does."""
-    assert command.call(cli.parse(["doctor", "smoke", f"results={tmp_path / 'new'}", *how, "--format", "json"])) == 0
+    arguments = ["doctor", "smoke", f"results={tmp_path / 'new'}", *how, "--format", "json"]
+    assert command.call(cli.parse_command(arguments)) == 0
     found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
     assert found["engine embedded"]["state"] == state
     assert found["engine embedded"]["found"].startswith(words)

@@ -311,12 +311,12 @@ def test_memory_by_hand() -> None:
             "KV cache": 15 * 40 * (2 * 2 * 6 * 2),
             "sampling": 15 * 10 * 24,
         },
-        beside=12 * P,
+        main_memory=12 * P,
     )
     offloaded = cost.memory_estimate(TINY, small(hardware={"offload": True}), NOTHING, 2, EMBEDDED)
     assert offloaded.training == found.training | {"AdamW": 0}
     assert offloaded.generation == found.generation | {"AdamW": 0}
-    assert offloaded.beside == 24 * P
+    assert offloaded.main_memory == 24 * P
     assert found.peak == sum(found.training.values()), "they take turns"
     critic = cost.memory_estimate(TINY, small(), frozenset({"values", "ref_logp"}), 4, EMBEDDED).training
     assert critic["weights"] == 4 * (2 * P + TINY.critic)
@@ -364,7 +364,7 @@ def test_memory_of_a_rank_by_hand() -> None:
             "whole gradients": 4 * (layer + edges),
         },
         generation={**held, "engine": 2 * P, "KV cache": 4 * 40 * 48, "sampling": 4 * 10 * 24},
-        beside=math.ceil(12 * (P + C) / 8),
+        main_memory=math.ceil(12 * (P + C) / 8),
     )
     again = cost.memory_estimate(TINY, of_eight(hardware={"recompute": True}), NOTHING, 2, EMBEDDED)
     assert again.training["activations"] == 64 * (4 * 8 + kept + 12 * 8 + 4), "one layer's input, and all of the other"
@@ -718,7 +718,8 @@ def test_ranks_on_a_cpu_share_its_memory() -> None:
     """As many as the cores have place for: two cells of two processes each."""
     settings = config.load("demo", ["hardware.ranks=2", "methods=[grpo]"])
     [needed] = {
-        each.memory.peak + each.memory.beside for each in plan_for(settings, matrix.cells(settings), CPU).footprints
+        each.memory.peak + each.memory.main_memory
+        for each in plan_for(settings, matrix.cells(settings), CPU).footprints
     }
     overrides = ("hardware.ranks=2", "methods=[grpo]", "seeds=[0,1]")
     assert lacking("demo", dataclasses.replace(CPU, ram=4 * needed), *overrides) == ""
@@ -878,7 +879,7 @@ def test_cells_side_by_side_end_when_they_say() -> None:
     settings = config.load("demo", ["methods=[grpo]", "seeds=[0,1,2,3,4]", "hardware.threads=2"])
     found = plan_for(settings, matrix.cells(settings), dataclasses.replace(CPU, cores=4))
     assert found.at_once == 2
-    before, told = datetime.now(), show.side_by_side(found, 5 * 3600.0)
+    before, told = datetime.now(), show.side_by_side_line(found, 5 * 3600.0)
     begins = "2 cells at once: about 3 h 00 min, so until "
     assert told.startswith(begins)
     assert told.endswith(" if started now; 10.0 core-hours")
@@ -886,9 +887,9 @@ def test_cells_side_by_side_end_when_they_say() -> None:
     assert abs(end - before - timedelta(hours=3)) < timedelta(minutes=2)
     on_gpus = config.load("paper", ["seeds=[0]", "methods=[grpo]"])
     node = plan_for(on_gpus, matrix.cells(on_gpus), NODE)
-    assert show.side_by_side(node, 3600.0).endswith("8.0 GPU-hours")
+    assert show.side_by_side_line(node, 3600.0).endswith("8.0 GPU-hours")
     many = plan_for(on_gpus, matrix.cells(on_gpus), NODE, at_once=9)
-    assert show.side_by_side(many, 3600.0).startswith("1 cell at once"), "no more than there are"
+    assert show.side_by_side_line(many, 3600.0).startswith("1 cell at once"), "no more than there are"
 
 
 @pytest.mark.usefixtures("empty")
