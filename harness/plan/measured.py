@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import nlargest
@@ -65,7 +65,7 @@ def finished_seconds(records: Iterable[tuple[str, State]]) -> dict[str, list[flo
     return seconds
 
 
-def earlier_records(folder: Path, ours: Iterable[Path]) -> Iterator[tuple[str, State]]:
+def earlier_records(folder: Path, ours: Collection[Path]) -> Iterator[tuple[str, State]]:
     """Yield the size and the state of the newest cells in a folder that are not ours: those of other settings, of other
     methods, and of earlier attempts."""
     newest: dict[Path, float] = {}
@@ -85,6 +85,6 @@ def size_of_cell(cell: Cell) -> str:
 
 
 def size_of(model: str, task: str, settings: Mapping[str, Any]) -> str:
-    """Return a text that is equal for cells that take about equally long; methods make little difference."""
+    """Return a text that is equal for cells of the same size, which the method is not part of."""
     parts = {section: {key: settings.get(section, {}).get(key) for key in keys} for section, keys in SIZE.items()}
     return json.dumps([model, task, parts], sort_keys=True, default=str)

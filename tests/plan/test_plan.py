@@ -539,7 +539,7 @@ def test_time_is_that_of_finished_cells_of_the_same_size(tmp_path: Path) -> None
 
 
 def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> None:
-    """Of another method, of an attempt whose method was edited; not of another size, nor of one that collapsed."""
+    """Of another method, or of a method that was edited since; not of another size, nor of one that collapsed."""
 
     def planned(*overrides: str) -> tuple[Config, list[matrix.Cell]]:
         settings = config.load("demo", ["methods=[grpo]", "seeds=[0]", f"results={tmp_path}", *overrides])
@@ -568,6 +568,12 @@ def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> Non
     text = shown("demo", CPU, "methods=[grpo]", "seeds=[0]", f"results={tmp_path}")
     assert "time: 1 cell to run, about 0 min 30 s of 1 process; measured on 1 finished cell of the same size" in text
     assert "assumed, not measured" not in text
+    [own] = planned()[1]
+    finish(own, 70)
+    edited = {**own.sources, "grpo": "as it was"}
+    Made("an attempt", 0.0, None, None, None, edited, {}, "a processor", "cpu").write(own.folder)
+    assert own.progress().state == "outdated"
+    assert measured() == MeasuredTime(70, cells=1, finished=1), "a cell of this plan says more than others"
 
 
 # The machine
