@@ -211,7 +211,8 @@ def activation_bytes(shape: Shape, size: int, recompute: bool) -> int:
     A layer that is recomputed keeps its input in float32, and the rest only during its own backward pass.
     """
     heads = shape.queries + shape.keys
-    layer = (16 + (2 * FLOAT if size == FLOAT else 5 * size)) * shape.hidden + 2 * FLOAT
+    casts = 2 * FLOAT if size == FLOAT else 5 * size
+    layer = (16 + casts) * shape.hidden + 2 * FLOAT
     layer += size * (4 * shape.mlp + 2 * heads) + FLOAT * shape.heads
     if shape.qk_norm:
         layer += (FLOAT + size) * heads + FLOAT * (shape.heads + shape.kv_heads)
@@ -327,7 +328,8 @@ def generation_seconds(
 def update_seconds(shape: Shape, config: Config, needs: Needs, speed: Speed) -> float:
     """Return the seconds of one step's passes: per weight and token two operations forward, two more for recomputed
     layers, and four backward."""
-    passes = 2 + (8 if config.hardware.recompute else 6) * config.train.epochs
+    per_epoch = 8 if config.hardware.recompute else 6
+    passes = 2 + per_epoch * config.train.epochs
     operations = (passes + 2 * ("ref_logp" in needs)) * shape.parameters + passes * ("values" in needs) * shape.critic
     tokens = per_rank(step_responses(config).responses, config) * longest_sequence(config)
     return tokens * operations / speed.flops

@@ -83,22 +83,24 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
     kind = machine.kind(config)
     size, needs = cost.compute_bytes(config, kind), needs_of(matrix)
     models = {cell.model: cell.shared.model(cell.model) for cell in matrix}
-    shapes = {name: shape for name, model in models.items() if (shape := model.shape()) is not None}
     gpu = machine.gpu(config.hardware) or USUAL
+    shapes: dict[str, Shape] = {}
     engines: dict[str, EngineLimits] = {}
-    for name, shape in shapes.items():
+    footprints: list[Footprint] = []
+    for name, model in models.items():
+        shape = model.shape()
+        if shape is None:
+            continue
         with_vllm = samples_with_vllm(shape, config)
-        engines[name] = cost.vllm_limits(shape, config, size, kind, gpu) if with_vllm else cost.EMBEDDED
-    footprints = [
-        footprint(name, shape, config, needs, which, size, engines[name])
-        for name, shape in shapes.items()
-        for which in dict.fromkeys(needs.values())
-    ]
+        engine = cost.vllm_limits(shape, config, size, kind, gpu) if with_vllm else cost.EMBEDDED
+        shapes[name], engines[name] = shape, engine
+        for which in dict.fromkeys(needs.values()):
+            footprints.append(footprint_of(name, shape, config, needs, which, size, engine))
     progress = [(cell, cell.progress()) for cell in matrix]
     missing = [cell for cell, now in progress if now.state != "done"]
     counts = Counter(now.state for _, now in progress)
     assumption = Assumption(config, shapes, needs, engines, kind, size)
-    assumed = assumption.seconds(missing)
+    assumed = assumption.seconds(missing)  # also used to judge whether a CPU is too slow
     measured, unmeasured = measured_time(config, progress)
     obstacles = Obstacles(config, machine, missing, models, needs, footprints, size, assumed)
     return Plan(
@@ -116,7 +118,7 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
     )
 
 
-def footprint(
+def footprint_of(
     model: str,
     shape: Shape,
     config: Config,

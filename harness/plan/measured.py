@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import nlargest
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
 from typing import Any
 
 from harness.base.errors import Damaged
@@ -40,41 +41,47 @@ class MeasuredTime:
 
 def measured_time(config: Config, progress: Sequence[tuple[Cell, Progress]]) -> tuple[MeasuredTime | None, list[Cell]]:
     """Return the measured time, None if nothing of the same size has finished, and the cells that it leaves out."""
-    sizes = [size_of_cell(cell) for cell, _ in progress]
-    missing = [(cell, size) for (cell, now), size in zip(progress, sizes, strict=True) if now.state != "done"]
-    records = [(size, now.record) for (_, now), size in zip(progress, sizes, strict=True)]
-    seconds = finished_seconds(records)
-    if not {size for _, size in missing} <= seconds.keys():
-        records += earlier_records(config.folder, {cell.folder for cell, _ in progress})
-        seconds = finished_seconds(records)
-    measured_sizes = [size for _, size in missing if size in seconds]
-    unmeasured = [cell for cell, size in missing if size not in seconds]
-    if not measured_sizes:
+    missing: list[tuple[Cell, str]] = []
+    seconds: dict[str, list[float]] = {}  # of finished cells, by size
+    for cell, now in progress:
+        size = size_of_cell(cell)
+        if now.state != "done":
+            missing.append((cell, size))
+        add_if_finished(seconds, size, now.record)
+    if any(size not in seconds for _, size in missing):
+        ours = {cell.folder for cell, _ in progress}
+        for size, record in earlier_records(config.folder, ours):
+            add_if_finished(seconds, size, record)
+    measured: Counter[str] = Counter()  # missing cells by size
+    unmeasured: list[Cell] = []
+    for cell, size in missing:
+        if size in seconds:
+            measured[size] += 1
+        else:
+            unmeasured.append(cell)
+    if not measured:
         return None, unmeasured
-    total = sum(mean(seconds[size]) for size in measured_sizes)
-    finished = sum(len(seconds[size]) for size in set(measured_sizes))
-    return MeasuredTime(total, len(measured_sizes), finished), unmeasured
+    total = sum(number * fmean(seconds[size]) for size, number in measured.items())
+    finished = sum(len(seconds[size]) for size in measured)
+    return MeasuredTime(total, measured.total(), finished), unmeasured
 
 
-def finished_seconds(records: Iterable[tuple[str, State]]) -> dict[str, list[float]]:
-    """Return the seconds of the cells that have run all of their steps, by size; one that collapsed has not."""
-    seconds: dict[str, list[float]] = {}
-    for size, record in records:
-        if record.state == "done" and record.collapsed is None:
-            seconds.setdefault(size, []).append(record.seconds)
-    return seconds
+def add_if_finished(seconds: dict[str, list[float]], size: str, record: State) -> None:
+    """Add the time of a cell that has run all of its steps, which one that collapsed has not."""
+    if record.state == "done" and record.collapsed is None:
+        seconds.setdefault(size, []).append(record.seconds)
 
 
 def earlier_records(folder: Path, ours: Collection[Path]) -> Iterator[tuple[str, State]]:
     """Yield the size and the state of the newest cells in a folder that are not ours: those of other settings, of other
     methods, and of earlier attempts."""
-    newest: dict[Path, float] = {}
+    changed: dict[Path, float] = {}
     for path in folder.glob(f"*/{SPEC}"):
         # The folder may be cleaned meanwhile, and a damaged cell outside of the plan does not affect it.
         with suppress(FileNotFoundError):
             if path.parent not in ours:
-                newest[path.parent] = (path.parent / STATE).stat().st_mtime
-    for cell_folder in nlargest(OTHERS, newest, key=lambda each: newest[each]):
+                changed[path.parent] = (path.parent / STATE).stat().st_mtime
+    for cell_folder in nlargest(OTHERS, changed, key=lambda each: changed[each]):
         with suppress(Damaged):
             spec = CellSpec.read(cell_folder)
             yield size_of(spec.model, spec.task, spec.settings), State.read(cell_folder)
@@ -86,5 +93,8 @@ def size_of_cell(cell: Cell) -> str:
 
 def size_of(model: str, task: str, settings: Mapping[str, Any]) -> str:
     """Return a text that is equal for cells of the same size, which the method is not part of."""
-    parts = {section: {key: settings.get(section, {}).get(key) for key in keys} for section, keys in SIZE.items()}
-    return json.dumps([model, task, parts], sort_keys=True, default=str)
+    parts: dict[str, Any] = {"model": model, "task": task}
+    for section, keys in SIZE.items():
+        values = settings.get(section, {})
+        parts |= {f"{section}.{key}": values.get(key) for key in keys}
+    return json.dumps(parts, sort_keys=True, default=str)

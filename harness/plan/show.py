@@ -61,7 +61,8 @@ def work_lines(config: Config) -> Iterator[str]:
 
 
 def problems_text(count: ResponseCount) -> str:
-    return f"{'' if count.known else 'about '}{count.problems:,} problems x {count.samples}"
+    about = "" if count.known else "about "
+    return f"{about}{count.problems:,} problems x {count.samples}"
 
 
 def time_lines(plan: Plan) -> Iterator[str]:
@@ -97,8 +98,8 @@ def side_by_side_line(plan: Plan, seconds: float) -> str:
     if wall < AGES:
         end = f", so until {datetime.now() + timedelta(seconds=wall):%a %d %b %Y %H:%M} if started now"
     on_gpu = plan.kind == "cuda"
-    hours = seconds / 3600 * hardware.world * (hardware.share if on_gpu else hardware.threads)
-    unit = "GPU" if on_gpu else "core"
+    unit, units_per_rank = ("GPU", hardware.share) if on_gpu else ("core", hardware.threads)
+    hours = seconds / 3600 * hardware.world * units_per_rank
     return f"{plural(side, 'cell')} at once: {about_duration(wall)}{end}; {hours:,.1f} {unit}-hours"
 
 

@@ -36,6 +36,10 @@ def visible(text: str) -> str:
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def escaped(lines: Iterable[Sequence[str]]) -> list[list[str]]:
+    return [[visible(text) for text in line] for line in lines]
+
+
 class SafeConsole(Console):
     """A console that escapes the control characters of texts, but not those of its own styles and cursor movements."""
 
@@ -73,16 +77,20 @@ def fitting(
     each group is dropped together, because its columns mean nothing without each other. Columns that are not named
     there are dropped after these, from the last.
     """
-    every = list(range(len(lines[0])))
+    header = lines[0]
+    every = list(range(len(header)))
     if width is None:
         return every
-    sizes = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    for number, name in enumerate(lines[0]):
+    sizes = column_sizes(lines)
+    for number, name in enumerate(header):
         if name in folding:
             sizes[number] = min(sizes[number], max(FOLDED, cell_len(name)))
-    named = {name for group in goes for name in group}
-    order = [[i for i in every[1:] if lines[0][i] in group] for group in goes]
-    order += [[i] for i in reversed(every[1:]) if lines[0][i] not in named]
+    order: list[list[int]] = []  # the columns that are dropped together, the least important first
+    unnamed = every[1:]
+    for group in goes:
+        order.append([i for i in every[1:] if header[i] in group])
+        unnamed = [i for i in unnamed if header[i] not in group]
+    order += [[i] for i in reversed(unnamed)]
     kept = every
     while sum(sizes[i] for i in kept) + between * (len(kept) - 1) + around > width:
         if not order:
@@ -90,6 +98,11 @@ def fitting(
         dropped = order.pop(0)
         kept = [i for i in kept if i not in dropped]
     return kept if len(kept) >= min(FEWEST, len(every)) else None
+
+
+def column_sizes(lines: Sequence[Sequence[str]]) -> list[int]:
+    """Return the number of terminal cells of each column's widest text."""
+    return [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
 
 
 def cards(lines: Sequence[Sequence[str]]) -> Group:
@@ -130,7 +143,7 @@ def show(
     where: str = "in a wider terminal or a pipe",
 ) -> None:
     """Print a table, or the columns of it that fit."""
-    lines = [[visible(text) for text in line] for line in [[column.name for column in columns], *rows]]
+    lines = escaped([[column.name for column in columns], *rows])
     width, folding = width_of(console), {column.name for column in columns if column.folds}
     kept = fitting(lines, width, goes, between=2, around=2 * pad_edge, folding=folding)
     if kept is None:
@@ -156,13 +169,13 @@ def show(
 
 def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str) -> str:
     """Return a table of any width, one line for each row, of which there may be thousands."""
-    sizes = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    sizes = column_sizes(lines)
     texts = []
     for line in lines:
-        padded = [
-            " " * (size - cell_len(text)) + text if column.right else text + " " * (size - cell_len(text))
-            for text, size, column in zip(line, sizes, columns, strict=True)
-        ]
+        padded = []
+        for text, size, column in zip(line, sizes, columns, strict=True):
+            padding = " " * (size - cell_len(text))
+            padded.append(padding + text if column.right else text + padding)
         texts.append(f"{edge}{'  '.join(padded)}".rstrip() + "\n")
     return "".join(texts)
 
@@ -171,7 +184,7 @@ def boxed(
     title: str, cells: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]], where: str
 ) -> str:
     """Return a table of numbers under its title as text, with the columns that fit into this width."""
-    lines = [[visible(text) for text in line] for line in cells]
+    lines = escaped(cells)
     kept = fitting(lines, width, goes, between=3, around=1)
     if kept is None:
         return f"{title}\n\n{printed(cards(lines), width or FULL)}"
