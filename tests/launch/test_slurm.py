@@ -135,8 +135,8 @@ def test_only_ctrl_c_takes_the_array_out_of_the_queue(
 ) -> None:
     """A terminal that is closed, or a login node that restarts, leaves it there."""
     cancelled: list[str] = []
-    monkeypatch.setattr(slurm, "cancel", lambda *jobs: cancelled.extend(jobs))
-    monkeypatch.setattr(slurm, "queue", lambda: {"7": Job("RUNNING", "")})
+    monkeypatch.setattr(slurm, "cancel_jobs", lambda *jobs: cancelled.extend(jobs))
+    monkeypatch.setattr(slurm, "squeue", lambda: {"7": Job("RUNNING", "")})
     one = planned(tmp_path)
     array = SlurmArray(one.config, "cpu")
     array.cells = [slurm.SlurmCell(one, "7", array)]
@@ -230,8 +230,8 @@ class Jobs:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.jobs: list[Any] = []
         patch.setattr(SlurmArray, "executor", lambda array, cells: self.executor(array))
-        patch.setattr(slurm, "queue", self.queue)
-        patch.setattr(slurm, "cancel", lambda *jobs: None)
+        patch.setattr(slurm, "squeue", self.queue)
+        patch.setattr(slurm, "cancel_jobs", lambda *jobs: None)
 
     def executor(self, array: SlurmArray) -> Any:
         import submitit
@@ -277,7 +277,7 @@ def test_a_job_that_runs_out_of_time_goes_on_with_the_same_numbers(local: Jobs, 
     ("override", "why"),
     [
         ("launch.slurm.notice_minutes=240", "launch.slurm.notice_minutes is 240; allowed: less than minutes (240)"),
-        ("hardware.share=0.5", "hardware.share is 0.5; allowed with --launcher slurm: 1, as a job has whole GPUs"),
+        ("hardware.share=0.5", "hardware.share is 0.5; allowed with --launcher slurm: 1, because a job gets"),
     ],
 )
 def test_what_no_job_can_have_is_refused(override: str, why: str, tmp_path: Path) -> None:
