@@ -43,12 +43,12 @@ class Matrix:
     def plan(self) -> list[Plan]:
         """Prints cells by state, tokens, estimated time and memory, and what this machine lacks; runs nothing.
 
-        Returns the same as an object for each setting of `axes`: `states`, `missing`, `measured` and `assumed`
-        (seconds), `lacks` and others.
+        Returns the same as an object for each setting of `axes`: `states`, `missing`, `seconds`, `measured` (by
+        finished cells of the same size), `assumed`, `lacks` and others.
         """
         from harness.commands import plan
 
-        return plan.plan(self.config)
+        return plan.plan_settings(self.config)
 
     def run(self, jobs: int | None = None, launcher: str = "local") -> DataFrame:
         """Runs the cells that are missing, `jobs` of them side by side, and returns the leaderboard.

@@ -186,9 +186,9 @@ class Cell:
         """Returns the hashes of its components' source, as it is on disk now."""
         return {name: provenance.digest(cls) for name, cls in self.components.items()}
 
-    def progress(self) -> Progress:
-        """Return how far the cell is; what another cell has left in its folder is a failure."""
-        found, other = Progress.read(self.folder, self.sources), key_in(self.folder)
+    def progress(self, recent: int = 1) -> Progress:
+        """Return how far the cell is, with the metrics of this many steps; another cell's records are a failure."""
+        found, other = Progress.read(self.folder, self.sources, recent), key_in(self.folder)
         if found.state == "planned" or other in (None, self.key):
             return found
         return Progress("failed", str(Damaged(self.folder / SPEC, f"it is of the cell {other}")))

@@ -72,7 +72,7 @@ def write(folder: Path, factor: int) -> None:
 
 def entrobench(command: str, folder: Path, *options: str, results: str = "results") -> str:
     """Returns what a command says."""
-    arguments = cli.parse([command, "smoke", *TINY, f"results={folder / results}", *options])
+    arguments = cli.parse_command([command, "smoke", *TINY, f"results={folder / results}", *options])
     with redirect_stdout(StringIO()) as said, pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
         assert arguments.call(arguments) == 0

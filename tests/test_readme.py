@@ -89,7 +89,7 @@ def test_commands_run(
 def test_commands_mean_something(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command in OURS, "the README no longer has it"
     monkeypatch.chdir(tmp_path)
-    arguments = cli.parse(shlex.split(command)[1:])
+    arguments = cli.parse_command(shlex.split(command)[1:])
     if getattr(arguments, "config", None):
         assert matrix.cells(load(arguments))
 

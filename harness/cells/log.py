@@ -92,8 +92,3 @@ def last_lines(folder: Path, count: int) -> list[dict[str, Any]]:
         lines = file.read().split(b"\n")[:-1]
     whole = lines[1:] if start and len(lines) > 1 else lines  # the first may have begun before
     return [parsed(line, path) for line in whole[-count:]]
-
-
-def last_line(folder: Path) -> dict[str, Any]:
-    """Returns the last whole line of metrics.jsonl; an empty record before the first."""
-    return next(iter(last_lines(folder, 1)), {})

@@ -12,7 +12,7 @@ from harness.base import files
 from harness.base.errors import Damaged
 from harness.cells import checksums, lease, provenance
 from harness.cells.log import FILE as METRICS
-from harness.cells.log import last_line
+from harness.cells.log import last_lines
 from harness.cells.provenance import Made
 
 FILE = "state.json"
@@ -92,29 +92,36 @@ class Progress:
     step: int = 0
     metrics: dict[str, float] = field(default_factory=dict)  # of that step
     seconds: float = 0.0
+    record: State = field(default_factory=State, compare=False)  # state.json as it was read for this
+    recent: list[dict[str, float]] = field(default_factory=list, compare=False)  # metrics of the last steps
 
     @classmethod
-    def read(cls, folder: Path, sources: Mapping[str, str] | None = None) -> Progress:
-        """Returns how far a cell is; with the hashes of the present sources of its components, what was made by others
+    def read(cls, folder: Path, sources: Mapping[str, str] | None = None, recent: int = 1) -> Progress:
+        """Return how far a cell is; with the hashes of the present sources of its components, what was made by others
         is outdated. One whose records are damaged has failed, whatever they say."""
         try:
-            return cls.of_records(folder, sources)
+            record = State.read(folder)
         except Damaged as damage:
-            return cls("failed", str(damage))
+            return cls("failed", str(damage), record=State("failed", str(damage)))
+        try:
+            return cls.of_records(folder, record, sources, recent)
+        except Damaged as damage:
+            return cls("failed", str(damage), record=record)
 
     @classmethod
-    def of_records(cls, folder: Path, sources: Mapping[str, str] | None) -> Progress:
-        now = State.read(folder)
+    def of_records(cls, folder: Path, now: State, sources: Mapping[str, str] | None, recent: int) -> Progress:
         if now.state == "planned":
-            return cls("planned")
+            return cls("planned", record=now)
         name = STALE if now.state == "running" and lease.holder(folder) is None else now.state
         if sources is not None and name != "running":
             record = Made.read(folder)
             if record is not None or name == "done":  # before its first attempt began, a cell may only have failed
                 why = provenance.by_another_source(record.sources if record else None, sources)
                 if why is not None:
-                    return cls(OUTDATED, why)
+                    return cls(OUTDATED, why, record=now)
         if name == "done":
             checksums.check_sizes(folder)
-        last = last_line(folder)
-        return cls(name, now.told, last.get("step", 0), last.get("metrics", {}), now.seconds)
+        lines = last_lines(folder, recent)
+        last = lines[-1] if lines else {}
+        metrics = [line["metrics"] for line in lines]
+        return cls(name, now.told, last.get("step", 0), last.get("metrics", {}), now.seconds, now, metrics)

@@ -18,7 +18,7 @@ from harness.config import Config, variants
 from harness.dist import devices
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
-from harness.launch.pool import Pool
+from harness.launch.pool import GpuPool
 from harness.matrix import Cell, cells, claim
 from harness.plan import cost
 from harness.plan.machine import samples_with_vllm, this_machine
@@ -57,9 +57,15 @@ def call(arguments: argparse.Namespace) -> int:
         only=arguments.only,
         retry_failed=arguments.retry_failed,
     )
-    uri = visible_address(config.tracking_uri)
-    console.print(f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {uri}")
+    console.print(f"curves: entrobench report {arguments.config}, or {mlflow_hint(config.tracking_uri)}")
     return code
+
+
+def mlflow_hint(uri: str) -> str:
+    """Return how to see the curves in MLflow. `mlflow ui` shows stores only; a tracking server has its own pages."""
+    address = visible_address(uri)
+    is_server = uri.partition(":")[0].lower() in ("http", "https", "databricks")
+    return f"MLflow at {address}" if is_server else f"mlflow ui --backend-store-uri {address}"
 
 
 def run(
@@ -101,7 +107,7 @@ def run(
     tell_outdated(progress, "they begin anew, and the earlier attempts are kept beside them")
     if todo:
         with LiveView(console, chosen, todo, config.tracking_uri) as view:
-            launcher.run(todo, launcher_of(where, config, jobs), view)
+            launcher.run_cells(todo, launcher_of(where, config, jobs), view)
     failed = [cell for cell in chosen if not settled(cell, keep_stale)]
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
@@ -125,11 +131,11 @@ def conclude(config: Config, matrix: list[Cell]) -> None:
 
 def fetch_models(config: Config) -> dict[str, str]:
     """Make or download the models that are not on this machine, and return the digest of each."""
-    from harness.launch.progress import clock
+    from harness.launch.progress import show_elapsed
 
     found = {}
     for name in config.models:
-        with clock(console, f"making ready the model {name}"):
+        with show_elapsed(console, f"preparing the model {name}"):
             model = models.resolve(name)
             found[name] = model.digest(model.folder(say=console.print))
     return found
@@ -149,9 +155,9 @@ def launcher_of(where: str, config: Config, jobs: int | None) -> Launcher:
 
         return Ray(config, device, jobs)
     if where == "slurm":
-        from harness.launch.slurm import Slurm
+        from harness.launch.slurm import SlurmArray
 
-        return Slurm(config, device, jobs)
+        return SlurmArray(config, device, jobs)
     return local(config, jobs)
 
 
@@ -160,7 +166,7 @@ def local(config: Config, jobs: int | None) -> Local:
     hardware, machine = config.hardware, this_machine(config)
     pool = None
     if machine.kind(config) == "cuda":
-        pool = Pool(devices.gpus())
+        pool = GpuPool(devices.gpus())
         pool.check(hardware)
         machine = replace(machine, devices=machine.devices[: len(pool.free)])
     return Local(jobs or machine.at_once(config), hardware.threads, pool)
@@ -173,7 +179,7 @@ def check_problems(config: Config) -> None:
     for spec in config.eval.tasks or config.tasks:
         task = tasks.build(spec, config.plugins)
         task.problems(config.eval.of(tasks.evaluation_name(task)).split)
-    cost.check_problems(variants(config))
+    cost.check_problem_counts(variants(config))
 
 
 def check_engines(config: Config) -> None:

@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     matrix = cells(config)
-    rows, jobs = [], slurm.queued(config)
+    rows, jobs = [], slurm.queued_cells(config)
     found = [(cell, cell.progress()) for cell in matrix]
     for cell, progress in found:
         job = f"SLURM: {jobs[cell.key]}" if cell.key in jobs else None

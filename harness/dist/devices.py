@@ -14,11 +14,11 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Device:
     name: str
-    memory: int | None  # bytes; None where it cannot be known
+    memory: int | None  # bytes; None if unknown
 
 
 def cuda_devices(driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[Device, ...]:
-    """Return the GPUs by nvidia-smi, or without it by the folders of the driver in /proc."""
+    """Return the GPUs that nvidia-smi lists; without that tool, those that the driver lists, unnamed."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
@@ -31,33 +31,36 @@ def cuda_devices(driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[Devic
 def gpus() -> list[str]:
     """Return the GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes.
 
-    A GPU that is divided (MIG) is listed by its parts.
+    A GPU that is partitioned (MIG) counts as its partitions.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible_devices is not None:
+        names = [name.strip() for name in visible_devices.split(",")]
         return [name for name in names if name not in ("", "-1")]
     try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return [str(number) for number in range(len(cuda_devices()))]
-    return parse_gpu_list(listing)
+    return parse_gpu_list(output)
 
 
-def parse_gpu_list(listing: str) -> list[str]:
-    """Return the UUIDs in the output of `nvidia-smi -L`: of a divided GPU those of its parts."""
+def parse_gpu_list(output: str) -> list[str]:
+    """Return the UUIDs that `nvidia-smi -L` prints: of each GPU its own, or those of its partitions."""
     gpus_with_parts: list[list[str]] = []
-    for line in listing.splitlines():
+    for line in output.splitlines():
         if match := re.search(r"\(UUID: ([\w-]+)\)", line):
             if line.startswith("GPU"):
                 gpus_with_parts.append([match[1]])
-            else:  # an indented line is a part of the GPU above it
+            else:  # an indented line is a partition of the GPU above it
                 gpus_with_parts[-1].append(match[1])
-    return [name for gpu in gpus_with_parts for name in gpu[1:] or gpu]
+    uuids: list[str] = []
+    for gpu, *parts in gpus_with_parts:
+        uuids += parts or [gpu]
+    return uuids
 
 
 def kind(wanted: str) -> str:
-    """Returns what `hardware.device` means on this machine: cuda or cpu, as torch would find it."""
+    """Return the device that `hardware.device` means on this machine: cuda or cpu, as torch would find it."""
     if wanted != "auto":
         return wanted
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
@@ -71,7 +74,7 @@ def usable() -> bool:
 
 
 def built_for_cuda() -> bool:
-    """Return whether torch was built for CUDA, by the text of its version.py: importing torch takes longer than a plan."""
+    """Return whether torch was built for CUDA, by the text of its version.py: importing it takes longer than planning."""
     package = find_spec("torch")
     assert package is not None
     assert package.origin is not None

@@ -1,4 +1,4 @@
-"""The machine that plans are made for: its cores, its memory, its disk, and its GPUs; imports no torch."""
+"""The machine that a plan is for: cores, memory, disk and GPUs; imports no torch."""
 
 from __future__ import annotations
 
@@ -9,34 +9,38 @@ from dataclasses import dataclass
 from harness.base.shape import Shape
 from harness.config import Config, Hardware
 from harness.dist.devices import Device, cuda_devices
-from harness.launch.pool import room
+from harness.launch.pool import cells_on
 from harness.rollout import choice
 
 
 @dataclass(frozen=True)
 class Machine:
-    ram: int
+    ram: int  # bytes
     cores: int
-    free: int  # bytes of disk where results go
+    free: int  # bytes on the disk of the results
     devices: tuple[Device, ...] = ()
 
     def kind(self, config: Config) -> str:
-        """Returns what the cells of this configuration would compute on: cuda or cpu."""
+        """Return the device of the cells of this configuration: cuda or cpu."""
         wanted = config.hardware.device
-        return wanted if wanted != "auto" else "cuda" if self.devices else "cpu"
+        if wanted != "auto":
+            return wanted
+        return "cuda" if self.devices else "cpu"
 
     def at_once(self, config: Config) -> int:
-        """Returns how many cells of this configuration run side by side: as many as there are GPUs for, or cores."""
+        """Return how many cells of this configuration run side by side: as many as GPUs or cores allow."""
         hardware = config.hardware
         if self.kind(config) == "cuda":
-            return max(room(len(self.devices), hardware), 1)
+            return max(cells_on(len(self.devices), hardware), 1)
         return max(self.cores // (hardware.threads * hardware.ranks), 1)
 
     def gpu(self, hardware: Hardware) -> int | None:
-        """Returns the bytes that each rank of a cell finds on its GPU, or on its part of one; None where that cannot be
-        known."""
+        """Return the bytes of each rank's GPU, or of its share of one; None if that is unknown."""
         sizes = sorted((device.memory for device in self.devices if device.memory is not None), reverse=True)
-        return int(hardware.share * sizes[min(hardware.ranks, len(sizes)) - 1]) if sizes else None
+        if not sizes:
+            return None
+        # The ranks of a cell take the largest GPUs, and the smallest of these limits them all.
+        return int(hardware.share * sizes[min(hardware.ranks, len(sizes)) - 1])
 
 
 def this_machine(config: Config) -> Machine:
@@ -47,5 +51,5 @@ def this_machine(config: Config) -> Machine:
 
 
 def samples_with_vllm(shape: Shape | None, config: Config) -> bool:
-    """As the cells of this configuration would here."""
+    """Return whether the cells of this configuration would sample with vLLM on this machine."""
     return choice.resolve(config.rollout.engine, config.hardware.device, shape) == "vllm"

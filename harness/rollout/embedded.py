@@ -23,6 +23,7 @@ from harness.base.shape import ARCHITECTURES
 from harness.batch import Rollout
 from harness.cells import heartbeat
 from harness.dist import ranks
+from harness.rollout.limits import EMBEDDED_SEQUENCES
 from harness.rollout.protocol import OnGroup
 from harness.tokens.head import wide_product
 
@@ -134,7 +135,7 @@ class EmbeddedEngine:
     """An engine (harness.rollout.protocol) that decodes `max_sequences` at a time, which bounds its cache."""
 
     def __init__(
-        self, eos: int, device: str = "cpu", dtype: torch.dtype = torch.float32, max_sequences: int = 512
+        self, eos: int, device: str = "cpu", dtype: torch.dtype = torch.float32, max_sequences: int = EMBEDDED_SEQUENCES
     ) -> None:
         self.eos, self.device, self.dtype, self.max_sequences = eos, device, dtype, max_sequences
         self.look_every = CUDA_LOOK_EVERY if torch.device(device).type == "cuda" else 1

@@ -1,4 +1,4 @@
-"""Times, sizes and counts, written for people."""
+"""Times, sizes and counts as text for people."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ GIB = 2**30
 DAY = 86_400.0
 
 
+def plural(number: int, noun: str, several: str | None = None) -> str:
+    """Return a count with its noun: 1 cell, 2 cells; `several` is the plural of a noun that does not just take an s."""
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
+
+
 def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {seconds:02d} s"
+
+
+def about_duration(seconds: float) -> str:
+    return f"about {seconds / DAY:,.0f} days" if seconds > 3 * DAY else f"about {duration(seconds)}"
 
 
 def gib(number: int) -> str:
     return f"{number / GIB:,.1f} GiB" if number >= GIB / 10 else f"{number / 2**20:,.0f} MiB"
 
 
-def short(number: int) -> str:
+def short_count(number: int) -> str:
     for factor, name in ((10**9, "billion"), (10**6, "million")):
         if number >= factor:
             return f"{number / factor:.3g} {name}"
     return f"{number:,}"
-
-
-def long(seconds: float) -> str:
-    return f"about {seconds / DAY:,.0f} days" if seconds > 3 * DAY else f"about {duration(seconds)}"

@@ -20,7 +20,7 @@ from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
 from harness.commands import sync
-from harness.launch.launcher import prepare
+from harness.launch.launcher import prepare_cell
 from harness.matrix import Cell
 from harness.table import leaderboard
 from harness.table.board import Board
@@ -39,7 +39,7 @@ def cell_in(results: Path) -> Cell:
 
 def run(cell: Cell) -> None:
     """Does what a launcher and the process of a cell do."""
-    prepare(cell)
+    prepare_cell(cell)
     process.main(str(cell.folder), wait=0)
 
 
@@ -205,7 +205,7 @@ def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
     """By the checkpoint that all steps before are there for; None: there is none, and it begins anew."""
     interrupted(cell)
     harm(cell.folder / name)
-    prepare(cell)
+    prepare_cell(cell)
     saved = {int(path.name.removeprefix("step-")) for path in (cell.folder / "checkpoints").glob("step-*")}
     if name == "made.json":
         noted = Made.read(cell.folder)
@@ -322,7 +322,7 @@ def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, 
     now = other.progress()
     assert (now.state, now.metrics) == ("failed", {})
     assert now.reason == f"{other.folder / 'config.yaml'} is damaged: it is of the cell {cell.key}"
-    prepare(other)
+    prepare_cell(other)
     assert other.progress().state == "planned"
     assert type(other.spec).read(other.folder) == other.spec
     [aside] = provenance.earlier(other.folder)
@@ -340,7 +340,7 @@ def test_a_configuration_that_was_changed_costs_its_cell_alone(
         capsys.readouterr().out.split()
     )
     assert any(checksums.changed(cell.folder)), "by which `run` takes it up"
-    prepare(cell)
+    prepare_cell(cell)
     assert sync.sync(cell.config, [cell])[1] == 0
     [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
     assert json.loads(outcome.read_text())["hours"] == hours

@@ -55,5 +55,20 @@ def test_the_base_models_are_named_by_their_digests() -> None:
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(run.devices, "gpus", lambda: ["a", "b"])
-    with pytest.raises(UserError, match=r"hardware.ranks is 4, and each needs a GPU of its own; here are 2"):
+    with pytest.raises(
+        UserError, match=r"hardware.ranks is 4, and each rank needs its own GPU, but this machine has 2 GPUs"
+    ):
         run.local(config.load("demo", ["hardware.ranks=4"]), None)
+
+
+@pytest.mark.parametrize(
+    ("uri", "hint"),
+    [
+        ("sqlite:///results/mlflow.db", "mlflow ui --backend-store-uri sqlite:///results/mlflow.db"),
+        ("http://tracking.local:5000", "MLflow at http://tracking.local:5000"),
+        ("HTTPS://tracking.local", "MLflow at HTTPS://tracking.local"),
+        ("databricks", "MLflow at databricks"),
+    ],
+)
+def test_the_hint_names_a_command_that_works_or_the_server(uri: str, hint: str) -> None:
+    assert run.mlflow_hint(uri) == hint

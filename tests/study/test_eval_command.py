@@ -303,7 +303,7 @@ def test_a_store_that_is_away_loses_nothing(
     told = called(monkeypatch, capsys, *arguments, "--uri", "http://someone:hidden@127.0.0.1:9")
     [line] = [line for line in told if "MLflow" in line]
     assert line.startswith("MLflow is not fed: the MLflow store at http://***@127.0.0.1:9 cannot be used: ")
-    assert line.endswith(". The same command again feeds it, without sampling.")
+    assert line.endswith(". Repeat the command to feed it; nothing is sampled again.")
     calls.clear()
     told = called(monkeypatch, capsys, *arguments)
     assert f"MLflow: 1 run in the experiment eval at {place}" in told
@@ -412,7 +412,7 @@ def test_a_verifier_that_fails_too_often_ends_it_with_a_reason(
     assert ended.value.code == 1
     told = capsys.readouterr().out
     assert "16 of 16 answers (100.0%) could not be verified" in told
-    assert "what was sampled is kept in" in told
+    assert "the samples are kept in" in told
     assert [record["verdicts"] for record in records(tmp_path / "out", "aime24")] == [["timeout"] * 4] * 4
     assert len(closed) == 1
 

@@ -75,7 +75,7 @@ def call(settings: list[str], capsys: pytest.CaptureFixture[str]) -> Callable[[s
     """Calls a command, and returns what it says and the seconds of CPU that it took, of two calls the fewest."""
 
     def called(command: str) -> tuple[str, float]:
-        arguments, seconds = cli.parse([command, "demo", *settings]), []
+        arguments, seconds = cli.parse_command([command, "demo", *settings]), []
         for _ in range(2):
             capsys.readouterr()
             began = time.process_time()
