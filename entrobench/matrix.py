@@ -30,7 +30,7 @@ class Matrix:
     `load` makes one. Nothing runs and nothing is written before `run`.
 
     config: the settings, with all defaults filled in; `config.train.steps` is one of them.
-    cells: in the order in which they run. Each has its `method`, `task`, `model`, `seed`, `key` and `folder`.
+    cells: in the order in which they run. Each has its `method`, `task`, `model`, `seed`, `id` and `folder`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -83,8 +83,7 @@ class Matrix:
             now = cell.progress()
             rows.append(
                 {
-                    **{axis: getattr(cell, axis) for axis in ("method", "task", "model", "seed")},
-                    **cell.config.setting,
+                    **cell.key.columns(),
                     "state": now.state,
                     "step": now.step,
                     "steps": cell.config.train.steps,
@@ -128,7 +127,7 @@ class Matrix:
     def curves(self, *metrics: str) -> DataFrame:
         """Returns metrics of training, one row for each value: `curves("entropy/mean", "reward/mean")`.
 
-        Columns: cell (its key), method, task, model, seed, outdated, step, metric, value. `outdated` says of a cell
+        Columns: cell (its id), method, task, model, seed, outdated, step, metric, value. `outdated` says of a cell
         that another source of its method or task made it, as `--keep-stale` keeps them, and is NaN of all others. It
         is read from the cells' own records, so cells that are still running are there as far as they have come, and
         cells without a record are not. Step 0 is before training; `eval/...` stands only at the steps that were
@@ -163,7 +162,7 @@ class Matrix:
     def samples(self, problem: str | None = None) -> list[str] | DataFrame:
         """Returns all responses to one problem in all evaluations; without a problem, the ids of those evaluated.
 
-        Columns: cell (its key), method, task, model, seed, and outdated as in `curves`; evaluated, the task of the
+        Columns: cell (its id), method, task, model, seed, and outdated as in `curves`; evaluated, the task of the
         problem; step, after which the cell was evaluated, 0 before training; response, verdict; answer, in the task's
         normal form. Raises UserError where nothing was evaluated.
         """
@@ -198,12 +197,8 @@ class Matrix:
 def axes(cell: Cell) -> dict[str, str | int | float]:
     now = cell.progress()
     return {
-        "cell": cell.key,
-        "method": cell.method,
-        "task": cell.task,
-        "model": cell.model,
-        **cell.config.setting,
-        "seed": cell.seed,
+        "cell": cell.id,
+        **cell.key.columns(),
         "outdated": str(now.reason) if now.state == OUTDATED else float("nan"),
     }
 

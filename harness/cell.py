@@ -78,7 +78,7 @@ def work(folder: Path, wait: float | None = None) -> None:
                 diary.end_when_still(room, minutes)
             if not ranks.of_first(begin(folder, spec) if ranks.number() == 0 else None):
                 return
-            checkpoints = Checkpoints(folder / CHECKPOINTS, spec.cell)
+            checkpoints = Checkpoints(folder / CHECKPOINTS, spec.id)
             try:
                 checkpoints.latest()
             except NoneWhole:
@@ -230,13 +230,13 @@ def begin(place: Path, spec: CellSpec, *, lost: bool = False) -> bool:
 
 def base_model_of(spec: CellSpec) -> str:
     """Return the digest of the model that a cell begins from, made or downloaded if it is not here yet."""
-    model = models.resolve(spec.model)
+    model = models.resolve(spec.key.model)
     with heartbeat.here.at("loading the model"):
         digest = model.digest(model.folder())
     expected = spec.identity["model"].get("digest", digest)
     if digest != expected:
         raise UserError(
-            f"the folder of the model {spec.model} was changed while the matrix ran: its digest is "
+            f"the folder of the model {spec.key.model} was changed while the matrix ran: its digest is "
             f"{digest[: digests.SHOWN]}, and was {expected[: digests.SHOWN]}; `entrobench run` makes cells of the new "
             "one"
         )

@@ -18,8 +18,9 @@ from harness.base import files, identities, registry
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest
 from harness.cells import provenance
+from harness.cells.key import CellKey
 from harness.cells.spec import FILE as SPEC
-from harness.cells.spec import CellSpec, key_in
+from harness.cells.spec import CellSpec, id_in
 from harness.cells.state import Progress
 from harness.composition import Method
 from harness.config import Config, told, variants
@@ -120,14 +121,34 @@ class Settled:
 
 @dataclass(frozen=True)
 class Cell:
-    """One method on one task with one model and one seed."""
+    """A cell as a configuration plans it: its key, and the settings that it runs with."""
 
-    config: Config
-    method: str
-    task: str
-    model: str
-    seed: int
+    key: CellKey
+    config: Config  # with the key's setting
     shared: Shared = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, config: Config, method: str, task: str, model: str, seed: int, shared: Shared | None = None) -> Cell:
+        """Return the cell of a configuration in which all further axes have their value."""
+        key = CellKey(method, task, model, seed, tuple(config.setting.items()))
+        return cls(key, config, shared or Shared(config))
+
+    @property
+    def method(self) -> str:
+        return self.key.method
+
+    @property
+    def task(self) -> str:
+        """The task that is trained on."""
+        return self.key.task
+
+    @property
+    def model(self) -> str:
+        return self.key.model
+
+    @property
+    def seed(self) -> int:
+        return self.key.seed
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -148,7 +169,8 @@ class Cell:
         return self.shared.settled(self.config, self.model).config
 
     @cached_property
-    def key(self) -> str:
+    def id(self) -> str:
+        """The hash of its identity: two cells with the same id have the same result."""
         return identities.key(self.identity)
 
     @property
@@ -166,15 +188,14 @@ class Cell:
     @cached_property
     def folder(self) -> Path:
         name = re.sub(r"[^\w.+-]+", "_", "-".join([self.method, self.task, Path(self.model).name]))
-        return self.config.folder / f"{name[:LONGEST_NAME]}-s{self.seed}-{self.key}"
+        return self.config.folder / f"{name[:LONGEST_NAME]}-s{self.seed}-{self.id}"
 
     @property
     def spec(self) -> CellSpec:
         """All that its process needs to know."""
-        axes = {axis: getattr(self, axis) for axis in ("method", "task", "model", "seed")}
         settings = self.shared.settled(self.config, self.model).plain
         made_of = self.shared.made_of(self.method)
-        return CellSpec(self.key, self.config.name, **axes, identity=self.identity, settings=settings, made_of=made_of)
+        return CellSpec(self.id, self.config.name, self.key, self.identity, settings, made_of)
 
     @property
     def components(self) -> dict[str, type]:
@@ -188,8 +209,8 @@ class Cell:
 
     def progress(self) -> Progress:
         """Return how far the cell is; what another cell has left in its folder is a failure."""
-        found, other = Progress.read(self.folder, self.sources), key_in(self.folder)
-        if found.state == "planned" or other in (None, self.key):
+        found, other = Progress.read(self.folder, self.sources), id_in(self.folder)
+        if found.state == "planned" or other in (None, self.id):
             return found
         return Progress("failed", str(Damaged(self.folder / SPEC, f"it is of the cell {other}")))
 
@@ -234,15 +255,15 @@ def cells(config: Config) -> list[Cell]:
     if config.baseline not in config.methods:
         raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")
     axes = itertools.product(config.seeds, settings, config.tasks, config.models, config.methods)
-    matrix = [Cell(setting, method, task, model, seed, shared) for seed, setting, task, model, method in axes]
+    matrix = [Cell.of(setting, method, task, model, seed, shared) for seed, setting, task, model, method in axes]
     seen: dict[str, Cell] = {}
     for cell in matrix:
-        if cell.key in seen:
-            pairs = ((f"{axis}s", getattr(seen[cell.key], axis), getattr(cell, axis)) for axis in AXES)
-            settings_told = ("axes", told(seen[cell.key].config.setting), told(cell.config.setting))
+        if cell.id in seen:
+            pairs = ((f"{axis}s", getattr(seen[cell.id], axis), getattr(cell, axis)) for axis in AXES)
+            settings_told = ("axes", told(seen[cell.id].config.setting), told(cell.config.setting))
             axis, one, other = next(pair for pair in (*pairs, settings_told) if pair[1] != pair[2])
             raise UserError(f"{axis} {one!r} and {other!r} are the same; name one of them")
-        seen[cell.key] = cell
+        seen[cell.id] = cell
     return matrix
 
 

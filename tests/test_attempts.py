@@ -125,7 +125,7 @@ def test_an_edited_method_is_not_shown_with_its_old_numbers(folder: Path) -> Non
     for path, content in before.items():
         if path.name not in ("config.yaml", "mlflow.lock") and "leases" not in path.parts:  # the first names a folder
             assert (aside / path.relative_to(mine.folder)).read_bytes() == content
-    tags = runs_of(folder, mine.key)
+    tags = runs_of(folder, mine.id)
     old, new = Made.read(aside), Made.read(mine.folder)
     assert old is not None
     assert new is not None
@@ -133,7 +133,7 @@ def test_an_edited_method_is_not_shown_with_its_old_numbers(folder: Path) -> Non
     assert {each["source.grpo"] for each in tags} == {tags[0]["source.grpo"]}
     assert tags[0]["source.mine"] != tags[1]["source.mine"]
     assert tags[0]["source"] != tags[1]["source"]
-    assert len(runs_of(folder, grpo.key)) == 1
+    assert len(runs_of(folder, grpo.id)) == 1
 
 
 def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
     last = files.read_json(mine.folder / "evals" / "countdown-000002.json")["right"]
     assert second.avg_at_k is not None
     assert second.avg_at_k.mean == pytest.approx(sum(map(sum, last)) / 64)
-    assert len({each["attempt"] for each in runs_of(folder, mine.key)}) == 2
+    assert len({each["attempt"] for each in runs_of(folder, mine.id)}) == 2
 
 
 def test_a_cell_that_nobody_noted_is_run_anew(folder: Path) -> None:

@@ -30,7 +30,7 @@ def test_every_shipped_config_plans(path: Path) -> None:
     loaded = config.load(str(path))
     planned = matrix.cells(loaded)
     axes = (loaded.methods, loaded.tasks, loaded.models, loaded.seeds)
-    assert len(planned) == len({cell.key for cell in planned})
+    assert len(planned) == len({cell.id for cell in planned})
     assert {(c.method, c.task, c.model, c.seed) for c in planned} == {
         (m, t, b, s) for m in axes[0] for t in axes[1] for b in axes[2] for s in axes[3]
     }
@@ -313,7 +313,7 @@ def test_shared_options_reach_every_spec_and_inline_ones_win() -> None:
 @pytest.mark.slow
 def test_identity_is_what_defines_the_result() -> None:
     def keys(*overrides: str) -> list[str]:
-        return [cell.key for cell in matrix.cells(config.load("demo", overrides))]
+        return [cell.id for cell in matrix.cells(config.load("demo", overrides))]
 
     before = keys()
     for harmless in (

@@ -29,7 +29,7 @@ def cell(*overrides: str) -> Cell:
     "override", ["train.resample={}", "train.resample.max_batches=2", "rollout.lag=1", "stop.entropy_below=0.02"]
 )
 def test_how_rollouts_come_to_be_and_when_a_cell_ends_belong_to_who_it_is(override: str) -> None:
-    keys = {cell().key, cell("train.resample.multiplier=2").key, cell(override).key}
+    keys = {cell().id, cell("train.resample.multiplier=2").id, cell(override).id}
     assert len(keys) == 3
 
 
@@ -37,17 +37,17 @@ def test_who_a_cell_is_depends_on_what_computes_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(devices, "kind", lambda wanted: "cpu" if wanted == "auto" else wanted)
     cpu, float32, bfloat16 = cell(), cell("train.dtype=float32"), cell("train.dtype=bfloat16")
     cuda, exact = cell("hardware.device=cuda"), cell("hardware.device=cuda", "train.dtype=float32")
-    assert cpu.key == float32.key == cell("hardware.device=cpu").key
+    assert cpu.id == float32.id == cell("hardware.device=cpu").id
     assert cpu.identity["train"]["dtype"] == "auto", "whose key is that of all cells before there was a GPU"
     assert "device" not in cpu.identity
-    assert cuda.key == cell("hardware.device=cuda", "train.dtype=bfloat16").key
-    assert len({each.key for each in (cpu, bfloat16, cuda, exact)}) == 4
+    assert cuda.id == cell("hardware.device=cuda", "train.dtype=bfloat16").id
+    assert len({each.id for each in (cpu, bfloat16, cuda, exact)}) == 4
     for each, device, dtype in ((cpu, "cpu", "float32"), (cuda, "cuda", "bfloat16"), (exact, "cuda", "float32")):
         assert each.settled.hardware.device == each.spec.settings["hardware"]["device"] == device
         assert each.settled.train.dtype == each.spec.settings["train"]["dtype"] == dtype
     # The same configuration on a machine with a GPU.
     monkeypatch.setattr(devices, "kind", lambda wanted: "cuda" if wanted == "auto" else wanted)
-    assert (cell().key, cell("hardware.device=cpu").key) == (cuda.key, cpu.key)
+    assert (cell().id, cell("hardware.device=cpu").id) == (cuda.id, cpu.id)
     assert cell().folder != cpu.folder
 
 
@@ -61,7 +61,7 @@ def test_any_value_of_the_configuration_can_be_an_axis() -> None:
         for kind in ("off", "truncated")
         for method in ("grpo", "clip_b")
     ]
-    assert len({c.key for c in found}) == len({c.label for c in found}) == 16
+    assert len({c.id for c in found}) == len({c.label for c in found}) == 16
     assert found[3].label == "clip_b train.lr=0.001, correction.kind=truncated seed 0"
     assert found[3].spec.config == found[3].settled
     alone = cells(config.load("smoke", ["train.lr=2e-3", "correction.kind=truncated", "seeds=[1]"]))

@@ -19,7 +19,7 @@ from harness.cells import checksums, evaluation_files, log, provenance, state
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
-from harness.cells.spec import CellSpec, key_in
+from harness.cells.spec import CellSpec, id_in
 from harness.cells.state import State
 
 STEP = re.compile(r".+-(\d+)\.jsonl?")  # an evaluation or samples, by the step
@@ -37,7 +37,7 @@ def mend(folder: Path, spec: CellSpec) -> None:
         say(folder, f"{damage}; the cell goes on without it")
     restore(folder, spec)
     lines, _ = MetricsLog(folder).whole()
-    saved, unusable = sealed(folder, spec.cell)
+    saved, unusable = sealed(folder, spec.id)
     there = bool(saved or unusable)
     attempt = attempt_of(folder, begun=bool(lines or there))
     damages = dict(harms(folder, max(saved, default=-1)))
@@ -49,7 +49,7 @@ def mend(folder: Path, spec: CellSpec) -> None:
     usable = [step for step in saved if step <= good]
     keep_whole_lines(folder)
     only_model = done and ended(folder, spec, len(lines)) and all(step == len(lines) for step in damages.values())
-    if only_model and not any(seals.whole(path, spec.cell) for path in checkpoints(folder).values()):
+    if only_model and not any(seals.whole(path, spec.id) for path in checkpoints(folder).values()):
         keep_numbers(folder, told)
     elif usable:
         for step in saved[len(usable) :]:
@@ -72,8 +72,8 @@ def ended(folder: Path, spec: CellSpec, lines: int) -> bool:
 def restore(folder: Path, spec: CellSpec) -> None:
     """Write down what a cell is; what another cell has left in its folder is set aside first."""
     begun = (folder / state.FILE).exists() or (folder / log.FILE).exists()
-    other = key_in(folder)
-    if begun and other not in (None, spec.cell):
+    other = id_in(folder)
+    if begun and other not in (None, spec.id):
         aside = provenance.set_aside(folder, Made.known(folder) or provenance.unnoted(folder))
         spec.write(folder)
         say(folder, f"the records were those of the cell {other}; they are kept in {aside}")

@@ -26,7 +26,7 @@ def call(arguments: argparse.Namespace) -> int:
     rows, jobs = [], slurm.queued(config)
     found = [(cell, cell.progress()) for cell in matrix]
     for cell, progress in found:
-        job = f"SLURM: {jobs[cell.key]}" if cell.key in jobs else None
+        job = f"SLURM: {jobs[cell.id]}" if cell.id in jobs else None
         numbers = [
             f"{progress.metrics[k]:.3f}" if k in progress.metrics else "" for k in ("entropy/mean", "reward/mean")
         ]

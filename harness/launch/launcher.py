@@ -152,8 +152,8 @@ def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float
                     if owner := lease.holder(cell.folder):
                         watcher.elsewhere(cell, str(owner))
                     continue
-                if code == LOST and cell.key not in again:
-                    again.add(cell.key)
+                if code == LOST and cell.id not in again:
+                    again.add(cell.id)
                     waiting.insert(0, cell)
                     continue
                 # Without a code it is done, or was asked to stop where it stood.

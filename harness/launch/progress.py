@@ -90,8 +90,8 @@ class LiveView:
         self.console, self.todo = console, todo
         self.feeder = Feeder(uri, partial(console.print, style="yellow"))
         self.total, self.done, self.failed = len(cells), len(cells) - len(todo), 0
-        self.steps_before = {cell.key: reached(cell, cell.progress()) for cell in todo}
-        self.steps_todo = sum(cell.config.train.steps - self.steps_before[cell.key] for cell in todo)
+        self.steps_before = {cell.id: reached(cell, cell.progress()) for cell in todo}
+        self.steps_todo = sum(cell.config.train.steps - self.steps_before[cell.id] for cell in todo)
         self.steps_ended = 0
         self.last_line = time.monotonic()
         self.fed: dict[str, tuple[str | None, int]] = {}  # the attempt and its step, by cell
@@ -144,7 +144,7 @@ class LiveView:
         progress = cell.progress()
         self.done += progress.state == "done"
         self.failed += progress.state != "done"
-        self.steps_ended += progress.step - self.steps_before[cell.key]
+        self.steps_ended += progress.step - self.steps_before[cell.id]
         self.steps_todo -= cell.config.train.steps - progress.step  # of a failed cell these are not run
         if progress.state == "done":
             head = next((f"{v:.3f}" for k, v in progress.metrics.items() if k.endswith("/avg")), "?")
@@ -162,12 +162,12 @@ class LiveView:
             here = made.attempt if made else None, State.read(cell.folder).durable_step
         except Damaged:  # which the state of the cell tells
             return
-        if last or (here[1] >= 0 and here != self.fed.get(cell.key)):
-            self.fed[cell.key] = here
+        if last or (here[1] >= 0 and here != self.fed.get(cell.id)):
+            self.fed[cell.id] = here
             self.feeder.feed(cell.folder)
 
     def headline(self, running: list[Cell], waiting: int) -> str:
-        steps = self.steps_ended + sum(reached(cell, cell.progress()) - self.steps_before[cell.key] for cell in running)
+        steps = self.steps_ended + sum(reached(cell, cell.progress()) - self.steps_before[cell.id] for cell in running)
         now = time.monotonic()
         if steps and self.first is None:
             self.first = steps, now

@@ -212,11 +212,11 @@ class Ray:
     def start(self, waiting: Sequence[Cell]) -> list[Task]:
         self.running = [task for task in self.running if task.result is None]
         for cell in waiting[: None if self.jobs is None else self.jobs - len(self.running)]:
-            if cell.key not in self.asked:
-                self.asked[cell.key] = Task(cell, self)
+            if cell.id not in self.asked:
+                self.asked[cell.id] = Task(cell, self)
         found = self.placed([*self.asked.values()])
         for task in found:
-            del self.asked[task.cell.key]
+            del self.asked[task.cell.id]
             task.begin()
         self.running += found
         return found

@@ -28,7 +28,7 @@ from harness.launch import remote
 from harness.launch.launcher import check_extra, environment, failed, prepare
 from harness.matrix import Cell
 
-JOBS = "slurm.json"  # of a matrix: the job of each cell, by its key
+JOBS = "slurm.json"  # of a matrix: the job of each cell, by its id
 LOOKS = 2.0  # seconds from one look at the queue to the next
 LIVES = 10_000  # so often a cell may run out of time, as long as each life brings it forward
 SETTLING = 20.0  # seconds after which a job is believed that it has ended: one that is put back may look so before
@@ -62,13 +62,13 @@ def queue() -> dict[str, Job] | None:
 
 
 def jobs(config: Config) -> dict[str, str]:
-    """Returns the job that each cell was submitted as last, by the cell's key."""
+    """Returns the job that each cell was submitted as last, by the cell's id."""
     path = config.folder / JOBS
     return files.read_json(path) if path.exists() else {}
 
 
 def queued(config: Config) -> dict[str, Job]:
-    """Returns the jobs of cells that are in the queue now, by the cell's key."""
+    """Returns the jobs of cells that are in the queue now, by the cell's id."""
     known = jobs(config)
     now = (queue() or {}) if known else {}
     return {key: now[job] for key, job in known.items() if job in now and not now[job].over}
@@ -149,14 +149,14 @@ class Slurm:
         """Takes over what an earlier run has left in the queue, and submits the others."""
         self.looked = float("-inf")
         known = {key: job for key, job in jobs(self.config).items() if (now := self.now(job)) and not now.over}
-        new = [cell for cell in waiting if cell.key not in known]
+        new = [cell for cell in waiting if cell.id not in known]
         for cell in new:
             prepare(cell)
-        known |= {cell.key: job.job_id for cell, job in zip(new, self.submitted(new), strict=True)}
+        known |= {cell.id: job.job_id for cell, job in zip(new, self.submitted(new), strict=True)}
         files.write_json(self.config.folder / JOBS, known)
-        self.known |= {known[cell.key]: Job("PENDING", "") for cell in waiting}  # until a look tells
+        self.known |= {known[cell.id]: Job("PENDING", "") for cell in waiting}  # until a look tells
         self.looked = float("-inf")
-        found = [Task(cell, known[cell.key], self) for cell in waiting]
+        found = [Task(cell, known[cell.id], self) for cell in waiting]
         self.tasks += found
         return found
 

@@ -73,7 +73,7 @@ def of_folders(config: Config, matrix: Sequence[Cell], rows: list[Row], command:
 
 def of_folder(cell: Cell, progress: Progress) -> Told:
     """Returns what a cell has recorded; one that another source has done is done, too, as in the table."""
-    own = {axis: getattr(cell, axis) for axis in ("method", "task", "model", "seed")}
+    own = cell.key.factors()
     own["setting"] = told(cell.config.setting)
     try:
         return read_folder(cell, progress, own)

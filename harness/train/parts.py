@@ -32,7 +32,7 @@ from tasks import Task, Verifier
 class Parts:
     """All that a cell trains with."""
 
-    cell: str  # its key
+    cell: str  # its id
     config: Config
     seed: int
     method: Method
@@ -66,8 +66,8 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
     torch.set_num_threads(config.hardware.threads)
     if device == "cuda":
         torch.cuda.set_per_process_memory_fraction(config.hardware.share)
-    method = Method.of(spec.method, baselines.table(config.plugins), config.method_options)
-    model = models.resolve(spec.model)
+    method = Method.of(spec.key.method, baselines.table(config.plugins), config.method_options)
+    model = models.resolve(spec.key.model)
     base = model.folder()
     templates.warm_up(base)
     common = (config.train, config.rollout.temperature, device, dtype, config.hardware)
@@ -80,11 +80,11 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
     check_vocabulary(tokenizer, policy.module, base)
     chosen = choice.resolve(config.rollout.engine, device, model.shape())
     engine = engines.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
-    torch.manual_seed(spec.seed)  # after the engine, since vLLM seeds what all of the process draw from
-    task = instructed(tasks.build(spec.task, config.plugins), model.chat)
+    torch.manual_seed(spec.key.seed)  # after the engine, since vLLM seeds what all of the process draw from
+    task = instructed(tasks.build(spec.key.task, config.plugins), model.chat)
     if config.train.filter is not None:
         engine.load(policy.module)  # which has not been trained yet
-        check_weights(engine, policy.module, dtype, spec.seed)
+        check_weights(engine, policy.module, dtype, spec.key.seed)
     most, given = config.verify.max_failures, config.train.filter
     weights = {**model.identity(), "digest": model.digest(base)}
     asker = Asker(weights, task, engine, tokenizer, verifier, config.rollout, most, model.chat)
@@ -96,14 +96,14 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
     problems = ranks.of_first(found)
     assert problems is not None
     return Parts(
-        cell=spec.cell,
+        cell=spec.id,
         config=config,
-        seed=spec.seed,
+        seed=spec.key.seed,
         method=method,
         task=task,
         evaluation_tasks={
             tasks.evaluation_name(each): instructed(each, model.chat)  # whose instruction is the model's, not a name's
-            for each in (tasks.build(named, config.plugins) for named in config.eval.tasks or [spec.task])
+            for each in (tasks.build(named, config.plugins) for named in config.eval.tasks or [spec.key.task])
         },
         pool=problems,
         policy=policy,
@@ -130,8 +130,8 @@ def unread(parts: Parts, spec: CellSpec) -> str | None:
     some, everything = left_out(parts.tokenizer, prompts, parts.chat)
     if everything == len(prompts):
         raise UserError(
-            f"the tokenizer of {spec.model} has no token for any letter or digit of {everything} prompts of "
-            f"{spec.task}, which would all look the same; train a model that can read them"
+            f"the tokenizer of {spec.key.model} has no token for any letter or digit of {everything} prompts of "
+            f"{spec.key.task}, which would all look the same; train a model that can read them"
         )
     if not some:
         return None

@@ -14,6 +14,6 @@ def components(spec: CellSpec) -> dict[str, type]:
     """Returns the classes of a cell's method and tasks, by their names."""
     config = spec.config
     methods = baselines.table(config.plugins)
-    method = Method.of(spec.method, methods, config.method_options)
-    built = [tasks.build(each, config.plugins) for each in (spec.task, *config.eval.tasks)]
+    method = Method.of(spec.key.method, methods, config.method_options)
+    built = [tasks.build(each, config.plugins) for each in (spec.key.task, *config.eval.tasks)]
     return provenance.named([*method.components, *built], composition.components(methods), tasks.table(config.plugins))

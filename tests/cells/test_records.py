@@ -21,7 +21,7 @@ def test_a_cell_is_what_its_folder_says(tmp_path: Path) -> None:
         read = CellSpec.read(tmp_path)
         assert read == planned.spec
         assert read.config == planned.settled
-        assert (read.cell, read.identity) == (planned.key, planned.identity)
+        assert (read.id, read.identity) == (planned.id, planned.identity)
 
 
 def test_the_state_changes_by_field(tmp_path: Path) -> None:

@@ -63,10 +63,10 @@ def interrupted(cell: Cell) -> None:
     """Makes a cell that is done one that was killed after its fourth step, with checkpoints of the second and that."""
     folder = cell.folder
     fifth = folder / "checkpoints" / "step-000005"
-    files_of = checkpoint_seal.read(fifth, cell.key)
+    files_of = checkpoint_seal.read(fifth, cell.id)
     for step in (2, 4):
         copy = shutil.copytree(fifth, folder / "checkpoints" / f"step-{step:06d}")
-        checkpoint_seal.write(copy, cell.key, step, files_of)
+        checkpoint_seal.write(copy, cell.id, step, files_of)
     shutil.rmtree(fifth)
     for path in folder.glob("*/*-000005.json*"):
         path.unlink()
@@ -294,11 +294,11 @@ def test_a_cell_with_no_checkpoint_but_one_of_another_cell_begins_anew(cell: Cel
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     fourth = cell.folder / "checkpoints" / "step-000004"
-    checkpoint_seal.write(fourth, "0123456789ab", 4, checkpoint_seal.read(fourth, cell.key))
+    checkpoint_seal.write(fourth, "0123456789ab", 4, checkpoint_seal.read(fourth, cell.id))
     shutil.rmtree(cell.folder / "checkpoints" / "step-000002")
     run(cell)
     said = (cell.folder / "log.txt").read_text()
-    assert f"{fourth} is damaged: it is of the cell 0123456789ab, not of {cell.key}" in said
+    assert f"{fourth} is damaged: it is of the cell 0123456789ab, not of {cell.id}" in said
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
     assert (cell.folder / MODEL).read_bytes() == model
 
@@ -321,12 +321,12 @@ def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, 
     cell.folder.rename(other.folder)
     now = other.progress()
     assert (now.state, now.metrics) == ("failed", {})
-    assert now.reason == f"{other.folder / 'config.yaml'} is damaged: it is of the cell {cell.key}"
+    assert now.reason == f"{other.folder / 'config.yaml'} is damaged: it is of the cell {cell.id}"
     prepare(other)
     assert other.progress().state == "planned"
     assert type(other.spec).read(other.folder) == other.spec
     [aside] = provenance.earlier(other.folder)
-    assert type(cell.spec).read(aside).cell == cell.key
+    assert type(cell.spec).read(aside).id == cell.id
 
 
 def test_a_configuration_that_was_changed_costs_its_cell_alone(

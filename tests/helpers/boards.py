@@ -38,7 +38,7 @@ class Made:
         """
         cell.spec.write(cell.folder)
         log, start = MetricsLog(cell.folder), next(self.clock)
-        attempt = provenance.Made(cell.key, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
+        attempt = provenance.Made(cell.id, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
         if noted:
             dataclasses.replace(attempt, **fields).write(cell.folder)
         evaluated = {"eval/countdown/distinct_answers": 0.25, "eval/countdown/after_answer": 0.125}

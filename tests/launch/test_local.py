@@ -39,7 +39,7 @@ class Silent:
     def elsewhere(self, cell: Cell, owner: str) -> None: ...
 
     def ended(self, cell: Cell, reason: str | None) -> None:
-        self.heard.append(cell.key)
+        self.heard.append(cell.id)
 
 
 def sleep(folder: Path) -> None:
@@ -78,7 +78,7 @@ def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.
     forked(lambda each: work if each is cell else print, patch)
     watcher = Silent()
     launcher.run([cell, other], Local(1, 1), watcher, poll=0.05)
-    assert {*watcher.heard} == {cell.key, other.key}, "the others go on"
+    assert {*watcher.heard} == {cell.id, other.id}, "the others go on"
     return cell, State.read(cell.folder)
 
 

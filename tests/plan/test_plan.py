@@ -230,7 +230,7 @@ def test_what_is_recomputed_keeps_its_input_alone(family: str, size: int, tmp_pa
 def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     settings = config.load("demo", ["train.prompts=4", "train.group=2", "train.updates=2", "eval.problems=2"])
-    planned_cell = matrix.Cell(settings, "ppo", "countdown", "countdown-tiny", seed=0, shared=matrix.Shared(settings))
+    planned_cell = matrix.Cell.of(settings, "ppo", "countdown", "countdown-tiny", seed=0)
     trainer = Trainer(parts.build(planned_cell.spec, Verifier()), tmp_path)
     shape = models.resolve("countdown-tiny").shape()
     assert shape is not None

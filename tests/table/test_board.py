@@ -277,7 +277,7 @@ def test_bad_input_is_one_sentence(
     )
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         for run in Experiment(source, "made", mlflow_uri).runs:
-            if run.tags["cell"] == made.cells[0].key:
+            if run.tags["cell"] == made.cells[0].id:
                 client.delete_run(run.id)
     assert "Of 6 cells: 5 done, 1 without a run." in told(capsys, *asked)
     with closing(sqlite3.connect(mlflow_uri.removeprefix("sqlite:///"))) as connection, connection:
@@ -342,7 +342,7 @@ def test_the_newest_complete_attempt_counts_and_a_later_failure_does_not(
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         before = Experiment(source, "made", mlflow_uri)
         number = client.get_experiment_by_name("made").experiment_id
-        old = before.done[made.cells[0].key]
+        old = before.done[made.cells[0].id]
         client.create_run(number, 1, {**old.tags, "attempt": "older", "outcome": "of the past"})
         client.create_run(number, 10**7, {**old.tags, "attempt": "failed", "status": "failed"})
     with reader(mlflow_uri) as source:

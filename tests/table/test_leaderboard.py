@@ -15,6 +15,7 @@ from intervals import slow_difference_interval, slow_share_interval
 
 from harness.base.errors import UserError
 from harness.cells import checksums, evaluation_files
+from harness.cells.key import CellKey
 from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
@@ -58,7 +59,7 @@ class Matrix:
         if right is None:
             return
         folder = self.root / cell
-        CellSpec(cell, "demo", method, trained_on, "tiny", seed, identity={}, settings=SETTINGS).write(folder)
+        CellSpec(cell, "demo", CellKey(method, trained_on, "tiny", seed), identity={}, settings=SETTINGS).write(folder)
         log = MetricsLog(folder)
         log.append(0, 0.0, {"eval/avg": 0.0})
         for step, value in enumerate(entropy, start=1):

@@ -22,6 +22,7 @@ from benchmarks.patience import HANG
 from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.cells import checksums, evaluation_files
+from harness.cells.key import CellKey
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
@@ -52,7 +53,8 @@ EVALUATION = {"task": "countdown", "step": 2, "problems": ["p"], "right": [[0, 1
 
 def make_cell(folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0.02)", seed: int = 1) -> Path:
     settings = dataclasses.asdict(Config(train=Train(lr=1e-3, steps=4, group=8), eval=Eval(k=4, tasks=["x" * 2000])))
-    spec = CellSpec(cell, "demo", method, "countdown", "tiny", seed, identity={"seed": seed}, settings=settings)
+    key = CellKey(method, "countdown", "tiny", seed)
+    spec = CellSpec(cell, "demo", key, identity={"seed": seed}, settings=settings)
     spec.write(folder)
     MADE.write(folder)
     set_state(folder, "running", durable=-1)
