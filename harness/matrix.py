@@ -17,6 +17,7 @@ from harness import composition
 from harness.base import files, identities, registry
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest
+from harness.base.shape import Shape
 from harness.cells import provenance
 from harness.cells.key import CellKey
 from harness.cells.spec import FILE as SPEC
@@ -27,7 +28,6 @@ from harness.config import Config, told, variants
 from harness.dist import devices
 from harness.method import Composition
 from harness.rollout import choice, models
-from harness.rollout.models import Model
 from tasks import check_split, evaluation_name
 
 MARKER = "matrix.json"
@@ -66,38 +66,42 @@ class Shared:
         return identity if name == self.task(spec).name else identity | {"name": name}
 
     def settled(self, config: Config, model: str) -> Settled:
-        """Returns one setting of the matrix as it is for a model on this machine."""
+        """Return one setting of the matrix as it is for a model on this machine."""
         key = told(config.setting), model
         if key not in self.known:
-            self.known[key] = Settled.of(config, self.model(model))
+            self.known[key] = Settled(settle(config, self.model(model).shape()))
         return self.known[key]
+
+
+def settle(config: Config, shape: Shape | None) -> Config:
+    """Resolve `auto` in the device, the compute type and the engine, for a model of this shape on this machine.
+
+    This is the only place where `auto` is resolved. All three decide which responses are drawn, so the resolved values
+    are part of a cell's identity, and a cell's process, plans and launchers get the settled configuration.
+    """
+    device = devices.resolve_device(config.hardware.device)
+    dtype = config.train.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+    # By the device as it was asked for: with `auto` the engine that is installed says which device it is for.
+    engine = choice.resolve(config.rollout.engine, config.hardware.device, shape)
+    return dataclasses.replace(
+        config,
+        train=dataclasses.replace(config.train, dtype=dtype),
+        rollout=dataclasses.replace(config.rollout, engine=engine),
+        hardware=dataclasses.replace(config.hardware, device=device),
+    )
 
 
 @dataclass(frozen=True)
 class Settled:
-    """A configuration with the device, the compute type and the engine that `auto` means for a model on this machine:
-    they decide which responses are drawn, so they belong to who a cell is."""
+    """A settled configuration, with what the cells that share it have in common."""
 
     config: Config
 
-    @classmethod
-    def of(cls, config: Config, model: Model) -> Settled:
-        device = devices.kind(config.hardware.device)
-        dtype = config.train.dtype
-        if dtype == "auto":
-            dtype = "bfloat16" if device == "cuda" else "float32"
-        engine = choice.resolve(config.rollout.engine, config.hardware.device, model.shape())
-        settled = dataclasses.replace(
-            config,
-            train=dataclasses.replace(config.train, dtype=dtype),
-            rollout=dataclasses.replace(config.rollout, engine=engine),
-            hardware=dataclasses.replace(config.hardware, device=device),
-        )
-        return cls(settled)
-
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Returns the part of who a cell is that methods, tasks, models and seeds share."""
+        """The part of a cell's identity that does not depend on its method, task, model and seed."""
         config, correction = self.config, self.config.correction
         parts = {part: dataclasses.asdict(getattr(config, part)) for part in ("train", "rollout", "eval", "stop")}
         if config.train.dtype == "float32":

@@ -34,7 +34,7 @@ def test_how_rollouts_come_to_be_and_when_a_cell_ends_belong_to_who_it_is(overri
 
 
 def test_who_a_cell_is_depends_on_what_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "kind", lambda wanted: "cpu" if wanted == "auto" else wanted)
+    monkeypatch.setattr(devices, "resolve_device", lambda wanted: "cpu" if wanted == "auto" else wanted)
     cpu, float32, bfloat16 = cell(), cell("train.dtype=float32"), cell("train.dtype=bfloat16")
     cuda, exact = cell("hardware.device=cuda"), cell("hardware.device=cuda", "train.dtype=float32")
     assert cpu.id == float32.id == cell("hardware.device=cpu").id
@@ -46,7 +46,7 @@ def test_who_a_cell_is_depends_on_what_computes_it(monkeypatch: pytest.MonkeyPat
         assert each.settled.hardware.device == each.spec.settings["hardware"]["device"] == device
         assert each.settled.train.dtype == each.spec.settings["train"]["dtype"] == dtype
     # The same configuration on a machine with a GPU.
-    monkeypatch.setattr(devices, "kind", lambda wanted: "cuda" if wanted == "auto" else wanted)
+    monkeypatch.setattr(devices, "resolve_device", lambda wanted: "cuda" if wanted == "auto" else wanted)
     assert (cell().id, cell("hardware.device=cpu").id) == (cuda.id, cpu.id)
     assert cell().folder != cpu.folder
 

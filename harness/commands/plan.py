@@ -63,11 +63,11 @@ def measured(config: Config, plan: Plan) -> list[str]:
 
     cell = probe.largest(plan, [cell for cell in cells(config) if cell.config.setting == plan.config.setting])
     with tempfile.TemporaryDirectory() as folder:
-        run.check_engines(config)
+        run.check_engines([cell])
         run.fetch_models(config)
         short = probe.short(cell, Path(folder))
         with clock(console, f"measuring {cell.label}"):
-            launcher.run([short], run.local(short.config, 1), Nobody())
+            launcher.run([short], run.local(short.settled, 1), Nobody())
         return probe.told(probe.read(cell, short, plan), plan)
 
 

@@ -21,7 +21,7 @@ from harness.launch.local import Local
 from harness.launch.pool import Pool
 from harness.matrix import Cell, cells, claim
 from harness.plan import cost
-from harness.plan.machine import samples_with_vllm, this_machine
+from harness.plan.machine import this_machine
 from harness.rollout import choice, digests, models
 
 LAUNCHERS = ("local", "ray", "slurm")
@@ -90,7 +90,7 @@ def run(
         chosen = [cell for cell in chosen if State.known(cell.folder).state == "failed"]
     todo = [cell for cell in chosen if not settled(cell, keep_stale) or any(checksums.changed(cell.folder))]
     if todo:
-        check_engines(config)
+        check_engines(todo)
     claim(config)
     present = fetch_models(config)
     for model, digest in present.items():
@@ -101,7 +101,7 @@ def run(
     tell_outdated(progress, "they begin anew, and the earlier attempts are kept beside them")
     if todo:
         with LiveView(console, chosen, todo, config.tracking_uri) as view:
-            launcher.run(todo, launcher_of(where, config, jobs), view)
+            launcher.run(todo, launcher_of(where, todo[0].settled, jobs), view)
     failed = [cell for cell in chosen if not settled(cell, keep_stale)]
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
@@ -142,8 +142,9 @@ def settled(cell: Cell, keep_stale: bool) -> bool:
 
 
 def launcher_of(where: str, config: Config, jobs: int | None) -> Launcher:
+    """Return the launcher of that name for cells of a settled configuration."""
     one_of("launcher", where, LAUNCHERS)
-    device = this_machine(config).kind(config)
+    device = config.hardware.device
     if where == "ray":
         from harness.launch.ray import Ray
 
@@ -156,10 +157,10 @@ def launcher_of(where: str, config: Config, jobs: int | None) -> Launcher:
 
 
 def local(config: Config, jobs: int | None) -> Local:
-    """Returns the launcher for this machine, which has room for as many cells as there are GPUs or cores for."""
+    """Return the launcher for this machine; without `jobs` it runs as many cells as GPUs or cores allow."""
     hardware, machine = config.hardware, this_machine(config)
     pool = None
-    if machine.kind(config) == "cuda":
+    if hardware.device == "cuda":
         pool = Pool(devices.gpus())
         pool.check(hardware)
         machine = replace(machine, devices=machine.devices[: len(pool.free)])
@@ -176,8 +177,9 @@ def check_problems(config: Config) -> None:
     cost.check_problems(variants(config))
 
 
-def check_engines(config: Config) -> None:
-    """Stops the matrix where an engine cannot sample here."""
-    for shape in (models.resolve(model).shape() for model in config.models):
-        if samples_with_vllm(shape, config):
-            choice.check_vllm(this_machine(config).kind(config), shape)
+def check_engines(matrix: Sequence[Cell]) -> None:
+    """Stop the matrix where the engine of some cell cannot sample on this machine."""
+    one_of_each_model = {cell.model: cell for cell in matrix}
+    for name, cell in one_of_each_model.items():
+        if cell.settled.rollout.engine == "vllm":
+            choice.check_vllm(cell.settled.hardware.device, models.resolve(name).shape())

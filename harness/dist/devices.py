@@ -53,8 +53,8 @@ def listed(told: str) -> list[str]:
     return [name for gpu in found for name in gpu[1:] or gpu]
 
 
-def kind(wanted: str) -> str:
-    """Returns what `hardware.device` means on this machine: cuda or cpu, as torch would find it."""
+def resolve_device(wanted: str) -> str:
+    """Return the device that `hardware.device` means on this machine: cuda or cpu, as torch would find it."""
     if wanted != "auto":
         return wanted
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")

@@ -190,10 +190,9 @@ class Memory:
         return max(sum(self.training.values()), sum(self.generation.values()))
 
 
-def width(config: Config, kind: str) -> int:
-    """Bytes of the compute type on a device of this kind."""
-    dtype = config.train.dtype
-    return 4 if dtype == "float32" or (dtype == "auto" and kind == "cpu") else 2
+def width(config: Config) -> int:
+    """Bytes of the compute type of a settled configuration."""
+    return {"float32": 4, "bfloat16": 2}[config.train.dtype]
 
 
 def activations(shape: Shape, size: int, recompute: bool) -> int:

@@ -14,7 +14,7 @@ from harness.matrix import Cell, Progress
 from harness.plan import cost
 from harness.plan.cost import SPEEDS, Engine, Footprint, Needs
 from harness.plan.lacks import no_device, no_memory, no_room, no_vllm, not_prepared, not_usable, too_large, too_small
-from harness.plan.machine import Machine, samples_with_vllm
+from harness.plan.machine import Machine
 
 STATES = ("done", "running", "stale", "failed", "outdated", "planned")
 USUAL = 80 * 10**9  # bytes of the GPU that vLLM's cache is reckoned for where none is known
@@ -45,13 +45,15 @@ class Plan:
 
 def of(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | None = None) -> Plan:
     """Returns the plan for a machine; `at_once`: cells side by side, where it is not the machine that says it."""
-    kind = machine.kind(config)
-    size, needs = cost.width(config, kind), needs_of(matrix)
+    settled = matrix[0].settled  # the engine in it depends on the model, the device and the compute type do not
+    kind = settled.hardware.device
+    size, needs = cost.width(settled), needs_of(matrix)
+    chosen_engines = {cell.model: cell.settled.rollout.engine for cell in matrix}
     known = {cell.model: cell.shared.model(cell.model) for cell in matrix}
     shapes = {name: shape for name, model in known.items() if (shape := model.shape()) is not None}
     gpu = machine.gpu(config.hardware) or USUAL
     engines = {
-        name: cost.vllm(shape, config, size, kind, gpu) if samples_with_vllm(shape, config) else cost.EMBEDDED
+        name: cost.vllm(shape, config, size, kind, gpu) if chosen_engines[name] == "vllm" else cost.EMBEDDED
         for name, shape in shapes.items()
     }
     footprints = [
@@ -73,14 +75,14 @@ def of(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | 
     complete = len(shapes) == len(known)
     assumed = time(config, missing, shapes, needs, engines, kind, size) if complete else None
     lacks = [
-        *no_device(config, machine, missing, assumed),
-        *no_vllm(config, kind, known.values()),
-        *too_large(config, machine, footprints, size, len(missing)),
+        *no_device(settled, machine, missing, assumed),
+        *no_vllm(kind, [model.shape() for name, model in known.items() if chosen_engines[name] == "vllm"]),
+        *too_large(settled, machine, footprints, size, len(missing)),
         *too_small(config, footprints, size),
-        *no_memory(config, machine, footprints),
+        *no_memory(settled, machine, footprints),
         *no_room(config, machine, missing, known, shapes, needs),
         *not_prepared(config),
-        *(sentence for model in known.values() for sentence in not_usable(model, config)),
+        *(sentence for model in known.values() for sentence in not_usable(model, chosen_engines[model.name])),
     ]
     return Plan(
         config,
@@ -91,7 +93,7 @@ def of(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | 
         by_likeness(missing, progress),
         assumed,
         lacks if missing else [],
-        at_once or machine.at_once(config),
+        at_once or machine.at_once(settled),
         progress,
     )
 

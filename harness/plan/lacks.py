@@ -15,7 +15,7 @@ from harness.data import cache, sets
 from harness.matrix import Cell
 from harness.plan import cost
 from harness.plan.cost import Footprint, Needs
-from harness.plan.machine import Machine, samples_with_vllm
+from harness.plan.machine import Machine
 from harness.rollout import choice
 from harness.rollout.models import Model
 from harness.terminal.units import DAY, gib, long
@@ -26,7 +26,7 @@ LARGEST = 180 * 10**9  # bytes of the largest GPU that can be had
 
 def no_device(config: Config, machine: Machine, missing: Sequence[Cell], assumed: float | None) -> Iterator[str]:
     ranks, here = config.hardware.ranks, len(machine.devices)
-    if machine.kind(config) == "cuda" and 0 < here < ranks:
+    if config.hardware.device == "cuda" and 0 < here < ranks:
         yield f"the cells ask for {ranks} devices each (hardware.ranks); here {'is' if here == 1 else 'are'} {here}"
     if here:
         return
@@ -37,9 +37,9 @@ def no_device(config: Config, machine: Machine, missing: Sequence[Cell], assumed
         yield f"there is no CUDA device here, and on a CPU one cell would take {long(assumed / len(missing))}"
 
 
-def no_vllm(config: Config, kind: str, known: Iterable[Model]) -> Iterator[str]:
-    shapes = [model.shape() for model in known]
-    obstacles = [choice.obstacle(kind, shape) for shape in shapes if samples_with_vllm(shape, config)]
+def no_vllm(kind: str, shapes: Iterable[Shape | None]) -> Iterator[str]:
+    """Yield why vLLM cannot sample here from models of these shapes, for which it was chosen."""
+    obstacles = [choice.obstacle(kind, shape) for shape in shapes]
     yield from dict.fromkeys(reason for reason in obstacles if reason)
 
 
@@ -47,7 +47,7 @@ def too_large(
     config: Config, machine: Machine, footprints: Sequence[Footprint], size: int, cells: int
 ) -> Iterator[str]:
     """On a CPU the ranks of a cell share the memory of the machine; each GPU has its own."""
-    ranks, on_cpu = config.hardware.ranks, machine.kind(config) == "cpu"
+    ranks, on_cpu = config.hardware.ranks, config.hardware.device == "cpu"
     room = machine.ram if on_cpu else machine.gpu(config.hardware)
     if on_cpu:
         place, where = "one process" if ranks == 1 else f"{ranks} processes", "the memory of this machine is"
@@ -104,7 +104,7 @@ def no_memory(config: Config, machine: Machine, footprints: Sequence[Footprint])
     what = "AdamW, and for a checkpoint" if config.hardware.offload else "a checkpoint"
     for each in footprints:
         who, needed = f"{each.model} with {', '.join(each.methods)}", config.hardware.ranks * each.memory.beside
-        if machine.kind(config) != "cpu" and needed > machine.ram:
+        if config.hardware.device != "cpu" and needed > machine.ram:
             yield (
                 f"{who} needs {gib(needed)} of this machine's memory for {what} on its way to disk; it has "
                 f"{gib(machine.ram)}"
@@ -152,12 +152,12 @@ def in_transformers(architecture: str) -> bool:
     return any(f'"{architecture}"' in table.read_text() for table in tables)
 
 
-def not_usable(model: Model, config: Config) -> Iterator[str]:
+def not_usable(model: Model, engine: str) -> Iterator[str]:
     shape = model.shape()
     if shape is None:
         yield f"the shape of {model.name}, so that neither memory nor time is known before it is here"
     elif shape.architecture not in ARCHITECTURES:
-        if not samples_with_vllm(shape, config):
+        if engine != "vllm":
             allowed = ", ".join(ARCHITECTURES)
             yield f"an engine for {model.name}: the embedded one decodes {allowed}, not {shape.architecture}"
         if not in_transformers(shape.architecture):

@@ -6,11 +6,9 @@ import os
 import shutil
 from dataclasses import dataclass
 
-from harness.base.shape import Shape
 from harness.config import Config, Hardware
 from harness.dist.devices import Device, cuda_devices
 from harness.launch.pool import room
-from harness.rollout import choice
 
 
 @dataclass(frozen=True)
@@ -20,15 +18,10 @@ class Machine:
     free: int  # bytes of disk where results go
     devices: tuple[Device, ...] = ()
 
-    def kind(self, config: Config) -> str:
-        """Returns what the cells of this configuration would compute on: cuda or cpu."""
-        wanted = config.hardware.device
-        return wanted if wanted != "auto" else "cuda" if self.devices else "cpu"
-
     def at_once(self, config: Config) -> int:
-        """Returns how many cells of this configuration run side by side: as many as there are GPUs for, or cores."""
+        """Return how many cells of this settled configuration run side by side: as many as GPUs or cores allow."""
         hardware = config.hardware
-        if self.kind(config) == "cuda":
+        if hardware.device == "cuda":
             return max(room(len(self.devices), hardware), 1)
         return max(self.cores // (hardware.threads * hardware.ranks), 1)
 
@@ -44,8 +37,3 @@ def this_machine(config: Config) -> Machine:
     there = next(path for path in [folder, *folder.parents] if path.exists())
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(ram, os.cpu_count() or 1, shutil.disk_usage(there).free, cuda_devices())
-
-
-def samples_with_vllm(shape: Shape | None, config: Config) -> bool:
-    """As the cells of this configuration would here."""
-    return choice.resolve(config.rollout.engine, config.hardware.device, shape) == "vllm"

@@ -60,7 +60,7 @@ def read(cell: Cell, ran: Cell, plan: Plan) -> Probe:
         raise UserError(f"the measured cell, {cell.label}, failed: {state.reason}")
     steps = [line["metrics"] for line in MetricsLog(ran.folder).read()[2:]]
     [own] = [each for each in plan.footprints if each.model == cell.model and cell.method in each.methods]
-    speed, size = SPEEDS[plan.kind], cost.width(cell.config, plan.kind)
+    speed, size = SPEEDS[plan.kind], cost.width(cell.settled)
     assumed = cost.stepping(own.shape, cell.config, own.needs, size, speed, own.engine)
     length = fmean(step["responses/length"] for step in steps)
     return Probe(cell.label, fmean(map(seconds, steps)), assumed, length, cell.config.rollout.max_new_tokens)

@@ -27,6 +27,7 @@ from harness.cells.provenance import Made
 from harness.config import Config, Hardware, Verify
 from harness.data.cache import find_card
 from harness.data.sets import SETS
+from harness.matrix import settle
 from harness.rollout import choice, engines, templates
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model
@@ -151,8 +152,8 @@ class EngineOnDemand:
 
     def __init__(self, folder: Path, eos: int, budget: int, *, beyond_context: bool) -> None:
         self.folder, self.eos, self.budget = folder, eos, budget
-        self.device, self.dtype = device_of(Config())
         shape = of_config(read(folder))
+        self.device, self.dtype = device_of(settle(Config(), shape))
         # vLLM has no room beyond a model's context.
         self.name = choice.resolve("embedded" if beyond_context else "auto", self.device, shape)
 

@@ -18,7 +18,7 @@ from harness.composition import Method
 from harness.config import Config
 from harness.dist import ranks
 from harness.dist.together import led
-from harness.rollout import choice, engines, models, templates
+from harness.rollout import engines, models, templates
 from harness.rollout.proof import check_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, instructed, left_out
@@ -49,14 +49,12 @@ class Parts:
 
 
 def device_of(config: Config) -> tuple[str, torch.dtype]:
-    device = config.hardware.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    """Return the device and the compute type of a settled configuration."""
+    device, dtype = config.hardware.device, config.train.dtype
+    assert "auto" not in (device, dtype)
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("hardware.device is 'cuda', but torch sees no CUDA device here; allowed: auto, cpu")
-    if config.train.dtype == "auto":
-        return device, torch.bfloat16 if device == "cuda" else torch.float32
-    return device, getattr(torch, config.train.dtype)
+    return device, getattr(torch, dtype)
 
 
 def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print) -> Parts:
@@ -78,8 +76,7 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
         critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware)
     tokenizer = opened(AutoTokenizer, base)
     check_vocabulary(tokenizer, policy.module, base)
-    chosen = choice.resolve(config.rollout.engine, device, model.shape())
-    engine = engines.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
+    engine = engines.build(config.rollout.engine, base, tokenizer.eos_token_id, device, dtype, config.hardware)
     torch.manual_seed(spec.key.seed)  # after the engine, since vLLM seeds what all of the process draw from
     task = instructed(tasks.build(spec.key.task, config.plugins), model.chat)
     if config.train.filter is not None:

@@ -42,7 +42,7 @@ def test_cells_share_the_cores(
 def test_cells_share_the_gpus(overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(run.devices, "gpus", lambda: ["a", "b", "c", "d"])
-    found = run.local(config.load("demo", overrides), None)
+    found = run.local(config.load("demo", ["hardware.device=cuda", *overrides]), None)
     assert (found.jobs, found.pool is None) == (jobs, "hardware.device=cpu" in overrides)
 
 
@@ -56,4 +56,4 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(run.devices, "gpus", lambda: ["a", "b"])
     with pytest.raises(UserError, match=r"hardware.ranks is 4, and each needs a GPU of its own; here are 2"):
-        run.local(config.load("demo", ["hardware.ranks=4"]), None)
+        run.local(config.load("demo", ["hardware.device=cuda", "hardware.ranks=4"]), None)

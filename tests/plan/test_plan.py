@@ -421,11 +421,12 @@ def test_disk_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kind", "size"),
+    ("dtype", "device", "size"),
     [("auto", "cpu", 4), ("auto", "cuda", 2), ("float32", "cuda", 4), ("bfloat16", "cpu", 2), ("bfloat16", "cuda", 2)],
 )
-def test_the_compute_type_is_the_cells(dtype: str, kind: str, size: int) -> None:
-    assert cost.width(small(train={"dtype": dtype}), kind) == size
+def test_the_compute_type_is_the_cells(dtype: str, device: str, size: int) -> None:
+    settled = matrix.settle(small(train={"dtype": dtype}, hardware={"device": device}), TINY)
+    assert cost.width(settled) == size
 
 
 # Responses and time
@@ -546,14 +547,6 @@ def test_cuda_devices_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert cuda_devices(driver) == devices
 
 
-@pytest.mark.parametrize(
-    ("wanted", "devices", "kind"), [("auto", 0, "cpu"), ("auto", 1, "cuda"), ("cpu", 1, "cpu"), ("cuda", 0, "cuda")]
-)
-def test_where_cells_compute(wanted: str, devices: int, kind: str) -> None:
-    machine = dataclasses.replace(CPU, devices=(Device("any", None),) * devices)
-    assert machine.kind(small(hardware={"device": wanted})) == kind
-
-
 def test_this_machine(tmp_path: Path) -> None:
     found = this_machine(dataclasses.replace(small(), results=str(tmp_path / "not" / "there")))
     assert found.ram == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -562,7 +555,8 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 def lacking(name: str, machine: Machine, *overrides: str) -> str:
-    settings = config.load(name, ["seeds=[0]", *overrides])  # more seeds would lack no more
+    device = ["hardware.device=cuda"] if machine.devices else []  # cells settle `auto` by the machine of this test
+    settings = config.load(name, ["seeds=[0]", *device, *overrides])  # more seeds would lack no more
     return "\n".join(plan.of(settings, matrix.cells(settings), machine).lacks)
 
 
@@ -843,7 +837,7 @@ def test_cells_side_by_side_end_when_they_say() -> None:
 def test_what_makes_a_cell_fit_is_named() -> None:
     settings = config.load("paper", ["hardware.recompute=false", "methods=[grpo]"])
     found = plan.of(settings, matrix.cells(settings), NODE)
-    [each], kind = found.footprints, cost.width(settings, "cuda")
+    [each], kind = found.footprints, cost.width(matrix.cells(settings)[0].settled)
     smaller = dataclasses.replace(settings, hardware=dataclasses.replace(settings.hardware, recompute=True))
     peak = cost.memory(each.shape, smaller, each.needs, kind, each.engine).peak
     told = lacks.helping(each, settings, kind, peak)
