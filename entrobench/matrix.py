@@ -50,17 +50,18 @@ class Matrix:
 
         return plan.plan(self.config)
 
-    def run(self, jobs: int | None = None, launcher: str = "local") -> DataFrame:
+    def run(self, jobs: int | None = None, launcher: str = "local", *, rerun_edited: bool = False) -> DataFrame:
         """Runs the cells that are missing, `jobs` of them side by side, and returns the leaderboard.
 
         Prints progress, and the table at the end. Without `jobs` there are as many cells as there is room for, on this
         machine or where the `launcher` finds it: ray or slurm.
-        Cells that were done before by the present source are not run again, and cells that were interrupted go on from
-        their last checkpoint. Raises CellsFailed where cells are not done in the end.
+        Cells that were done before by the present source are not run again, and cells that were interrupted resume from
+        their last checkpoint. Cells that are done by an earlier version of their method or task are trained again only
+        with `rerun_edited`, or if you agree on the terminal. Raises CellsFailed if cells are not done in the end.
         """
         from harness.commands import run
 
-        if run.run(self.config, jobs, launcher):
+        if run.run(self.config, jobs, launcher, rerun_edited=rerun_edited):
             found = [(cell, cell.progress()) for cell in self.cells]
             ends = [(cell, now) for cell, now in found if now.state != "done"]
             reasons = [
@@ -217,9 +218,15 @@ def plan(config: str | Path, *overrides: str) -> list[Plan]:
     return load(config, *overrides).plan()
 
 
-def run(config: str | Path, *overrides: str, jobs: int | None = None, launcher: str = "local") -> DataFrame:
-    """Runs what is missing of a matrix, and returns its leaderboard; see Matrix.run."""
-    return load(config, *overrides).run(jobs, launcher)
+def run(
+    config: str | Path,
+    *overrides: str,
+    jobs: int | None = None,
+    launcher: str = "local",
+    rerun_edited: bool = False,
+) -> DataFrame:
+    """Run the missing cells of a matrix, and return its leaderboard; see Matrix.run."""
+    return load(config, *overrides).run(jobs, launcher, rerun_edited=rerun_edited)
 
 
 def leaderboard(config: str | Path, *overrides: str) -> DataFrame:

@@ -22,11 +22,12 @@ import baselines
 import tasks
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import ended, python
-from harness.cells import checksums, evaluation_files, heartbeat, lease, provenance
+from harness.cells import attempts, checksums, evaluation_files, heartbeat, lease, provenance
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.diary import Diary, ending
 from harness.cells.log import MetricsLog, collapse
 from harness.cells.provenance import Made
+from harness.cells.source_digest import SourceDigests, harness_digest
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
 from harness.composition import components
@@ -38,9 +39,10 @@ from harness.train.parts import build, device_of, unread
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
+DIGESTS = SourceDigests()
 # As the source was when it was imported, once for all cells: what is edited after that does not run in them.
-IMPORTED = {cls: provenance.digest(cls) for cls in (*components(baselines.METHODS).values(), *tasks.TASKS.values())}
-HARNESS = provenance.harness_digest()
+IMPORTED = {cls: DIGESTS.of(cls) for cls in (*components(baselines.METHODS).values(), *tasks.TASKS.values())}
+HARNESS = harness_digest()
 
 
 def check_complete(trainer: Trainer) -> None:
@@ -201,10 +203,10 @@ def begin(place: Path, spec: CellSpec, *, lost: bool = False) -> bool:
     ended the cell meanwhile.
     """
     found = sources.components(spec)
-    present = {name: IMPORTED.get(cls) or provenance.digest(cls) for name, cls in found.items()}
+    present = {name: IMPORTED.get(cls) or DIGESTS.of(cls) for name, cls in found.items()}
     earlier = Made.read(place)
     if earlier is None and State.read(place).state == "done":
-        earlier = provenance.unnoted(place)
+        earlier = attempts.record_unknown(place)
     why = "left without a whole checkpoint" if lost else None
     if why is None and earlier is not None:
         why = provenance.by_another_source(earlier.sources, present)
@@ -214,7 +216,7 @@ def begin(place: Path, spec: CellSpec, *, lost: bool = False) -> bool:
     if why is None and earlier is not None:
         why = provenance.by_another_base_model(earlier.base_model, base_model)
     if earlier is not None and why is not None:
-        aside = provenance.set_aside(place, earlier)
+        aside = attempts.set_aside(place, earlier)
         write_log(place)
         print(f"begins anew: the earlier attempt was {why}; it is kept in {aside}", flush=True)
         earlier = None

@@ -18,8 +18,10 @@ from harness.base import files, identities, registry
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest
 from harness.base.shape import Shape
-from harness.cells import provenance
+from harness.cells.attempts import ASIDE
 from harness.cells.key import CellKey
+from harness.cells.provenance import component_classes
+from harness.cells.source_digest import SourceDigests
 from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec, id_in
 from harness.cells.state import Progress
@@ -52,12 +54,13 @@ class Shared:
         self.model = cache(models.resolve)
         self.model_identity = cache(lambda name: self.model(name).identity())
         self.components = cache(self.classes)
+        self.digests = SourceDigests()
         self.known: dict[tuple[str, str], Settled] = {}
 
     def classes(self, method: str, tasks: tuple[str, ...]) -> dict[str, type]:
         """Returns the classes of a method and of tasks, by their names."""
         built = [*self.method(method).components, *map(self.task, tasks)]
-        return provenance.named(built, composition.components(self.methods), self.tasks)
+        return component_classes(built, composition.components(self.methods), self.tasks)
 
     def evaluated_as(self, spec: str) -> dict[str, Any]:
         """Return the identity of an evaluation, whose records are found by its name."""
@@ -209,7 +212,7 @@ class Cell:
     @property
     def sources(self) -> dict[str, str]:
         """Returns the hashes of its components' source, as it is on disk now."""
-        return {name: provenance.digest(cls) for name, cls in self.components.items()}
+        return {name: self.shared.digests.of(cls) for name, cls in self.components.items()}
 
     def progress(self) -> Progress:
         """Return how far the cell is; what another cell has left in its folder is a failure."""
@@ -275,7 +278,7 @@ def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path
     """Returns the folders of cells that are not of this configuration, and those of attempts that were set aside."""
     ours = {cell.folder for cell in matrix}
     every = sorted(path.parent for path in config.folder.glob("*/config.yaml") if not path.parent.is_symlink())
-    attempts = [folder for folder in every if provenance.ASIDE in folder.name]
+    attempts = [folder for folder in every if ASIDE in folder.name]
     return [folder for folder in every if folder not in ours and folder not in attempts], attempts
 
 

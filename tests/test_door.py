@@ -221,7 +221,7 @@ def test_numbers_of_another_source_say_so(tmp_path: Path, mlflow_uri: str, monke
         made = Made("attempt", 0.0, None, None, None, {**cell.sources, **edited}, {}, "a processor", "cpu")
         made.write(cell.folder)
         sync.sync(cell.folder, mlflow_uri)
-    why = "made by another source: clip_b"
+    why = "made by another version of clip_b"
     for frame in (matrix.curves("entropy/mean"), matrix.samples("easy")):
         told = {(row.method, row.seed, row.outdated) for row in frame.dropna().itertuples()}
         assert told == {("clip_b", 1, why)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from hashlib import file_digest
 from pathlib import Path
 
 from harness.base import files, seal
@@ -18,11 +17,6 @@ NAME = re.compile(r"step-(\d+)")
 
 def name_of(step: int) -> str:
     return f"step-{step:06d}"
-
-
-def digest(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return file_digest(opened, "sha256").hexdigest()
 
 
 def write(path: Path, cell: str, step: int, sums: Mapping[str, str]) -> None:
@@ -48,7 +42,7 @@ def read(path: Path, cell: str) -> dict[str, str]:
 
 def changed(path: Path, sums: Mapping[str, str], names: Iterable[str]) -> list[str]:
     """Return which of these files of a checkpoint are not as they were written."""
-    return [name for name in names if digest(path / name) != sums[name]]
+    return [name for name in names if files.sha256_of(path / name) != sums[name]]
 
 
 def whole(path: Path, cell: str) -> bool:

@@ -14,7 +14,6 @@ from pathlib import Path
 from harness.base import files, seal
 from harness.base.errors import Damaged
 from harness.cells import log
-from harness.cells.checkpoint_seal import digest
 
 FILE = "sums.json"
 CONFIG = "config.yaml"  # which has a seal of its own, since every run writes it again
@@ -29,7 +28,7 @@ def write(folder: Path) -> None:
         for path in sorted(folder.glob(pattern)):
             status = path.stat()
             when = [status.st_mtime_ns] if path.parent.name == MODEL else []
-            found[str(path.relative_to(folder))] = [status.st_size, digest(path), *when]
+            found[str(path.relative_to(folder))] = [status.st_size, files.sha256_of(path), *when]
     files.write_text(folder / FILE, seal.close_json(json.dumps(found)))
 
 
@@ -79,5 +78,5 @@ def changed(folder: Path) -> Iterator[tuple[Damaged, str]]:
             yield Damaged(path, "it is missing"), name
             continue
         status = path.stat()
-        if (status.st_size, status.st_mtime_ns) != (size, when) and digest(path) != told:
+        if (status.st_size, status.st_mtime_ns) != (size, when) and files.sha256_of(path) != told:
             yield Damaged(path, "it is not as it was when the cell was done"), name

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from harness.base import files
 from harness.base.errors import Damaged
+from harness.cells import attempts, checksums, evaluation_files, log, provenance, state
 from harness.cells import checkpoint_seal as seals
-from harness.cells import checksums, evaluation_files, log, provenance, state
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
@@ -28,6 +28,7 @@ STEP = re.compile(r".+-(\d+)\.jsonl?")  # an evaluation or samples, by the step
 def mend(folder: Path, spec: CellSpec) -> None:
     """Make a cell able to go on, and write down what it is. Nobody else may be working on it."""
     files.sweep(folder)
+    attempts.finish_taking_back(folder)
     try:
         State.read(folder)
     except Damaged as damage:
@@ -59,7 +60,7 @@ def mend(folder: Path, spec: CellSpec) -> None:
         say(folder, f"{told}; the cell goes on from step {usable[-1]}")
     elif there or done:
         state.change(folder, state="failed", reason=told)
-        aside = provenance.set_aside(folder, attempt)
+        aside = attempts.set_aside(folder, attempt)
         say(folder, f"{told}; the cell begins anew, and the earlier attempt is kept in {aside}")
 
 
@@ -74,7 +75,7 @@ def restore(folder: Path, spec: CellSpec) -> None:
     begun = (folder / state.FILE).exists() or (folder / log.FILE).exists()
     other = id_in(folder)
     if begun and other not in (None, spec.id):
-        aside = provenance.set_aside(folder, Made.known(folder) or provenance.unnoted(folder))
+        aside = attempts.set_aside(folder, Made.known(folder) or attempts.record_unknown(folder))
         spec.write(folder)
         say(folder, f"the records were those of the cell {other}; they are kept in {aside}")
         return
@@ -130,7 +131,7 @@ def attempt_of(folder: Path, *, begun: bool) -> Made | None:
         say(folder, str(damage))
         (folder / provenance.FILE).unlink()
         found = None
-    return provenance.unnoted(folder) if found is None and begun else found
+    return attempts.record_unknown(folder) if found is None and begun else found
 
 
 def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:

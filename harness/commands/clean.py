@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.base import files
-from harness.base.errors import UserError
 from harness.cells import lease
-from harness.cells.provenance import ASIDE
-from harness.commands.common import Commands, command, console, load, with_config
+from harness.cells.attempts import ASIDE
+from harness.commands.common import Commands, command, confirm, console, load, with_config
 from harness.config import Config
 from harness.matrix import cells, check_owner, leftovers
 from harness.terminal.units import gib
@@ -46,18 +44,14 @@ def call(arguments: argparse.Namespace) -> int:
         return 0
     for each in found:
         console.print(f"{each.path}  {gib(each.bytes)}  {each.why}")
-    if not arguments.yes and not agreed(f"Remove these {len(found)} ({gib(sum(each.bytes for each in found))})?"):
+    question = f"Remove these {len(found)} ({gib(sum(each.bytes for each in found))})?"
+    refusal = "nothing was removed, since there is no terminal to ask on; --yes removes what is listed"
+    if not arguments.yes and not confirm(question, refusal):
         console.print("nothing was removed")
         return 0
     removed = [each for each in found if remove(each)]
     console.print(f"removed {len(removed)} of {len(found)}; MLflow keeps what it was fed")
     return 0
-
-
-def agreed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise UserError("nothing was removed, since there is no terminal to ask on; --yes removes what is listed")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def unmeant(config: Config) -> Iterator[Found]:

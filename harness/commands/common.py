@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 
 from harness import config as configs
+from harness.base.errors import UserError
 from harness.cells.state import OUTDATED, Progress
 from harness.config import Config
 from harness.matrix import Cell
@@ -35,14 +36,29 @@ def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def tell_outdated(cells: Iterable[tuple[Cell, Progress]], what_then: str) -> None:
-    """Prints which cells were made by another source, and of what."""
-    found: dict[str | None, list[str]] = {}
-    for cell, now in cells:
-        if now.state == OUTDATED:
-            found.setdefault(now.reason, []).append(cell.label)
-    for reason, labels in found.items():
+    """Print which cells are outdated, and why."""
+    for sentence in outdated_sentences(cells):
+        console.print(f"{sentence}; {what_then}", style="yellow")
+
+
+def outdated_sentences(cells: Iterable[tuple[Cell, Progress]]) -> list[str]:
+    """Return a sentence for each reason for which cells are outdated, with their labels."""
+    labels_by_reason: dict[str | None, list[str]] = {}
+    for cell, progress in cells:
+        if progress.state == OUTDATED:
+            labels_by_reason.setdefault(progress.reason, []).append(cell.label)
+    sentences = []
+    for reason, labels in labels_by_reason.items():
         number = "1 cell was" if len(labels) == 1 else f"{len(labels)} cells were"
-        console.print(f"{number} {reason} ({', '.join(labels)}); {what_then}", style="yellow")
+        sentences.append(f"{number} {reason} ({', '.join(labels)})")
+    return sentences
+
+
+def confirm(question: str, without_terminal: str) -> bool:
+    """Ask on the terminal, where only y or yes agrees; without a terminal refuse with the given sentence."""
+    if not sys.stdin.isatty():
+        raise UserError(without_terminal)
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def load(arguments: argparse.Namespace) -> Config:

@@ -51,7 +51,7 @@ def plan(config: Config, jobs: int | None = None) -> list[Plan]:
             console.rule(setting, align="left")
         found.append(estimate.of(here[0].config, here, machine, jobs))
         show.show(console, found[-1])
-    tell_outdated((each for plan in found for each in plan.progress), "`entrobench run` runs them anew")
+    tell_outdated((each for plan in found for each in plan.progress), "`entrobench run` trains them again")
     return found
 
 

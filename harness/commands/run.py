@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,9 +12,19 @@ from harness.base.addresses import visible_address
 from harness.base.deadline import within
 from harness.base.errors import UserError, one_of
 from harness.cells import checksums
+from harness.cells.attempts import complete_attempt, take_back
 from harness.cells.state import OUTDATED, State
 from harness.commands import leaderboard, sync
-from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
+from harness.commands.common import (
+    Commands,
+    command,
+    confirm,
+    console,
+    load,
+    outdated_sentences,
+    tell_outdated,
+    with_config,
+)
 from harness.config import Config, variants
 from harness.dist import devices
 from harness.launch.launcher import Launcher
@@ -40,10 +51,16 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--only", action="append", default=[], metavar="METHOD", help="run the cells of this method, and no others"
     )
-    parser.add_argument(
+    edited = parser.add_mutually_exclusive_group()
+    edited.add_argument(
         "--keep-stale",
         action="store_true",
         help="keep cells that are done though their method or task was edited since; the leaderboard marks them",
+    )
+    edited.add_argument(
+        "--rerun-edited",
+        action="store_true",
+        help="train such cells again from step 0 without asking",
     )
 
 
@@ -54,6 +71,7 @@ def call(arguments: argparse.Namespace) -> int:
         arguments.jobs,
         arguments.launcher,
         keep_stale=arguments.keep_stale,
+        rerun_edited=arguments.rerun_edited,
         only=arguments.only,
         retry_failed=arguments.retry_failed,
     )
@@ -68,11 +86,14 @@ def run(
     where: str = "local",
     *,
     keep_stale: bool = False,
+    rerun_edited: bool = False,
     only: Sequence[str] = (),
     retry_failed: bool = False,
 ) -> int:
-    """Runs the missing cells, or those of some methods and those that failed, feeds MLflow, prints the leaderboard;
-    returns the exit code."""
+    """Run the missing cells, feed MLflow, print the leaderboard, and return the exit code.
+
+    `only`: the methods whose cells are run; `retry_failed`: of these, the cells that failed.
+    """
     from harness.launch import launcher
     from harness.launch.progress import LiveView
 
@@ -84,21 +105,27 @@ def run(
     check_problems(config)
     if any(models.resolve(model).shape() is None for model in config.models):
         fetch_models(config)
-        matrix = cells(config)  # anew: the shape of a model, known by now, decides which engine samples from it
+        matrix = cells(config)  # again: now the shapes of the models are known, which decide the engines
     chosen = [cell for cell in matrix if not only or cell.method in only]
     if retry_failed:
         chosen = [cell for cell in chosen if State.known(cell.folder).state == "failed"]
-    todo = [cell for cell in chosen if not settled(cell, keep_stale) or any(checksums.changed(cell.folder))]
+    todo = unfinished(chosen, keep_stale)
     if todo:
         check_engines(todo)
+    # Before anything is written or downloaded: the answer may be no.
+    if not may_train_again(todo, rerun_edited=rerun_edited):
+        console.print("nothing was run; --keep-stale runs the other cells and keeps these")
+        return 1
     claim(config)
+    if take_back_undone_edits(todo):
+        todo = unfinished(chosen, keep_stale)
     present = fetch_models(config)
     for model, digest in present.items():
         console.print(f"base model {model}: {digest[: digests.SHOWN]}")
     number = f"{len(matrix)} cells" if chosen == matrix else f"{len(chosen)} of {len(matrix)} cells"
     console.print(f"matrix {config.name}: {number}, {len(chosen) - len(todo)} done before, {len(todo)} to run")
     progress = [(cell, cell.progress()) for cell in todo]
-    tell_outdated(progress, "they begin anew, and the earlier attempts are kept beside them")
+    tell_outdated(progress, "training starts again at step 0, and the earlier attempts are kept")
     if todo:
         with LiveView(console, chosen, todo, config.tracking_uri) as view:
             launcher.run(todo, launcher_of(where, todo[0].settled, jobs), view)
@@ -112,6 +139,49 @@ def run(
             "`entrobench leaderboard` has the table"
         )
     return 1 if failed else 0
+
+
+def unfinished(chosen: Sequence[Cell], keep_stale: bool) -> list[Cell]:
+    """Return the cells that are not done, or whose records were changed since."""
+    return [cell for cell in chosen if not settled(cell, keep_stale) or any(checksums.changed(cell.folder))]
+
+
+def may_train_again(todo: Sequence[Cell], *, rerun_edited: bool) -> bool:
+    """Ask before cells that are done are trained again because their method or task was edited.
+
+    A cell is not asked about if an earlier attempt by the present source is complete: that one is taken back.
+    """
+    edited = []
+    for cell in todo:
+        progress = cell.progress()
+        done = progress.state == OUTDATED and State.known(cell.folder).state == "done"
+        if done and complete_attempt(cell.folder, cell.sources) is None:
+            edited.append((cell, progress))
+    if rerun_edited or not edited:
+        return True
+    number = "1 cell that is done" if len(edited) == 1 else f"{len(edited)} cells that are done"
+    sentences = outdated_sentences(edited)
+    if sys.stdin.isatty():
+        for sentence in sentences:
+            console.print(sentence, style="yellow")
+    return confirm(
+        f"Train {number} again from step 0?",
+        f"{'; '.join(sentences)}; to train {number} again use --rerun-edited (in Python: rerun_edited=True), to keep "
+        "the numbers use --keep-stale",
+    )
+
+
+def take_back_undone_edits(todo: Sequence[Cell]) -> bool:
+    """Take back the earlier attempts that the present source made, and return whether there were any."""
+    any_taken = False
+    for cell in todo:
+        if cell.progress().state != OUTDATED:
+            continue
+        aside = complete_attempt(cell.folder, cell.sources)
+        if aside is not None and take_back(cell.folder, aside):
+            any_taken = True
+            console.print(f"{cell.label}: the edit was undone, so the attempt in {aside.name} counts again")
+    return any_taken
 
 
 def conclude(config: Config, matrix: list[Cell]) -> None:
@@ -136,7 +206,7 @@ def fetch_models(config: Config) -> dict[str, str]:
 
 
 def settled(cell: Cell, keep_stale: bool) -> bool:
-    """Returns whether nothing of a cell is left to run."""
+    """Return whether nothing of a cell is left to run."""
     state = cell.progress().state
     return state == "done" or (keep_stale and state == OUTDATED and State.known(cell.folder).state == "done")
 

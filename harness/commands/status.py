@@ -38,7 +38,7 @@ def call(arguments: argparse.Namespace) -> int:
             console.print(f"the end of {cell.folder / 'log.txt'}:", style="red")
             for line in last_words(cell.folder):
                 console.print(f"    {line}", style="dim")
-    tell_outdated(found, "`entrobench run` runs them anew, with --keep-stale it keeps those that are done")
+    tell_outdated(found, "`entrobench run` trains them again, with --keep-stale it keeps those that are done")
     others, attempts = leftovers(config, matrix)
     if others:
         console.print(f"{len(others)} more cells in {config.folder} belong to earlier versions of this configuration")

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.base.addresses import visible_address
 from harness.base.deadline import within
 from harness.base.errors import Damaged, UserError
-from harness.cells.provenance import earlier
+from harness.cells.attempts import earlier_attempts
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
@@ -59,7 +59,7 @@ def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
     fed, damaged, uri = set[Path](), 0, config.tracking_uri
     limit = 60 * config.tracking.patience_minutes
     present = {cell.folder for cell in matrix}
-    for folder in (each for cell in matrix for each in (*earlier(cell.folder), cell.folder)):
+    for folder in (each for cell in matrix for each in (*earlier_attempts(cell.folder), cell.folder)):
         if not ((folder / "state.json").exists() or (folder / "metrics.jsonl").exists()):
             continue
         try:

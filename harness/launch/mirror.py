@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness.base import files
 from harness.cells import lease
-from harness.cells.provenance import earlier
+from harness.cells.attempts import earlier_attempts
 from harness.cells.state import FILE as STATE
 
 PIECE = 2**26  # bytes of a file that are sent at a time
@@ -97,7 +97,7 @@ class Receiver:
 
 def found(folder: Path) -> Iterator[Path]:
     """Yields the files of a cell and of its earlier attempts that are whole."""
-    for top in (folder, *earlier(folder)):
+    for top in (folder, *earlier_attempts(folder)):
         for parent, folders, names in os.walk(top):
             folders[:] = [name for name in folders if not name.startswith(".") and name != lease.NAME]
             own = {STATE, "mlflow.lock"} if parent == str(folder) else set()

@@ -24,6 +24,7 @@ from harness.base.shape import of_config, read
 from harness.batch import Rollout
 from harness.cells import provenance
 from harness.cells.provenance import Made
+from harness.cells.source_digest import SourceDigests, edited_components
 from harness.config import Config, Hardware, Verify
 from harness.data.cache import find_card
 from harness.data.sets import SETS
@@ -247,9 +248,9 @@ def assess(
 
 def attempt_at(kept: Path, task: Task, engine: EngineOnDemand, digest: str) -> Made:
     """Returns the record of what made an evaluation: that of the first time, unless the task was edited since."""
-    sources = {task.name: provenance.digest(type(task))}
+    sources = {task.name: SourceDigests().of(type(task))}
     earlier = Made.read(kept)
-    if earlier is not None and earlier.sources == sources:
+    if earlier is not None and not edited_components(earlier.sources, sources):
         return earlier
     gpu = torch.cuda.get_device_name() if engine.device == "cuda" else None
     packages = choice.DISTRIBUTIONS if engine.name == "vllm" else ()

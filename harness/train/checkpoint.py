@@ -27,7 +27,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from harness.base import files
 from harness.base.errors import CellFailure, Damaged
 from harness.cells import checkpoint_seal
-from harness.cells.checkpoint_seal import digest
 from harness.dist import ranks
 from harness.train.weights import fill
 
@@ -105,13 +104,13 @@ class Checkpoints:
                 dcp.save(tensors, storage_writer=writer, process_group=self.group)
             except CheckpointException as error:  # which is no Exception
                 raise next(iter(error.failures.values()))[0] from error
-            mine = {file.name: digest(file) for file in partial.glob(f"shard-{ranks.number() + 1:05d}-*")}
+            mine = {file.name: files.sha256_of(file) for file in partial.glob(f"shard-{ranks.number() + 1:05d}-*")}
             sums = {name: found for each in ranks.each(mine, self.group) for name, found in each.items()}
             if ranks.number() == 0:
                 with files.atomic(partial / ROWS) as file:
                     file.write(save(rows))
                 files.write_text(partial / REST, said)
-                sums |= {name: digest(partial / name) for name in (ROWS, REST)}
+                sums |= {name: files.sha256_of(partial / name) for name in (ROWS, REST)}
                 checkpoint_seal.write(partial, self.cell, step, sums)
                 complete(partial, path)
                 self.keep(KEPT)

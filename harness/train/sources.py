@@ -16,4 +16,6 @@ def components(spec: CellSpec) -> dict[str, type]:
     methods = baselines.table(config.plugins)
     method = Method.of(spec.key.method, methods, config.method_options)
     built = [tasks.build(each, config.plugins) for each in (spec.key.task, *config.eval.tasks)]
-    return provenance.named([*method.components, *built], composition.components(methods), tasks.table(config.plugins))
+    return provenance.component_classes(
+        [*method.components, *built], composition.components(methods), tasks.table(config.plugins)
+    )

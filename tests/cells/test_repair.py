@@ -13,9 +13,9 @@ from trainers import records
 
 from harness import cell as process
 from harness import config, matrix
-from harness.base import seal
+from harness.base import files, seal
 from harness.base.errors import Damaged
-from harness.cells import checkpoint_seal, checksums, evaluation_files, provenance, state
+from harness.cells import attempts, checkpoint_seal, checksums, evaluation_files, state
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
@@ -180,7 +180,7 @@ def test_a_cell_that_was_done_is_named_and_done_again(
     assert not list(checksums.changed(cell.folder))
     again = Made.read(cell.folder)
     assert (again == first) == (then != ANEW)
-    assert len(provenance.earlier(cell.folder)) == (then == ANEW)
+    assert len(attempts.earlier_attempts(cell.folder)) == (then == ANEW)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_done_cell_keeps_its_numbers_without_a_model_and_a_checkpoint_to_make_
     assert (cell.folder / "model.damaged").is_dir()
     assert not (cell.folder / "model").exists()
     assert not list(checksums.changed(cell.folder))
-    assert not provenance.earlier(cell.folder)
+    assert not attempts.earlier_attempts(cell.folder)
 
 
 @pytest.mark.parametrize("lacking", ["a step", "an evaluation"])
@@ -276,7 +276,7 @@ def test_without_a_checkpoint_a_cell_keeps_no_numbers_that_are_not_whole(lacking
         (cell.folder / "evals" / "countdown-000005.json").unlink()
     run(cell)
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
-    assert len(provenance.earlier(cell.folder)) == 1
+    assert len(attempts.earlier_attempts(cell.folder)) == 1
 
 
 def test_a_state_that_says_done_too_early_is_not_believed(cell: Cell) -> None:
@@ -312,7 +312,7 @@ def test_a_cell_whose_checkpoints_are_all_damaged_begins_anew(cell: Cell, capsys
     assert "begins anew: the earlier attempt was left without a whole checkpoint" in capsys.readouterr().out
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
     assert (cell.folder / MODEL).read_bytes() == model
-    assert len(provenance.earlier(cell.folder)) == 1
+    assert len(attempts.earlier_attempts(cell.folder)) == 1
 
 
 def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, 
     prepare(other)
     assert other.progress().state == "planned"
     assert type(other.spec).read(other.folder) == other.spec
-    [aside] = provenance.earlier(other.folder)
+    [aside] = attempts.earlier_attempts(other.folder)
     assert type(cell.spec).read(aside).id == cell.id
 
 
@@ -376,13 +376,13 @@ def test_a_model_is_read_again_if_it_was_written_since_and_may_be_removed(
     (tmp_path / "config.yaml").write_text(seal.close_yaml("{}\n"))
     checksums.write(tmp_path)
     read: list[str] = []
-    digest = checksums.digest
+    digest = files.sha256_of
 
     def noting(path: Path) -> str:
         read.append(path.name)
         return digest(path)
 
-    monkeypatch.setattr(checksums, "digest", noting)
+    monkeypatch.setattr(files, "sha256_of", noting)
     assert not list(checksums.changed(tmp_path))
     (tmp_path / MODEL).touch()
     assert not list(checksums.changed(tmp_path))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import cli, config
-from harness.cells import lease, provenance
+from harness.cells import attempts, lease, provenance
 from harness.cells.state import State
 from harness.matrix import cells, claim
 
@@ -28,7 +28,7 @@ def results(tmp_path: Path) -> Path:
         cell.spec.write(cell.folder)
         attempt = provenance.begin(cell.folder, {"grpo": "1"}, "cpu", None)
         State("done").write(cell.folder)
-    aside = provenance.set_aside(
+    aside = attempts.set_aside(
         cells(ours)[0].folder, provenance.begin(cells(ours)[0].folder, {"grpo": "1"}, "cpu", None)
     )
     assert aside.is_dir()
@@ -116,7 +116,7 @@ def test_a_cell_that_a_process_works_on_stays(results: Path, capsys: pytest.Capt
     ours, other = (
         cells(config.load("smoke", [f"results={results}", *more]))[0].folder for more in ([], ["train.lr=0.5"])
     )
-    [aside] = provenance.earlier(ours)
+    [aside] = attempts.earlier_attempts(ours)
     with lease.held(ours), lease.held(other):
         clean(results, "--yes", code=0)
     assert other.is_dir()

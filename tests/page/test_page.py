@@ -134,7 +134,7 @@ def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_ur
     fresh, kept = told({}), told({"clip_b": "as it was"})
     assert (fresh.methods, fresh.baseline, fresh.notes) == (["grpo", "clip_b"], "clip_b", [])
     assert (kept.methods, kept.baseline) == (["grpo", "clip_b †"], "clip_b †")
-    assert kept.notes == ["† clip_b seed 1: made by another source: clip_b; `entrobench run` runs it anew."]
+    assert kept.notes == ["† clip_b seed 1: made by another version of clip_b; `entrobench run` runs it anew."]
     assert named(kept) == [[name.replace("clip_b", "clip_b †") for name in names] for names in named(fresh)]
     assert ["grpo", "clip_b †"] in named(kept)
     for ours, theirs in zip(every_figure(fresh), every_figure(kept), strict=True):
