@@ -187,7 +187,7 @@ def main(folder: str, gpus: Sequence[str] = (), wait: float | None = None) -> No
 
 def write_log(place: Path) -> None:
     """Sends all that this process prints to the cell's log."""
-    log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -314,6 +314,10 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
     """Returns the configuration in a file, with `key=value` overrides on top."""
     path = find(name)
     given = functools.reduce(merged, [*with_base(path), *map(override, overrides)])
+    check_names_of_elsewhere(given, Config)
+    hardware = given.get("hardware")
+    if isinstance(hardware, Mapping) and hardware.get("device") == "gpu":  # the usual word for it
+        given = merged(given, {"hardware": {"device": "cuda"}})
     config: Config = typed(Config(), safe_yaml.filled(given, given), "")
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
@@ -332,7 +336,7 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def override(given: str) -> dict[str, Any]:
-    """Returns what `key=value` says."""
+    """Return the setting that `key=value` names, in its sections."""
     key, equals, value = given.partition("=")
     if not (key and equals):
         raise UserError(f"{shown(given)} is not an override; write key=value, for example train.steps=10")
@@ -346,6 +350,55 @@ def override(given: str) -> dict[str, Any]:
     if is_list(key) and isinstance(value := OmegaConf.select(found, key), str | int | float) and value != "":
         OmegaConf.update(found, key, [value])  # seeds=0 is seeds=[0]
     return cast(dict[str, Any], OmegaConf.to_container(found))
+
+
+# What other libraries call a setting, with the last part of its key here.
+SYNONYMS = {
+    "learning_rate": "lr",
+    "max_steps": "steps",
+    "num_steps": "steps",
+    "batch_size": "prompts",
+    "group_size": "group",
+    "num_generations": "group",
+    "num_epochs": "epochs",
+    "max_grad_norm": "grad_clip",
+    "max_tokens": "max_new_tokens",
+    "max_completion_length": "max_new_tokens",
+    "seed": "seeds",
+    "method": "methods",
+    "task": "tasks",
+    "model": "models",
+    "gpus": "ranks",
+}
+
+
+def check_names_of_elsewhere(given: Mapping[str, Any], schema: Any, where: str = "") -> None:
+    """Refuse an unknown key whose name is that of a setting in another section or in another library."""
+    sections = section_types(schema)
+    for name, value in given.items():
+        if name in sections:
+            inner = sections[name]
+            if inner is not None and isinstance(value, Mapping):
+                check_names_of_elsewhere(value, inner, f"{where}{name}.")
+            continue
+        wanted = SYNONYMS.get(name, name)
+        keys = [key for key in all_keys(Config) if key.rpartition(".")[2] == wanted]
+        if keys and name not in getattr(schema, "refused", ()):
+            raise UserError(f"unknown key {short(f'{where}{name}')}; did you mean {' or '.join(map(repr, keys))}?")
+
+
+def section_types(schema: Any) -> dict[str, Any]:
+    """Return the fields of a section with the dataclass of each; None for a field that is no section."""
+    hints = get_type_hints(schema)
+    return {each.name: section(hints[each.name]) for each in dataclasses.fields(schema)}
+
+
+def all_keys(schema: Any, where: str = "") -> list[str]:
+    """Return the keys of all values in a section and in the sections in it."""
+    keys = []
+    for name, inner in section_types(schema).items():
+        keys += [f"{where}{name}"] if inner is None else all_keys(inner, f"{where}{name}.")
+    return keys
 
 
 def is_list(key: str) -> bool:

@@ -12,6 +12,7 @@ import baselines
 from harness import config, matrix
 from harness.base import registry
 from harness.base.errors import UserError
+from harness.commands import common
 
 KEPT = (
     "eval",
@@ -69,6 +70,13 @@ def test_the_field_is_every_method_there_is() -> None:
     [
         ("train.stpes=3", ["unknown key train.stpes", "did you mean 'steps'"]),
         ("trian.steps=3", ["unknown key trian", "did you mean 'train'"]),
+        ("lr=3e-6", ["unknown key lr; did you mean 'train.lr'?"]),
+        ("train.learning_rate=3e-6", ["unknown key train.learning_rate; did you mean 'train.lr'?"]),
+        ("train.temperature=1", ["did you mean 'rollout.temperature' or 'eval.temperature'?"]),
+        ("seed=3", ["unknown key seed; did you mean 'seeds'?"]),
+        ("batch_size=8", ["did you mean 'train.prompts'?"]),
+        ("n=8", ["did you mean 'train.filter.n'?"]),
+        ("hardware.device=tpu", ["hardware.device is 'tpu'", "allowed: auto, cpu, cuda"]),
         ("train.steps=many", ["train.steps", "many"]),
         ("train=3", ["train is 3", "mapping"]),
         ("methods=[clip_bb]", ["unknown method 'clip_bb'", "did you mean 'clip_b'"]),
@@ -341,7 +349,7 @@ def test_identity_is_what_defines_the_result() -> None:
 def test_planning_and_reporting_start_without_torch() -> None:
     code = (
         "import sys; from harness import cli, config, matrix; cli.parser(); "
-        "from harness.base import statistics; from harness.report import leaderboard; "
+        "from harness import statistics; from harness.table import leaderboard; "
         "matrix.cells(config.load('demo')); "
         "heavy = {'torch', 'transformers', 'lm_eval', 'mlflow', 'datasets', 'matplotlib'} & set(sys.modules); "
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
@@ -370,3 +378,27 @@ def test_no_matrix_takes_the_place_of_its_own_store() -> None:
     for name in ("evaluation", "mlflow", "mlartifacts2", "runs"):
         assert config.load("smoke", [*place, f"name={name}"]).name == name
     assert config.load("smoke", ["results=other", place[1], "name=runs.db"]).name == "runs.db"
+
+
+def test_gpu_means_cuda(tmp_path: Path) -> None:
+    assert config.load("demo", ["hardware.device=gpu"]).hardware.device == "cuda"
+    path = tmp_path / "given.yaml"
+    path.write_text("base: smoke\nhardware: {device: gpu}")
+    assert config.load(str(path)).hardware.device == "cuda"
+    assert config.load(str(path), ["hardware.device=cpu"]).hardware.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("seeds=3", "note: seeds=3 is one seed, seed 3; for 3 seeds write seeds=[0,1,2]"),
+        ("seeds=2", "note: seeds=2 is one seed, seed 2; for 2 seeds write seeds=[0,1]"),
+        ("seeds=10", "note: seeds=10 is one seed, seed 10; for 10 seeds write seeds=[0,1,2,...,9]"),
+        ("seeds=0", None),
+        ("seeds=1", None),
+        ("seeds=[3]", None),
+        ("train.steps=3", None),
+    ],
+)
+def test_a_number_of_seeds_is_one_seed_and_says_so(override: str, hint: str | None) -> None:
+    assert common.one_seed_hint(override) == hint

@@ -93,10 +93,22 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     with place(path) as temporary:
         temporary.mkdir()
         yield temporary
+        readable = usual_mode(temporary)
         for file in temporary.rglob("*"):
+            if file.is_file():
+                file.chmod(file.stat().st_mode | readable)  # safetensors lets only the owner read what it writes
             sync(file)
         shutil.rmtree(path, ignore_errors=True)
         os.rename(temporary, path)
+
+
+def usual_mode(folder: Path) -> int:
+    """Return the permissions of a new file in a folder, which the user's umask decides."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode & 0o777
+    probe.unlink()
+    return mode
 
 
 def sync(path: Path) -> None:

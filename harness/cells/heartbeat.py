@@ -48,7 +48,7 @@ class Standing:
     @contextmanager
     def kept(self, room: Path, rank: int) -> Iterator[None]:
         """Writes it into a folder too, from the beginning on."""
-        self.file = os.open(room / f"{NAME}-{rank}", os.O_WRONLY | os.O_CREAT)
+        self.file = os.open(room / f"{NAME}-{rank}", os.O_WRONLY | os.O_CREAT, 0o666)
         self.room, self.step = room, 0
         self.enter("")
         try:

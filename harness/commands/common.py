@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable
 
@@ -61,8 +62,22 @@ def confirm(question: str, without_terminal: str) -> bool:
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
+def one_seed_hint(override: str) -> str | None:
+    """Return a hint if an override names one seed where a number of seeds may be meant."""
+    match = re.fullmatch(r"seeds=(\d+)", override)
+    if match is None or int(match[1]) < 2:
+        return None
+    number = int(match[1])
+    some = ",".join(map(str, range(min(number, 3))))
+    several = f"[{some}]" if number <= 3 else f"[{some},...,{number - 1}]"
+    return f"note: {override} is one seed, seed {number}; for {number} seeds write seeds={several}"
+
+
 def load(arguments: argparse.Namespace) -> Config:
-    """Returns the configuration that the arguments name, with their plugins."""
+    """Return the configuration that the arguments name, with their plugins."""
     config = configs.load(arguments.config, arguments.overrides)
+    for override in arguments.overrides:
+        if hint := one_seed_hint(override):
+            print(hint, file=sys.stderr)  # not among the output, which may be a table for another program
     config.plugins += arguments.plugin
     return config

@@ -40,13 +40,26 @@ def call(arguments: argparse.Namespace) -> int:
                 console.print(f"    {line}", style="dim")
     tell_outdated(found, "`entrobench run` trains them again, with --keep-stale it keeps those that are done")
     others, attempts = leftovers(config, matrix)
-    if others:
-        console.print(f"{len(others)} more cells in {config.folder} belong to earlier versions of this configuration")
-    if attempts:
-        console.print(f"{len(attempts)} earlier attempts at cells are kept in {config.folder}")
-    if others or attempts:
-        console.print("`entrobench clean` removes what no configuration means any more")
+    for line in leftover_lines(config.folder, len(others), len(attempts), arguments):
+        console.print(line)
     return 0
+
+
+def leftover_lines(folder: Path, others: int, attempts: int, arguments: argparse.Namespace) -> list[str]:
+    """Return lines on the cells and attempts in a matrix's folder that the configuration does not include.
+
+    With overrides these cells may be the whole matrix of the configuration itself, so nothing is said of deleting them.
+    """
+    lines = []
+    if others and arguments.overrides:
+        lines.append(f"{others} more cells in {folder} have other settings than these overrides give")
+    elif others:
+        lines.append(f"{others} more cells in {folder} have other settings, from overrides or an edited configuration")
+    if attempts:
+        lines.append(f"{attempts} earlier attempts at cells are kept in {folder}")
+    if lines and not arguments.overrides:
+        lines.append(f"`entrobench clean {arguments.config}` lists them, and asks before it deletes them")
+    return lines
 
 
 def last_words(folder: Path) -> list[str]:
