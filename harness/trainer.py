@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.base import files, seeds
 from harness.base.errors import CellFailure
 from harness.batch import TokenBatch, TokenStats
-from harness.cells import evaluation_files, heartbeat
+from harness.cells import evaluation_files
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.log import MetricsLog, collapse
 from harness.composition import Signal
@@ -54,7 +54,7 @@ class Trainer:
         self.synchronise(self.done_steps)
         early = False
         while not early and (step := self.done_steps + 1) <= self.last_step:
-            watch, heartbeat.here.step = Stopwatch(), step
+            watch, self.parts.heartbeat.step = Stopwatch(self.parts.heartbeat), step
             record = self.train_step(step, watch) if step else dict(self.parts.pool.record)
             self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
             with watch.phase("evaluate"):

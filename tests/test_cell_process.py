@@ -15,11 +15,11 @@ from endings import end
 import baselines
 from harness import cell, config, matrix
 from harness.base import files
-from harness.cells import attempts, heartbeat, lease, source_digest, state
-from harness.cells.diary import Diary
+from harness.cells import attempts, lease, source_digest, state
 from harness.cells.provenance import Made
 from harness.cells.source_digest import SourceDigests
 from harness.cells.state import State
+from harness.cells.status_writer import StatusWriter
 from harness.commands import status
 from harness.commands.common import console
 from harness.rollout import models
@@ -83,7 +83,10 @@ def test_what_another_source_made_is_not_continued(
     assert (planned.folder / "metrics.jsonl").read_text() == ""
     assert begun(planned).attempt != old.attempt
     assert State.read(planned.folder) == State("done", durable_step=7), "with the seconds of its own"
-    assert "begins anew: the earlier attempt was made by another version of clip_b" in capsys.readouterr().out
+    assert (
+        "training starts at step 0: the earlier attempt was made by another version of clip_b"
+        in capsys.readouterr().out
+    )
 
 
 def test_it_says_what_it_began_from(planned: matrix.Cell) -> None:
@@ -111,7 +114,7 @@ def test_only_what_is_done_may_be_of_another_base_model(
     asides = attempts.earlier_attempts(planned.folder)
     assert [Made.read(aside) for aside in asides] == ([] if before == "done" else [old])
     assert (begun(planned) == old) == (before == "done")
-    said = "begins anew: the earlier attempt was begun from another base model; it is kept in"
+    said = "training starts at step 0: the earlier attempt was begun from another base model; it is kept in"
     assert (said in capsys.readouterr().out) == (before != "done")
 
 
@@ -194,13 +197,14 @@ def stand_still(folder: Path) -> None:
     cell.write_log(folder)
     with lease.held(folder) as held:
         assert held is not None
-        with lease.fenced(held), heartbeat.here.kept(held.room, 0):
+        status = StatusWriter(folder)
+        with lease.fenced(held), status.heartbeat.kept(held.room, 0):
             (held.room / "standing-1").write_text("rollout of step 3")
-            Diary(folder).end_when_still(held.room, 0.03)
-            heartbeat.here.enter("update")
+            status.end_when_stalled(held.room, 0.03)
+            status.heartbeat.enter("update")
             for _ in range(30):
                 time.sleep(0.1)
-                heartbeat.here.forward()
+                status.heartbeat.forward()
             time.sleep(60)
 
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -129,7 +130,7 @@ def pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
 
 def rank() -> None:
     """In the process of a rank."""
-    ranks.end_with_parent()
+    ranks.end_with_parent(threading.Event())
     torch.set_num_threads(1)
     specs, plugins, folder = json.loads(sys.argv[1])
     table, own = baselines.table(plugins, {}), int(os.environ["RANK"])

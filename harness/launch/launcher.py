@@ -17,7 +17,8 @@ from typing import Protocol
 
 from harness.base import files
 from harness.base.errors import Unwritten, UserError
-from harness.cells import heartbeat, lease, state
+from harness.cells import lease, state
+from harness.cells.heartbeat import last_heartbeat
 from harness.cells.repair import mend
 from harness.cells.state import State
 from harness.matrix import Cell
@@ -103,7 +104,7 @@ class Life:
         """Returns where it stood last, as the end of a sentence. What an earlier process left went with its lease when
         this cell was prepared."""
         last = lease.last(self.cell.folder)
-        where = heartbeat.of(last.room) if last else ""
+        where = last_heartbeat(last.room) if last else ""
         return f" in {where}" if where else ""
 
     def limit(self) -> None:

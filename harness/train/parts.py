@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 import baselines
 import tasks
 from harness.base.errors import UserError
-from harness.cells import heartbeat
+from harness.cells.heartbeat import Heartbeat
 from harness.cells.spec import CellSpec
 from harness.composition import Method
 from harness.config import Config
@@ -46,6 +46,7 @@ class Parts:
     tokenizer: Any
     verifier: Verifier
     chat: Chat
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
 
 def device_of(config: Config) -> tuple[str, torch.dtype]:
@@ -57,8 +58,11 @@ def device_of(config: Config) -> tuple[str, torch.dtype]:
     return device, getattr(torch, dtype)
 
 
-def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print) -> Parts:
-    """Returns all that a cell trains with."""
+def build(
+    spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print, heartbeat: Heartbeat | None = None
+) -> Parts:
+    """Return all that a cell trains with; `heartbeat` follows their progress."""
+    heartbeat = heartbeat or Heartbeat()
     config = spec.config
     device, dtype = device_of(config)
     torch.set_num_threads(config.hardware.threads)
@@ -68,15 +72,17 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
     model = models.resolve(spec.key.model)
     base = model.folder()
     templates.warm_up(base)
-    common = (config.train, config.rollout.temperature, device, dtype, config.hardware)
+    common = (config.train, config.rollout.temperature, device, dtype, config.hardware, heartbeat.forward)
     policy = Policy(base, *common)
     critic = None
     if "values" in method.needs:
         critic_lr = vars(method.objective)["critic_lr"]  # every objective that needs values has one
-        critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware)
+        critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware, heartbeat.forward)
     tokenizer = opened(AutoTokenizer, base)
     check_vocabulary(tokenizer, policy.module, base)
-    engine = engines.build(config.rollout.engine, base, tokenizer.eos_token_id, device, dtype, config.hardware)
+    engine = engines.build(
+        config.rollout.engine, base, tokenizer.eos_token_id, device, dtype, config.hardware, heartbeat.forward
+    )
     torch.manual_seed(spec.key.seed)  # after the engine, since vLLM seeds what all of the process draw from
     task = instructed(tasks.build(spec.key.task, config.plugins), model.chat)
     if config.train.filter is not None:
@@ -86,7 +92,7 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
     weights = {**model.identity(), "digest": model.digest(base)}
     asker = Asker(weights, task, engine, tokenizer, verifier, config.rollout, most, model.chat)
     found = None
-    with heartbeat.here.at("filter"), led(asker.verdicts) as ask:
+    with heartbeat.at("filter"), led(asker.verdicts) as ask:
         if ask is not None:
             at_once = ranks.count() * max(RESPONSES // given.n, 1) if given else 0
             found = pool(asker, ask, given, models.default_cache(), at_once, say)
@@ -110,6 +116,7 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
         tokenizer=tokenizer,
         verifier=verifier,
         chat=model.chat,
+        heartbeat=heartbeat,
     )
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrain
 from harness.base import files
 from harness.base.errors import CellFailure, UserError
 from harness.batch import TokenBatch, TokenStats
-from harness.cells import heartbeat
+from harness.cells.heartbeat import no_progress
 from harness.config import Hardware, Train
 from harness.dist import ranks
 from harness.tokens.head import Head
@@ -41,7 +41,9 @@ class Learner:
         device: str,
         dtype: torch.dtype,
         hardware: Hardware,
+        on_progress: Callable[[], None],
     ) -> None:
+        self.on_progress = on_progress
         self.network = network.train()
         self.train, self.lr, self.device, self.dtype = train, lr, device, dtype
         self.micro, self.recompute = hardware.micro_tokens, hardware.recompute
@@ -91,7 +93,7 @@ class Learner:
     def backward(self, loss: Tensor) -> None:
         if not torch.isfinite(loss):
             raise CellFailure(f"the loss of the {type(self).__name__.lower()} is {loss.item()}")
-        heartbeat.here.forward()
+        self.on_progress()
         loss.backward()
 
     def step(self, step: int) -> float:
@@ -249,11 +251,19 @@ class Policy(Learner):
     module: PreTrainedModel
 
     def __init__(
-        self, folder: Path, train: Train, temperature: float, device: str, dtype: torch.dtype, hardware: Hardware
+        self,
+        folder: Path,
+        train: Train,
+        temperature: float,
+        device: str,
+        dtype: torch.dtype,
+        hardware: Hardware,
+        on_progress: Callable[[], None] = no_progress,
     ) -> None:
         model = weights.outline(folder, AutoModelForCausalLM)
         self.module, self.temperature = weights.checked(model, folder), temperature
-        super().__init__(Scorer(self.module, temperature, device), folder, train, train.lr, device, dtype, hardware)
+        scorer = Scorer(self.module, temperature, device)
+        super().__init__(scorer, folder, train, train.lr, device, dtype, hardware, on_progress)
 
     @property
     def vocabulary(self) -> int:
@@ -284,7 +294,7 @@ class Policy(Learner):
                     each.save_pretrained(place)
 
     def _forward(self, batch: TokenBatch, **which: bool) -> TokenStats:
-        heartbeat.here.forward()
+        self.on_progress()
         with self.autocast():
             return TokenStats(*self.network(batch, **which))
 
@@ -310,10 +320,17 @@ class Critic(Learner):
     module: ValueModel
 
     def __init__(
-        self, folder: Path, train: Train, lr: float, device: str, dtype: torch.dtype, hardware: Hardware
+        self,
+        folder: Path,
+        train: Train,
+        lr: float,
+        device: str,
+        dtype: torch.dtype,
+        hardware: Hardware,
+        on_progress: Callable[[], None] = no_progress,
     ) -> None:
         self.module = ValueModel(folder, device)
-        super().__init__(self.module, folder, train, lr, device, dtype, hardware)
+        super().__init__(self.module, folder, train, lr, device, dtype, hardware, on_progress)
 
     def values(self, batch: TokenBatch) -> Tensor:
         with torch.no_grad():

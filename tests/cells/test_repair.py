@@ -309,7 +309,9 @@ def test_a_cell_whose_checkpoints_are_all_damaged_begins_anew(cell: Cell, capsys
     for path in cell.folder.glob("checkpoints/step-*/shard-*"):
         flip(path)
     run(cell)
-    assert "begins anew: the earlier attempt was left without a whole checkpoint" in capsys.readouterr().out
+    assert (
+        "training starts at step 0: the earlier attempt was left without a whole checkpoint" in capsys.readouterr().out
+    )
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
     assert (cell.folder / MODEL).read_bytes() == model
     assert len(attempts.earlier_attempts(cell.folder)) == 1
