@@ -112,7 +112,7 @@ def add(
     }
     made = Made(run, 1e9 + number, "0.1.0", "c" * 40, False, cell.sources, {"torch": "2.9"}, "a processor", "cpu")
     tags = {"cell": spec.id, "matrix": spec.matrix, **spec.key.tags()}
-    tags |= {**made.tags(), "status": "done", "device": "cpu", TAG: identities.digest(outcome)}
+    tags |= {**made.tags(), "status": "done", "device": "cpu", TAG: identities.hash_of(outcome)}
     own = {
         "run_uuid": run,
         "name": f"{cell.method} s{cell.seed}",

@@ -163,7 +163,7 @@ def owned(folder: Path, status: StatusWriter, wait: float | None) -> Iterator[Pa
 def leased(folder: Path, wait: float | None) -> Iterator[Path]:
     """Take the lease of the cell, by rank 0 for all ranks; yields its directory."""
     if ranks.number() == 0:
-        with lease.held(folder, wait) as mine:
+        with lease.hold(folder, wait) as mine:
             if mine is None:
                 print(f"another process works on this cell: {lease.holder(folder)}", flush=True)
                 sys.exit(lease.BUSY)
@@ -203,7 +203,7 @@ def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = Fa
         device, _ = device_of(spec.config)
         gpu = torch.cuda.get_device_name() if device == "cuda" else None
         engine = choice.DISTRIBUTIONS if spec.config.rollout.engine == "vllm" else ()
-        provenance.begin(folder, present, device, gpu, engine, base_model=base_model, harness=HARNESS)
+        provenance.begin_attempt(folder, present, device, gpu, engine, base_model=base_model, harness=HARNESS)
     before = State.read(folder)
     State("running", seconds=before.seconds).write(folder)
     return True
@@ -259,7 +259,7 @@ def finish(trainer: Trainer, folder: Path, status: StatusWriter) -> None:
             trainer.policy.save(folder / checksums.MODEL, trainer.parts.tokenizer)
     if ranks.number() == 0:
         check_complete(trainer)
-        checksums.write(folder)  # before the state: a cell that is done has checksums
+        checksums.write_checksums(folder)  # before the state: a cell that is done has checksums
         status.note(state="done", collapsed=trainer.collapsed)
 
 
@@ -276,7 +276,7 @@ def check_complete(trainer: Trainer) -> None:
         raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {last_step + 1} were expected")
     for name in trainer.parts.evaluation_tasks:
         samples = config.eval.of(name).samples
-        result = evaluation_files.read(evaluation_files.place(trainer.folder, name, last_step))
+        result = evaluation_files.read_evaluation(evaluation_files.evaluation_path(trainer.folder, name, last_step))
         if not result["right"] or {len(row) for row in result["right"]} != {samples}:
             raise CellFailure(f"the last evaluation of {name} lacks samples")
 

@@ -124,7 +124,7 @@ class Method:
 
     def identity(self) -> list[dict[str, Any]]:
         """Returns all that defines the method, for the hash of a cell."""
-        return [identities.of(component) for component in self.components]
+        return [identities.component_identity(component) for component in self.components]
 
     def rewarded(self, old: TokenStats, batch: TokenBatch) -> TokenBatch:
         """Returns the rollout batch with the rewards that advantages are taken of."""

@@ -47,7 +47,7 @@ class Shared:
         self.method = cache(lambda spec: Method.of(spec, self.methods, config.method_options))
         self.task = cache(lambda spec: registry.build("task", self.tasks, spec))
         self.method_identity = cache(lambda spec: self.method(spec).identity())
-        self.task_identity = cache(lambda spec: identities.of(self.task(spec)))
+        self.task_identity = cache(lambda spec: identities.component_identity(self.task(spec)))
         self.evaluation_name = cache(lambda spec: evaluation_name(self.task(spec)))
         self.evaluation_identity = cache(self.evaluated_as)
         self.made_of = cache(lambda spec: composition.composed(spec, self.methods))

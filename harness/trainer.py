@@ -260,7 +260,7 @@ class Trainer:
             "metrics": result.metrics,
             "flags": task.flags(self.parts.task.name),
         }
-        evaluation_files.write(self.folder, record)
+        evaluation_files.write_evaluation(self.folder, record)
         files.write_lines(self.folder / "samples" / f"evaluate-{name}-{step:06d}.jsonl", result.samples)
         return {f"eval/{name}/{key}": value for key, value in result.metrics.items()}
 

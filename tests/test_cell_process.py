@@ -195,7 +195,7 @@ def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, mo
 def stand_still(folder: Path) -> None:
     """Comes forward for three seconds, and then no more: as a rank that waits for another one, which stands still."""
     cell.write_log(folder)
-    with lease.held(folder) as held:
+    with lease.hold(folder) as held:
         assert held is not None
         status = StatusWriter(folder)
         with lease.fenced(held), status.heartbeat.kept(held.room, 0):

@@ -91,7 +91,7 @@ def is_whole(aside: Path) -> bool:
         checksums.check_sizes(aside)
     except Damaged:
         return False
-    return not any(checksums.changed(aside))
+    return not any(checksums.changed_records(aside))
 
 
 def take_back(folder: Path, aside: Path) -> bool:
@@ -111,7 +111,7 @@ def take_back(folder: Path, aside: Path) -> bool:
         made = Made.read(aside)
         assert made is not None
         dataclasses.replace(made, attempt=uuid.uuid4().hex, started=time.time()).write(aside)
-        files.remove(aside / MLFLOW_RUN)
+        files.remove_path(aside / MLFLOW_RUN)
         (aside / provenance.FILE).rename(folder / provenance.FILE)
         finish_taking_back(folder)
     return True
@@ -131,7 +131,7 @@ def finish_taking_back(folder: Path) -> None:
         with lock(folder / "mlflow.lock"):  # no half-moved attempt is sent to MLflow
             moved = [path for path in sorted(aside.iterdir()) if path.name not in (*STAYING, STATE)]
             for path in moved:
-                files.remove(folder / path.name)  # the log of a process that was started in between
+                files.remove_path(folder / path.name)  # the log of a process that was started in between
                 path.rename(folder / path.name)
             (aside / STATE).rename(folder / STATE)
         shutil.rmtree(aside)

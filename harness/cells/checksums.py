@@ -21,7 +21,7 @@ MODEL = "model"  # the folder of the trained model
 SUMMED = (log.FILE, "evals/*.json", "samples/*.jsonl", f"{MODEL}/*")
 
 
-def write(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
     """Writes down the size and the SHA-256 of each record of a cell, and of a model's file when it was written."""
     found = {}
     for pattern in SUMMED:
@@ -58,7 +58,7 @@ def check_sizes(folder: Path) -> None:
             raise Damaged(folder / name, f"it holds {there} bytes where {size} were written")
 
 
-def changed(folder: Path) -> Iterator[tuple[Damaged, str]]:
+def changed_records(folder: Path) -> Iterator[tuple[Damaged, str]]:
     """Yield the harm to each record that is not as it was when the cell was done, with its name; this reads all of
     them, and of models only files that were written since."""
     try:

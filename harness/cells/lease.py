@@ -125,7 +125,7 @@ def clock(folder: Path) -> float:
         return time.time()
 
 
-def last(folder: Path) -> Lease | None:
+def newest_lease(folder: Path) -> Lease | None:
     """Returns the newest lease on a cell; None before the first."""
     try:
         numbers = [int(name) for name in os.listdir(folder / NAME) if name.isdigit()]
@@ -136,12 +136,12 @@ def last(folder: Path) -> Lease | None:
 
 def holder(folder: Path) -> Owner | None:
     """Returns who works on the cell; None for nobody."""
-    lease = last(folder)
+    lease = newest_lease(folder)
     return None if lease is None or lease.free else lease.owner
 
 
 @contextlib.contextmanager
-def held(folder: Path, wait: float | None = None) -> Iterator[Lease | None]:
+def hold(folder: Path, wait: float | None = None) -> Iterator[Lease | None]:
     """Holds the cell: what this process writes into its folder is fenced. Yields None if another one holds it still
     after so many seconds; None waits for ever."""
     lease = take(folder, wait)
@@ -164,28 +164,28 @@ def held(folder: Path, wait: float | None = None) -> Iterator[Lease | None]:
 @contextlib.contextmanager
 def briefly(folder: Path) -> Iterator[bool]:
     """Yields whether this process may write into the cell's folder: it works on it, or nobody does."""
-    if folder in files.rooms:
+    if folder in files.lease_dirs:
         yield True
         return
-    with held(folder, wait=0) as lease:
+    with hold(folder, wait=0) as lease:
         yield lease is not None
 
 
 @contextlib.contextmanager
 def fenced(lease: Lease) -> Iterator[None]:
     """Lets this process write into the cell's folder as long as nobody takes the lease over."""
-    files.rooms[lease.folder] = lease.room
+    files.lease_dirs[lease.folder] = lease.room
     try:
         yield
     finally:
-        del files.rooms[lease.folder]
+        del files.lease_dirs[lease.folder]
 
 
 def take(folder: Path, wait: float | None = None) -> Lease | None:
     """Takes the next lease as soon as the last one is free."""
     began = time.monotonic()
     while True:
-        lease = last(folder)
+        lease = newest_lease(folder)
         if (lease is None or lease.free) and (mine := next_after(folder, lease)):
             return mine
         if wait is not None and time.monotonic() - began >= wait:
@@ -205,7 +205,7 @@ def next_after(folder: Path, lease: Lease | None) -> Lease | None:
     except OSError:
         shutil.rmtree(fresh)
         return None
-    if last(folder) != mine:  # it was there, and has been taken over since
+    if newest_lease(folder) != mine:  # it was there, and has been taken over since
         shutil.rmtree(mine.room)
         return None
     for name in os.listdir(folder / NAME):

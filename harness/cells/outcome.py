@@ -43,8 +43,8 @@ def evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> di
     """Returns the last evaluation of each task, beside the answers before any training (step 0) if there are some."""
     found: dict[str, dict[str, Any]] = {}
     logged = {line["step"]: line["metrics"] for line in lines}
-    for path, record in evaluation_files.every(folder):
-        evaluation_files.check(path, record, logged.get(record["step"], {}))
+    for path, record in evaluation_files.all_evaluations(folder):
+        evaluation_files.check_scores(path, record, logged.get(record["step"], {}))
         task = record["task"]
         earlier, distinct = found.get(task, {}), right_distinct(record, path.name)
         first = record["step"] == 0

@@ -81,7 +81,7 @@ class Made:
         return {key: value for key, value in known.items() if value is not None}
 
 
-def begin(
+def begin_attempt(
     folder: Path,
     sources: dict[str, str],
     device: str,
@@ -97,12 +97,12 @@ def begin(
     it was imported; None stands for the present one.
     """
     commit, dirty = checkout(Path(__file__).parents[2])
-    versions = {name: found for name in (*PACKAGES, *engine) if (found := version(name)) is not None}
+    versions = {name: found for name in (*PACKAGES, *engine) if (found := package_version(name)) is not None}
     versions["python"] = platform.python_version()
     made = Made(
         attempt=uuid.uuid4().hex,
         started=time.time(),
-        version=version("entrobench"),
+        version=package_version("entrobench"),
         commit=commit,
         dirty=dirty,
         sources=sources,
@@ -116,7 +116,7 @@ def begin(
     return made
 
 
-def version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

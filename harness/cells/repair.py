@@ -50,7 +50,7 @@ def mend(folder: Path, spec: CellSpec) -> None:
     usable = [step for step in saved if step <= good]
     keep_whole_lines(folder)
     only_model = done and ended(folder, spec, len(lines)) and all(step == len(lines) for step in damages.values())
-    if only_model and not any(seals.whole(path, spec.id) for path in checkpoints(folder).values()):
+    if only_model and not any(seals.is_whole_checkpoint(path, spec.id) for path in checkpoints(folder).values()):
         keep_numbers(folder, told)
     elif usable:
         for step in saved[len(usable) :]:
@@ -98,7 +98,7 @@ def sealed(folder: Path, cell: str) -> tuple[list[int], list[Damaged]]:
     steps, harm = [], []
     for step, path in checkpoints(folder).items():
         try:
-            seals.read(path, cell)
+            seals.read_seal(path, cell)
         except Damaged as damage:
             say(folder, f"{damage}; this checkpoint is not used")
             harm.append(damage)
@@ -111,9 +111,9 @@ def keep_numbers(folder: Path, told: str) -> None:
     """Leave a cell done whose steps and evaluations are whole, though nothing is left to make its model from."""
     model = folder / checksums.MODEL
     if model.exists():
-        files.remove(aside := folder / f"{checksums.MODEL}.damaged")
+        files.remove_path(aside := folder / f"{checksums.MODEL}.damaged")
         model.rename(aside)
-    checksums.write(folder)
+    checksums.write_checksums(folder)
     reason = f"warning: {told}; no checkpoint is left to make the model from, and the numbers are whole"
     state.change(folder, reason=reason)
     files.append(folder / "log.txt", f"{reason}\n")
@@ -147,14 +147,14 @@ def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
         yield Damaged(folder / log.FILE, f"it holds {len(lines)} steps, and the checkpoint {saved + 1}"), len(lines)
     for line in lines if done else lines[: saved + 1]:
         for task in {key.split("/")[1] for key in line["metrics"] if key.startswith("eval/")}:
-            path = evaluation_files.place(folder, task, line["step"])
+            path = evaluation_files.evaluation_path(folder, task, line["step"])
             try:
-                evaluation_files.check(path, evaluation_files.read(path), line["metrics"])
+                evaluation_files.check_scores(path, evaluation_files.read_evaluation(path), line["metrics"])
             except Damaged as error:
                 yield error, line["step"]
     if not done and not (folder / checksums.FILE).exists():
         return
-    for wrong, name in checksums.changed(folder):
+    for wrong, name in checksums.changed_records(folder):
         if name == checksums.FILE or name.startswith(f"{checksums.MODEL}/"):
             yield wrong, len(lines)  # the last checkpoint makes it anew
         else:

@@ -83,12 +83,12 @@ def alive(process: int) -> bool:
 def remove(found: Found) -> bool:
     """Removes it, unless a process works on the cell that it belongs to."""
     if found.cell is None:
-        files.remove(found.path)
+        files.remove_path(found.path)
         return True
     if not found.cell.is_dir():  # an attempt at a cell whose folder was deleted
         shutil.rmtree(found.path)
         return True
-    with lease.held(found.cell, wait=0) as ours:
+    with lease.hold(found.cell, wait=0) as ours:
         if ours is None:
             console.print(f"{found.path} is left: {lease.holder(found.cell)} works on it", style="yellow")
             return False

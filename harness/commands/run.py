@@ -143,7 +143,7 @@ def run(
 
 def unfinished(chosen: Sequence[Cell], keep_stale: bool) -> list[Cell]:
     """Return the cells that are not done, or whose records were changed since."""
-    return [cell for cell in chosen if not settled(cell, keep_stale) or any(checksums.changed(cell.folder))]
+    return [cell for cell in chosen if not settled(cell, keep_stale) or any(checksums.changed_records(cell.folder))]
 
 
 def may_train_again(todo: Sequence[Cell], *, rerun_edited: bool) -> bool:

@@ -103,7 +103,7 @@ class Life:
     def place(self) -> str:
         """Returns where it stood last, as the end of a sentence. What an earlier process left went with its lease when
         this cell was prepared."""
-        last = lease.last(self.cell.folder)
+        last = lease.newest_lease(self.cell.folder)
         where = last_heartbeat(last.room) if last else ""
         return f" in {where}" if where else ""
 

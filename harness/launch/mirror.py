@@ -73,12 +73,12 @@ class Receiver:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with files.place(folder / "incoming") as incoming:
+        with files.temporary_path(folder / "incoming") as incoming:
             self.incoming = incoming
         shutil.rmtree(incoming, ignore_errors=True)
 
     def take(self, change: Piece | Whole) -> None:
-        with files.place(self.folder / "incoming"):  # while this process may write there
+        with files.temporary_path(self.folder / "incoming"):  # while this process may write there
             self.incoming.mkdir(exist_ok=True)
             if isinstance(change, Piece):
                 path = self.incoming / change.path

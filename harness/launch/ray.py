@@ -85,7 +85,10 @@ class Task:
         """Sends the cell's folder, which this process holds until the cell has ended there."""
         import ray
 
-        if self.cell.folder not in files.rooms and self.held.enter_context(lease.held(self.cell.folder, 0)) is None:
+        if (
+            self.cell.folder not in files.lease_dirs
+            and self.held.enter_context(lease.hold(self.cell.folder, 0)) is None
+        ):
             self.end(lease.BUSY)
             return
         self.folder = Receiver(self.cell.folder)

@@ -97,7 +97,7 @@ def read_folder(cell: Cell, progress: Progress, own: dict[str, Any]) -> Told:
         reason=progress.reason,
         device=State.read(folder).device,
         curves=dict(curves),
-        evaluations=evaluations(record for _, record in evaluation_files.every(folder)),
+        evaluations=evaluations(record for _, record in evaluation_files.all_evaluations(folder)),
         identity=CellSpec.read(folder).identity,
         made=made_of(folder / MADE),
         times=(lines[0]["time"], lines[-1]["time"]) if lines else None,

@@ -38,7 +38,7 @@ def of(folder: Path, known: Mapping[str, str]) -> str:
     for name in VERSIONED:
         if name in parts:
             parts[name] = unversioned((folder / name).read_bytes(), parts[name])
-    return identities.digest(parts)
+    return identities.hash_of(parts)
 
 
 def unversioned(content: bytes, otherwise: str) -> str:
@@ -49,7 +49,7 @@ def unversioned(content: bytes, otherwise: str) -> str:
         return otherwise
     if isinstance(settings, dict):
         settings.pop(VERSION, None)
-    return identities.digest(settings)
+    return identities.hash_of(settings)
 
 
 def remembered(folder: Path) -> str:

@@ -133,7 +133,7 @@ class Assessment:
         tags |= {"model.identity": json.dumps(identity["model"]), "model.digest": identity["digest"]}
         tags |= {"notes": "; ".join(self.flags + self.notes)}
         return Evaluated(
-            key=identities.digest([identity, self.made.sources, self.dataset, self.evaluation.right]),
+            key=identities.hash_of([identity, self.made.sources, self.dataset, self.evaluation.right]),
             name=f"{model.name} {task}",
             folder=self.folder,
             made=self.made,
@@ -217,7 +217,7 @@ def assess(
         identity = {
             "model": model.identity(),
             "digest": digest,
-            "task": identities.of(task),
+            "task": identities.component_identity(task),
             "seed": wanted.seed,
             "engine": engine.name,
             **settings,
@@ -254,14 +254,14 @@ def attempt_at(kept: Path, task: Task, engine: EngineOnDemand, digest: str) -> M
         return earlier
     gpu = torch.cuda.get_device_name() if engine.device == "cuda" else None
     packages = choice.DISTRIBUTIONS if engine.name == "vllm" else ()
-    return provenance.begin(kept, sources, engine.device, gpu, packages, base_model=digest)
+    return provenance.begin_attempt(kept, sources, engine.device, gpu, packages, base_model=digest)
 
 
 def fingerprints(task: Task, split: str, number: int) -> dict[str, str]:
     """Returns the hash of the problems that were asked, and that of their whole set if one was prepared."""
     asked = [[problem.id, problem.prompt, problem.answer] for problem in task.problems(split)[:number]]
     card = find_card(task.name) if task.name in SETS else None
-    return {"problems.fingerprint": identities.digest(asked)} | (
+    return {"problems.fingerprint": identities.hash_of(asked)} | (
         {} if card is None else {"dataset.fingerprint": card["fingerprint"]}
     )
 

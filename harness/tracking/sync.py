@@ -65,7 +65,7 @@ def sync(folder: Path, uri: str) -> None:
         tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
         told = outcome(folder, spec, lines) if state.state == "done" else None
         if told is not None:
-            tags[OUTCOME_TAG] = identities.digest(told)
+            tags[OUTCOME_TAG] = identities.hash_of(told)
         unsent = list(missing(folder, artifacts)) if state.ended else []
         lacking = unsent or (told is not None and not artifacts.holds(OUTCOME, json.dumps(told)))
         if not holds_records(run, spec, lines[:sent], uri):
@@ -74,7 +74,7 @@ def sync(folder: Path, uri: str) -> None:
             unsure = int(run.data.tags.get(SENDING, sent))  # some of these were sent, before they were run again
         if tags.items() <= run.data.tags.items() and not lacking:
             return
-        for damage, _ in checksums.changed(folder) if state.state == "done" else ():
+        for damage, _ in checksums.changed_records(folder) if state.state == "done" else ():
             raise damage
         repeated = held(client, run, lines[sent:unsure])
         if lines and lines[-1]["step"] > state.durable_step:

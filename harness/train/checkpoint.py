@@ -98,7 +98,7 @@ class Checkpoints:
 
     def _write(self, step: int, tensors: dict[str, Tensor], said: str, rows: dict[str, Tensor]) -> None:
         path = self.folder / checkpoint_seal.name_of(step)
-        with files.place(path, self.writer) as partial:
+        with files.temporary_path(path, self.writer) as partial:
             writer = HuggingFaceStorageWriter(str(partial), in_files(tensors), save_distributed=True)
             try:
                 dcp.save(tensors, storage_writer=writer, process_group=self.group)
@@ -111,7 +111,7 @@ class Checkpoints:
                     file.write(save(rows))
                 files.write_text(partial / REST, said)
                 sums |= {name: files.sha256_of(partial / name) for name in (ROWS, REST)}
-                checkpoint_seal.write(partial, self.cell, step, sums)
+                checkpoint_seal.write_seal(partial, self.cell, step, sums)
                 complete(partial, path)
                 self.keep(KEPT)
 
@@ -163,15 +163,15 @@ def packed(value: Any, rows: dict[str, Tensor]) -> Any:
 
 def complete(partial: Path, path: Path) -> None:
     """Gives a folder its name, after its entries are on disk."""
-    files.sync(partial)
+    files.flush_to_disk(partial)
     partial.rename(path)
-    files.sync(path.parent)
+    files.flush_to_disk(path.parent)
 
 
 def damaged(path: Path, cell: str) -> list[str]:
     """Return what is wrong with a checkpoint of a cell, as far as this rank looks at it."""
     try:
-        sums = checkpoint_seal.read(path, cell)
+        sums = checkpoint_seal.read_seal(path, cell)
     except Damaged as damage:
         return [str(damage)] if ranks.number() == 0 else []
-    return checkpoint_seal.changed(path, sums, sorted(sums)[ranks.number() :: ranks.count()])
+    return checkpoint_seal.changed_files(path, sums, sorted(sums)[ranks.number() :: ranks.count()])

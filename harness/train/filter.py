@@ -71,8 +71,8 @@ class Asker:
         return {
             "version": VERSION,
             "model": self.model,
-            "task": identities.of(self.task),
-            "problems": identities.digest(seen),
+            "task": identities.component_identity(self.task),
+            "problems": identities.hash_of(seen),
             "engine": self.rollout.engine,  # which draws the responses
             "sampling": [n, self.rollout.temperature, self.rollout.max_new_tokens],
         }

@@ -58,7 +58,7 @@ def test_a_cell_whose_disk_is_full_keeps_its_state(narrow: tuple[Path, str]) -> 
     place, why = narrow
     cell = place / "cell"
     cell.mkdir()
-    with lease.held(cell):
+    with lease.hold(cell):
         State("running", durable_step=3).write(cell)
         with pytest.raises(Unwritten, match=why):
             State("failed", "y" * 2 * ROOM).write(cell)

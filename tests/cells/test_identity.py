@@ -54,7 +54,7 @@ def test_a_finished_cell_of_an_earlier_version_is_done(cell: matrix.Cell) -> Non
     dataclasses.replace(made, sources=texts).write(cell.folder)
     progress = cell.progress()
     assert (progress.state, progress.step, progress.seconds) == ("done", cell.config.train.steps, 60.0)
-    assert not list(checksums.changed(cell.folder))
+    assert not list(checksums.changed_records(cell.folder))
 
 
 def test_the_records_of_an_earlier_version_hold_the_same(cell: matrix.Cell) -> None:

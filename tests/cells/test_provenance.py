@@ -27,12 +27,12 @@ def test_others() -> None:
 
 def test_an_attempt_says_what_makes_it(tmp_path: Path) -> None:
     assert Made.read(tmp_path) is None
-    first = provenance.begin(tmp_path, {"grpo": "abc"}, "cpu", None)
+    first = provenance.begin_attempt(tmp_path, {"grpo": "abc"}, "cpu", None)
     assert Made.read(tmp_path) == first
     assert first.versions.keys() == {"torch", "transformers", "lm-eval", "math-verify", "python"}
     assert (first.device, first.sources) == ("cpu", {"grpo": "abc"})
     assert first.processor
-    second = provenance.begin(tmp_path, {"grpo": "abd"}, "cuda", "NVIDIA H100", ["no-such-engine"])
+    second = provenance.begin_attempt(tmp_path, {"grpo": "abd"}, "cuda", "NVIDIA H100", ["no-such-engine"])
     assert second.processor == "NVIDIA H100"
     assert second.attempt != first.attempt
     assert first.tags()["source"] != second.tags()["source"]
@@ -67,8 +67,8 @@ def test_a_checkout_and_an_installed_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["done", "failed", "running"])
 def test_what_another_source_made_is_outdated(name: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
-    provenance.begin(tmp_path, {"grpo": "1", "countdown": "2"}, "cpu", None)
-    checksums.write(tmp_path)
+    provenance.begin_attempt(tmp_path, {"grpo": "1", "countdown": "2"}, "cpu", None)
+    checksums.write_checksums(tmp_path)
     State(name, durable_step=3).write(tmp_path)
     same = Progress.read(tmp_path, {"countdown": "2", "grpo": "1"})
     assert same == Progress.read(tmp_path)

@@ -63,10 +63,10 @@ def interrupted(cell: Cell) -> None:
     """Makes a cell that is done one that was killed after its fourth step, with checkpoints of the second and that."""
     folder = cell.folder
     fifth = folder / "checkpoints" / "step-000005"
-    files_of = checkpoint_seal.read(fifth, cell.id)
+    files_of = checkpoint_seal.read_seal(fifth, cell.id)
     for step in (2, 4):
         copy = shutil.copytree(fifth, folder / "checkpoints" / f"step-{step:06d}")
-        checkpoint_seal.write(copy, cell.id, step, files_of)
+        checkpoint_seal.write_seal(copy, cell.id, step, files_of)
     shutil.rmtree(fifth)
     for path in folder.glob("*/*-000005.json*"):
         path.unlink()
@@ -177,7 +177,7 @@ def test_a_cell_that_was_done_is_named_and_done_again(
     assert cell.progress().state == "done"
     assert records(cell.folder) == before
     assert (cell.folder / MODEL).read_bytes() == model
-    assert not list(checksums.changed(cell.folder))
+    assert not list(checksums.changed_records(cell.folder))
     again = Made.read(cell.folder)
     assert (again == first) == (then != ANEW)
     assert len(attempts.earlier_attempts(cell.folder)) == (then == ANEW)
@@ -259,7 +259,7 @@ def test_a_done_cell_keeps_its_numbers_without_a_model_and_a_checkpoint_to_make_
     assert str(now.reason).endswith("no checkpoint is left to make the model from, and the numbers are whole")
     assert (cell.folder / "model.damaged").is_dir()
     assert not (cell.folder / "model").exists()
-    assert not list(checksums.changed(cell.folder))
+    assert not list(checksums.changed_records(cell.folder))
     assert not attempts.earlier_attempts(cell.folder)
 
 
@@ -294,7 +294,7 @@ def test_a_cell_with_no_checkpoint_but_one_of_another_cell_begins_anew(cell: Cel
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     fourth = cell.folder / "checkpoints" / "step-000004"
-    checkpoint_seal.write(fourth, "0123456789ab", 4, checkpoint_seal.read(fourth, cell.id))
+    checkpoint_seal.write_seal(fourth, "0123456789ab", 4, checkpoint_seal.read_seal(fourth, cell.id))
     shutil.rmtree(cell.folder / "checkpoints" / "step-000002")
     run(cell)
     said = (cell.folder / "log.txt").read_text()
@@ -341,7 +341,7 @@ def test_a_configuration_that_was_changed_costs_its_cell_alone(
     assert f"{cell.folder / 'config.yaml'} is damaged: it does not fit its sum" in " ".join(
         capsys.readouterr().out.split()
     )
-    assert any(checksums.changed(cell.folder)), "by which `run` takes it up"
+    assert any(checksums.changed_records(cell.folder)), "by which `run` takes it up"
     prepare(cell)
     assert sync.sync(cell.config, [cell])[1] == 0
     [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
@@ -358,15 +358,15 @@ def test_no_line_that_was_changed_is_sent(harm: Callable[[Path], None], cell: Ce
 
 def test_scores_that_do_not_follow_from_the_answers_are_named(cell: Cell) -> None:
     for line in MetricsLog(cell.folder).read():
-        for path, record in evaluation_files.every(cell.folder):
+        for path, record in evaluation_files.all_evaluations(cell.folder):
             if record["step"] == line["step"]:
-                evaluation_files.check(path, record, line["metrics"])
+                evaluation_files.check_scores(path, record, line["metrics"])
     metrics = MetricsLog(cell.folder).read()[-1]["metrics"]
     path = cell.folder / "evals" / "countdown-000005.json"
     for name in ("avg", "pass@2"):
         wrong = {**metrics, f"eval/countdown/{name}": metrics[f"eval/countdown/{name}"] + 1 / 6}
         with pytest.raises(Damaged, match=rf"its answers give eval/countdown/{name} = "):
-            evaluation_files.check(path, evaluation_files.read(path), wrong)
+            evaluation_files.check_scores(path, evaluation_files.read_evaluation(path), wrong)
 
 
 def test_a_model_is_read_again_if_it_was_written_since_and_may_be_removed(
@@ -376,7 +376,7 @@ def test_a_model_is_read_again_if_it_was_written_since_and_may_be_removed(
     for path in (tmp_path / "metrics.jsonl", tmp_path / MODEL):
         path.write_text("as it was")
     (tmp_path / "config.yaml").write_text(seal.close_yaml("{}\n"))
-    checksums.write(tmp_path)
+    checksums.write_checksums(tmp_path)
     read: list[str] = []
     digest = files.sha256_of
 
@@ -385,15 +385,15 @@ def test_a_model_is_read_again_if_it_was_written_since_and_may_be_removed(
         return digest(path)
 
     monkeypatch.setattr(files, "sha256_of", noting)
-    assert not list(checksums.changed(tmp_path))
+    assert not list(checksums.changed_records(tmp_path))
     (tmp_path / MODEL).touch()
-    assert not list(checksums.changed(tmp_path))
+    assert not list(checksums.changed_records(tmp_path))
     assert read == ["metrics.jsonl", "metrics.jsonl", "model.safetensors"]
     (tmp_path / MODEL).unlink()
-    assert [name for _, name in checksums.changed(tmp_path)] == [MODEL]
+    assert [name for _, name in checksums.changed_records(tmp_path)] == [MODEL]
     (tmp_path / "model").rmdir()
     checksums.check_sizes(tmp_path)
-    assert not list(checksums.changed(tmp_path))
+    assert not list(checksums.changed_records(tmp_path))
 
 
 def test_sums_that_are_no_sums_are_named(tmp_path: Path) -> None:

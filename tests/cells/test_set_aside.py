@@ -24,7 +24,7 @@ def content(folder: Path) -> dict[str, str]:
 
 def test_nothing_is_lost_when_it_is_killed_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     origin = tmp_path / "origin"
-    attempt = provenance.begin(origin, {"grpo": "1"}, "cpu", None)
+    attempt = provenance.begin_attempt(origin, {"grpo": "1"}, "cpu", None)
     State("done", durable_step=3).write(origin)
     for name in (
         "config.yaml",
@@ -74,14 +74,14 @@ def test_nothing_is_lost_when_it_is_killed_half_way(tmp_path: Path, monkeypatch:
 def finished(folder: Path, source: str, *, at: float) -> Made:
     """Make a cell's folder hold a complete attempt by this source, of which the log says when it began."""
     folder.mkdir(exist_ok=True)
-    made = dataclasses.replace(provenance.begin(folder, {"grpo": source}, "cpu", None), started=at)
+    made = dataclasses.replace(provenance.begin_attempt(folder, {"grpo": source}, "cpu", None), started=at)
     made.write(folder)
     (folder / "config.yaml").write_text(seal.close_yaml("cell: abc\n"))
     (folder / "metrics.jsonl").write_text(f"made by {source}")
     (folder / "mlflow.json").write_text(f"the run of {source}")
     (folder / "evals").mkdir()
     (folder / "evals" / "countdown-000000.json").write_text(source)
-    checksums.write(folder)
+    checksums.write_checksums(folder)
     State("done", durable_step=3, device=source).write(folder)
     return made
 

@@ -26,10 +26,10 @@ def results(tmp_path: Path) -> Path:
     claim(ours)
     for cell in (*cells(ours), *cells(others)):
         cell.spec.write(cell.folder)
-        attempt = provenance.begin(cell.folder, {"grpo": "1"}, "cpu", None)
+        attempt = provenance.begin_attempt(cell.folder, {"grpo": "1"}, "cpu", None)
         State("done").write(cell.folder)
     aside = attempts.set_aside(
-        cells(ours)[0].folder, provenance.begin(cells(ours)[0].folder, {"grpo": "1"}, "cpu", None)
+        cells(ours)[0].folder, provenance.begin_attempt(cells(ours)[0].folder, {"grpo": "1"}, "cpu", None)
     )
     assert aside.is_dir()
     assert attempt.sources
@@ -117,7 +117,7 @@ def test_a_cell_that_a_process_works_on_stays(results: Path, capsys: pytest.Capt
         cells(config.load("smoke", [f"results={results}", *more]))[0].folder for more in ([], ["train.lr=0.5"])
     )
     [aside] = attempts.earlier_attempts(ours)
-    with lease.held(ours), lease.held(other):
+    with lease.hold(ours), lease.hold(other):
         clean(results, "--yes", code=0)
     assert other.is_dir()
     assert aside.is_dir(), "its process may be moving files there"

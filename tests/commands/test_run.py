@@ -79,9 +79,9 @@ def done(tmp_path: Path) -> list[Cell]:
         if cell.method == "clip_b":
             sources["clip_b"] = "another"
         cell.spec.write(cell.folder)
-        provenance.begin(cell.folder, sources, "cpu", None)
+        provenance.begin_attempt(cell.folder, sources, "cpu", None)
         (cell.folder / "metrics.jsonl").write_text("")
-        checksums.write(cell.folder)
+        checksums.write_checksums(cell.folder)
         State("done").write(cell.folder)
     return planned
 
@@ -127,7 +127,7 @@ def test_an_edit_that_is_undone_needs_no_question(done: list[Cell], monkeypatch:
     assert made is not None
     dataclasses.replace(made, sources=done[1].sources).write(folder)
     attempts.set_aside(folder, dataclasses.replace(made, sources=done[1].sources))
-    provenance.begin(folder, done[1].sources | {"clip_b": "another"}, "cpu", None)
+    provenance.begin_attempt(folder, done[1].sources | {"clip_b": "another"}, "cpu", None)
     State("done").write(folder)
     todo = run.unfinished(done, keep_stale=False)
     assert todo == done[1:]

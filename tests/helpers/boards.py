@@ -52,8 +52,8 @@ class Made:
                 distinct = [min(sum(row), MOST_DISTINCT) for row in right]
                 told = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
                 told |= {"right_distinct": distinct, "solutions": [2 * MOST_DISTINCT] * len(PROBLEMS)}
-                evaluation_files.write(cell.folder, told)
-        checksums.write(cell.folder)
+                evaluation_files.write_evaluation(cell.folder, told)
+        checksums.write_checksums(cell.folder)
         State(state, durable_step=1, seconds=1800, device="cpu").write(cell.folder)
         sync.sync(cell.folder, self.config.tracking_uri)
 

@@ -98,7 +98,7 @@ def fill(
         record = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
         distinct = [distinct_right(level, problem, row) for problem, row in zip(PROBLEMS, right, strict=True)]
         record |= {"right_distinct": distinct, "solutions": SOLUTIONS}
-        evaluation_files.write(folder, record)
+        evaluation_files.write_evaluation(folder, record)
         files.write_lines(
             folder / "samples" / f"evaluate-{task}-{step:06d}.jsonl",
             [
@@ -112,7 +112,7 @@ def fill(
                 for problem, verdicts in zip(PROBLEMS, right, strict=True)
             ],
         )
-    checksums.write(folder)
+    checksums.write_checksums(folder)
     State("done", durable_step=STEPS, device="cpu").write(folder)
 
 

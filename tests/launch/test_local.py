@@ -119,7 +119,7 @@ def test_a_limit_of_time_says_nothing_of_a_cell_that_another_run_works_on(
     """One process works and holds the lease; the other run's process, which waits for that, takes too long."""
 
     def work_for_a_second(folder: Path) -> None:
-        with lease.held(folder):
+        with lease.hold(folder):
             State("running").write(folder)
             time.sleep(1.5)
             State("done").write(folder)

@@ -84,7 +84,7 @@ def test_a_change_that_is_not_whole_changes_nothing(tmp_path: Path) -> None:
 def test_who_has_lost_the_lease_changes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "cell"
     write(folder / "metrics.jsonl", "old")
-    with lease.held(folder) as mine:
+    with lease.hold(folder) as mine:
         assert mine is not None
         receiver = Receiver(folder)
         receiver.take(Piece("cell/metrics.jsonl", b"mine"))

@@ -264,7 +264,7 @@ def test_mlflow_holds_a_run_for_each_task(
     assert {"code.version", "processor", "version.torch", "attempt"} <= tags.keys()
     asked = Countdown(target=50).problems("test")[:4]
     assert result["metrics"]["avg"] > 0
-    assert tags["problems.fingerprint"] == identities.digest([[p.id, p.prompt, p.answer] for p in asked])
+    assert tags["problems.fingerprint"] == identities.hash_of([[p.id, p.prompt, p.answer] for p in asked])
     assert "dataset.fingerprint" not in tags
     assert contest.data.tags["dataset.fingerprint"] == cache.card("amc23")["fingerprint"]
     assert contest.data.tags["notes"].endswith("the tokenizer leaves letters out of 4 of 4 prompts")

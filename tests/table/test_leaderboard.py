@@ -70,8 +70,8 @@ class Matrix:
                 told = (flags or {}).get(task, [])
                 result = {"task": task, "step": step, "problems": problems, "right": matrix.tolist(), "flags": told}
                 result |= {"right_distinct": matrix.any(axis=1).astype(int).tolist(), "solutions": None}
-                evaluation_files.write(folder, result)
-        checksums.write(folder)
+                evaluation_files.write_evaluation(folder, result)
+        checksums.write_checksums(folder)
         State(state, durable_step=len(entropy)).write(folder)
         sync.sync(folder, self.uri)
 

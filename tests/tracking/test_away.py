@@ -76,7 +76,7 @@ def fed(uri: str, folder: Path) -> list[str]:
     feeding = Feeder(uri, said.append)
     for step in range(1, STEPS + 1):
         began = time.perf_counter()
-        checksums.write(folder)
+        checksums.write_checksums(folder)
         State("done" if step == STEPS else "running", durable_step=step, device="cpu").write(folder)
         feeding.feed(folder)
         assert time.perf_counter() - began < patient(AT_ONCE)
