@@ -1,4 +1,4 @@
-"""From axes to cells: which cells a configuration means, who each of them is, and how far each has come."""
+"""From axes to cells: the cells of a configuration, the identity of each, and its progress."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ from harness.rollout import choice, models
 from tasks import check_split, evaluation_name
 
 MARKER = "matrix.json"
-HALF_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\d+")  # while a process writes it, or left by one that was killed
+HALF_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\d+")  # while a process writes it, or after it was killed
 AXES = ("method", "task", "model")
 LONGEST_NAME = 180  # characters of a cell's folder before its key; options may hold whole sentences
 
 
 class Shared:
-    """Makes what the cells of a matrix have in common, each once: there may be thousands of them. A matrix that
-    is made later makes all of it anew, since plugins and the files of models may have been edited."""
+    """Methods, tasks and models of a matrix, each built once: a matrix may have thousands of cells.
+
+    Each matrix builds its own, since plugins and the files of models may be edited in between.
+    """
 
     def __init__(self, config: Config) -> None:
         self.methods, self.tasks = baselines.table(config.plugins), tasks.table(config.plugins)
@@ -58,14 +60,14 @@ class Shared:
         self.known: dict[tuple[str, str], Settled] = {}
 
     def classes(self, method: str, tasks: tuple[str, ...]) -> dict[str, type]:
-        """Returns the classes of a method and of tasks, by their names."""
+        """Return the classes of a method and of tasks, by their names."""
         built = [*self.method(method).components, *map(self.task, tasks)]
         return component_classes(built, composition.components(self.methods), self.tasks)
 
     def evaluated_as(self, spec: str) -> dict[str, Any]:
-        """Return the identity of an evaluation, whose records are found by its name."""
+        """Return the identity of an evaluation; its records are found by its name."""
         name, identity = self.evaluation_name(spec), self.task_identity(spec)
-        # Without options the name adds nothing, and the keys of such cells stay as they were.
+        # Without options the name adds nothing, and the ids of such cells stay as they were.
         return identity if name == self.task(spec).name else identity | {"name": name}
 
     def settled(self, config: Config, model: str) -> Settled:
@@ -108,7 +110,7 @@ class Settled:
         config, correction = self.config, self.config.correction
         parts = {part: dataclasses.asdict(getattr(config, part)) for part in ("train", "rollout", "eval", "stop")}
         if config.train.dtype == "float32":
-            parts["train"]["dtype"] = "auto"  # which float32 is called here, however it was asked for
+            parts["train"]["dtype"] = "auto"  # the name of float32 in ids, which stay as they are
         return {
             **parts,
             "verify": {"limit_s": config.verify.limit_s},
@@ -119,7 +121,7 @@ class Settled:
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """The configuration as plain values, with what may be secret hidden: many may read the files of a cell."""
+        """The configuration as plain values, without secrets: many people may read the files of a cell."""
         settings = dataclasses.asdict(self.config)
         if self.config.tracking.uri is not None:
             settings["tracking"]["uri"] = visible_address(self.config.tracking.uri)
@@ -159,7 +161,7 @@ class Cell:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Returns all that defines the result, which paths, launchers, trackers and file names do not."""
+        """All that defines the result: not paths, launchers, trackers and names of files."""
         shared = self.shared
         return {
             "method": shared.method_identity(self.method),
@@ -172,7 +174,7 @@ class Cell:
 
     @property
     def settled(self) -> Config:
-        """Returns the configuration with what `auto` means for this model on this machine."""
+        """The configuration with `auto` resolved for this model on this machine."""
         return self.shared.settled(self.config, self.model).config
 
     @cached_property
@@ -199,27 +201,27 @@ class Cell:
 
     @property
     def spec(self) -> CellSpec:
-        """All that its process needs to know."""
+        """The record that its process reads."""
         settings = self.shared.settled(self.config, self.model).plain
         made_of = self.shared.made_of(self.method)
         return CellSpec(self.id, self.config.name, self.key, self.identity, settings, made_of)
 
     @property
     def components(self) -> dict[str, type]:
-        """Returns the classes of its method and its tasks, by their names."""
+        """The classes of its method and its tasks, by their names."""
         return self.shared.components(self.method, (self.task, *self.config.eval.tasks))
 
     @property
     def sources(self) -> dict[str, str]:
-        """Returns the hashes of its components' source, as it is on disk now."""
+        """The digests of its components' sources, as they are on disk now."""
         return {name: self.shared.digests.of(cls) for name, cls in self.components.items()}
 
     def progress(self) -> Progress:
-        """Return how far the cell is; what another cell has left in its folder is a failure."""
-        found, other = Progress.read(self.folder, self.sources), id_in(self.folder)
-        if found.state == "planned" or other in (None, self.id):
-            return found
-        return Progress("failed", str(Damaged(self.folder / SPEC, f"it is of the cell {other}")))
+        """Return how far the cell is; records of another cell in its folder are a failure."""
+        progress, recorded = Progress.read(self.folder, self.sources), id_in(self.folder)
+        if progress.state == "planned" or recorded in (None, self.id):
+            return progress
+        return Progress("failed", str(Damaged(self.folder / SPEC, f"it is of the cell {recorded}")))
 
 
 def cells(config: Config) -> list[Cell]:
@@ -240,7 +242,9 @@ def cells(config: Config) -> list[Cell]:
     for name in config.method_options:
         if name not in known:
             entry = shared.methods.get(name)
-            why = f"stands for {entry.spec}" if isinstance(entry, Composition) else "is no objective and no control"
+            why = "is neither objective nor control"
+            if isinstance(entry, Composition):
+                why = f"stands for {entry.spec}"
             raise UserError(f"method_options names {name!r}, which {why}; {nearest(name, known)}")
     for spec in config.tasks:
         check_split(shared.task(spec), "train", "the split to train on")
@@ -275,7 +279,7 @@ def cells(config: Config) -> list[Cell]:
 
 
 def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path]]:
-    """Returns the folders of cells that are not of this configuration, and those of attempts that were set aside."""
+    """Return the folders of cells of other configurations, and the folders of attempts that were set aside."""
     ours = {cell.folder for cell in matrix}
     every = sorted(path.parent for path in config.folder.glob("*/config.yaml") if not path.parent.is_symlink())
     attempts = [folder for folder in every if ASIDE in folder.name]
@@ -283,7 +287,7 @@ def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path
 
 
 def claim(config: Config) -> None:
-    """Makes sure that the results folder is this matrix's own, and marks it."""
+    """Mark the results folder as this matrix's own; refuse the folder of another matrix."""
     check_owner(config)
     if named_in(config.folder / MARKER) is None:
         files.write_json(config.folder / MARKER, {"matrix": config.name})
@@ -292,7 +296,8 @@ def claim(config: Config) -> None:
 def check_owner(config: Config) -> None:
     """Refuse a results folder that is another's.
 
-    Its files are listed before the look at the marker: another runner, which may begin now, makes none before that.
+    Its files are listed before the marker is read: another process that starts the same matrix at this moment makes no
+    file before its marker.
     """
     folder, marker = config.folder, config.folder / MARKER
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
@@ -310,7 +315,7 @@ def check_owner(config: Config) -> None:
 
 
 def named_in(marker: Path) -> str | None:
-    """Returns the matrix that a marker names; None where there is none, or none that can be read."""
+    """Return the matrix that a marker names; None if there is no readable marker."""
     try:
         found = files.read_json(marker)
     except (FileNotFoundError, Damaged):
@@ -319,7 +324,7 @@ def named_in(marker: Path) -> str | None:
 
 
 def recorded_in(folder: Path) -> str | None:
-    """Returns the matrix that the cells in a folder are of by their own records."""
+    """Return the matrix that the records of the cells in a folder name."""
     for record in folder.glob("*/config.yaml"):
         with contextlib.suppress(Damaged):
             return CellSpec.read(record.parent).matrix

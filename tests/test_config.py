@@ -156,7 +156,7 @@ def test_the_field_is_every_method_there_is() -> None:
         (f"train.steps={'x' * 999}", ["train.steps is 'xxx", "xxx'; it must be a whole number"]),
         (f"train.{'x' * 999}=1", ["unknown key train.xxx", "allowed: betas"]),
         (f"methods=[{'x' * 999}", ["the override 'methods=[xxx", "cannot be read"]),
-        ("seeds.0=1", ["'seeds.0' is no key", "a list as a whole, such as seeds=[0,1]"]),
+        ("seeds.0=1", ["'seeds.0' is not a key", "a list as a whole, such as seeds=[0,1]"]),
         ("seeds={0:1}", ["seeds is {'0:1': None}; it must be a list"]),
         ("tasks: {}", ["'tasks: {}' is not an override"]),
         ("seeds=[[]]", ["seeds[0] is []; it must be a whole number"]),
@@ -196,7 +196,7 @@ def test_mistakes_are_one_sentence(override: str, words: list[str]) -> None:
     [
         (
             ["train.resample.max_batches=2", "train.group=1"],
-            "train.group is 1, and one response alone cannot earn more than another; train.resample needs 2 and more",
+            "train.group is 1, so no response can earn more than another; train.resample needs 2 and more",
         ),
         (
             ["train.prompts=4", "train.updates=2", "hardware.ranks=2", "train.resample.multiplier=1.25"],
@@ -229,7 +229,7 @@ def test_candidates_are_counted_by_the_decimal_that_was_written() -> None:
         (b"methods: [grpo\ntrain: {", r"given\.yaml cannot be read: did not find expected .* \(line 2\)$"),
         (b"name: \xe9", r"given\.yaml is no UTF-8 \(byte 6\); save it as UTF-8$"),
         (b"name: a\0b", r"given\.yaml cannot be read: unacceptable character #x0000"),
-        (b"- grpo", r"given\.yaml holds no mapping of keys$"),
+        (b"- grpo", r"given\.yaml is not a mapping of keys$"),
         (b"5", r"given\.yaml cannot be read as a configuration"),
         (b"base: [1]", r"base of .*given\.yaml is \[1\]; it must be the name or the path"),
         (b"base: dmo", "no configuration is called 'dmo'.*did you mean 'demo'"),
@@ -372,7 +372,7 @@ def test_no_matrix_takes_the_place_of_its_own_store() -> None:
     place = ["results=r", "tracking.uri=sqlite:///r/runs.db"]
     for name in ("runs.db", "runs.db.lock"):
         with pytest.raises(
-            UserError, match=rf"name is '{name}', which the results folder holds for itself; .* 'runs.db'"
+            UserError, match=rf"name is '{name}', which the results folder needs for itself; .* 'runs.db'"
         ):
             config.load("smoke", [*place, f"name={name}"])
     for name in ("evaluation", "mlflow", "mlartifacts2", "runs"):

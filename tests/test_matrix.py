@@ -93,12 +93,12 @@ def test_what_cells_have_in_common_is_built_once_for_a_matrix(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("axes", "sentence"),
     [
-        ("{train.lrr: [1]}", "axes names 'train.lrr', which is no value that results depend on; .*mean 'train.lr'"),
-        ("{train.betas: [1]}", "axes names 'train.betas', which is no value that results depend on"),
-        ("{train: [1]}", "axes names 'train', which is no value that results depend on"),
-        ("{train.filter: [null]}", "axes names 'train.filter', which is no value that results depend on"),
-        ("{hardware.threads: [1, 2]}", "axes names 'hardware.threads', which is no value that results depend on"),
-        ("{seeds: [1]}", "axes names 'seeds', which is no value that results depend on"),
+        ("{train.lrr: [1]}", "axes names 'train.lrr', which is not a value that results depend on; .*mean 'train.lr'"),
+        ("{train.betas: [1]}", "axes names 'train.betas', which is not a value that results depend on"),
+        ("{train: [1]}", "axes names 'train', which is not a value that results depend on"),
+        ("{train.filter: [null]}", "axes names 'train.filter', which is not a value that results depend on"),
+        ("{hardware.threads: [1, 2]}", "axes names 'hardware.threads', which is not a value that results depend on"),
+        ("{seeds: [1]}", "axes names 'seeds', which is not a value that results depend on"),
         ("{train.lr: 3}", r"axes.train.lr is 3; it must be a list of values, for example \[1, 2\]"),
         ("{train.lr: []}", r"axes.train.lr is \[\]; it must be a list of values"),
         ("{train.lr: [0.1, 0.1]}", "axes.train.lr names 0.1 twice"),
@@ -139,7 +139,7 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
             ["methods=[grpo, passk(k=17)]"],
             r"train.group is 16, but method 'passk\(k=17\)' compares the responses to one prompt \(allowed: 18",
         ),
-        (["train.group=1", "methods=[ppo]", "baseline=ppo", "train.resample={}"], "train.group is 1, and one response"),
+        (["train.group=1", "methods=[ppo]", "baseline=ppo", "train.resample={}"], "train.group is 1, so no response"),
         (["train.steps=3", "rollout.lag=3"], "rollout.lag is 3, but train.steps is 3, and no step comes 3 after"),
         (
             [f"methods=[grpo, dapo, '{DAPO}']"],
@@ -156,7 +156,7 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
         ),
         (
             ["method_options.clip_bb.share=0.3"],
-            "method_options names 'clip_bb', which is no objective and no control; allowed: .*; did you mean 'clip_b'",
+            "method_options names 'clip_bb', which is neither objective nor control; allowed: .*; .* 'clip_b'",
         ),
         (["methods=[grpo, dapo+overlong]"], r"method 'dapo\+overlong', which is .*, names control overlong twice"),
         (["methods=[grpo, nsr+overlong]"], "control overlong shapes rewards, and objective w_reinforce asks which"),

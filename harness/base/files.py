@@ -158,7 +158,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"it is no JSON ({error})") from error
+        raise Damaged(path, f"it is not JSON ({error})") from error
 
 
 def read_yaml(path: Path) -> Any:
@@ -170,7 +170,7 @@ def parse_yaml(content: bytes, path: Path) -> Any:
     try:
         return yaml.load(content, YAML_LOADER)
     except yaml.YAMLError as error:
-        raise Damaged(path, f"it is no YAML ({str(error).splitlines()[0]})") from error
+        raise Damaged(path, f"it is not YAML ({str(error).splitlines()[0]})") from error
 
 
 def read_lines(path: Path) -> list[Any]:

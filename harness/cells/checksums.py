@@ -1,7 +1,7 @@
-"""The sums of what a cell has recorded, written when it is done: by them, what was cut off or changed since is seen.
+"""The checksums of a cell's records, written when it is done; they show later changes and cut-off files.
 
-The files of the trained model may be many GB. Each is read anew only if it was written since, by the time of its last
-change. A model that is gone as a whole was removed by somebody who needs its room.
+The files of the trained model may be many GB, so each is read again only if its time of change differs. A model whose
+whole folder is gone was removed on purpose, to save space.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from harness.base.errors import Damaged
 from harness.cells import log
 
 FILE = "sums.json"
-CONFIG = "config.yaml"  # which has a seal of its own, since every run writes it again
+CONFIG = "config.yaml"  # not in the sums: every run writes it again, and it has a seal of its own
 MODEL = "model"  # the folder of the trained model
 SUMMED = (log.FILE, "evals/*.json", "samples/*.jsonl", f"{MODEL}/*")
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes down the size and the SHA-256 of each record of a cell, and of a model's file when it was written."""
+    """Write the size and the SHA-256 of each record of a cell, and for a model's file its time of change."""
     found = {}
     for pattern in SUMMED:
         for path in sorted(folder.glob(pattern)):
@@ -59,8 +59,10 @@ def check_sizes(folder: Path) -> None:
 
 
 def changed_records(folder: Path) -> Iterator[tuple[Damaged, str]]:
-    """Yield the harm to each record that is not as it was when the cell was done, with its name; this reads all of
-    them, and of models only files that were written since."""
+    """Yield the damage to each record that changed since the cell was done, with its name.
+
+    This reads all records, but of the model only the files whose time of change differs.
+    """
     try:
         seal.open_yaml((folder / CONFIG).read_bytes(), folder / CONFIG)
     except FileNotFoundError:

@@ -42,8 +42,10 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, Damaged):
             raise
-        raise Damaged(path, f"it is no JSON ({error})") from error
-    right, problems = (record.get(key) if isinstance(record, dict) else None for key in ("right", "problems"))
+        raise Damaged(path, f"it is not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise Damaged(path, "it is not a mapping of keys")
+    right, problems = record.get("right"), record.get("problems")
     if not right or not problems or len(right) != len(problems) or len({*map(len, right)}) != 1:
         raise Damaged(path, "it holds no answer of some problem")
     return record
@@ -51,9 +53,8 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 
 def all_evaluations(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Return all evaluations of a cell with their files, by task and then by step."""
-    return [
-        (path, read_evaluation(path)) for path in sorted((folder / FOLDER).glob("*.json"))
-    ]  # names end in 000020.json
+    paths = sorted((folder / FOLDER).glob("*.json"))  # names end in the step with leading zeros: 000020.json
+    return [(path, read_evaluation(path)) for path in paths]
 
 
 def check_scores(path: Path, record: Mapping[str, Any], logged: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""What people call a cell: the value at each axis of its matrix."""
+"""The key of a cell: its value at each axis of the matrix."""
 
 from __future__ import annotations
 

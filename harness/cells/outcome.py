@@ -17,7 +17,7 @@ TAG = "outcome"  # of its run: the digest of the outcome
 
 
 def outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what a cell that is done has to say."""
+    """Return the outcome of a cell that is done."""
     entropy = curve(lines, "entropy/mean")
     dropped = curve(lines, "weights/dropped")
     return {
@@ -30,7 +30,7 @@ def outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[s
 
 
 def devices(spec: CellSpec, device: str) -> float:
-    """Returns how many GPUs, or what part of one, or else how many cores a cell has to itself."""
+    """Return how many GPUs or which part of one, or else how many cores, a cell has to itself."""
     hardware = spec.config.hardware
     return hardware.world * (hardware.share if device == "cuda" else hardware.threads)
 
@@ -40,7 +40,7 @@ def curve(lines: list[dict[str, Any]], key: str) -> list[float]:
 
 
 def evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns the last evaluation of each task, beside the answers before any training (step 0) if there are some."""
+    """Return the last evaluation of each task, with the answers before training (step 0) if there are some."""
     found: dict[str, dict[str, Any]] = {}
     logged = {line["step"]: line["metrics"] for line in lines}
     for path, record in evaluation_files.all_evaluations(folder):
@@ -79,5 +79,5 @@ def right_distinct(record: Mapping[str, Any], name: str) -> list[int]:
 
 
 def answers(record: dict[str, Any]) -> list[str]:
-    """Returns a line of 0 and 1 for each problem: which samples were right."""
+    """Return a line of 0 and 1 for each problem: which samples were right."""
     return ["".join(map(str, right)) for right in record["right"]]

@@ -1,4 +1,4 @@
-"""The record of what made a cell's numbers: the code, the libraries and the machine of one attempt; no torch."""
+"""The record of an attempt at a cell: the code, the libraries and the machine that make its numbers; no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES = ("torch", "transformers", "lm-eval", "math-verify")
 
 @dataclass(frozen=True)
 class Made:
-    """One attempt at a cell, from step 0 to its end through all interruptions, as it was when it began."""
+    """One attempt at a cell, from step 0 to its end through all interruptions; recorded when it begins."""
 
     attempt: str
     started: float  # seconds since 1970
@@ -39,7 +39,7 @@ class Made:
 
     @classmethod
     def read(cls, folder: Path) -> Made | None:
-        """Returns the record of the attempt that a cell's folder holds; None before the first began."""
+        """Return the record of the attempt in a cell's folder; None before the first attempt."""
         path = folder / FILE
         if not path.exists():
             return None
@@ -55,7 +55,7 @@ class Made:
 
     @classmethod
     def known(cls, folder: Path) -> Made | None:
-        """Return the record of the attempt in a folder; None where there is none that can be read."""
+        """Return the record of the attempt in a folder; None if there is no readable record."""
         try:
             return cls.read(folder)
         except Damaged:
@@ -65,7 +65,7 @@ class Made:
         files.write_json(folder / FILE, dataclasses.asdict(self))
 
     def tags(self) -> dict[str, str]:
-        """Returns the record as the tags of a run; what is unknown is no tag."""
+        """Return the record as the tags of a run; unknown values have no tag."""
         known = {
             "attempt": self.attempt,
             "code.version": self.version,
@@ -124,22 +124,24 @@ def package_version(package: str) -> str | None:
 
 
 def checkout(root: Path) -> tuple[str | None, bool | None]:
-    """Returns the commit of a git checkout, and whether its files differ from that; None for what is no checkout."""
+    """Return the commit of a git checkout, and whether its files differ from it; None outside of a checkout."""
     if not (root / ".git").exists():  # an installed package may lie inside the checkout of something else
         return None, None
     git = ["git", "-C", str(root), "--no-optional-locks"]
     try:
-        said = [
-            subprocess.run([*git, *asked], capture_output=True, text=True, timeout=20, check=True).stdout.strip()
-            for asked in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        ]
+        commit = output_of([*git, "rev-parse", "HEAD"])
+        changes = output_of([*git, "status", "--porcelain", "--untracked-files=no"])
     except (OSError, subprocess.SubprocessError):
         return None, None
-    return said[0], bool(said[1])
+    return commit, bool(changes)
+
+
+def output_of(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
 
 
 def processor() -> str:
-    """Returns the name of the CPU."""
+    """Return the name of the CPU."""
     known = Path("/proc/cpuinfo")
     lines = known.read_text().splitlines() if known.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,8 +1,8 @@
-"""Mends the records of a cell that were damaged or lost, so that the cell goes on from its last good state.
+"""Repair of a cell whose records were damaged or lost, so that it resumes from its last good state.
 
-A checkpoint vouches for nothing but itself: it is used where all steps and evaluations up to it are whole. Without such
-a checkpoint the attempt is set aside, and the cell begins anew, but for one that is done and lacks its model alone.
-What was found and done stands in the cell's log.
+A checkpoint is used only if all steps and evaluations up to it are whole as well. Without such a checkpoint the attempt
+is set aside and training starts at step 0, except for a cell that is done and lacks only its model. The damage and the
+repair are written to the cell's log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEP = re.compile(r".+-(\d+)\.jsonl?")  # an evaluation or samples, by the step
 
 
 def mend(folder: Path, spec: CellSpec) -> None:
-    """Make a cell able to go on, and write down what it is. Nobody else may be working on it."""
+    """Repair a cell's records so that it can run, and write its spec. No other process may be working on it."""
     files.sweep(folder)
     attempts.finish_taking_back(folder)
     try:
@@ -35,7 +35,7 @@ def mend(folder: Path, spec: CellSpec) -> None:
         lines, _ = MetricsLog(folder).whole()
         seconds = lines[-1]["time"] - lines[0]["time"] if lines else 0.0  # at least nearly
         State("running", seconds=seconds).write(folder)
-        say(folder, f"{damage}; the cell goes on without it")
+        say(folder, f"{damage}; the cell resumes without it")
     restore(folder, spec)
     lines, _ = MetricsLog(folder).whole()
     saved, unusable = sealed(folder, spec.id)
@@ -57,11 +57,11 @@ def mend(folder: Path, spec: CellSpec) -> None:
             shutil.rmtree(folder / CHECKPOINTS / seals.name_of(step))
         (folder / checksums.FILE).unlink(missing_ok=True)
         state.change(folder, state="running", reason=None, durable_step=usable[-1])
-        say(folder, f"{told}; the cell goes on from step {usable[-1]}")
+        say(folder, f"{told}; the cell resumes from step {usable[-1]}")
     elif there or done:
         state.change(folder, state="failed", reason=told)
         aside = attempts.set_aside(folder, attempt)
-        say(folder, f"{told}; the cell begins anew, and the earlier attempt is kept in {aside}")
+        say(folder, f"{told}; training starts at step 0, and the earlier attempt is kept in {aside}")
 
 
 def ended(folder: Path, spec: CellSpec, lines: int) -> bool:
@@ -124,7 +124,7 @@ def say(folder: Path, text: str) -> None:
 
 
 def attempt_of(folder: Path, *, begun: bool) -> Made | None:
-    """Returns the record of the attempt, which is one that nobody noted where it is lost; None before the first."""
+    """Read the record of the attempt, and write a new one if it was lost; None before the first attempt."""
     try:
         found = Made.read(folder)
     except Damaged as damage:
@@ -156,13 +156,14 @@ def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
         return
     for wrong, name in checksums.changed_records(folder):
         if name == checksums.FILE or name.startswith(f"{checksums.MODEL}/"):
-            yield wrong, len(lines)  # the last checkpoint makes it anew
+            yield wrong, len(lines)  # the model is made again from the last checkpoint
         else:
-            yield wrong, int(found[1]) if (found := STEP.fullmatch(name)) else 0
+            match = STEP.fullmatch(name)
+            yield wrong, int(match[1]) if match else 0
 
 
 def keep_whole_lines(folder: Path) -> None:
-    """Leaves the steps before the damage in metrics.jsonl, and keeps what was there beside it."""
+    """Keep the steps before the damage in metrics.jsonl, and the damaged file next to it."""
     lines = MetricsLog(folder)
     whole, damage = lines.whole()
     if damage is not None:

@@ -1,4 +1,4 @@
-"""entrobench clean: removes what no configuration means any more from the folder of a matrix."""
+"""entrobench clean: deletes cells and attempts that a configuration does not include from the folder of its matrix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness.terminal.units import gib
 class Found:
     path: Path
     why: str
-    cell: Path | None = None  # the folder that nobody may be working on; None: the process that wrote it is gone
+    cell: Path | None = None  # its cell's folder, which no process may be working on; None: its process is gone
 
     @property
     def bytes(self) -> int:
@@ -31,16 +31,18 @@ class Found:
 
 
 def add(commands: Commands) -> None:
-    parser = with_config(command(commands, "clean", "remove what no configuration means any more"))
+    parser = with_config(
+        command(commands, "clean", "delete cells and attempts that this configuration does not include")
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     check_owner(config)
-    found = list(unmeant(config))
+    found = list(removable(config))
     if not found:
-        console.print(f"{config.folder} holds nothing but what this configuration means")
+        console.print(f"{config.folder} holds only cells of this configuration: nothing to clean")
         return 0
     for each in found:
         console.print(f"{each.path}  {gib(each.bytes)}  {each.why}")
@@ -54,8 +56,8 @@ def call(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def unmeant(config: Config) -> Iterator[Found]:
-    """Yields what a results folder holds beside the cells of the configuration; of others' files nothing."""
+def removable(config: Config) -> Iterator[Found]:
+    """Yield the folders and files of a matrix that are not of the configuration; never files of other programs."""
     others, attempts = leftovers(config, cells(config))
     for folder in others:
         yield Found(folder, "a cell that is not of this configuration", folder)
@@ -75,13 +77,13 @@ def alive(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's process
         return True
     return True
 
 
 def remove(found: Found) -> bool:
-    """Removes it, unless a process works on the cell that it belongs to."""
+    """Delete it, unless a process works on its cell; return whether it was deleted."""
     if found.cell is None:
         files.remove_path(found.path)
         return True

@@ -185,7 +185,7 @@ def take_back_undone_edits(todo: Sequence[Cell]) -> bool:
 
 
 def conclude(config: Config, matrix: list[Cell]) -> None:
-    """Has MLflow hold all that the cells have recorded, and prints the leaderboard."""
+    """Send all records of the cells to MLflow, and print the leaderboard."""
     from harness.table import publish
 
     sync.sync(config, matrix)

@@ -13,7 +13,7 @@ from harness.terminal.layout import Column
 
 COLUMNS = [*map(Column, ("cell", "state", "step", "entropy", "reward")), Column("reason", folds=True)]
 
-LINES, TAIL = 5, 4096  # of the log of a cell that failed: so many, of so many bytes at most
+LINES, TAIL = 5, 4096  # the lines of a failed cell's log that are shown, and the bytes that are read for them
 
 
 def add(commands: Commands) -> None:
@@ -27,9 +27,7 @@ def call(arguments: argparse.Namespace) -> int:
     found = [(cell, cell.progress()) for cell in matrix]
     for cell, progress in found:
         job = f"SLURM: {jobs[cell.id]}" if cell.id in jobs else None
-        numbers = [
-            f"{progress.metrics[k]:.3f}" if k in progress.metrics else "" for k in ("entropy/mean", "reward/mean")
-        ]
+        numbers = [as_number(progress.metrics.get(key)) for key in ("entropy/mean", "reward/mean")]
         step = f"{progress.step}/{cell.config.train.steps}"
         rows.append([cell.label, progress.state, step, *numbers, "; ".join(filter(None, (job, progress.reason)))])
     layout.show(console, COLUMNS, rows, goes=[("entropy", "reward")])
@@ -43,6 +41,10 @@ def call(arguments: argparse.Namespace) -> int:
     for line in leftover_lines(config.folder, len(others), len(attempts), arguments):
         console.print(line)
     return 0
+
+
+def as_number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
 
 
 def leftover_lines(folder: Path, others: int, attempts: int, arguments: argparse.Namespace) -> list[str]:
@@ -63,7 +65,7 @@ def leftover_lines(folder: Path, others: int, attempts: int, arguments: argparse
 
 
 def last_words(folder: Path) -> list[str]:
-    """Returns the last lines of a cell's log."""
+    """Return the last lines of a cell's log."""
     path = folder / "log.txt"
     if not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""entrobench sync: feeds MLflow from the cells' own records, whatever happened to it."""
+"""entrobench sync: rebuilds the MLflow runs from the cells' own records."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
             fed.add(folder)
         except Damaged as damage:
             damaged += 1
-            console.print(f"MLflow is not fed: {damage}; `entrobench run` mends the cell", style="yellow")
+            console.print(f"MLflow is not fed: {damage}; `entrobench run` repairs the cell", style="yellow")
     return len(fed & present), damaged

@@ -137,25 +137,25 @@ def answer(path: Path) -> None:
 
 
 WRITTEN = "it is written again, with the hardware of the present configuration"
-GOES_ON, ANEW = "the cell goes on", "the cell begins anew, and the earlier attempt is kept in"
+RESUMES, AGAIN = "the cell resumes", "training starts at step 0, and the earlier attempt is kept in"
 HARM = [
-    ("state.json", empty, GOES_ON),
-    ("state.json", Path.unlink, GOES_ON),
-    ("sums.json", empty, GOES_ON),
-    ("sums.json", Path.unlink, GOES_ON),
-    ("sums.json", nothing, GOES_ON),
-    ("sums.json", null, GOES_ON),
+    ("state.json", empty, RESUMES),
+    ("state.json", Path.unlink, RESUMES),
+    ("sums.json", empty, RESUMES),
+    ("sums.json", Path.unlink, RESUMES),
+    ("sums.json", nothing, RESUMES),
+    ("sums.json", null, RESUMES),
     ("config.yaml", key, WRITTEN),
-    ("metrics.jsonl", digit, ANEW),
-    ("metrics.jsonl", Path.unlink, ANEW),
-    ("metrics.jsonl", cut, ANEW),
-    ("metrics.jsonl", garble, ANEW),
-    ("evals/countdown-000005.json", cut, ANEW),
-    ("evals/countdown-000000.json", Path.unlink, ANEW),
-    ("evals/countdown-000005.json", tamper, ANEW),
-    ("samples/evaluate-countdown-000005.jsonl", cut, ANEW),
-    (MODEL, cut, GOES_ON),
-    (MODEL, flip, GOES_ON),
+    ("metrics.jsonl", digit, AGAIN),
+    ("metrics.jsonl", Path.unlink, AGAIN),
+    ("metrics.jsonl", cut, AGAIN),
+    ("metrics.jsonl", garble, AGAIN),
+    ("evals/countdown-000005.json", cut, AGAIN),
+    ("evals/countdown-000000.json", Path.unlink, AGAIN),
+    ("evals/countdown-000005.json", tamper, AGAIN),
+    ("samples/evaluate-countdown-000005.jsonl", cut, AGAIN),
+    (MODEL, cut, RESUMES),
+    (MODEL, flip, RESUMES),
 ]
 
 
@@ -179,8 +179,8 @@ def test_a_cell_that_was_done_is_named_and_done_again(
     assert (cell.folder / MODEL).read_bytes() == model
     assert not list(checksums.changed_records(cell.folder))
     again = Made.read(cell.folder)
-    assert (again == first) == (then != ANEW)
-    assert len(attempts.earlier_attempts(cell.folder)) == (then == ANEW)
+    assert (again == first) == (then != AGAIN)
+    assert len(attempts.earlier_attempts(cell.folder)) == (then == AGAIN)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_cell_that_was_done_is_named_and_done_again(
 def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
     name: str, harm: Callable[[Path], None], kept: int | None, cell: Cell
 ) -> None:
-    """By the checkpoint that all steps before are there for; None: there is none, and it begins anew."""
+    """By the checkpoint that all steps before are there for; None: there is none, and training starts at step 0."""
     interrupted(cell)
     harm(cell.folder / name)
     prepare(cell)
@@ -215,7 +215,7 @@ def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
     assert saved == ({step for step in (2, 4) if step <= kept} if kept else set())
     assert State.read(cell.folder).state == ("running" if kept else "planned")
     if name != "config.yaml":
-        assert (GOES_ON if kept else ANEW) in (cell.folder / "log.txt").read_text()
+        assert (RESUMES if kept else AGAIN) in (cell.folder / "log.txt").read_text()
     assert cell.spec == type(cell.spec).read(cell.folder)
     if kept == 2:
         assert State.read(cell.folder).durable_step == 2

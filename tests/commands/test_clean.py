@@ -81,7 +81,7 @@ def test_what_no_configuration_means_goes_and_the_rest_stays(results: Path, caps
     assert told.count("left by a process that ended while it wrote") == 2
     assert "removed 5 of 5" in told
     clean(results, code=0)
-    assert "holds nothing but what this configuration means" in capsys.readouterr().out
+    assert "holds only cells of this configuration: nothing to clean" in capsys.readouterr().out
 
 
 def test_nobody_to_ask(results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
