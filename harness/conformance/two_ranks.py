@@ -99,7 +99,8 @@ def pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     processes = [
         subprocess.Popen(
             python(
-                "from harness.study import shared; shared.rank()", json.dumps([list(specs), list(plugins), str(folder)])
+                "from harness.conformance import two_ranks; two_ranks.rank()",
+                json.dumps([list(specs), list(plugins), str(folder)]),
             ),
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,  # which closes when this process ends, however it does

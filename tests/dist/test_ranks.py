@@ -188,7 +188,7 @@ def plain(found: Answered) -> tuple[object, ...]:
 def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one_rank_fails.py").write_text(
         "from dataclasses import dataclass\n"
-        "from harness.base import ranks\n"
+        "from harness.dist import ranks\n"
         "from harness.method import Control\n"
         "from harness.train.policy import CellFailure\n"
         "@dataclass(frozen=True)\n"

@@ -662,7 +662,7 @@ def test_a_first_use_is_silent_and_leaves_nothing_in_the_working_directory(tmp_p
     set_state(folder, "done", durable=1)
     (tmp_path / "here").mkdir()
     code = (
-        "import sys; from pathlib import Path; from harness.record import sync; "
+        "import sys; from pathlib import Path; from harness.tracking import sync; "
         "assert 'mlflow' not in sys.modules; "
         f"sync.sync(Path({str(folder)!r}), 'sqlite:///results/mlflow.db'); assert 'torch' not in sys.modules"
     )
