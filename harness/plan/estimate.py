@@ -82,7 +82,7 @@ def of(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | 
         *no_memory(settled, machine, footprints),
         *no_room(config, machine, missing, known, shapes, needs),
         *not_prepared(config),
-        *(sentence for model in known.values() for sentence in not_usable(model, chosen_engines[model.name])),
+        *(sentence for name, model in known.items() for sentence in not_usable(model, chosen_engines[name])),
     ]
     return Plan(
         config,
