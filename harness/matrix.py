@@ -317,10 +317,10 @@ def check_owner(config: Config) -> None:
 def named_in(marker: Path) -> str | None:
     """Return the matrix that a marker names; None if there is no readable marker."""
     try:
-        found = files.read_json(marker)
+        record = files.read_json(marker)
     except (FileNotFoundError, Damaged):
         return None
-    return found.get("matrix") if isinstance(found, dict) else None
+    return record.get("matrix") if isinstance(record, dict) else None
 
 
 def recorded_in(folder: Path) -> str | None:

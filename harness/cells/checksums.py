@@ -23,13 +23,13 @@ SUMMED = (log.FILE, "evals/*.json", "samples/*.jsonl", f"{MODEL}/*")
 
 def write_checksums(folder: Path) -> None:
     """Write the size and the SHA-256 of each record of a cell, and for a model's file its time of change."""
-    found = {}
+    records = {}
     for pattern in SUMMED:
         for path in sorted(folder.glob(pattern)):
             status = path.stat()
             when = [status.st_mtime_ns] if path.parent.name == MODEL else []
-            found[str(path.relative_to(folder))] = [status.st_size, files.sha256_of(path), *when]
-    files.write_text(folder / FILE, seal.close_json(json.dumps(found)))
+            records[str(path.relative_to(folder))] = [status.st_size, files.sha256_of(path), *when]
+    files.write_text(folder / FILE, seal.close_json(json.dumps(records)))
 
 
 def noted(folder: Path) -> dict[str, tuple[int, str, int | None]]:
@@ -42,9 +42,13 @@ def noted(folder: Path) -> dict[str, tuple[int, str, int | None]]:
     records = json.loads(seal.open_json(content, path))
     if log.FILE not in records:
         raise Damaged(path, f"it has no sum of {log.FILE}")
-    found = {name: (size, told, next(iter(when), None)) for name, (size, told, *when) in records.items()}
-    removed = not (folder / MODEL).exists()
-    return {name: each for name, each in found.items() if not (removed and name.startswith(f"{MODEL}/"))}
+    model_removed = not (folder / MODEL).exists()
+    expected = {}
+    for name, (size, checksum, *when) in records.items():
+        if model_removed and name.startswith(f"{MODEL}/"):
+            continue
+        expected[name] = size, checksum, when[0] if when else None
+    return expected
 
 
 def check_sizes(folder: Path) -> None:
@@ -70,15 +74,15 @@ def changed_records(folder: Path) -> Iterator[tuple[Damaged, str]]:
     except Damaged as damage:
         yield damage, CONFIG
     try:
-        found = noted(folder)
+        records = noted(folder)
     except Damaged as damage:
         yield damage, FILE
         return
-    for name, (size, told, when) in found.items():
+    for name, (size, checksum, when) in records.items():
         path = folder / name
         if not path.is_file():
             yield Damaged(path, "it is missing"), name
             continue
         status = path.stat()
-        if (status.st_size, status.st_mtime_ns) != (size, when) and files.sha256_of(path) != told:
+        if (status.st_size, status.st_mtime_ns) != (size, when) and files.sha256_of(path) != checksum:
             yield Damaged(path, "it is not as it was when the cell was done"), name

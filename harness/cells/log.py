@@ -34,16 +34,17 @@ class MetricsLog:
 
     def whole(self) -> tuple[list[dict[str, Any]], Damaged | None]:
         """Return the steps before the first line that is damaged or out of order, and the damage to that line."""
-        found: list[dict[str, Any]] = []
+        whole_lines: list[dict[str, Any]] = []
         for line in self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []:
             try:
                 record = parsed(line, self.path)
             except Damaged as damage:
-                return found, damage
-            if record["step"] != len(found):
-                return found, Damaged(self.path, f"step {record['step']} is in the place of step {len(found)}")
-            found.append(record)
-        return found, None
+                return whole_lines, damage
+            if record["step"] != len(whole_lines):
+                disorder = f"step {record['step']} is in the place of step {len(whole_lines)}"
+                return whole_lines, Damaged(self.path, disorder)
+            whole_lines.append(record)
+        return whole_lines, None
 
     def truncate(self, step: int) -> None:
         """Remove the lines after a step."""

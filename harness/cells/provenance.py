@@ -43,15 +43,15 @@ class Made:
         path = folder / FILE
         if not path.exists():
             return None
-        given = files.read_json(path)
+        record = files.read_json(path)
         known = {each.name: each.default for each in dataclasses.fields(cls)}
         needed = {name for name, default in known.items() if default is dataclasses.MISSING}
-        if not isinstance(given, dict) or not needed <= given.keys() <= known.keys():
+        if not isinstance(record, dict) or not needed <= record.keys() <= known.keys():
             raise Damaged(path, f"it must hold {', '.join(known)}")
         kinds = {"attempt": str, "started": int | float, "sources": dict, "versions": dict}
-        if wrong := [name for name, kind in kinds.items() if not isinstance(given[name], kind)]:
+        if wrong := [name for name, kind in kinds.items() if not isinstance(record[name], kind)]:
             raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
-        return cls(**given)
+        return cls(**record)
 
     @classmethod
     def known(cls, folder: Path) -> Made | None:
@@ -97,7 +97,8 @@ def begin_attempt(
     it was imported; None stands for the present one.
     """
     commit, dirty = checkout(Path(__file__).parents[2])
-    versions = {name: found for name in (*PACKAGES, *engine) if (found := package_version(name)) is not None}
+    installed = {name: package_version(name) for name in (*PACKAGES, *engine)}
+    versions = {name: version for name, version in installed.items() if version is not None}
     versions["python"] = platform.python_version()
     made = Made(
         attempt=uuid.uuid4().hex,

@@ -46,22 +46,22 @@ def mend(folder: Path, spec: CellSpec) -> None:
     if attempt is None or not (damages or (there and not saved and not done)):
         return
     good = min([len(lines), *damages.values()]) - 1
-    told = "; ".join(map(str, damages or unusable))
+    damage_text = "; ".join(map(str, damages or unusable))
     usable = [step for step in saved if step <= good]
     keep_whole_lines(folder)
     only_model = done and ended(folder, spec, len(lines)) and all(step == len(lines) for step in damages.values())
     if only_model and not any(seals.is_whole_checkpoint(path, spec.id) for path in checkpoints(folder).values()):
-        keep_numbers(folder, told)
+        keep_numbers(folder, damage_text)
     elif usable:
         for step in saved[len(usable) :]:
             shutil.rmtree(folder / CHECKPOINTS / seals.name_of(step))
         (folder / checksums.FILE).unlink(missing_ok=True)
         state.change(folder, state="running", reason=None, durable_step=usable[-1])
-        say(folder, f"{told}; the cell resumes from step {usable[-1]}")
+        say(folder, f"{damage_text}; the cell resumes from step {usable[-1]}")
     elif there or done:
-        state.change(folder, state="failed", reason=told)
+        state.change(folder, state="failed", reason=damage_text)
         aside = attempts.set_aside(folder, attempt)
-        say(folder, f"{told}; training starts at step 0, and the earlier attempt is kept in {aside}")
+        say(folder, f"{damage_text}; training starts at step 0, and the earlier attempt is kept in {aside}")
 
 
 def ended(folder: Path, spec: CellSpec, lines: int) -> bool:
@@ -107,14 +107,14 @@ def sealed(folder: Path, cell: str) -> tuple[list[int], list[Damaged]]:
     return steps, harm
 
 
-def keep_numbers(folder: Path, told: str) -> None:
+def keep_numbers(folder: Path, damage_text: str) -> None:
     """Leave a cell done whose steps and evaluations are whole, though nothing is left to make its model from."""
     model = folder / checksums.MODEL
     if model.exists():
         files.remove_path(aside := folder / f"{checksums.MODEL}.damaged")
         model.rename(aside)
     checksums.write_checksums(folder)
-    reason = f"warning: {told}; no checkpoint is left to make the model from, and the numbers are whole"
+    reason = f"warning: {damage_text}; no checkpoint is left to make the model from, and the numbers are whole"
     state.change(folder, reason=reason)
     files.append(folder / "log.txt", f"{reason}\n")
 
@@ -126,12 +126,12 @@ def say(folder: Path, text: str) -> None:
 def attempt_of(folder: Path, *, begun: bool) -> Made | None:
     """Read the record of the attempt, and write a new one if it was lost; None before the first attempt."""
     try:
-        found = Made.read(folder)
+        made = Made.read(folder)
     except Damaged as damage:
         say(folder, str(damage))
         (folder / provenance.FILE).unlink()
-        found = None
-    return attempts.record_unknown(folder) if found is None and begun else found
+        made = None
+    return attempts.record_unknown(folder) if made is None and begun else made
 
 
 def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:

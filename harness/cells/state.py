@@ -36,17 +36,17 @@ class State:
         """Return the state of a cell; one without a record is planned."""
         path = folder / FILE
         try:
-            given = files.read_json(path)
+            record = files.read_json(path)
         except FileNotFoundError:
             if (folder / METRICS).exists():  # the state is always written before the first step
                 raise Damaged(path, "it is missing") from None
             return cls()
-        if not isinstance(given, dict) or given.keys() != KNOWN or given["state"] not in STATES:
+        if not isinstance(record, dict) or record.keys() != KNOWN or record["state"] not in STATES:
             raise Damaged(path, f"it must hold {', '.join(sorted(KNOWN))}, and its state be one of {', '.join(STATES)}")
-        numbers = given["durable_step"], given["seconds"], given["collapsed"] or 0
-        if not {*map(type, numbers)} <= {int, float} or not isinstance(given["reason"], str | None):
+        numbers = record["durable_step"], record["seconds"], record["collapsed"] or 0
+        if not {*map(type, numbers)} <= {int, float} or not isinstance(record["reason"], str | None):
             raise Damaged(path, "its reason must be a text, and its step and its seconds numbers")
-        return cls(**given)
+        return cls(**record)
 
     @classmethod
     def known(cls, folder: Path) -> State:

@@ -19,7 +19,7 @@ from harness.terminal.units import gib
 
 
 @dataclass(frozen=True)
-class Found:
+class Removable:
     path: Path
     why: str
     cell: Path | None = None  # its cell's folder, which no process may be working on; None: its process is gone
@@ -40,36 +40,36 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     check_owner(config)
-    found = list(removable(config))
-    if not found:
+    candidates = list(removable(config))
+    if not candidates:
         console.print(f"{config.folder} holds only cells of this configuration: nothing to clean")
         return 0
-    for each in found:
+    for each in candidates:
         console.print(f"{each.path}  {gib(each.bytes)}  {each.why}")
-    question = f"Remove these {len(found)} ({gib(sum(each.bytes for each in found))})?"
+    question = f"Remove these {len(candidates)} ({gib(sum(each.bytes for each in candidates))})?"
     refusal = "nothing was removed, since there is no terminal to ask on; --yes removes what is listed"
     if not arguments.yes and not confirm(question, refusal):
         console.print("nothing was removed")
         return 0
-    removed = [each for each in found if remove(each)]
-    console.print(f"removed {len(removed)} of {len(found)}; MLflow keeps what it was fed")
+    removed = [each for each in candidates if delete(each)]
+    console.print(f"removed {len(removed)} of {len(candidates)}; MLflow keeps what it was fed")
     return 0
 
 
-def removable(config: Config) -> Iterator[Found]:
+def removable(config: Config) -> Iterator[Removable]:
     """Yield the folders and files of a matrix that are not of the configuration; never files of other programs."""
     others, attempts = leftovers(config, cells(config))
     for folder in others:
-        yield Found(folder, "a cell that is not of this configuration", folder)
+        yield Removable(folder, "a cell that is not of this configuration", folder)
     for folder in attempts:
         owner = folder.with_name(folder.name.partition(ASIDE)[0])
-        yield Found(folder, "an earlier attempt at a cell", owner)
+        yield Removable(folder, "an earlier attempt at a cell", owner)
     gone = {*others, *attempts}
     for path in sorted(config.folder.rglob(".*")):
         match = files.TEMPORARY.fullmatch(path.name)
         if match and not alive(int(match[1])) and not gone & {*path.parents}:
             gone.add(path)
-            yield Found(path, "left by a process that ended while it wrote")
+            yield Removable(path, "left by a process that ended while it wrote")
 
 
 def alive(process: int) -> bool:
@@ -82,17 +82,17 @@ def alive(process: int) -> bool:
     return True
 
 
-def remove(found: Found) -> bool:
+def delete(leftover: Removable) -> bool:
     """Delete it, unless a process works on its cell; return whether it was deleted."""
-    if found.cell is None:
-        files.remove_path(found.path)
+    if leftover.cell is None:
+        files.remove_path(leftover.path)
         return True
-    if not found.cell.is_dir():  # an attempt at a cell whose folder was deleted
-        shutil.rmtree(found.path)
+    if not leftover.cell.is_dir():  # an attempt at a cell whose folder was deleted
+        shutil.rmtree(leftover.path)
         return True
-    with lease.hold(found.cell, wait=0) as ours:
+    with lease.hold(leftover.cell, wait=0) as ours:
         if ours is None:
-            console.print(f"{found.path} is left: {lease.holder(found.cell)} works on it", style="yellow")
+            console.print(f"{leftover.path} is left: {lease.holder(leftover.cell)} works on it", style="yellow")
             return False
-        shutil.rmtree(found.path)
+        shutil.rmtree(leftover.path)
     return True

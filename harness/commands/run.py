@@ -197,12 +197,12 @@ def fetch_models(config: Config) -> dict[str, str]:
     """Make or download the models that are not on this machine, and return the digest of each."""
     from harness.launch.progress import clock
 
-    found = {}
+    digests_by_model = {}
     for name in config.models:
         with clock(console, f"making ready the model {name}"):
             model = models.resolve(name)
-            found[name] = model.digest(model.folder(say=console.print))
-    return found
+            digests_by_model[name] = model.digest(model.folder(say=console.print))
+    return digests_by_model
 
 
 def settled(cell: Cell, keep_stale: bool) -> bool:

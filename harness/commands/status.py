@@ -24,19 +24,19 @@ def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     matrix = cells(config)
     rows, jobs = [], slurm.queued(config)
-    found = [(cell, cell.progress()) for cell in matrix]
-    for cell, progress in found:
+    progresses = [(cell, cell.progress()) for cell in matrix]
+    for cell, progress in progresses:
         job = f"SLURM: {jobs[cell.id]}" if cell.id in jobs else None
         numbers = [as_number(progress.metrics.get(key)) for key in ("entropy/mean", "reward/mean")]
         step = f"{progress.step}/{cell.config.train.steps}"
         rows.append([cell.label, progress.state, step, *numbers, "; ".join(filter(None, (job, progress.reason)))])
     layout.show(console, COLUMNS, rows, goes=[("entropy", "reward")])
-    for cell, progress in found:
+    for cell, progress in progresses:
         if progress.state == "failed":
             console.print(f"the end of {cell.folder / 'log.txt'}:", style="red")
             for line in last_words(cell.folder):
                 console.print(f"    {line}", style="dim")
-    tell_outdated(found, "`entrobench run` trains them again, with --keep-stale it keeps those that are done")
+    tell_outdated(progresses, "`entrobench run` trains them again, with --keep-stale it keeps those that are done")
     others, attempts = leftovers(config, matrix)
     for line in leftover_lines(config.folder, len(others), len(attempts), arguments):
         console.print(line)
