@@ -146,7 +146,7 @@ class Method:
 
     def identity(self) -> list[dict[str, Any]]:
         """Return everything that defines the method, for the hash of a cell."""
-        return [identities.of(component) for component in self.components]
+        return [identities.component_identity(component) for component in self.components]
 
     # Before the update, on the whole rollout batch of all ranks
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.base import files, seeds
 from harness.base.errors import CellFailure
 from harness.batch import TokenBatch, TokenStats
-from harness.cells import evaluation_files, heartbeat
+from harness.cells import evaluation_files
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.log import MetricsLog, collapse
 from harness.composition import Signal
@@ -57,7 +57,7 @@ class Trainer:
         self.synchronise(self.done_steps)
         early = False
         while not early and (step := self.done_steps + 1) <= self.last_step:
-            watch, heartbeat.here.step = Stopwatch(), step
+            watch, self.parts.heartbeat.step = Stopwatch(self.parts.heartbeat), step
             record = self.train_step(step, watch) if step else dict(self.parts.pool.record)
             # Before the evaluation: this may make the step the last one, which is always evaluated.
             self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
@@ -257,7 +257,7 @@ class Trainer:
             "metrics": result.metrics,
             "flags": task.flags(self.parts.task.name),
         }
-        evaluation_files.write(self.folder, record)
+        evaluation_files.write_evaluation(self.folder, record)
         files.write_lines(self.folder / "samples" / f"evaluate-{name}-{step:06d}.jsonl", result.samples)
         return {f"eval/{name}/{key}": value for key, value in result.metrics.items()}
 

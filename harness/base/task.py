@@ -152,7 +152,7 @@ def evaluation_name(task: Task) -> str:
 
     A value that a file's name cannot hold, such as a sentence, is given by the first digits of its hash.
     """
-    identity, plain = identities.of(task), identities.of(type(task)())
+    identity, plain = identities.component_identity(task), identities.component_identity(type(task)())
     changed = {key: value for key, value in identity.items() if value != plain[key]}
     if not changed:
         return task.name

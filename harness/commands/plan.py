@@ -56,7 +56,7 @@ def plan_settings(config: Config, jobs: int | None = None) -> list[Plan]:
         plan = plan_for(cells_of_setting[0].config, cells_of_setting, machine, jobs)
         show_plan(console, plan)
         plans.append(plan)
-    tell_outdated((pair for plan in plans for pair in plan.progress), "`entrobench run` runs them anew")
+    tell_outdated((pair for plan in plans for pair in plan.progress), "`entrobench run` trains them again")
     return plans
 
 
@@ -68,9 +68,9 @@ def probe_plan(config: Config, plan: Plan) -> list[str]:
 
     cell = probe.largest_cell(plan)
     with tempfile.TemporaryDirectory() as folder:
-        run.check_engines(config)
+        run.check_engines([cell])
         run.fetch_models(config)
         short = probe.short_cell(cell, Path(folder))
         with show_elapsed(console, f"measuring {cell.label}"):
-            launcher.run_cells([short], run.local(short.config, 1), launcher.NullWatcher())
+            launcher.run_cells([short], run.local(short.settled, 1), launcher.NullWatcher())
         return probe.probe_lines(probe.read_probe(cell, short, plan), plan)

@@ -59,7 +59,7 @@ def parse_gpu_list(output: str) -> list[str]:
     return uuids
 
 
-def kind(wanted: str) -> str:
+def resolve_device(wanted: str) -> str:
     """Return the device that `hardware.device` means on this machine: cuda or cpu, as torch would find it."""
     if wanted != "auto":
         return wanted

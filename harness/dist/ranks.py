@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 JOINING = timedelta(minutes=10)  # for the others to begin
 BEAT, SILENCE = 3.0, 40.0  # seconds from one sign of life to the next, and without one
-leaving = threading.Event()  # somebody asked this rank to stop after the step at hand
 PATIENCE = timedelta(hours=6)  # for the others, who may be sampling, or waiting for what the first one writes or judges
 
 
@@ -112,10 +111,11 @@ def watch(rank: int, world: int, ended: threading.Event, lost: Callable[[str], N
             os._exit(1)
 
 
-def end_with_parent() -> None:
-    """Ends this process when its parent is gone; otherwise it might wait for other ranks for hours.
+def end_with_parent(leaving: threading.Event) -> None:
+    """End this process when its parent is gone; otherwise it might wait for other ranks for hours.
 
-    The parent holds the other end of our stdin, which closes with it. What it writes there asks this rank to leave.
+    The parent holds the other end of this process's stdin, which closes with the parent. A byte on it sets `leaving`:
+    the rank is asked to stop after the step at hand.
     """
 
     def watch() -> None:

@@ -17,7 +17,8 @@ from typing import Protocol
 
 from harness.base import files
 from harness.base.errors import Unwritten, UserError
-from harness.cells import heartbeat, lease, state
+from harness.cells import lease, state
+from harness.cells.heartbeat import last_heartbeat
 from harness.cells.repair import mend
 from harness.cells.state import State
 from harness.launch.snapshot import Snapshot
@@ -120,8 +121,8 @@ class Life:
 
         The report cannot be an earlier process's: that was removed with its lease when this cell was prepared.
         """
-        newest_lease = lease.last(self.cell.folder)
-        phase = heartbeat.of(newest_lease.room) if newest_lease else ""
+        newest_lease = lease.newest_lease(self.cell.folder)
+        phase = last_heartbeat(newest_lease.room) if newest_lease else ""
         return f" in {phase}" if phase else ""
 
     def limit(self, record: State) -> None:
@@ -177,8 +178,8 @@ def run_cells(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll:
                     if owner := lease.holder(cell.folder):
                         watcher.elsewhere(cell, str(owner))
                     continue
-                if code == LOST and cell.key not in restarted:
-                    restarted.add(cell.key)
+                if code == LOST and cell.id not in restarted:
+                    restarted.add(cell.id)
                     waiting.insert(0, cell)
                     continue
                 # With exit code 0 the cell is done, or it was asked to stop and will resume.

@@ -65,8 +65,8 @@ class LiveView:
         self.console, self.todo = console, todo
         self.feeder = Feeder(uri, partial(console.print, style="yellow"))
         self.total, self.done, self.failed = len(cells), len(cells) - len(todo), 0
-        self.steps_before = {cell.key: Snapshot.take(cell).step for cell in todo}
-        self.steps_todo = sum(cell.config.train.steps - self.steps_before[cell.key] for cell in todo)
+        self.steps_before = {cell.id: Snapshot.take(cell).step for cell in todo}
+        self.steps_todo = sum(cell.config.train.steps - self.steps_before[cell.id] for cell in todo)
         self.steps_ended = 0
         self.last_line = time.monotonic()
         self.fed: dict[str, tuple[str | None, int]] = {}  # by cell, the attempt and step that MLflow was last fed
@@ -123,7 +123,7 @@ class LiveView:
         done = progress.state == "done"
         self.done += done
         self.failed += not done
-        self.steps_ended += progress.step - self.steps_before[cell.key]
+        self.steps_ended += progress.step - self.steps_before[cell.id]
         self.steps_todo -= cell.config.train.steps - progress.step  # the steps that a failed cell will not run
         if not done:
             self.console.print(Text.assemble(("failed  ", "red"), f"{cell.label}: {progress.reason or reason}"))
@@ -143,15 +143,15 @@ class LiveView:
             newest = snapshot.attempt(), snapshot.progress.record.durable_step
         except Damaged:  # the state of the cell reports it
             return
-        if last or (newest[1] >= 0 and newest != self.fed.get(cell.key)):
-            self.fed[cell.key] = newest
+        if last or (newest[1] >= 0 and newest != self.fed.get(cell.id)):
+            self.fed[cell.id] = newest
             self.feeder.feed(cell.folder)
 
     def summary(self, running: list[Snapshot], waiting: int) -> str:
         """Return one line about the whole matrix."""
         steps = self.steps_ended
         for snapshot in running:
-            steps += snapshot.step - self.steps_before[snapshot.cell.key]
+            steps += snapshot.step - self.steps_before[snapshot.cell.id]
         now = time.monotonic()
         if steps and self.first is None:
             self.first = steps, now

@@ -183,11 +183,11 @@ class Ray:
         self.running = [cell for cell in self.running if cell.result is None]
         number = None if self.jobs is None else self.jobs - len(self.running)
         for cell in waiting[:number]:
-            if cell.key not in self.requested:
-                self.requested[cell.key] = RayCell(cell, self)
+            if cell.id not in self.requested:
+                self.requested[cell.id] = RayCell(cell, self)
         started = self.with_room([*self.requested.values()])
         for ray_cell in started:
-            del self.requested[ray_cell.cell.key]
+            del self.requested[ray_cell.cell.id]
             ray_cell.begin()
         self.running += started
         return started

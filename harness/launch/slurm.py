@@ -29,7 +29,7 @@ from harness.launch import remote
 from harness.launch.launcher import check_extra, environment, mark_failed, prepare_cell
 from harness.matrix import Cell
 
-JOBS = "slurm.json"  # in a matrix's folder: the id of each cell's job, by the cell's key
+JOBS = "slurm.json"  # in a matrix's folder: the id of each cell's job, by the cell's id
 LOOKS = 2.0  # seconds between two calls of squeue, which loads the controller that all users share
 LIVES = 10_000  # how often a cell may run out of time; a life that makes no progress ends it earlier
 # Seconds for which a job must have been over before that is believed: a job that is being put back into the queue looks
@@ -66,13 +66,13 @@ def squeue() -> dict[str, Job] | None:
 
 
 def submitted_jobs(config: Config) -> dict[str, str]:
-    """Return the id of the job that each cell was last submitted as, by the cell's key."""
+    """Return the id of the job that each cell was last submitted as, by the cell's id."""
     path = config.folder / JOBS
     return files.read_json(path) if path.exists() else {}
 
 
 def queued_cells(config: Config) -> dict[str, Job]:
-    """Return the jobs of cells that are in the queue now, by the cell's key."""
+    """Return the jobs of cells that are in the queue now, by the cell's id."""
     jobs = submitted_jobs(config)
     now = (squeue() or {}) if jobs else {}
     return {key: now[job] for key, job in jobs.items() if job in now and not now[job].over}
@@ -163,15 +163,15 @@ class SlurmArray:
             shown = self.look(job)
             if shown is not None and not shown.over:
                 jobs[key] = job
-        new = [cell for cell in waiting if cell.key not in jobs]
+        new = [cell for cell in waiting if cell.id not in jobs]
         for cell in new:
             prepare_cell(cell)
         for cell, submission in zip(new, self.submit(new), strict=True):
-            jobs[cell.key] = submission.job_id
+            jobs[cell.id] = submission.job_id
         files.write_json(self.config.folder / JOBS, jobs)
-        self.known |= {jobs[cell.key]: Job("PENDING", "") for cell in waiting}  # until the next look at the queue
+        self.known |= {jobs[cell.id]: Job("PENDING", "") for cell in waiting}  # until the next look at the queue
         self.looked = float("-inf")
-        started = [SlurmCell(cell, jobs[cell.key], self) for cell in waiting]
+        started = [SlurmCell(cell, jobs[cell.id], self) for cell in waiting]
         self.cells += started
         return started
 

@@ -73,7 +73,7 @@ def of_folders(config: Config, matrix: Sequence[Cell], rows: list[Row], command:
 
 def of_folder(cell: Cell, progress: Progress) -> Told:
     """Returns what a cell has recorded; one that another source has done is done, too, as in the table."""
-    own = {axis: getattr(cell, axis) for axis in ("method", "task", "model", "seed")}
+    own = cell.key.factors()
     own["setting"] = told(cell.config.setting)
     try:
         return read_folder(cell, progress, own)
@@ -97,7 +97,7 @@ def read_folder(cell: Cell, progress: Progress, own: dict[str, Any]) -> Told:
         reason=progress.reason,
         device=State.read(folder).device,
         curves=dict(curves),
-        evaluations=evaluations(record for _, record in evaluation_files.every(folder)),
+        evaluations=evaluations(record for _, record in evaluation_files.all_evaluations(folder)),
         identity=CellSpec.read(folder).identity,
         made=made_of(folder / MADE),
         times=(lines[0]["time"], lines[-1]["time"]) if lines else None,

@@ -194,10 +194,9 @@ class Memory:
         return max(sum(self.training.values()), sum(self.generation.values()))
 
 
-def compute_bytes(config: Config, kind: str) -> int:
-    """Return the bytes of the compute type on a device of this kind."""
-    dtype = config.train.dtype
-    return 4 if dtype == "float32" or (dtype == "auto" and kind == "cpu") else 2
+def compute_bytes(config: Config) -> int:
+    """Return the bytes of the compute type of a settled configuration."""
+    return {"float32": 4, "bfloat16": 2}[config.train.dtype]
 
 
 def activation_bytes(shape: Shape, size: int, recompute: bool) -> int:

@@ -12,7 +12,7 @@ from harness.matrix import Cell, Progress
 from harness.plan import cost
 from harness.plan.cost import SPEEDS, EngineLimits, Footprint, Needs
 from harness.plan.lacks import Obstacles
-from harness.plan.machine import Machine, samples_with_vllm
+from harness.plan.machine import Machine
 from harness.plan.measured import MeasuredTime, measured_time
 
 STATES = ("done", "running", "stale", "failed", "outdated", "planned")
@@ -80,8 +80,10 @@ class Assumption:
 
 def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | None = None) -> Plan:
     """Return the plan for a machine; `at_once`: cells side by side, if the machine does not decide it."""
-    kind = machine.kind(config)
-    size, needs = cost.compute_bytes(config, kind), needs_of(matrix)
+    settled = matrix[0].settled  # the engine in it depends on the model, the device and the compute type do not
+    kind = settled.hardware.device
+    size, needs = cost.compute_bytes(settled), needs_of(matrix)
+    chosen_engines = {cell.model: cell.settled.rollout.engine for cell in matrix}
     models = {cell.model: cell.shared.model(cell.model) for cell in matrix}
     gpu = machine.gpu(config.hardware) or USUAL
     shapes: dict[str, Shape] = {}
@@ -91,7 +93,7 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         shape = model.shape()
         if shape is None:
             continue
-        with_vllm = samples_with_vllm(shape, config)
+        with_vllm = chosen_engines[name] == "vllm"
         engine = cost.vllm_limits(shape, config, size, kind, gpu) if with_vllm else cost.EMBEDDED
         shapes[name], engines[name] = shape, engine
         for which in dict.fromkeys(needs.values()):
@@ -102,7 +104,7 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
     assumption = Assumption(config, shapes, needs, engines, kind, size)
     assumed = assumption.seconds(missing)  # also used to judge whether a CPU is too slow
     measured, unmeasured = measured_time(config, progress)
-    obstacles = Obstacles(config, machine, missing, models, needs, footprints, size, assumed)
+    obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, size, assumed)
     return Plan(
         config,
         kind,
@@ -113,7 +115,7 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         assumption.seconds(unmeasured),
         assumed,
         list(obstacles.sentences()) if missing else [],
-        at_once or machine.at_once(config),
+        at_once or machine.at_once(settled),
         progress,
     )
 

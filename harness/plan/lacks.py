@@ -16,7 +16,7 @@ from harness.data import cache, sets
 from harness.matrix import Cell
 from harness.plan import cost
 from harness.plan.cost import Footprint, Needs
-from harness.plan.machine import Machine, samples_with_vllm
+from harness.plan.machine import Machine
 from harness.rollout import choice
 from harness.rollout.models import Model
 from harness.terminal.units import DAY, about_duration, gib, plural
@@ -29,10 +29,11 @@ LARGEST = 180 * 10**9  # bytes of the largest GPU on the market
 class Obstacles:
     """A matrix on a machine that may lack something for it."""
 
-    config: Config
+    config: Config  # settled; its engine is that of the first model
     machine: Machine
     missing: Sequence[Cell]
     models: Mapping[str, Model]  # by the name in the configuration
+    engines: Mapping[str, str]  # the chosen engine, by model
     needs: Mapping[str, Needs]  # by method
     footprints: Sequence[Footprint]
     size: int  # bytes of the compute type
@@ -46,12 +47,12 @@ class Obstacles:
         yield from self.no_main_memory()
         yield from self.no_disk()
         yield from self.not_prepared()
-        for model in self.models.values():
-            yield from self.not_usable(model)
+        for name, model in self.models.items():
+            yield from self.not_usable(model, self.engines[name])
 
     @property
     def kind(self) -> str:
-        return self.machine.kind(self.config)
+        return self.config.hardware.device
 
     def no_device(self) -> Iterator[str]:
         ranks, here = self.config.hardware.ranks, len(self.machine.devices)
@@ -68,8 +69,8 @@ class Obstacles:
                 yield f"this machine has no CUDA device, and on a CPU one cell would take {about_duration(one_cell)}"
 
     def no_vllm(self) -> Iterator[str]:
-        shapes = [model.shape() for model in self.models.values()]
-        obstacles = [choice.obstacle(self.kind, shape) for shape in shapes if samples_with_vllm(shape, self.config)]
+        shapes = [model.shape() for name, model in self.models.items() if self.engines[name] == "vllm"]
+        obstacles = [choice.obstacle(self.kind, shape) for shape in shapes]
         yield from dict.fromkeys(reason for reason in obstacles if reason)
 
     def too_large(self) -> Iterator[str]:
@@ -166,12 +167,12 @@ class Obstacles:
             command = f"entrobench data prepare {' '.join(absent)}"
             yield f"problem sets are not prepared: {', '.join(absent)} (`{command}`)"
 
-    def not_usable(self, model: Model) -> Iterator[str]:
+    def not_usable(self, model: Model, engine: str) -> Iterator[str]:
         shape = model.shape()
         if shape is None:
             yield f"the shape of {model.name} is unknown until it is downloaded, and with it memory and time"
         elif shape.architecture not in ARCHITECTURES:
-            if not samples_with_vllm(shape, self.config):
+            if engine != "vllm":
                 allowed = ", ".join(ARCHITECTURES)
                 yield f"no engine for {model.name}: the embedded one decodes {allowed}, not {shape.architecture}"
             if not in_transformers(shape.architecture):

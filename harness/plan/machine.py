@@ -6,11 +6,9 @@ import os
 import shutil
 from dataclasses import dataclass
 
-from harness.base.shape import Shape
 from harness.config import Config, Hardware
 from harness.dist.devices import Device, cuda_devices
 from harness.launch.pool import cells_on
-from harness.rollout import choice
 
 
 @dataclass(frozen=True)
@@ -20,17 +18,10 @@ class Machine:
     free: int  # bytes on the disk of the results
     devices: tuple[Device, ...] = ()
 
-    def kind(self, config: Config) -> str:
-        """Return the device of the cells of this configuration: cuda or cpu."""
-        wanted = config.hardware.device
-        if wanted != "auto":
-            return wanted
-        return "cuda" if self.devices else "cpu"
-
     def at_once(self, config: Config) -> int:
-        """Return how many cells of this configuration run side by side: as many as GPUs or cores allow."""
+        """Return how many cells of this settled configuration run side by side: as many as GPUs or cores allow."""
         hardware = config.hardware
-        if self.kind(config) == "cuda":
+        if hardware.device == "cuda":
             return max(cells_on(len(self.devices), hardware), 1)
         return max(self.cores // (hardware.threads * hardware.ranks), 1)
 
@@ -48,8 +39,3 @@ def this_machine(config: Config) -> Machine:
     there = next(path for path in [folder, *folder.parents] if path.exists())
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(ram, os.cpu_count() or 1, shutil.disk_usage(there).free, cuda_devices())
-
-
-def samples_with_vllm(shape: Shape | None, config: Config) -> bool:
-    """Return whether the cells of this configuration would sample with vLLM on this machine."""
-    return choice.resolve(config.rollout.engine, config.hardware.device, shape) == "vllm"

@@ -84,7 +84,7 @@ def earlier_records(folder: Path, ours: Collection[Path]) -> Iterator[tuple[str,
     for cell_folder in nlargest(OTHERS, changed, key=lambda each: changed[each]):
         with suppress(Damaged):
             spec = CellSpec.read(cell_folder)
-            yield size_of(spec.model, spec.task, spec.settings), State.read(cell_folder)
+            yield size_of(spec.key.model, spec.key.task, spec.settings), State.read(cell_folder)
 
 
 def size_of_cell(cell: Cell) -> str:

@@ -65,7 +65,7 @@ def read_probe(cell: Cell, ran: Cell, plan: Plan) -> StepProbe:
         raise UserError(f"the measured cell, {cell.label}, failed: {state.reason}")
     steps = [line["metrics"] for line in MetricsLog(ran.folder).read()[2:]]  # without step 0 and the first
     [footprint] = [each for each in plan.footprints if each.model == cell.model and cell.method in each.methods]
-    speed, size = SPEEDS[plan.kind], cost.compute_bytes(cell.config, plan.kind)
+    speed, size = SPEEDS[plan.kind], cost.compute_bytes(cell.settled)
     assumed = cost.step_seconds(footprint.shape, cell.config, footprint.needs, size, speed, footprint.engine)
     length = fmean(step["responses/length"] for step in steps)
     measured = fmean(map(seconds_of_step, steps))

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from harness.base.errors import UserError, at_least, one_of
 from harness.base.shape import ARCHITECTURES
 from harness.batch import Rollout
-from harness.cells import heartbeat
+from harness.cells.heartbeat import no_progress
 from harness.dist import ranks
 from harness.rollout.limits import EMBEDDED_SEQUENCES
 from harness.rollout.protocol import OnGroup
@@ -135,8 +135,14 @@ class EmbeddedEngine:
     """An engine (harness.rollout.protocol) that decodes `max_sequences` at a time, which bounds its cache."""
 
     def __init__(
-        self, eos: int, device: str = "cpu", dtype: torch.dtype = torch.float32, max_sequences: int = EMBEDDED_SEQUENCES
+        self,
+        eos: int,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        max_sequences: int = EMBEDDED_SEQUENCES,
+        on_progress: Callable[[], None] = no_progress,
     ) -> None:
+        self.on_progress = on_progress
         self.eos, self.device, self.dtype, self.max_sequences = eos, device, dtype, max_sequences
         self.look_every = CUDA_LOOK_EVERY if torch.device(device).type == "cuda" else 1
         self.buffers: dict[str, Tensor] = {}
@@ -228,7 +234,7 @@ class EmbeddedEngine:
                 part = order[start : start + together]
                 draws = [uniforms(seeds[i], n, max_new_tokens)[first : first + width] for i in part]
                 for i, group in zip(part, self._decode([prompts[i] for i in part], draws, temperature), strict=True):
-                    heartbeat.here.forward()
+                    self.on_progress()
                     groups[i].extend(group)
                     if on_group is not None and len(groups[i]) == n:
                         on_group(i, groups[i])

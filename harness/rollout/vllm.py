@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch import Tensor
 from harness.base.errors import UserError, at_least, short
 from harness.base.shape import Shape, of_config, read
 from harness.batch import Rollout
-from harness.cells import heartbeat
+from harness.cells.heartbeat import no_progress
 from harness.dist import ranks
 from harness.rollout.choice import check_vllm
 from harness.rollout.limits import VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES
@@ -170,7 +170,9 @@ class VllmEngine:
         dtype: torch.dtype = torch.float32,
         cache_gib: float | None = None,
         share: float = 1.0,
+        on_progress: Callable[[], None] = no_progress,
     ) -> None:
+        self.on_progress = on_progress
         self.eos, self.device, self.dtype = eos, device, dtype
         on_cpu, model = device == "cpu", read(folder)
         self.vllm = imported(device, of_config(model))
@@ -271,7 +273,7 @@ class VllmEngine:
                 params = self._params(n, seed, temperature, max_new_tokens)
                 self.engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, params)
             while self.engine.has_unfinished_requests():
-                heartbeat.here.forward()
+                self.on_progress()
                 for output in self.engine.step():  # of whole groups
                     number = int(output.request_id)
                     groups[number] = self._group(list(prompts[number]), output, n, temperature)

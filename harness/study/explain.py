@@ -24,7 +24,7 @@ from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method
 from harness.config import Config
-from harness.matrix import Cell, Shared
+from harness.matrix import Cell
 from harness.terminal import layout
 from harness.terminal.layout import Column
 from harness.tokens import dynamics
@@ -43,7 +43,7 @@ def build(config: Config, method: str, folder: str, verifier: Verifier) -> Train
     """As a cell of the first task, model and seed begins, but without a word."""
     disable_progress_bar()
     set_verbosity_error()
-    planned = Cell(config, method, config.tasks[0], config.models[0], config.seeds[0], Shared(config))
+    planned = Cell.of(config, method, config.tasks[0], config.models[0], config.seeds[0])
     trainer = Trainer(parts.build_parts(planned.spec, verifier, say=lambda _: None), Path(folder))
     trainer.engine.load(trainer.policy.module)
     return trainer

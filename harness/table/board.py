@@ -28,7 +28,7 @@ OF_CELLS = {*AXES, "cell", "status"}  # the tags of a cell's run
 # Of a configuration, these say which cells there are, or where they run; all else makes it another matrix.
 RANGE = ("methods", "tasks", "models", "seeds", "axes", "baseline")
 ELSEWHERE = ("name", "results", "tracking", "launch", "hardware", "checkpoint", "plugins")
-NO_CELL = ""  # the key of a cell that nobody has begun, where no configuration tells it
+NO_CELL = ""  # the id of a cell that nobody has begun, where no configuration tells it
 
 Pairs = tuple[tuple[str, str], ...]
 Given = Mapping[str, Any]  # a configuration as plain values
@@ -91,7 +91,7 @@ class Board:
                 [cell.shared.evaluation_name(each) for each in cell.evaluation_tasks],
                 cell.model,
                 cell.seed,
-                cell.key,
+                cell.id,
                 cell.sources,
                 params_of(spec),
                 spec.made_of,

@@ -66,7 +66,7 @@ def write_summary(client: MlflowClient, number: str, plan: Board, experiment: Ex
     artifacts.bring_home()
     artifacts.write(board.FILE, plan.as_json())
     outcomes = experiment.read([each.cell for each in plan.expected])
-    artifacts.write(board.OUTCOMES, json.dumps({identities.digest(each): each for each in outcomes.values()}))
+    artifacts.write(board.OUTCOMES, json.dumps({identities.hash_of(each): each for each in outcomes.values()}))
     artifacts.write("leaderboard.md", render(rows, "md"))
     artifacts.write("leaderboard.html", as_html(plan.experiment, rows))
     artifacts.write(TABLE, as_mlflow_table(rows))

@@ -108,7 +108,7 @@ class Experiment:
         found: dict[str, Any] = {}
         for text in self.source.texts(self.summaries, board.OUTCOMES):
             found |= whole(text)
-        return {digest: each for digest, each in found.items() if identities.digest(each) == digest}
+        return {digest: each for digest, each in found.items() if identities.hash_of(each) == digest}
 
     def boards(self) -> list[Board]:
         """Returns the matrices that the experiment holds runs of, the newest first."""
@@ -159,7 +159,7 @@ class Experiment:
             if text is None:
                 raise UserError(f"the MLflow run of cell {run.tags['cell']} has no {FILE} among its artifacts")
             found = whole(text)
-            if TAG not in run.tags or identities.digest(found) == run.tags[TAG]:  # otherwise there is no such outcome
+            if TAG not in run.tags or identities.hash_of(found) == run.tags[TAG]:  # otherwise there is no such outcome
                 self.outcomes[run.tags["cell"]] = found
         return {cell: self.outcomes[cell] for cell in cells if cell in self.outcomes}
 

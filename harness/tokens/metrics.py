@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.base.task import Judged
 from harness.batch import Rollout, TokenBatch
-from harness.cells import heartbeat
+from harness.cells.heartbeat import Heartbeat
 from harness.composition import Signal
 from harness.config import Correction
 from harness.dist import ranks
@@ -22,15 +22,16 @@ LARGEST_LOG_RATIO = 80.0  # its exponential and the square of that are still fin
 
 
 class Stopwatch:
-    """Measures the seconds of each phase of a step."""
+    """Measures the seconds of each phase of a step, and names the phase in the heartbeat."""
 
-    def __init__(self) -> None:
+    def __init__(self, heartbeat: Heartbeat | None = None) -> None:
+        self.heartbeat = heartbeat or Heartbeat()
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        with heartbeat.here.at(name):
+        with self.heartbeat.at(name):
             yield
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()  # kernels run asynchronously, and would count in the next phase

@@ -27,7 +27,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from harness.base import files
 from harness.base.errors import CellFailure, Damaged
 from harness.cells import checkpoint_seal
-from harness.cells.checkpoint_seal import digest
 from harness.dist import ranks
 from harness.train.weights import fill
 
@@ -100,13 +99,13 @@ class Checkpoints:
 
     def _write(self, step: int, tensors: dict[str, Tensor], text: str, rows: dict[str, Tensor]) -> None:
         path = self.folder / checkpoint_seal.name_of(step)
-        with files.place(path, self.writer) as partial:
+        with files.temporary_path(path, self.writer) as partial:
             writer = HuggingFaceStorageWriter(str(partial), in_files(tensors), save_distributed=True)
             try:
                 dcp.save(tensors, storage_writer=writer, process_group=self.group)
             except CheckpointException as error:  # derived from BaseException
                 raise next(iter(error.failures.values()))[0] from error
-            mine = {file.name: digest(file) for file in partial.glob(f"shard-{ranks.own_rank() + 1:05d}-*")}
+            mine = {file.name: files.sha256_of(file) for file in partial.glob(f"shard-{ranks.own_rank() + 1:05d}-*")}
             sums: dict[str, str] = {}
             for of_rank in ranks.each(mine, self.group):
                 sums |= of_rank
@@ -114,8 +113,8 @@ class Checkpoints:
                 with files.atomic(partial / ROWS) as file:
                     file.write(save(rows))
                 files.write_text(partial / REST, text)
-                sums |= {name: digest(partial / name) for name in (ROWS, REST)}
-                checkpoint_seal.write(partial, self.cell, step, sums)
+                sums |= {name: files.sha256_of(partial / name) for name in (ROWS, REST)}
+                checkpoint_seal.write_seal(partial, self.cell, step, sums)
                 publish_checkpoint(partial, path)
                 self.keep(KEPT)
 
@@ -170,15 +169,15 @@ def publish_checkpoint(partial: Path, path: Path) -> None:
     """Give a folder its name, after its entries are on disk."""
     # Both syncs are needed: without the first, a crash may leave the name with files missing; without the second, a
     # checkpoint that was announced as durable may lose its name.
-    files.sync(partial)
+    files.flush_to_disk(partial)
     partial.rename(path)
-    files.sync(path.parent)
+    files.flush_to_disk(path.parent)
 
 
 def damaged(path: Path, cell: str) -> list[str]:
     """Return the faults of a checkpoint of a cell, in the part of the files that this rank reads."""
     try:
-        sums = checkpoint_seal.read(path, cell)
+        sums = checkpoint_seal.read_seal(path, cell)
     except Damaged as damage:
         return [str(damage)] if ranks.own_rank() == 0 else []
-    return checkpoint_seal.changed(path, sums, sorted(sums)[ranks.own_rank() :: ranks.count()])
+    return checkpoint_seal.changed_files(path, sums, sorted(sums)[ranks.own_rank() :: ranks.count()])

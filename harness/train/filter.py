@@ -71,8 +71,8 @@ class Asker:
         return {
             "version": VERSION,
             "model": self.model,
-            "task": identities.of(self.task),
-            "problems": identities.digest(as_seen),
+            "task": identities.component_identity(self.task),
+            "problems": identities.hash_of(as_seen),
             "engine": self.rollout.engine,  # engines draw different responses by the same seed
             "sampling": [n, self.rollout.temperature, self.rollout.max_new_tokens],
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,12 +12,13 @@ from transformers import AutoTokenizer
 import baselines
 import tasks
 from harness.base.errors import UserError
-from harness.cells import heartbeat, provenance
+from harness.cells import provenance
+from harness.cells.heartbeat import Heartbeat
 from harness.cells.spec import CellSpec
 from harness.composition import Method, method_classes
 from harness.config import Config
 from harness.dist import ranks
-from harness.rollout import choice, engines, models, templates
+from harness.rollout import engines, models, templates
 from harness.rollout.proof import check_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, instructed, left_out
@@ -31,7 +32,7 @@ from tasks import Task, Verifier
 class Parts:
     """Everything that a cell trains with."""
 
-    cell: str  # its key
+    cell: str  # its id
     config: Config
     seed: int
     method: Method
@@ -45,74 +46,77 @@ class Parts:
     tokenizer: Any
     verifier: Verifier
     chat: Chat
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
 
 def training_device(config: Config) -> tuple[str, torch.dtype]:
-    """Return the device and the type of the computation, with `auto` resolved on this machine."""
-    device = config.hardware.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    """Return the device and the compute type of a settled configuration."""
+    device, dtype = config.hardware.device, config.train.dtype
+    assert "auto" not in (device, dtype)
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("hardware.device is 'cuda', but torch sees no CUDA device here; allowed: auto, cpu")
-    if config.train.dtype == "auto":
-        return device, torch.bfloat16 if device == "cuda" else torch.float32
-    return device, getattr(torch, config.train.dtype)
+    return device, getattr(torch, dtype)
 
 
 def source_classes(spec: CellSpec) -> dict[str, type]:
     """Return the classes of a cell's method and tasks, whose source is part of its provenance, by their names."""
     config = spec.config
     methods = baselines.table(config.plugins)
-    method = Method.of(spec.method, methods, config.method_options)
-    built = [tasks.build(name, config.plugins) for name in (spec.task, *config.eval.tasks)]
-    return provenance.named([*method.components, *built], method_classes(methods), tasks.table(config.plugins))
+    method = Method.of(spec.key.method, methods, config.method_options)
+    built = [tasks.build(name, config.plugins) for name in (spec.key.task, *config.eval.tasks)]
+    components = [*method.components, *built]
+    return provenance.component_classes(components, method_classes(methods), tasks.table(config.plugins))
 
 
-def build_parts(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print) -> Parts:
-    """Return everything that a cell trains with."""
+def build_parts(
+    spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print, heartbeat: Heartbeat | None = None
+) -> Parts:
+    """Return everything that a cell trains with; `heartbeat` follows its progress."""
+    heartbeat = heartbeat or Heartbeat()
     config = spec.config
     device, dtype = training_device(config)
     torch.set_num_threads(config.hardware.threads)
     if device == "cuda":
         torch.cuda.set_per_process_memory_fraction(config.hardware.share)
-    method = Method.of(spec.method, baselines.table(config.plugins), config.method_options)
-    model = models.resolve(spec.model)
+    method = Method.of(spec.key.method, baselines.table(config.plugins), config.method_options)
+    model = models.resolve(spec.key.model)
     base = model.folder()
     templates.warm_up(base)
-    common = (config.train, config.rollout.temperature, device, dtype, config.hardware)
+    common = (config.train, config.rollout.temperature, device, dtype, config.hardware, heartbeat.forward)
     policy = Policy(base, *common)
     critic = None
     if "values" in method.needs:
         critic_lr = vars(method.objective)["critic_lr"]  # an option of every objective that needs values
-        critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware)
+        critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware, heartbeat.forward)
     tokenizer = opened(AutoTokenizer, base)
     check_vocabulary(tokenizer, policy.module, base)
-    chosen = choice.resolve(config.rollout.engine, device, model.shape())
-    engine = engines.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
-    torch.manual_seed(spec.seed)  # after the engine, since vLLM sets the process-wide seed
-    task = instructed(tasks.build(spec.task, config.plugins), model.chat)
+    engine = engines.build(
+        config.rollout.engine, base, tokenizer.eos_token_id, device, dtype, config.hardware, heartbeat.forward
+    )
+    torch.manual_seed(spec.key.seed)  # after the engine, since vLLM sets the process-wide seed
+    task = instructed(tasks.build(spec.key.task, config.plugins), model.chat)
     if config.train.filter is not None:
         engine.load(policy.module)  # not trained yet
-        check_weights(engine, policy.module, dtype, spec.seed)
+        check_weights(engine, policy.module, dtype, spec.key.seed)
     most, given = config.verify.max_failures, config.train.filter
     weights = {**model.identity(), "digest": model.digest(base)}
     asker = Asker(weights, task, engine, tokenizer, verifier, config.rollout, most, model.chat)
     selected = None
-    with heartbeat.here.at("filter"), ranks.on_all_ranks(asker.verdicts) as ask:
+    with heartbeat.at("filter"), ranks.on_all_ranks(asker.verdicts) as ask:
         if ask is not None:
             at_once = ranks.count() * max(RESPONSES // given.n, 1) if given else 0
             selected = training_pool(asker, ask, given, models.default_cache(), at_once, say)
     problems = ranks.of_first(selected)
     assert problems is not None
     evaluation_tasks = {}
-    for name in config.eval.tasks or [spec.task]:
+    for name in config.eval.tasks or [spec.key.task]:
         built = tasks.build(name, config.plugins)
         # Named before the model's instruction is added: scores of several models share the name of their evaluation.
         evaluation_tasks[tasks.evaluation_name(built)] = instructed(built, model.chat)
     return Parts(
-        cell=spec.cell,
+        cell=spec.id,
         config=config,
-        seed=spec.seed,
+        seed=spec.key.seed,
         method=method,
         task=task,
         evaluation_tasks=evaluation_tasks,
@@ -124,6 +128,7 @@ def build_parts(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] =
         tokenizer=tokenizer,
         verifier=verifier,
         chat=model.chat,
+        heartbeat=heartbeat,
     )
 
 
@@ -141,8 +146,8 @@ def unread(parts: Parts, spec: CellSpec) -> str | None:
     some, everything = left_out(parts.tokenizer, prompts, parts.chat)
     if everything == len(prompts):
         raise UserError(
-            f"the tokenizer of {spec.model} has no token for any letter or digit of {everything} prompts of "
-            f"{spec.task}, which would all look the same; train a model that can read them"
+            f"the tokenizer of {spec.key.model} has no token for any letter or digit of {everything} prompts of "
+            f"{spec.key.task}, which would all look the same; train a model that can read them"
         )
     if not some:
         return None

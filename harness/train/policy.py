@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreT
 from harness.base import files
 from harness.base.errors import CellFailure, UserError
 from harness.batch import TokenBatch, TokenStats
-from harness.cells import heartbeat
+from harness.cells.heartbeat import no_progress
 from harness.config import Hardware, Train
 from harness.dist import ranks
 from harness.tokens.head import Head
@@ -42,7 +42,9 @@ class Learner:
         device: str,
         dtype: torch.dtype,
         hardware: Hardware,
+        on_progress: Callable[[], None],
     ) -> None:
+        self.on_progress = on_progress
         self.network = network.train()
         self.train, self.lr, self.device, self.dtype = train, lr, device, dtype
         self.micro, self.recompute = hardware.micro_tokens, hardware.recompute
@@ -96,7 +98,7 @@ class Learner:
         """Add the gradient of a loss; a loss that is not finite ends the cell before it reaches a weight."""
         if not torch.isfinite(loss):
             raise CellFailure(f"the loss of the {type(self).__name__.lower()} is {loss.item()}")
-        heartbeat.here.forward()
+        self.on_progress()
         loss.backward()
 
     def step(self, step: int) -> float:
@@ -202,11 +204,19 @@ class Policy(Learner):
     module: PreTrainedModel
 
     def __init__(
-        self, folder: Path, train: Train, temperature: float, device: str, dtype: torch.dtype, hardware: Hardware
+        self,
+        folder: Path,
+        train: Train,
+        temperature: float,
+        device: str,
+        dtype: torch.dtype,
+        hardware: Hardware,
+        on_progress: Callable[[], None] = no_progress,
     ) -> None:
         model = weights.outline(folder, AutoModelForCausalLM)
         self.module, self.temperature = weights.with_linear_head(model, folder), temperature
-        super().__init__(Scorer(self.module, temperature, device), folder, train, train.lr, device, dtype, hardware)
+        scorer = Scorer(self.module, temperature, device)
+        super().__init__(scorer, folder, train, train.lr, device, dtype, hardware, on_progress)
 
     @property
     def vocabulary(self) -> int:
@@ -238,7 +248,7 @@ class Policy(Learner):
                     other.save_pretrained(place)
 
     def _forward(self, batch: TokenBatch, **which: bool) -> TokenStats:
-        heartbeat.here.forward()
+        self.on_progress()
         with self.autocast():
             return TokenStats(*self.network(batch, **which))
 
@@ -265,10 +275,17 @@ class Critic(Learner):
     module: ValueModel
 
     def __init__(
-        self, folder: Path, train: Train, lr: float, device: str, dtype: torch.dtype, hardware: Hardware
+        self,
+        folder: Path,
+        train: Train,
+        lr: float,
+        device: str,
+        dtype: torch.dtype,
+        hardware: Hardware,
+        on_progress: Callable[[], None] = no_progress,
     ) -> None:
         self.module = ValueModel(folder, device)
-        super().__init__(self.module, folder, train, lr, device, dtype, hardware)
+        super().__init__(self.module, folder, train, lr, device, dtype, hardware, on_progress)
 
     def values(self, batch: TokenBatch) -> Tensor:
         with torch.no_grad():

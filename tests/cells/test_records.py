@@ -23,7 +23,7 @@ def test_a_cell_is_what_its_folder_says(tmp_path: Path) -> None:
         read = CellSpec.read(tmp_path)
         assert read == planned.spec
         assert read.config == planned.settled
-        assert (read.cell, read.identity) == (planned.key, planned.identity)
+        assert (read.id, read.identity) == (planned.id, planned.identity)
 
 
 def test_the_state_changes_by_field(tmp_path: Path) -> None:
@@ -33,10 +33,10 @@ def test_the_state_changes_by_field(tmp_path: Path) -> None:
     assert state.change(tmp_path, reason="halfway") == State("running", "halfway", 4, 2.5)
     assert State.read(tmp_path) == State("running", "halfway", 4, 2.5)
     assert Progress.read(tmp_path).state == "stale", "nobody works on it"
-    with lease.held(tmp_path):
+    with lease.hold(tmp_path):
         assert Progress.read(tmp_path).state == "running"
     MetricsLog(tmp_path).append(7, 1.0, {"entropy/mean": 0.5})
-    checksums.write(tmp_path)
+    checksums.write_checksums(tmp_path)
     state.change(tmp_path, state="done", reason=None)
     assert Progress.read(tmp_path) == Progress("done", None, 7, {"entropy/mean": 0.5}, 2.5)
     state.change(tmp_path, collapsed=7)

@@ -42,7 +42,7 @@ def test_where_a_cell_computes(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert devices.kind(wanted) == kind
+    assert devices.resolve_device(wanted) == kind
 
 
 def test_what_torch_was_built_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

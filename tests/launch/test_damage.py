@@ -35,7 +35,7 @@ def records(folder: Path) -> None:
 
 def spoil(name: str, content: bytes) -> Callable[[Path], None]:
     def work(folder: Path) -> None:
-        with lease.held(folder):
+        with lease.hold(folder):
             records(folder)
             (folder / name).write_bytes(content)
             os._exit(1)
@@ -44,16 +44,16 @@ def spoil(name: str, content: bytes) -> Callable[[Path], None]:
 
 
 def say_what_no_encoding_holds(folder: Path) -> None:
-    with lease.held(folder):
+    with lease.hold(folder):
         records(folder)
         State("failed", "it said \udcff", durable_step=1, device="cpu").write(folder)
         os._exit(1)
 
 
 def finish(folder: Path) -> None:
-    with lease.held(folder):
+    with lease.hold(folder):
         records(folder)
-        checksums.write(folder)
+        checksums.write_checksums(folder)
         State("done", durable_step=1, device="cpu").write(folder)
 
 

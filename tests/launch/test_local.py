@@ -33,7 +33,7 @@ class Silent(launcher.NullWatcher):
         self.heard: list[str] = []
 
     def ended(self, cell: Cell, reason: str | None) -> None:
-        self.heard.append(cell.key)
+        self.heard.append(cell.id)
 
 
 def sleep(folder: Path) -> None:
@@ -72,7 +72,7 @@ def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.
     forked(lambda each: work if each is cell else print, patch)
     watcher = Silent()
     launcher.run_cells([cell, other], Local(1, 1), watcher, poll=0.05)
-    assert {*watcher.heard} == {cell.key, other.key}, "the others go on"
+    assert {*watcher.heard} == {cell.id, other.id}, "the others go on"
     return cell, State.read(cell.folder)
 
 
@@ -113,7 +113,7 @@ def test_a_limit_of_time_says_nothing_of_a_cell_that_another_run_works_on(
     """One process works and holds the lease; the other run's process, which waits for that, takes too long."""
 
     def work_for_a_second(folder: Path) -> None:
-        with lease.held(folder):
+        with lease.hold(folder):
             State("running").write(folder)
             time.sleep(1.5)
             State("done").write(folder)

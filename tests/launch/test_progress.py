@@ -102,12 +102,12 @@ def leave(cell: Cell, state: str, steps: int, reason: str | None = None, durable
         records[-1] |= {"eval/countdown/avg": 0.25}
     lines = [{"step": step, "time": 0.0, "metrics": metrics} for step, metrics in enumerate(records)]
     MetricsLog(cell.folder).write(lines)
-    checksums.write(cell.folder)
+    checksums.write_checksums(cell.folder)
 
 
 def start(cell: Cell, alive: ExitStack, steps: int = 0, reason: str | None = None) -> None:
     leave(cell, "running", steps, reason)
-    alive.enter_context(lease.held(cell.folder))
+    alive.enter_context(lease.hold(cell.folder))
 
 
 def in_a_terminal(cells: list[Cell], monkeypatch: pytest.MonkeyPatch, width: int = 100) -> tuple[LiveView, Terminal]:

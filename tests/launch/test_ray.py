@@ -29,7 +29,7 @@ from harness.config import Config
 from harness.launch import launcher
 from harness.launch import ray as clusters
 from harness.launch.ray import Ray
-from harness.matrix import Cell, Shared
+from harness.matrix import Cell
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -58,7 +58,7 @@ def address(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def planned(folder: Path, *overrides: str) -> Cell:
     settings = config.load("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
-    return Cell(settings, METHOD, "countdown", "countdown-tiny", 0, Shared(settings))
+    return Cell.of(settings, METHOD, "countdown", "countdown-tiny", 0)
 
 
 class Losing(Watcher):

@@ -27,7 +27,7 @@ from harness.commands import status
 from harness.commands.common import console
 from harness.launch import launcher, slurm
 from harness.launch.slurm import Job, SlurmArray, private_folder
-from harness.matrix import Cell, Shared
+from harness.matrix import Cell
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -105,7 +105,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def planned(folder: Path, *overrides: str) -> Cell:
     settings = config.load("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
-    return Cell(settings, METHOD, "countdown", "countdown-tiny", 0, Shared(settings))
+    return Cell.of(settings, METHOD, "countdown", "countdown-tiny", 0)
 
 
 def undisturbed(folder: Path, *overrides: str) -> dict[int, dict[str, float]]:
@@ -297,7 +297,7 @@ def test_nobody_else_can_write_what_a_job_runs(local: Jobs, tmp_path: Path, monk
     folder = tmp_path / "cache" / f"slurm-{os.getuid()}"
     assert folder.stat().st_mode & 0o077 == 0
     assert [path.parent.parent for path in tmp_path.rglob("*.pkl")] == [folder]
-    assert slurm.submitted_jobs(one.config) == {one.key: task.job}
+    assert slurm.submitted_jobs(one.config) == {one.id: task.job}
     folder.chmod(0o770)
     with pytest.raises(UserError, match=f"other users may write to {folder}"):
         SlurmArray(one.config, "cpu")

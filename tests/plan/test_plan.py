@@ -230,7 +230,7 @@ def test_what_is_recomputed_keeps_its_input_alone(family: str, size: int, tmp_pa
 def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     settings = config.load("demo", ["train.prompts=4", "train.group=2", "train.updates=2", "eval.problems=2"])
-    planned_cell = matrix.Cell(settings, "ppo", "countdown", "countdown-tiny", seed=0, shared=matrix.Shared(settings))
+    planned_cell = matrix.Cell.of(settings, "ppo", "countdown", "countdown-tiny", seed=0)
     trainer = Trainer(parts.build_parts(planned_cell.spec, Verifier()), tmp_path)
     shape = models.resolve("countdown-tiny").shape()
     assert shape is not None
@@ -420,11 +420,12 @@ def test_disk_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kind", "size"),
+    ("dtype", "device", "size"),
     [("auto", "cpu", 4), ("auto", "cuda", 2), ("float32", "cuda", 4), ("bfloat16", "cpu", 2), ("bfloat16", "cuda", 2)],
 )
-def test_the_compute_type_is_the_cells(dtype: str, kind: str, size: int) -> None:
-    assert cost.compute_bytes(small(train={"dtype": dtype}), kind) == size
+def test_the_compute_type_is_the_cells(dtype: str, device: str, size: int) -> None:
+    settled = matrix.settle(small(train={"dtype": dtype}, hardware={"device": device}), TINY)
+    assert cost.compute_bytes(settled) == size
 
 
 # Responses and time
@@ -600,14 +601,6 @@ def test_cuda_devices_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert cuda_devices(driver) == devices
 
 
-@pytest.mark.parametrize(
-    ("wanted", "devices", "kind"), [("auto", 0, "cpu"), ("auto", 1, "cuda"), ("cpu", 1, "cpu"), ("cuda", 0, "cuda")]
-)
-def test_where_cells_compute(wanted: str, devices: int, kind: str) -> None:
-    machine = dataclasses.replace(CPU, devices=(Device("any", None),) * devices)
-    assert machine.kind(small(hardware={"device": wanted})) == kind
-
-
 def test_this_machine(tmp_path: Path) -> None:
     found = this_machine(dataclasses.replace(small(), results=str(tmp_path / "not" / "there")))
     assert found.ram == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -616,7 +609,8 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 def lacking(name: str, machine: Machine, *overrides: str) -> str:
-    settings = config.load(name, ["seeds=[0]", *overrides])  # more seeds would lack no more
+    device = ["hardware.device=cuda"] if machine.devices else []  # cells settle `auto` by the machine of this test
+    settings = config.load(name, ["seeds=[0]", *device, *overrides])  # more seeds would lack no more
     return "\n".join(plan_for(settings, matrix.cells(settings), machine).lacks)
 
 
@@ -902,13 +896,13 @@ def test_cells_side_by_side_end_when_they_say() -> None:
 def test_what_makes_a_cell_fit_is_named() -> None:
     settings = config.load("paper", ["hardware.recompute=false", "methods=[grpo]"])
     found = plan_for(settings, matrix.cells(settings), NODE)
-    [each], kind = found.footprints, cost.compute_bytes(settings, "cuda")
+    [each], kind = found.footprints, cost.compute_bytes(matrix.cells(settings)[0].settled)
     smaller = dataclasses.replace(settings, hardware=dataclasses.replace(settings.hardware, recompute=True))
     peak = cost.memory_estimate(each.shape, smaller, each.needs, kind, each.engine).peak
     models_of = {name: models.resolve(name) for name in settings.models}
 
     def obstacles(config: Config) -> lacks.Obstacles:
-        return lacks.Obstacles(config, NODE, [], models_of, {}, [each], kind, None)
+        return lacks.Obstacles(config, NODE, [], models_of, {}, {}, [each], kind, None)
 
     remedies = obstacles(settings).fitting_settings(each, peak)
     assert f"hardware.recompute=true ({gib(peak)})" in remedies

@@ -45,7 +45,7 @@ def leave(matrix: Sequence[Cell]) -> None:
             (cell.folder / "evals" / f"countdown-{step:06d}.json").write_text("{}")
         State("done", durable_step=STEPS - 1, device="cpu").write(cell.folder)
         Made(f"{number:032x}", 1e9, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
-        checksums.write(cell.folder)
+        checksums.write_checksums(cell.folder)
 
 
 @pytest.fixture(scope="module")

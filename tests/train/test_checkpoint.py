@@ -104,7 +104,7 @@ def null(path: Path) -> None:
 
 
 def of_another_cell(path: Path) -> None:
-    seals.write(path, "another", 4, seals.read(path, CELL))
+    seals.write_seal(path, "another", 4, seals.read_seal(path, CELL))
 
 
 def unsealed_file(path: Path) -> None:

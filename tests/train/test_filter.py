@@ -173,7 +173,7 @@ def test_a_filter_that_makes_no_sense_is_one_sentence(override: str, words: str)
 @pytest.mark.slow
 def test_the_filter_defines_the_cell() -> None:
     def key(*overrides: str) -> str:
-        return matrix.cells(config.load("demo", overrides))[0].key
+        return matrix.cells(config.load("demo", overrides))[0].id
 
     keys = [key(), key("train.filter={}"), key("train.filter.n=8"), key("train.filter.high=0.9")]
     assert len(set(keys)) == 4
@@ -378,7 +378,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def spec(*overrides: str) -> CellSpec:
     settings = config.load("demo", [*SHORT, *overrides])
-    return matrix.Cell(settings, "grpo", "countdown", "countdown-tiny", 0, matrix.Shared(settings)).spec
+    return matrix.Cell.of(settings, "grpo", "countdown", "countdown-tiny", 0).spec
 
 
 def counted(cache: Path) -> dict[str, int]:
