@@ -46,22 +46,16 @@ class AdaptiveEntropy(Control):
             raise UserError(f"start is {self.start}; allowed: from lowest ({self.lowest}) to highest ({self.highest})")
 
     @cached_property
-    def memory(self) -> dict[str, float]:
+    def remembered(self) -> dict[str, float]:
         return {"coefficient": self.start, "active": 0.0}
 
     def term(self, view: View) -> Tensor:
         assert view.current.entropy is not None
-        return -self.memory["coefficient"] * self.memory["active"] * view.current.entropy
+        return -self.remembered["coefficient"] * self.remembered["active"] * view.current.entropy
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         entropy = metrics["entropy/mean"]
         direction = (entropy < self.target) - (entropy > self.target)
-        moved = self.memory["coefficient"] + self.delta * direction
-        self.memory["coefficient"] = min(max(moved, self.lowest), self.highest)
-        self.memory["active"] = float(entropy <= self.target)
-
-    def state(self) -> dict[str, float]:
-        return dict(self.memory)
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        self.memory.update(state)
+        moved = self.remembered["coefficient"] + self.delta * direction
+        self.remembered["coefficient"] = min(max(moved, self.lowest), self.highest)
+        self.remembered["active"] = float(entropy <= self.target)

@@ -115,12 +115,6 @@ class ClipPredict(Control):
                 state["slope"] = min(max(state["xy"] / state["xx"], self.lowest), self.highest)
         state |= {"entropy": entropy, "predicted": metrics["predicted"]}
 
-    def state(self) -> dict[str, float]:
-        return dict(self.remembered)
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        self.remembered.update(state)
-
 
 def predicted(old: TokenStats, advantages_T: Tensor) -> Tensor:
     """Return each token's contribution to the predicted change of entropy, in double."""

@@ -66,7 +66,7 @@ class ClipServo(Control):
         return CLIPS[self.by]().needs
 
     @cached_property
-    def memory(self) -> dict[str, float]:
+    def remembered(self) -> dict[str, float]:
         return {"share": self.start}
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
@@ -80,7 +80,7 @@ class ClipServo(Control):
 
     def moved(self, logarithm: float) -> float:
         """Return the remembered share after a move of its logarithm, within its bounds."""
-        log_share = log(self.memory["share"]) + logarithm
+        log_share = log(self.remembered["share"]) + logarithm
         return exp(min(max(log_share, log(self.lowest)), log(self.highest)))
 
     def metrics(self, view: View) -> Mapping[str, float]:
@@ -94,10 +94,4 @@ class ClipServo(Control):
     def observe(self, metrics: Mapping[str, float]) -> None:
         moved = self.moved(self.gain * (self.target - metrics["entropy/mean"]))
         exhausted = metrics["dropped"] < metrics["asked"] / 2
-        self.memory["share"] = min(moved, self.memory["share"]) if exhausted else moved
-
-    def state(self) -> dict[str, float]:
-        return dict(self.memory)
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        self.memory.update(state)
+        self.remembered["share"] = min(moved, self.remembered["share"]) if exhausted else moved

@@ -39,20 +39,14 @@ class Entropic(Control):
     k_i: float = number(0.01, least=0)
 
     @cached_property
-    def memory(self) -> dict[str, float]:
+    def remembered(self) -> dict[str, float]:
         return {"integral": 0.0}
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
         assert old.entropy is not None
         error = batch.global_mean(old.entropy) - self.target
-        alpha = (self.k_p * error + self.k_i * (self.memory["integral"] + error)).clamp(-1, 1)
+        alpha = (self.k_p * error + self.k_i * (self.remembered["integral"] + error)).clamp(-1, 1)
         return 1 + alpha * advantages_T.sign()
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        self.memory["integral"] += metrics["entropy/mean"] - self.target
-
-    def state(self) -> dict[str, float]:
-        return dict(self.memory)
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        self.memory.update(state)
+        self.remembered["integral"] += metrics["entropy/mean"] - self.target

@@ -29,7 +29,7 @@ class Gmpo(GroupObjective):
     """
 
     source = "arXiv:2507.20673"
-    weighs_tokens = False
+    by_response = True
     silent_without_signal = True
 
     normalise: str = choice("sequence", ("sequence",))

@@ -34,7 +34,7 @@ class PassK(ClippedObjective, Grouped):
     """
 
     source = "arXiv:2508.10751"
-    takes_rewards = False
+    ignores_rewards = True
 
     k: int = number(4, least=1)
 

@@ -40,15 +40,20 @@ class Ppo(ClippedObjective):
     critic_lr: float = number(1e-5, above=0)
 
     def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        return whitened(self.estimated(old, batch), batch)
+
+    def returns(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        assert old.values is not None
+        return self.estimated(old, batch) + old.values
+
+    def estimated(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        """Return the advantages of the estimate, in the units of the reward."""
         assert old.values is not None
         after_T = batch.lengths_B[batch.sequence_T] - 1 - batch.within_T
         last_T = after_T == 0
         rewards_T = batch.rewards_B[batch.sequence_T] * last_T
         delta_T = rewards_T + self.gamma * old.values.roll(-1) * ~last_T - old.values
         return discounted(delta_T, self.gamma * self.lam, after_T)
-
-    def whiten(self, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        return whitened(advantages_T, batch)
 
     def value_loss(self, values_T: Tensor, old_values_T: Tensor, returns_T: Tensor) -> Tensor:
         loss_T = (values_T - returns_T) ** 2

@@ -27,7 +27,7 @@ class RandomReward(Control):
     """
 
     source = "arXiv:2509.26114"
-    replaces_rewards = True
+    ignores_rewards = True
 
     chance: float = number(0.5, least=0, most=1)
 

@@ -10,7 +10,7 @@ from harness.method import ClippedObjective
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.batch import TokenBatch
+    from harness.batch import TokenBatch, TokenStats
 
 
 @dataclass(frozen=True)
@@ -34,5 +34,5 @@ class ReinforcePp(ClippedObjective, Grouped):
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
         return centered(rewards_PG)
 
-    def whiten(self, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        return whitened(advantages_T, batch)
+    def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        return whitened(super().advantages(old, batch), batch)

@@ -47,21 +47,15 @@ class RepoR(Control):
             raise UserError(f"lowest and highest are {self.lowest} and {self.highest}; allowed: only with a target")
 
     @cached_property
-    def memory(self) -> dict[str, float]:
+    def remembered(self) -> dict[str, float]:
         return {"zeta": self.zeta}
 
     def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
-        factor_T = 1 - self.memory["zeta"] * old.logp * advantages_T.sign()
+        factor_T = 1 - self.remembered["zeta"] * old.logp * advantages_T.sign()
         return advantages_T * factor_T.clamp(min=0)
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         if self.target is not None:
             entropy = metrics["entropy/mean"]
-            zeta = self.memory["zeta"] * 2.0 ** ((entropy < self.target) - (entropy > self.target))
-            self.memory["zeta"] = min(max(zeta, self.lowest), self.highest)
-
-    def state(self) -> dict[str, float]:
-        return dict(self.memory)
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        self.memory.update(state)
+            zeta = self.remembered["zeta"] * 2.0 ** ((entropy < self.target) - (entropy > self.target))
+            self.remembered["zeta"] = min(max(zeta, self.lowest), self.highest)

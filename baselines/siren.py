@@ -40,13 +40,13 @@ class Siren(Control):
     quantile: float = number(0.8, least=0, most=1)
 
     @cached_property
-    def memory(self) -> dict[str, float]:
+    def remembered(self) -> dict[str, float]:
         return {}
 
     def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
         assert old.entropy is not None
         present = self.top(old.entropy, batch)[1]
-        return {"anchor": present.new_tensor(self.memory["anchor"]) if self.memory else present}
+        return {"anchor": present.new_tensor(self.remembered["anchor"]) if self.remembered else present}
 
     def step_marks(self, view: View) -> Mapping[str, Tensor]:
         assert view.current.entropy is not None
@@ -75,10 +75,4 @@ class Siren(Control):
         return {"entropy_top": self.top(view.old.entropy, view.batch)[1].item()}
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        self.memory.setdefault("anchor", metrics["entropy_top"])
-
-    def state(self) -> dict[str, float]:
-        return dict(self.memory)
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        self.memory.update(state)
+        self.remembered.setdefault("anchor", metrics["entropy_top"])

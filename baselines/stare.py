@@ -60,7 +60,7 @@ class Stare(Control):
             raise UserError(f"negative is {self.negative}; allowed: least ({self.least}) to 1")
 
     @cached_property
-    def memory(self) -> dict[str, float]:
+    def remembered(self) -> dict[str, float]:
         return {"positive": self.positive, "negative": self.negative}
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
@@ -81,15 +81,9 @@ class Stare(Control):
     def moved(self, entropy: float) -> dict[str, float]:
         """Return both weights for a rollout batch of this mean entropy."""
         move = self.step * ((entropy < self.target) - (entropy > self.target))
-        positive = min(max(self.memory["positive"] + move, 1.0), self.most)
-        negative = min(max(self.memory["negative"] - move, self.least), 1.0)
+        positive = min(max(self.remembered["positive"] + move, 1.0), self.most)
+        negative = min(max(self.remembered["negative"] - move, self.least), 1.0)
         return {"positive": positive, "negative": negative}
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        self.memory.update(self.moved(metrics["entropy/mean"]))
-
-    def state(self) -> dict[str, float]:
-        return dict(self.memory)
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        self.memory.update(state)
+        self.remembered.update(self.moved(metrics["entropy/mean"]))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Verdicts(Objective):
     """Base of objectives with a fixed weight for right responses and one for wrong ones, and no baseline."""
 
-    takes_rewards = False
+    ignores_rewards = True
 
     right: float = number(0.1, least=0)
     wrong: float = number(1.0, least=0)

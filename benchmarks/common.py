@@ -12,7 +12,7 @@ from rich.table import Table
 from transformers.utils import logging
 
 from harness import config
-from harness.matrix import Cell, Shared
+from harness.matrix import Cell
 from harness.train import parts
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
@@ -25,8 +25,8 @@ logging.set_verbosity_error()
 def trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer:
     """A trainer of the demo's configuration, before its first step."""
     settings = config.load("demo", overrides)
-    planned = Cell(settings, method, task="countdown", model="countdown-tiny", seed=0, shared=Shared(settings))
-    built = Trainer(parts.build(planned.spec, Verifier(), say=lambda _: None), folder)
+    planned = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0)
+    built = Trainer(parts.build_parts(planned.spec, Verifier(), say=lambda _: None), folder)
     built.engine.load(built.policy.module)
     return built
 

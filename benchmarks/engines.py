@@ -30,7 +30,7 @@ from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.protocol import Engine
 from harness.rollout.vllm import VllmEngine
 from harness.study.assess import BATCH
-from harness.train.evaluate import Sampler, evaluate
+from harness.train.evaluate import Sampler, evaluate_task
 from harness.verify.pool import Verifier
 from tasks.countdown import Countdown
 
@@ -111,7 +111,7 @@ def evaluation(name: str, model: PreTrainedModel, problems: int, length: int, re
     def through_lm_eval() -> None:
         engine.load(model)
         start = time.perf_counter()
-        evaluate(
+        evaluate_task(
             Countdown(),
             Sampler(Overheard(), tokenizer, 0, kept=Path(tempfile.mkdtemp(dir=folder)), together=BATCH["vllm"]),
             Verifier(),

@@ -20,7 +20,7 @@ from harness.launch import launcher
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
 from harness.launch.ray import Ray
-from harness.launch.slurm import Job, Slurm, Task
+from harness.launch.slurm import Job, SlurmArray, SlurmCell
 from harness.matrix import Cell, cells
 
 CORES = 2
@@ -28,14 +28,14 @@ SETTINGS = ["methods=[grpo,clip_b]", "seeds=[0,1,2]", "train.steps=1", "train.pr
 SETTINGS += ["train.group=4", "eval.problems=4", "eval.every=0", "checkpoint.save_model=false", "hardware.device=cpu"]
 
 
-class Submitit(Slurm):
+class Submitit(SlurmArray):
     """Submits to submitit's own executor of this machine, which has no queue: as many as there are cores for."""
 
     def __init__(self, settings: Config) -> None:
         super().__init__(settings, "cpu")
         self.submissions: dict[str, Any] = {}
 
-    def start(self, waiting: Sequence[Cell]) -> list[Task]:
+    def start(self, waiting: Sequence[Cell]) -> list[SlurmCell]:
         return super().start(waiting[: CORES - sum(not job.done() for job in self.submissions.values())])
 
     def executor(self, cells: int) -> Any:
@@ -43,23 +43,13 @@ class Submitit(Slurm):
         found.update_parameters(timeout_min=60)
         return found
 
-    def submitted(self, cells: Sequence[Cell]) -> list[Any]:
-        found = super().submitted(cells)
+    def submit(self, cells: Sequence[Cell]) -> list[Any]:
+        found = super().submit(cells)
         self.submissions |= {job.job_id: job for job in found}
         return found
 
-    def now(self, job: str) -> Job | None:
+    def look(self, job: str) -> Job | None:
         return Job("COMPLETED" if self.submissions[job].done() else "RUNNING", "")
-
-
-class Deaf:
-    def starting(self, running: list[Cell], waiting: int) -> None: ...
-
-    def tick(self, running: list[Cell], waiting: int) -> None: ...
-
-    def elsewhere(self, cell: Cell, owner: str) -> None: ...
-
-    def ended(self, cell: Cell, reason: str | None) -> None: ...
 
 
 LAUNCHERS: dict[str, Callable[[Config], Launcher]] = {
@@ -77,7 +67,7 @@ def main() -> None:
             settings.folder.mkdir()
             matrix = cells(settings)
             start = time.perf_counter()
-            launcher.run(matrix, build(settings), Deaf())
+            launcher.run_cells(matrix, build(settings), launcher.NullWatcher())
             wall = time.perf_counter() - start
             states = [State.read(cell.folder) for cell in matrix]
             assert all(state.state == "done" for state in states)

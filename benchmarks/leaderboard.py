@@ -111,8 +111,8 @@ def add(
         "tasks": {"countdown": {**told, "flags": [], "length": 7.0, "distinct": 0.5}},
     }
     made = Made(run, 1e9 + number, "0.1.0", "c" * 40, False, cell.sources, {"torch": "2.9"}, "a processor", "cpu")
-    tags = {key: str(getattr(spec, key)) for key in ("cell", "matrix", "method", "task", "model", "seed")}
-    tags |= {**made.tags(), "status": "done", "device": "cpu", TAG: identities.digest(outcome)}
+    tags = {"cell": spec.id, "matrix": spec.matrix, **spec.key.tags()}
+    tags |= {**made.tags(), "status": "done", "device": "cpu", TAG: identities.hash_of(outcome)}
     own = {
         "run_uuid": run,
         "name": f"{cell.method} s{cell.seed}",

@@ -13,8 +13,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.common import show
 from harness.batch import Rollout, TokenBatch
 from harness.train import packing
-from harness.train.collect import dealt
-from harness.train.policy import hidden_states
+from harness.train.collect import shared_out
+from harness.train.hidden import hidden_states
 
 GROUP, PROMPTS, RANKS, UPDATES = 16, 128, 8, 2
 PROMPT, LIMIT, MICRO = 150, 8192, 16384  # tokens
@@ -50,7 +50,7 @@ def in_order(batch: TokenBatch, tokens: int) -> list[TokenBatch]:
 def positions(part: TokenBatch) -> int:
     """Counts what goes through the layers of the model."""
     if part.packed:
-        return len(packing.Row.of(part, "cpu").tokens_R)
+        return len(packing.PackedRow.of(part, "cpu").tokens_R)
     return len(part) * max(map(len, part.sequences))
 
 
@@ -84,7 +84,7 @@ def balance(median: int) -> list[str]:
     return [
         f"{median:,}",
         excess([slot // share % RANKS for slot in range(PROMPTS)]),
-        excess(dealt(sizes, UPDATES, RANKS)),
+        excess(shared_out(sizes, UPDATES, RANKS)),
     ]
 
 
@@ -99,7 +99,7 @@ def seconds(limit: int = 1000, tokens: int = 4096) -> list[list[str]]:
         num_key_value_heads=2,
     )
     model = Qwen2ForCausalLM(config)
-    packing.prepared(model)
+    packing.prepare_for_packing(model)
     batch = batch_of(drawn(200, limit, 3, prompt=100), limit)
     ways = {
         "padded, as they come": in_order(batch, tokens),

@@ -34,7 +34,7 @@ def rollouts(vocabulary: int) -> list[list[Rollout]]:
 
     prompts = [tokens(PROMPT) for _ in range(GROUPS)]
     every = [[Rollout(prompt, tokens(RESPONSE), [-1.0] * RESPONSE, True) for _ in range(SIZE)] for prompt in prompts]
-    return every[ranks.number() :: ranks.count()]
+    return every[ranks.own_rank() :: ranks.count()]
 
 
 def measure(rank: int, count: int, folder: Path) -> None:

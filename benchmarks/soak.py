@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.patience import patient
-from harness.cells import heartbeat, lease
+from harness.cells import lease
+from harness.cells.heartbeat import last_heartbeat
 from harness.tracking.reader import reader
 from harness.tracking.sync import name_of
 from tasks.countdown import Countdown
@@ -171,7 +172,7 @@ def comes(moment: str, run: Run) -> Callable[[], bool]:
 
     def there() -> bool:
         places = [path for path in folder.glob("*/leases/*/standing-0") if path.stat().st_mtime > began]
-        return any(heartbeat.of(path.parent).startswith(moment) for path in places)
+        return any(last_heartbeat(path.parent).startswith(moment) for path in places)
 
     return there
 

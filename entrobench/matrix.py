@@ -30,7 +30,7 @@ class Matrix:
     `load` makes one. Nothing runs and nothing is written before `run`.
 
     config: the settings, with all defaults filled in; `config.train.steps` is one of them.
-    cells: in the order in which they run. Each has its `method`, `task`, `model`, `seed`, `key` and `folder`.
+    cells: in the order in which they run. Each has its `method`, `task`, `model`, `seed`, `id` and `folder`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -43,24 +43,25 @@ class Matrix:
     def plan(self) -> list[Plan]:
         """Prints cells by state, tokens, estimated time and memory, and what this machine lacks; runs nothing.
 
-        Returns the same as an object for each setting of `axes`: `states`, `missing`, `measured` and `assumed`
-        (seconds), `lacks` and others.
+        Returns the same as an object for each setting of `axes`: `states`, `missing`, `seconds`, `measured` (by
+        finished cells of the same size), `assumed`, `lacks` and others.
         """
         from harness.commands import plan
 
-        return plan.plan(self.config)
+        return plan.plan_settings(self.config)
 
-    def run(self, jobs: int | None = None, launcher: str = "local") -> DataFrame:
+    def run(self, jobs: int | None = None, launcher: str = "local", *, rerun_edited: bool = False) -> DataFrame:
         """Runs the cells that are missing, `jobs` of them side by side, and returns the leaderboard.
 
         Prints progress, and the table at the end. Without `jobs` there are as many cells as there is room for, on this
         machine or where the `launcher` finds it: ray or slurm.
-        Cells that were done before by the present source are not run again, and cells that were interrupted go on from
-        their last checkpoint. Raises CellsFailed where cells are not done in the end.
+        Cells that were done before by the present source are not run again, and cells that were interrupted resume from
+        their last checkpoint. Cells that are done by an earlier version of their method or task are trained again only
+        with `rerun_edited`, or if you agree on the terminal. Raises CellsFailed if cells are not done in the end.
         """
         from harness.commands import run
 
-        if run.run(self.config, jobs, launcher):
+        if run.run(self.config, jobs, launcher, rerun_edited=rerun_edited):
             found = [(cell, cell.progress()) for cell in self.cells]
             ends = [(cell, now) for cell, now in found if now.state != "done"]
             reasons = [
@@ -83,8 +84,7 @@ class Matrix:
             now = cell.progress()
             rows.append(
                 {
-                    **{axis: getattr(cell, axis) for axis in ("method", "task", "model", "seed")},
-                    **cell.config.setting,
+                    **cell.key.columns(),
                     "state": now.state,
                     "step": now.step,
                     "steps": cell.config.train.steps,
@@ -124,7 +124,7 @@ class Matrix:
     def curves(self, *metrics: str) -> DataFrame:
         """Returns metrics of training, one row for each value: `curves("entropy/mean", "reward/mean")`.
 
-        Columns: cell (its key), method, task, model, seed, outdated, step, metric, value. `outdated` says of a cell
+        Columns: cell (its id), method, task, model, seed, outdated, step, metric, value. `outdated` says of a cell
         that another source of its method or task made it, as `--keep-stale` keeps them, and is NaN of all others. It
         is read from the cells' own records, so cells that are still running are there as far as they have come, and
         cells without a record are not. Step 0 is before training; `eval/...` stands only at the steps that were
@@ -159,7 +159,7 @@ class Matrix:
     def samples(self, problem: str | None = None) -> list[str] | DataFrame:
         """Returns all responses to one problem in all evaluations; without a problem, the ids of those evaluated.
 
-        Columns: cell (its key), method, task, model, seed, and outdated as in `curves`; evaluated, the task of the
+        Columns: cell (its id), method, task, model, seed, and outdated as in `curves`; evaluated, the task of the
         problem; step, after which the cell was evaluated, 0 before training; response, verdict; answer, in the task's
         normal form. Raises UserError where nothing was evaluated.
         """
@@ -194,12 +194,8 @@ class Matrix:
 def axes(cell: Cell) -> dict[str, str | int | float]:
     now = cell.progress()
     return {
-        "cell": cell.key,
-        "method": cell.method,
-        "task": cell.task,
-        "model": cell.model,
-        **cell.config.setting,
-        "seed": cell.seed,
+        "cell": cell.id,
+        **cell.key.columns(),
         "outdated": str(now.reason) if now.state == OUTDATED else float("nan"),
     }
 
@@ -218,9 +214,15 @@ def plan(config: str | Path, *overrides: str) -> list[Plan]:
     return load(config, *overrides).plan()
 
 
-def run(config: str | Path, *overrides: str, jobs: int | None = None, launcher: str = "local") -> DataFrame:
-    """Runs what is missing of a matrix, and returns its leaderboard; see Matrix.run."""
-    return load(config, *overrides).run(jobs, launcher)
+def run(
+    config: str | Path,
+    *overrides: str,
+    jobs: int | None = None,
+    launcher: str = "local",
+    rerun_edited: bool = False,
+) -> DataFrame:
+    """Run the missing cells of a matrix, and return its leaderboard; see Matrix.run."""
+    return load(config, *overrides).run(jobs, launcher, rerun_edited=rerun_edited)
 
 
 def leaderboard(config: str | Path, *overrides: str) -> DataFrame:

@@ -1,9 +1,9 @@
-"""Holds the data that flows: a Rollout is one response, a TokenBatch all responses of a step, TokenStats what the
-policy says of their tokens.
+"""The data that flows: a Rollout is one response, a TokenBatch all responses of a step, TokenStats the policy's
+statistics of their tokens.
 
 Response tokens are kept flat, one after the other (`_T`), each with the number of its response (`sequence_T`).
 Prompts and padding never enter these vectors, so every entry is a valid token: it counts in denominators and
-metrics. Whose gradient counts is another question, answered by a method's weights.
+metrics. Which tokens have a gradient is another question, answered by a method's weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.base import seeds
 from harness.base.errors import UserError
 from harness.dist import ranks
 
-LONG = 64  # tokens of a sequence from which on it pays that attention computes each one apart
+LONG = 64  # mean tokens of a sequence; from here on packing pays, by which attention computes each sequence apart
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Holds what the policy says of each token, at the sampling temperature. Columns that nobody asked for are None."""
+    """The policy's statistics of each token, at the sampling temperature. Columns that were not requested are None."""
 
     logp: Tensor
     entropy: Tensor | None = None  # H over the full vocabulary
@@ -45,40 +45,42 @@ class TokenStats:
 
     @classmethod
     def cat(cls, parts: Sequence[TokenStats]) -> TokenStats:
-        columns: dict[str, list[Any]] = {name: [vars(part)[name] for part in parts] for name in vars(parts[0])}
-        joined: dict[str, Any] = {name: None if xs[0] is None else torch.cat(xs) for name, xs in columns.items()}
+        """Return the statistics of all parts, which have the same columns."""
+        joined = {}
+        for name in parts[0].columns:
+            joined[name] = torch.cat([vars(part)[name] for part in parts])
         return cls(**joined)
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """Returns those that are there."""
+        """The computed columns, by name."""
         return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
 
     def detach(self) -> TokenStats:
-        """Returns them without gradient."""
-        return type(self)(**{**vars(self), **{name: x.detach() for name, x in self.columns.items()}})
+        """Return the statistics without gradient."""
+        detached = {name: x.detach() for name, x in self.columns.items()}
+        return type(self)(**{**vars(self), **detached})
 
     def at(self, index_T: Tensor) -> TokenStats:
-        """Returns the statistics of some tokens."""
-        taken = {name: x[index_T] for name, x in self.columns.items()}
-        return type(self)(**{**vars(self), **taken})
+        """Return the statistics of the tokens with these places."""
+        of_tokens = {name: x[index_T] for name, x in self.columns.items()}
+        return type(self)(**{**vars(self), **of_tokens})
 
     def only(self, names: Collection[str], refusal: Callable[[str], str]) -> TokenStats:
-        """Returns these columns alone; the use of another one is an error, with the sentence that `refusal` makes of
-        its name."""
-        kept = {name: x for name, x in self.columns.items() if name in names}
-        assert kept.keys() == set(names), f"nobody has computed {set(names) - kept.keys()}"
-        return Granted(**kept, refusal=refusal)
+        """Return these columns alone; reading another one raises UserError with the sentence of `refusal(its name)`."""
+        readable = {name: x for name, x in self.columns.items() if name in names}
+        assert readable.keys() == set(names), f"not computed: {set(names) - readable.keys()}"
+        return DeclaredStats(**readable, refusal=refusal)
 
     @property
     def discriminator(self) -> Tensor:
-        """Returns S* = p (H + log p)."""
+        """The entropy discriminator of the sampled token, S* = p (H + log p)."""
         assert self.entropy is not None
         return self.logp.exp() * (self.entropy + self.logp)
 
     @property
     def expected_discriminator(self) -> Tensor:
-        """Returns N = E_{i~p}[S_i] = H sum p^2 + sum p^2 log p."""
+        """The mean of S over the vocabulary, N = E_{i~p}[S_i] = H sum p^2 + sum p^2 log p."""
         assert self.entropy is not None
         assert self.sum_p2 is not None
         assert self.sum_p2_logp is not None
@@ -86,17 +88,20 @@ class TokenStats:
 
 
 @dataclass(frozen=True)
-class Granted(TokenStats):
-    """Holds the columns that a component of a method declared. It must not find another one by chance, because somebody
-    else asked for it: so a column that is not there is an error and not None."""
+class DeclaredStats(TokenStats):
+    """The columns that a component of a method has declared.
+
+    Reading another column is an error and not None, even where it was computed for another component: a method that
+    forgot a declaration would otherwise run in some configurations and fail in others.
+    """
 
     refusal: Callable[[str], str] = dataclasses.field(kw_only=True)
 
     def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if found is None and name in vars(self):
+        value = super().__getattribute__(name)
+        if value is None and name in vars(self):
             raise UserError(self.refusal(name))
-        return found
+        return value
 
     def __repr__(self) -> str:
         return f"TokenStats({', '.join(f'{name}={x}' for name, x in self.columns.items())})"
@@ -104,22 +109,22 @@ class Granted(TokenStats):
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Holds responses in order, whole groups one after the other; also any part of such a batch (see `take`)."""
+    """Responses in order, whole groups one after the other; also any part of such a batch (see `take`)."""
 
     sequences: list[Tensor]  # prompt and response tokens of each response
     prompt_lengths_B: Tensor
     lengths_B: Tensor  # of the responses
-    groups_B: Tensor  # number of the prompt that each response answers, 0 ...
+    groups_B: Tensor  # number of each response's prompt, 0 ...
     rewards_B: Tensor
     right_B: Tensor  # verified as right, however the reward is shaped
     finished_B: Tensor  # ended by end-of-sequence, and not by the length limit
     places_B: Tensor  # of the responses among those of all ranks, in the order of the prompts
     behaviour_logp_T: Tensor
     budget: int  # the most tokens a response may have
-    seed: int  # of this cell at this step, for what is chosen at random
-    progress: float  # the share of the run's steps that are over
-    index_T: Tensor  # where the tokens of this part stand in the whole batch
-    packed: bool = False  # it goes through the model in one row, without padding
+    seed: int  # of this cell at this step, for random choices of methods
+    progress: float  # the share of the run's steps that are done
+    index_T: Tensor  # the places of this part's tokens in the whole batch
+    packed: bool = False  # runs through the model in one row, without padding
 
     @classmethod
     def of(
@@ -133,22 +138,27 @@ class TokenBatch:
         seed: int = 0,
         progress: float = 0.0,
     ) -> TokenBatch:
-        """Makes a batch of whole groups, all of one size, with a reward above 0 for what is right."""
-        rollouts = [rollout for group in groups for rollout in group]
-        lengths_B = torch.tensor([len(r.response) for r in rollouts], device=device)
-        sizes = [len(r.prompt) + len(r.response) for r in rollouts]
-        tokens = [token for r in rollouts for part in (r.prompt, r.response) for token in part]
+        """Return a batch of whole groups, all of one size; a reward above 0 means a right response."""
+        rollouts, numbers, tokens, sizes, behaviour_logp = [], [], [], [], []
+        for number, group in enumerate(groups):
+            for rollout in group:
+                rollouts.append(rollout)
+                numbers.append(number)
+                tokens += rollout.prompt + rollout.response
+                sizes.append(len(rollout.prompt) + len(rollout.response))
+                behaviour_logp += rollout.logp
+        lengths_B = torch.tensor([len(rollout.response) for rollout in rollouts], device=device)
         first_G = torch.tensor(places or range(len(groups)), device=device) * len(groups[0])
         return cls(
-            sequences=list(torch.tensor(tokens).split(sizes)),  # quicker than one by one
-            prompt_lengths_B=torch.tensor([len(r.prompt) for r in rollouts], device=device),
+            sequences=list(torch.tensor(tokens).split(sizes)),  # one tensor, split: quicker than a tensor for each
+            prompt_lengths_B=torch.tensor([len(rollout.prompt) for rollout in rollouts], device=device),
             lengths_B=lengths_B,
-            groups_B=torch.tensor([i for i, group in enumerate(groups) for _ in group], device=device),
+            groups_B=torch.tensor(numbers, device=device),
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=device),
             right_B=torch.tensor(rewards, device=device) > 0,
-            finished_B=torch.tensor([r.finished for r in rollouts], device=device),
+            finished_B=torch.tensor([rollout.finished for rollout in rollouts], device=device),
             places_B=(first_G[:, None] + torch.arange(len(groups[0]), device=device)).flatten(),
-            behaviour_logp_T=torch.tensor([x for r in rollouts for x in r.logp], device=device),
+            behaviour_logp_T=torch.tensor(behaviour_logp, device=device),
             budget=budget,
             seed=seed,
             progress=progress,
@@ -159,26 +169,26 @@ class TokenBatch:
         return len(self.sequences)
 
     def grouped(self, x_B: Tensor) -> Tensor:
-        """Makes a row of each group."""
+        """Return values of responses with a row for each group."""
         return x_B.view(int(self.groups_B[-1] - self.groups_B[0]) + 1, -1)
 
     @property
     def sequence_T(self) -> Tensor:
-        """Returns the number of the response that each token belongs to."""
+        """The number of each token's response."""
         return torch.arange(len(self), device=self.lengths_B.device).repeat_interleave(self.lengths_B)
 
     @property
     def within_T(self) -> Tensor:
-        """Returns the place of each token in its response, 0 ..."""
+        """The place of each token in its response, 0 ..."""
         return torch.arange(len(self.index_T), device=self.index_T.device) - self.starts_B[self.sequence_T]
 
     @property
     def starts_B(self) -> Tensor:
-        """Returns where each response begins among the flat tokens."""
+        """The place of each response's first token among the flat tokens."""
         return self.lengths_B.cumsum(0) - self.lengths_B
 
     def take(self, rows: Sequence[int]) -> TokenBatch:
-        """Returns the responses with these numbers, as a batch of their own."""
+        """Return the responses with these numbers as a batch."""
         rows_B = torch.as_tensor(rows, device=self.lengths_B.device)
         lengths_B = self.lengths_B[rows_B]
         within_T = torch.arange(int(lengths_B.sum()), device=rows_B.device)
@@ -189,7 +199,7 @@ class TokenBatch:
         return dataclasses.replace(self, sequences=[self.sequences[row] for row in rows], **of_responses, **of_tokens)
 
     def split(self, parts: int) -> Iterator[TokenBatch]:
-        """Yields mini-batches of whole groups: each gets the same number of them, in order."""
+        """Yield mini-batches of equally many whole groups, in order."""
         groups = int(self.groups_B.max()) + 1
         assert groups % parts == 0
         per_part = groups // parts
@@ -198,34 +208,41 @@ class TokenBatch:
 
     @property
     def prompts_weigh(self) -> bool:
-        """Says whether prompts are so large a part of the tokens that it pays to run each once for its whole group."""
+        """Whether prompts are so large a part of the tokens that it pays to run each one once for its whole group."""
         return bool(2 * self.prompt_lengths_B.sum() > self.lengths_B.sum())
 
     @property
     def long(self) -> bool:
-        """Says whether its sequences are long on average."""
+        """Whether sequences are long on average."""
         return sum(map(len, self.sequences)) >= LONG * len(self)
 
     def micro_batches(self, tokens: int, *, packing: bool = False) -> Iterator[TokenBatch]:
-        """Yields parts of up to `tokens` tokens, with padding. Long sequences are packed where the model allows it, in
-        order, so that groups stay together. Of others groups stay together where prompts weigh, else similar lengths.
+        """Yield parts of up to `tokens` tokens, padding included; a longer sequence is a part alone.
+
+        Long sequences are packed if the model allows it (`packing`). Groups stay together where a pass runs each prompt
+        once: in packed parts, and where prompts weigh. Otherwise sequences of similar length do, for little padding.
         """
         packed = packing and self.long
+        order = list(range(len(self)))
+        if not packed and not self.prompts_weigh:
+            order.sort(key=lambda row: len(self.sequences[row]))
         rows: list[int] = []
         longest = total = 0
-        order = range(len(self))
-        by_group = packed or self.prompts_weigh
-        for row in order if by_group else sorted(order, key=lambda row: len(self.sequences[row])):
+        for row in order:
             length = len(self.sequences[row])
             longest, total = max(longest, length), total + length
-            if rows and (total if packed else longest * (len(rows) + 1)) > tokens:
+            computed = total if packed else longest * (len(rows) + 1)
+            if rows and computed > tokens:
                 yield dataclasses.replace(self.take(rows), packed=packed)
                 rows, longest, total = [], length, length
             rows.append(row)
         yield dataclasses.replace(self.take(rows), packed=packed)
 
     def idle(self) -> TokenBatch:
-        """Returns its shortest sequence, none of whose tokens are asked for: a pass over it gives nothing to anyone."""
+        """Return a micro-batch without response tokens, by which a rank with fewer of them joins the collectives.
+
+        It is the shortest sequence, taken as a prompt, so that the pass costs little and has no gradient.
+        """
         row = min(range(len(self)), key=lambda row: len(self.sequences[row]))
         part = self.take([row])
         nothing = slice(0, 0)
@@ -238,78 +255,81 @@ class TokenBatch:
         )
 
     def per_sequence(self, x_T: Tensor) -> Tensor:
-        """Adds up each response's tokens."""
+        """Return the sum over each response's tokens."""
         return x_T.new_zeros(len(self)).index_add(0, self.sequence_T, x_T)
 
     # Seeded chance: the same for a response on any number of ranks, however the batch is split.
 
     def uniform_B(self, purpose: str) -> Tensor:
-        """Draws a number from 0 to 1 for each response; each purpose has draws of its own."""
+        """Return a random number from 0 to 1 for each response; each purpose has its own draws."""
         return torch.stack([draw[0] for draw in self._draws(purpose, "response", [1] * len(self))])
 
     def uniform_T(self, purpose: str) -> Tensor:
-        """Draws a number from 0 to 1 for each token; each purpose has draws of its own."""
+        """Return a random number from 0 to 1 for each token; each purpose has its own draws."""
         return torch.cat(self._draws(purpose, "token", self.lengths_B.tolist()))
 
     def _draws(self, purpose: str, of: str, counts: Sequence[int]) -> list[Tensor]:
-        drawn = (
-            np.random.default_rng(seeds.derive(self.seed, purpose, of, place)).random(count)
-            for place, count in zip(self.places_B.tolist(), counts, strict=True)
-        )
-        return [torch.from_numpy(draw).to(self.lengths_B.device) for draw in drawn]
+        draws = []
+        for place, count in zip(self.places_B.tolist(), counts, strict=True):
+            # By the place among all ranks' responses, and NumPy's generator: the same on a CPU and on any GPU.
+            generator = np.random.default_rng(seeds.derive(self.seed, purpose, of, place))
+            draws.append(torch.from_numpy(generator.random(count)).to(self.lengths_B.device))
+        return draws
 
-    # Collectives: over the batches of all ranks. A rank that comes to one alone waits for the others for ever.
+    # Collectives, over the batches of all ranks. Every rank must call them: one that calls alone waits for the others
+    # for ever.
 
     def global_mean(self, x_T: Tensor) -> Tensor:
-        """Returns the mean over the tokens of all ranks, in double; every rank must come to it."""
+        """Return the mean over the tokens of all ranks, in double; a collective."""
         return self.global_sum(x_T) / self.global_tokens()
 
     def global_centered(self, x_T: Tensor) -> Tensor:
-        """Return the values less their mean over the tokens of all ranks, in double; every rank must come to it."""
-        # The least is taken away first: equal values are 0 then, and so is their mean, which would round otherwise.
+        """Return the values minus their mean over the tokens of all ranks, in double; a collective."""
+        # The least value goes first: equal values are then 0, and so is their mean, which would round otherwise.
         least = min(ranks.each(x_T.min().item()))
         above_T = x_T.double() - least
         return above_T - self.global_mean(above_T)
 
     def global_std(self, x_T: Tensor) -> Tensor:
-        """Returns the population's deviation over the tokens of all ranks (divided by n, not n - 1); every rank must
-        come to it."""
+        """Return the population's standard deviation over the tokens of all ranks (n, not n - 1); a collective."""
         return self.global_mean(self.global_centered(x_T) ** 2).sqrt()
 
     def global_kth_largest(self, x_T: Tensor, k: int) -> Tensor:
-        """Returns the k-th largest value on all ranks, k = 1 being the largest, or -inf where there are fewer than k;
-        every rank must come to it."""
+        """Return the k-th largest value on all ranks, or -inf where there are fewer than k; a collective."""
         values_T = ranks.gather(x_T)
         return values_T.topk(k).values[-1] if 0 < k <= len(values_T) else x_T.new_tensor(float("-inf"))
 
     def global_sorted(self, x_T: Tensor) -> Tensor:
-        """Returns the values of all ranks, the largest first; every rank must come to it."""
+        """Return the values of all ranks, the largest first; a collective."""
         return ranks.gather(x_T).sort(descending=True).values
 
     def global_order(self, x_T: Tensor) -> Tensor:
-        """Returns the place of each token among those of all ranks, 0 for the largest; of equal values the one of the
-        earlier response, and in it of the earlier token, comes first. Every rank must come to it."""
+        """Return the place of each token's value among those of all ranks, 0 for the largest; a collective.
+
+        Of equal values the earlier response comes first, and in it the earlier token, so that ties do not depend on the
+        number of ranks.
+        """
         token_T = self.places_B[self.sequence_T] * self.budget + self.within_T
         values_T, tokens_T = ranks.gather(x_T), ranks.gather(token_T)
         by_token = tokens_T.argsort()
         order = by_token[values_T[by_token].argsort(descending=True, stable=True)]
         place_T = torch.empty_like(order)
         place_T[order] = torch.arange(len(order), device=order.device)
-        start = sum(ranks.each(len(x_T))[: ranks.number()])
+        start = sum(ranks.each(len(x_T))[: ranks.own_rank()])
         return place_T[start : start + len(x_T)]
 
     def global_sum(self, x_T: Tensor) -> Tensor:
-        """Returns the sum over the tokens of all ranks, in double; every rank must come to it."""
-        return ranks.total(x_T.double().sum())
+        """Return the sum over the tokens of all ranks, in double; a collective."""
+        return ranks.sum_over_ranks(x_T.double().sum())
 
     def global_count(self, mask_T: Tensor) -> float:
-        """Counts the tokens of a mask on all ranks; every rank must come to it."""
-        return float(ranks.total(mask_T.sum()))
+        """Return the number of tokens in a mask on all ranks; a collective."""
+        return float(ranks.sum_over_ranks(mask_T.sum()))
 
     def global_tokens(self) -> float:
-        """Counts the tokens on all ranks; every rank must come to it."""
+        """Return the number of tokens on all ranks; a collective."""
         return self.global_count(torch.ones_like(self.index_T))
 
     def global_responses(self) -> float:
-        """Counts the responses on all ranks; every rank must come to it."""
+        """Return the number of responses on all ranks; a collective."""
         return self.global_count(self.lengths_B.new_ones(len(self)))

@@ -1,4 +1,4 @@
-"""The process of one cell: own it, build its parts, train, evaluate, and say how it ended."""
+"""The process of one cell, in order: main -> (a process for each rank) -> work -> begin, run, finish."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,122 +22,76 @@ import baselines
 import tasks
 from harness.base.errors import CellFailure, UserError
 from harness.base.processes import ended, python
-from harness.cells import checksums, evaluation_files, heartbeat, lease, provenance
+from harness.cells import attempts, checksums, evaluation_files, lease, provenance
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
-from harness.cells.diary import Diary, ending
 from harness.cells.log import MetricsLog, collapse
 from harness.cells.provenance import Made
+from harness.cells.source_digest import SourceDigests, harness_digest
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
-from harness.composition import components
+from harness.cells.status_writer import StatusWriter
+from harness.composition import method_classes
 from harness.dist import ranks
 from harness.rollout import choice, digests, models
-from harness.train import sources
 from harness.train.checkpoint import Checkpoints, NoneWhole
-from harness.train.parts import build, device_of, unread
+from harness.train.parts import build_parts, source_classes, training_device, unread
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
-# As the source was when it was imported, once for all cells: what is edited after that does not run in them.
-IMPORTED = {cls: provenance.digest(cls) for cls in (*components(baselines.METHODS).values(), *tasks.TASKS.values())}
-HARNESS = provenance.harness_digest()
+# The digests of the code that this process has imported. They are computed at import, once for all cells that are
+# forked from here: a file that is edited later does not run in these cells, so the edit must not be in their records.
+DIGESTS = SourceDigests()
+IMPORTED = {cls: DIGESTS.of(cls) for cls in (*method_classes(baselines.METHODS).values(), *tasks.TASKS.values())}
+HARNESS = harness_digest()
 
 
-def check_complete(trainer: Trainer) -> None:
-    """Refuses to call a cell done that lacks a step, or an answer of its last evaluation.
+def main(
+    folder: str, gpus: Sequence[str] = (), wait: float | None = None, leaving: threading.Event | None = None
+) -> None:
+    """Run a cell in this process, whose output goes to the cell's log.
 
-    All steps are expected, or those up to the first one whose entropy was below stop.entropy_below, and no other.
+    The process does the work of the rank that RANK names. Without RANK it does all of the work, or starts the ranks.
+    `gpus`: the GPUs that it may use; empty for all. `wait`: the seconds to wait for another process that works on the
+    cell; None for as long as that takes. `leaving`: set by others to stop after the step at hand.
     """
-    config, lines = trainer.parts.config, MetricsLog(trainer.folder).read()
-    collapsed = collapse(lines, config.stop.entropy_below)
-    steps = [line["step"] for line in lines]
-    expected = list(range((config.train.steps if collapsed is None else collapsed) + 1))
-    if steps != expected:
-        raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {len(expected)} were expected")
-    for name in trainer.parts.evaluation_tasks:
-        samples = config.eval.of(name).samples
-        result = evaluation_files.read(evaluation_files.place(trainer.folder, name, expected[-1]))
-        if not result["right"] or {len(row) for row in result["right"]} != {samples}:
-            raise CellFailure(f"the last evaluation of {name} lacks samples")
-
-
-def work(folder: Path, wait: float | None = None) -> None:
-    """Does all of the cell, or what this rank does of it."""
-    diary = Diary(folder)
-    with ending(partial(diary.failed, unless=["done"])):
-        spec = CellSpec.read(folder)
-        device, _ = device_of(spec.config)
-        world, minutes = spec.config.hardware.world, spec.config.hardware.stall_minutes
-        with (
-            ranks.joined(world, device, diary.failed),
-            owned(folder, wait) as room,
-            heartbeat.here.kept(room, ranks.number()),
-            ending(diary.failed),
-        ):
-            if minutes is not None:
-                diary.end_when_still(room, minutes)
-            if not ranks.of_first(begin(folder, spec) if ranks.number() == 0 else None):
-                return
-            checkpoints = Checkpoints(folder / CHECKPOINTS, spec.cell)
-            try:
-                checkpoints.latest()
-            except NoneWhole:
-                ranks.of_first(begin(folder, spec, lost=True) if ranks.number() == 0 else None)
-            run(folder, spec, diary, device, checkpoints)
-
-
-def run(folder: Path, spec: CellSpec, diary: Diary, device: str, checkpoints: Checkpoints) -> None:
-    with Verifier.of(spec.config.verify) as verifier:
-        with heartbeat.here.at("loading the model"):
-            parts = build(spec, verifier, diary.say)
-            trainer = Trainer(parts, folder, checkpoints)
-        diary.note(reason=unread(parts, spec), device=device, where=where(device))
-        signal.signal(signal.SIGUSR2, lambda *_: ranks.leaving.set())
-        trainer.run(lambda step: diary.note(durable_step=step), ranks.leaving.is_set)
-        if trainer.done_steps == trainer.last_step:
-            finish(trainer, folder, diary)
-        else:
-            print("stopped, as it was asked to; the next run goes on from here", flush=True)
-
-
-def where(device: str) -> list[str]:
-    """Returns the machine of each rank, and its GPU if it has one."""
-    gpu = f", GPU {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}" if device == "cuda" else ""
-    return ranks.each(socket.gethostname() + gpu)
-
-
-@contextmanager
-def owned(folder: Path, wait: float | None) -> Iterator[Path]:
-    """Lets the ranks of this cell write into its folder, and nobody else: the first of them holds it for all. Yields
-    the folder of the lease."""
-    if ranks.number() == 0:
-        with lease.held(folder, wait) as mine:
-            if mine is None:
-                print(f"another process works on this cell: {lease.holder(folder)}", flush=True)
-                sys.exit(lease.BUSY)
-            ranks.of_first(mine)
-            yield mine.room
+    place = Path(folder)
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    write_log(place)
+    transformers.utils.logging.disable_progress_bar()
+    status = StatusWriter(place)
+    status.end_with_launcher()
+    with status.ending(unless=["done"]):
+        hardware = CellSpec.read(place).config.hardware
+        if "RANK" not in os.environ and hardware.nodes > 1:
+            raise UserError(
+                f"hardware.nodes is {hardware.nodes}; allowed: 1, since one machine starts this cell (others: "
+                "--launcher ray or slurm, or torchrun)"
+            )
+    if "RANK" in os.environ or hardware.ranks == 1:
+        work(place, wait, status, leaving)
+    elif wait == 0 and lease.holder(place):
+        sys.exit(lease.BUSY)
     else:
-        given = ranks.of_first(None)
-        assert given is not None
-        with lease.fenced(given):
-            yield given.room
+        divide(place, hardware.ranks)
 
 
-def finish(trainer: Trainer, folder: Path, diary: Diary) -> None:
-    """Keeps the trained model, and calls the cell done if all of its work is there."""
-    save = trainer.parts.config.checkpoint.save_model
-    if save:
-        with heartbeat.here.at("saving the model"):
-            trainer.policy.save(folder / checksums.MODEL, trainer.parts.tokenizer)
-    if ranks.number() == 0:
-        check_complete(trainer)
-        checksums.write(folder)
-        diary.note(state="done", collapsed=trainer.collapsed)
+def write_log(place: Path) -> None:
+    """Send all output of this process to the cell's log."""
+    log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for stream in (sys.stdout, sys.stderr):  # names may hold any characters, and the terminal's encoding may not
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+# Ranks
 
 
 def divide(folder: Path, count: int) -> None:
-    """A process for each rank. They end with this one, and all of them when one fails."""
+    """Start a process for each rank, and exit as they do. They end with this process, and all of them if one fails."""
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
     shared = {"WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     with tempfile.TemporaryDirectory() as meeting:
@@ -153,100 +107,177 @@ def divide(folder: Path, count: int) -> None:
         ]
         failed = ended(processes)
     if failed < 0:
-        os.kill(os.getpid(), -failed)  # as the rank did, which the launcher knows how to tell
+        os.kill(os.getpid(), -failed)  # end by the rank's signal, which the launcher reports by its name
     sys.exit(failed)
 
 
-def main(folder: str, gpus: Sequence[str] = (), wait: float | None = None) -> None:
-    """In a process of its own: everything printed goes to the cell's log. It is the cell, or the rank of it that RANK
-    names, or it starts the ranks itself. `gpus`: those that it may use, if not all. `wait`: for so many seconds it
-    waits for another process that works on the cell; None for as long as that takes."""
-    place = Path(folder)
-    if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    write_log(place)
-    transformers.utils.logging.disable_progress_bar()
-    diary = Diary(place)
-    diary.end_with_launcher()
-    with ending(partial(diary.failed, unless=["done"])):
-        hardware = CellSpec.read(place).config.hardware
-        if "RANK" not in os.environ and hardware.nodes > 1:
-            raise UserError(
-                f"hardware.nodes is {hardware.nodes}; allowed: 1, since one machine starts this cell (others: "
-                "--launcher ray or slurm, or torchrun)"
-            )
-    if "RANK" in os.environ or hardware.ranks == 1:
-        work(place, wait)
-    elif wait == 0 and lease.holder(place):
-        sys.exit(lease.BUSY)
-    else:
-        divide(place, hardware.ranks)
+def rank() -> None:
+    """Run a rank in this process, which ends with the process that started it."""
+    leaving = threading.Event()
+    ranks.end_with_parent(leaving)
+    main(sys.argv[1], leaving=leaving)
 
 
-def write_log(place: Path) -> None:
-    """Sends all that this process prints to the cell's log."""
-    log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    for stream in (sys.stdout, sys.stderr):  # names may hold any characters, and the terminal's encoding is not theirs
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+# The work
 
 
-def begin(place: Path, spec: CellSpec, *, lost: bool = False) -> bool:
-    """Write down what makes this attempt, and return whether something is left to do.
+def work(
+    folder: Path,
+    wait: float | None = None,
+    status: StatusWriter | None = None,
+    leaving: threading.Event | None = None,
+) -> None:
+    """Do all of the cell, or the part of this rank."""
+    status = status or StatusWriter(folder)
+    # A failure before this process owns the cell is newer than one that an earlier process has recorded.
+    with status.ending(unless=["done"]):
+        spec = CellSpec.read(folder)
+        device, _ = training_device(spec.config)
+        hardware = spec.config.hardware
+        with ranks.process_group(hardware.world, device, status.failed), owned(folder, status, wait) as room:
+            if hardware.stall_minutes is not None:
+                status.end_when_stalled(room, hardware.stall_minutes)
+            if not ranks.of_first(begin(folder, spec, status) if ranks.own_rank() == 0 else None):
+                return
+            checkpoints = Checkpoints(folder / CHECKPOINTS, spec.id)
+            try:
+                checkpoints.latest()
+            except NoneWhole:
+                ranks.of_first(begin(folder, spec, status, lost=True) if ranks.own_rank() == 0 else None)
+            run(folder, spec, status, device, checkpoints, leaving or threading.Event())
 
-    An attempt of another source, or one that has `lost` all checkpoints, is set aside first. Another process may have
-    ended the cell meanwhile.
+
+@contextmanager
+def owned(folder: Path, status: StatusWriter, wait: float | None) -> Iterator[Path]:
+    """Let the ranks of this cell and no other process write into its folder, and record how they end.
+
+    Yields the directory of the lease.
     """
-    found = sources.components(spec)
-    present = {name: IMPORTED.get(cls) or provenance.digest(cls) for name, cls in found.items()}
-    earlier = Made.read(place)
-    if earlier is None and State.read(place).state == "done":
-        earlier = provenance.unnoted(place)
+    # Errors are recorded inside of the lease: only its owner may write them.
+    with leased(folder, wait) as room, status.heartbeat.kept(room, ranks.own_rank()), status.ending():
+        yield room
+
+
+@contextmanager
+def leased(folder: Path, wait: float | None) -> Iterator[Path]:
+    """Take the lease of the cell, by rank 0 for all ranks; yields its directory."""
+    if ranks.own_rank() == 0:
+        with lease.hold(folder, wait) as mine:
+            if mine is None:
+                print(f"another process works on this cell: {lease.holder(folder)}", flush=True)
+                sys.exit(lease.BUSY)
+            ranks.of_first(mine)
+            yield mine.room
+    else:
+        of_first_rank = ranks.of_first(None)
+        assert of_first_rank is not None
+        with lease.fenced(of_first_rank):
+            yield of_first_rank.room
+
+
+def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = False) -> bool:
+    """Record what makes this attempt, and return whether something is left to do.
+
+    An attempt by other code, or an attempt that has `lost` all checkpoints, is set aside first.
+    """
+    classes = source_classes(spec)
+    present = {name: IMPORTED.get(cls) or DIGESTS.of(cls) for name, cls in classes.items()}
+    earlier = Made.read(folder)
+    if earlier is None and State.read(folder).state == "done":
+        earlier = attempts.record_unknown(folder)
     why = "left without a whole checkpoint" if lost else None
     if why is None and earlier is not None:
         why = provenance.by_another_source(earlier.sources, present)
-    if why is None and State.read(place).state == "done":
+    if why is None and State.read(folder).state == "done":  # by another process, since this one was started
         return False
-    base_model = base_model_of(spec)
+    base_model = base_model_of(spec, status)
     if why is None and earlier is not None:
         why = provenance.by_another_base_model(earlier.base_model, base_model)
     if earlier is not None and why is not None:
-        aside = provenance.set_aside(place, earlier)
-        write_log(place)
-        print(f"begins anew: the earlier attempt was {why}; it is kept in {aside}", flush=True)
+        aside = attempts.set_aside(folder, earlier)
+        write_log(folder)  # a new file: the old one was moved
+        print(f"training starts at step 0: the earlier attempt was {why}; it is kept in {aside}", flush=True)
         earlier = None
     if earlier is None:
-        device, _ = device_of(spec.config)
+        device, _ = training_device(spec.config)
         gpu = torch.cuda.get_device_name() if device == "cuda" else None
         engine = choice.DISTRIBUTIONS if spec.config.rollout.engine == "vllm" else ()
-        provenance.begin(place, present, device, gpu, engine, base_model=base_model, harness=HARNESS)
-    before = State.read(place)
-    State("running", seconds=before.seconds).write(place)
+        provenance.begin_attempt(folder, present, device, gpu, engine, base_model=base_model, harness=HARNESS)
+    before = State.read(folder)
+    State("running", seconds=before.seconds).write(folder)
     return True
 
 
-def base_model_of(spec: CellSpec) -> str:
-    """Return the digest of the model that a cell begins from, made or downloaded if it is not here yet."""
-    model = models.resolve(spec.model)
-    with heartbeat.here.at("loading the model"):
+def base_model_of(spec: CellSpec, status: StatusWriter) -> str:
+    """Return the digest of the model that a cell begins from, which is made or downloaded if it is missing."""
+    model = models.resolve(spec.key.model)
+    with status.heartbeat.at("loading the model"):
         digest = model.digest(model.folder())
     expected = spec.identity["model"].get("digest", digest)
     if digest != expected:
         raise UserError(
-            f"the folder of the model {spec.model} was changed while the matrix ran: its digest is "
+            f"the folder of the model {spec.key.model} was changed while the matrix ran: its digest is "
             f"{digest[: digests.SHOWN]}, and was {expected[: digests.SHOWN]}; `entrobench run` makes cells of the new "
             "one"
         )
     return digest
 
 
-def rank() -> None:
-    """In the process of a rank that ends with the one that started it."""
-    ranks.end_with_parent()
-    main(sys.argv[1])
+def run(
+    folder: Path,
+    spec: CellSpec,
+    status: StatusWriter,
+    device: str,
+    checkpoints: Checkpoints,
+    leaving: threading.Event,
+) -> None:
+    """Train from the last checkpoint to the end, or to the step at which the process is asked to leave."""
+    with Verifier.of(spec.config.verify) as verifier:
+        with status.heartbeat.at("loading the model"):
+            parts = build_parts(spec, verifier, status.say, status.heartbeat)
+            trainer = Trainer(parts, folder, checkpoints)
+        status.note(reason=unread(parts, spec), device=device, where=where(device))
+        signal.signal(signal.SIGUSR2, lambda *_: leaving.set())
+        trainer.run(lambda step: status.note(durable_step=step), leaving.is_set)
+        if trainer.done_steps == trainer.last_step:
+            finish(trainer, folder, status)
+        else:
+            print("stopped, as it was asked to; the next run goes on from here", flush=True)
+
+
+def where(device: str) -> list[str]:
+    """Return the machine of each rank, with its GPU if it has one."""
+    gpu = f", GPU {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}" if device == "cuda" else ""
+    return ranks.each(socket.gethostname() + gpu)
+
+
+def finish(trainer: Trainer, folder: Path, status: StatusWriter) -> None:
+    """Save the trained model, and mark the cell done if all of its work is there."""
+    if trainer.parts.config.checkpoint.save_model:
+        with status.heartbeat.at("saving the model"):
+            trainer.policy.save(folder / checksums.MODEL, trainer.parts.tokenizer)
+    if ranks.own_rank() == 0:
+        check_complete(trainer)
+        checksums.write_checksums(folder)  # before the state: a cell that is done has checksums
+        status.note(state="done", collapsed=trainer.collapsed)
+
+
+def check_complete(trainer: Trainer) -> None:
+    """Refuse to mark a cell done that lacks a step, or an answer of its last evaluation.
+
+    Expected are all steps, or the steps up to the first one whose entropy was below stop.entropy_below.
+    """
+    config, lines = trainer.parts.config, MetricsLog(trainer.folder).read()
+    collapsed = collapse(lines, config.stop.entropy_below)
+    last_step = config.train.steps if collapsed is None else collapsed
+    steps = [line["step"] for line in lines]
+    if steps != list(range(last_step + 1)):
+        raise CellFailure(f"metrics.jsonl holds {len(steps)} steps where {last_step + 1} were expected")
+    for name in trainer.parts.evaluation_tasks:
+        samples = config.eval.of(name).samples
+        result = evaluation_files.read_evaluation(evaluation_files.evaluation_path(trainer.folder, name, last_step))
+        if not result["right"] or {len(row) for row in result["right"]} != {samples}:
+            raise CellFailure(f"the last evaluation of {name} lacks samples")
 
 
 if __name__ == "__main__":

@@ -49,35 +49,38 @@ def show_help(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """As argparse does, but `key=value` may also stand behind an option."""
+def parse_command(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse as argparse does, except that `key=value` may also follow an option."""
     arguments, rest = parser().parse_known_args(argv)
-    overrides = [each for each in rest if "=" in each and not each.startswith("-") and hasattr(arguments, "overrides")]
-    if overrides != rest:
-        arguments.parser.refuse([each for each in rest if each not in overrides])
+    takes_overrides = hasattr(arguments, "overrides")
+    refused = [word for word in rest if word.startswith("-") or "=" not in word or not takes_overrides]
+    if refused:
+        arguments.parser.refuse(refused)
     if rest:
         arguments.overrides += rest
     return arguments
 
 
-def version() -> str:
-    """Returns the version that is installed, and the commit where the code is a checkout."""
+def describe_version() -> str:
+    """Return the installed version, and the commit if the code is a checkout."""
     root = Path(__file__).parent.parent
-    said = f"entrobench {metadata.version('entrobench')}"
+    version = f"entrobench {metadata.version('entrobench')}"
     if not (root / ".git").exists():
-        return said
+        return version
     try:
-        found = subprocess.run(
+        git = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
         )
-    except (OSError, subprocess.CalledProcessError):  # git is not here, or there is no commit yet
-        return said
-    return f"{said} (commit {found.stdout.strip()})"
+    except (OSError, subprocess.CalledProcessError):  # git is not installed, or there is no commit yet
+        return version
+    return f"{version} (commit {git.stdout.strip()})"
 
 
-def heed_signals() -> None:
-    """Lets SIGTERM, and SIGHUP when a terminal closes, stop this process as Ctrl-C does; not those that it was started
-    to ignore, as by nohup."""
+def stop_on_signals() -> None:
+    """Let SIGTERM, and SIGHUP when a terminal closes, stop this process as Ctrl-C does.
+
+    A signal that it was started to ignore, for example by nohup, stays ignored.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
@@ -88,39 +91,40 @@ def heed_signals() -> None:
 
 
 def write_any_character() -> None:
-    """Let stdout and stderr write out by their numbers the characters that their encoding does not have."""
+    """Let stdout and stderr escape the characters that their encoding does not have."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    heed_signals()
+    stop_on_signals()
     write_any_character()
-    sys.path.append(os.getcwd())  # where users keep plugin modules; last, since other files there may hide ours
-    from harness.terminal.layout import visible  # not before `python -m` has lost the current folder, see below
+    sys.path.append(os.getcwd())  # users keep plugin modules there; last, because other files there may hide ours
+    # Only now, since `python -m` has removed the current folder from the front of the path (see below).
+    from harness.terminal.layout import visible
 
     try:
-        arguments = parse(argv)
+        arguments = parse_command(argv)
         if arguments.version:
-            print(version())
+            print(describe_version())
             sys.exit(0)
         code = arguments.call(arguments)
-    except BrokenPipeError:  # of `| head`
+    except BrokenPipeError:  # as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 0
     except UserError as error:
         print(visible(f"entrobench: {error}"), file=sys.stderr)
         code = 2
-    except CellFailure as error:  # of those that measure here, in this process
+    except CellFailure as error:  # in the commands that compute in this process
         print(visible(f"entrobench: failed: {short(str(error), SENTENCE)}"), file=sys.stderr)
         code = 1
-    except OSError as error:  # a disk that is full, a folder that cannot be written
+    except OSError as error:  # for example a full disk, or a folder without permission to write
         where = f": {short(str(error.filename))}" if error.filename else ""
         print(visible(f"entrobench: {UserError(f'{error.strerror or error}{where}')}"), file=sys.stderr)
         code = 2
     except KeyboardInterrupt as stopped:
-        print("\nentrobench: interrupted; what is done is kept, and the same command goes on", file=sys.stderr)
+        print("\nentrobench: interrupted; finished work is kept, and the same command continues", file=sys.stderr)
         code = 128 + stopped.args[0]
     sys.exit(code)
 

@@ -1,7 +1,13 @@
-"""Makes a method of one objective and any number of entropy controls, joined by `+`.
+"""A method: one objective and any number of entropy controls, joined by `+`.
 
-The trainer calls a `Method` and knows no method by name. A component sees the statistics that it declares and no
-others, so that what runs in one configuration runs in all.
+The trainer calls a `Method` and knows no method by name. A component sees only the statistics that it declares, so
+that a method that runs in one configuration runs in all.
+
+    signal = method.signal(old, batch, minibatches)     # once per rollout batch, on all of its tokens, on all ranks
+    for minibatch in minibatches:
+        signal = method.for_step(now, signal, minibatch)    # only where a component has `step_marks`
+        loss = method.loss(current, signal, minibatch)      # or of its parts, which add up to the same
+    method.observe(metrics)                             # memory
 """
 
 from __future__ import annotations
@@ -24,7 +30,8 @@ if TYPE_CHECKING:
 Table = Mapping[str, "type[Component] | Composition"]
 STANDS_ON = "grpo"  # the objective of a control that is named alone
 
-# The columns of TokenStats that a component may use, with the needs of which any gives it each; none: it may always.
+# The columns of TokenStats that a component may read, each with the needs that give access to it. Without any, every
+# component may read it.
 BEFORE: dict[str, tuple[str, ...]] = {
     "logp": (),
     "entropy": (),
@@ -42,30 +49,37 @@ DURING: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Signal:
-    """Holds what is fixed before the first update on a rollout batch, token by token."""
+    """Everything that is fixed before the first update on a rollout batch, token by token."""
 
     old: TokenStats
     advantages_T: Tensor
     weights_T: Tensor
-    weights_by: dict[str, Tensor]  # each control's part of them
-    marks: dict[str, dict[str, Tensor]]  # of each component, by its name
-    scale_T: Tensor  # of the surrogate
-    term_scale_T: Tensor  # of what is added to it: dropped tokens count here
-    returns_T: Tensor | None  # for a critic
+    weights_by: dict[str, Tensor]  # the factors of weights_T, by the names of their controls
+    marks: dict[str, dict[str, Tensor]]  # by the names of components
+    scale_T: Tensor  # the factor of the surrogate in the loss
+    term_scale_T: Tensor  # the factor of added terms, in whose denominator dropped tokens count
+    returns_T: Tensor | None  # the critic's targets
 
     def at(self, index_T: Tensor) -> Signal:
-        """Returns the signal of some tokens."""
-
-        def taken(x: Any) -> Any:
-            if isinstance(x, dict):
-                return {key: taken(value) for key, value in x.items()}
-            return x if x is None or not x.ndim else x[index_T]
-
-        return Signal(self.old.at(index_T), **{k: taken(x) for k, x in vars(self).items() if k != "old"})
+        """Return the signal of the tokens with these places in the rollout batch."""
+        marks = {}
+        for name, own_marks in self.marks.items():
+            # A mark of one number holds for all tokens.
+            marks[name] = {key: x[index_T] if x.ndim else x for key, x in own_marks.items()}
+        return Signal(
+            old=self.old.at(index_T),
+            advantages_T=self.advantages_T[index_T],
+            weights_T=self.weights_T[index_T],
+            weights_by={name: weights_T[index_T] for name, weights_T in self.weights_by.items()},
+            marks=marks,
+            scale_T=self.scale_T[index_T],
+            term_scale_T=self.term_scale_T[index_T],
+            returns_T=None if self.returns_T is None else self.returns_T[index_T],
+        )
 
 
 class Method:
-    """Joins an objective with its controls."""
+    """An objective joined with its controls."""
 
     def __init__(self, name: str, base: tuple[str, Objective], controls: Mapping[str, Control]) -> None:
         self.name, self.controls = name, dict(controls)
@@ -73,31 +87,39 @@ class Method:
 
     @classmethod
     def of(cls, spec: str, table: Table, shared: Mapping[str, Mapping[str, Any]] | None = None) -> Method:
-        """Puts `ppo+clip_b(share=0.02)` together; a control named alone stands on grpo."""
-        named = [
-            (registry.parse(part)[0], registry.build("method", components(table), part, shared))
-            for part in expanded(spec, table)
-        ]
-        if not any(isinstance(component, Objective) for _, component in named):
-            named.append((STANDS_ON, registry.build("method", components(table), STANDS_ON, shared)))
-        objectives = [(name, component) for name, component in named if isinstance(component, Objective)]
-        controls = [(name, component) for name, component in named if isinstance(component, Control)]
-        made_of = composed(spec, table)
-        told = f"method {shown(spec)}" + (f", which is {made_of}," if made_of else "")
+        """Return the method of a spec such as `ppo+clip_b(share=0.02)`; a control named alone gets grpo."""
+        classes = method_classes(table)
+        objectives: list[tuple[str, Objective]] = []
+        controls: list[tuple[str, Control]] = []
+        for part in expanded(spec, table):
+            name, _ = registry.parse(part)
+            component = registry.build("method", classes, part, shared)
+            if isinstance(component, Objective):
+                objectives.append((name, component))
+            elif isinstance(component, Control):
+                controls.append((name, component))
+        if not objectives:
+            default = registry.build("method", classes, STANDS_ON, shared)
+            assert isinstance(default, Objective)
+            objectives.append((STANDS_ON, default))
+        written_out = composed(spec, table)
+        described = f"method {shown(spec)}" + (f", which is {written_out}," if written_out else "")
         if len(objectives) > 1:
-            raise UserError(f"{told} has {len(objectives)} objectives; allowed: one, and any number of controls")
-        types = [type(control) for _, control in controls]
-        for number, (name, _) in enumerate(controls):
-            if types[number] in types[:number]:
-                raise UserError(f"{told} names control {name} twice")
-        check_needs(*objectives[0], controls)
-        check_weights(*objectives[0], controls)
-        check_rewards(*objectives[0], controls)
-        return cls(spec.replace(" ", ""), objectives[0], dict(controls))
+            raise UserError(f"{described} has {len(objectives)} objectives; allowed: one, and any number of controls")
+        kinds = set()
+        for name, control in controls:
+            if type(control) in kinds:
+                raise UserError(f"{described} names control {name} twice")
+            kinds.add(type(control))
+        base, objective = objectives[0]
+        check_needs(base, objective, controls)
+        check_unit(base, objective, controls)
+        check_shaping(base, objective, controls)
+        return cls(spec.replace(" ", ""), (base, objective), dict(controls))
 
     @property
     def named(self) -> dict[str, Component]:
-        """Returns the components by their names, the objective first."""
+        """The components by their names, the objective first."""
         return {self.base: self.objective, **self.controls}
 
     @property
@@ -106,7 +128,7 @@ class Method:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Returns what the trainer must compute beyond log p, and the entropy before the update."""
+        """The statistics that the trainer must compute beyond log p and the entropy before the update."""
         return frozenset[str]().union(*map(self.needs_of, self.components))
 
     def needs_of(self, component: Component) -> frozenset[str]:
@@ -119,68 +141,97 @@ class Method:
 
     @property
     def marks_steps(self) -> bool:
-        """Says whether a component looks at each whole mini-batch before its update."""
+        """Whether a component looks at each whole mini-batch before its update."""
         return any(overrides(component, "step_marks") for component in self.components)
 
     def identity(self) -> list[dict[str, Any]]:
-        """Returns all that defines the method, for the hash of a cell."""
-        return [identities.of(component) for component in self.components]
+        """Return everything that defines the method, for the hash of a cell."""
+        return [identities.component_identity(component) for component in self.components]
 
-    def rewarded(self, old: TokenStats, batch: TokenBatch) -> TokenBatch:
-        """Returns the rollout batch with the rewards that advantages are taken of."""
-        rewards_B = batch.rewards_B
-        for control in self.controls.values():
-            rewards_B = control.reward(rewards_B, self.before(control, old), batch)
-        return dataclasses.replace(batch, rewards_B=rewards_B)
+    # Before the update, on the whole rollout batch of all ranks
 
     def signal(self, old: TokenStats, batch: TokenBatch, minibatches: list[TokenBatch]) -> Signal:
-        """Fixes, before the update, advantages over whole groups, weights and marks over the whole batch, and the scale
-        of each step. Each component sees of `old` what it needs."""
+        """Return advantages, weights, marks and scales, fixed before the first update.
+
+        The order matters: rewards before advantages, since a group's mean and deviation are those of the shaped
+        rewards; weights after all reshaping, so that the sign of A by which a control drops tokens is the one that they
+        are trained with, whatever the order of the controls in the spec.
+        """
         batch = self.rewarded(old, batch)
-        advantages_T = self.objective.advantages(self.before(self.objective, old), batch)
-        returns_T = None if old.values is None else advantages_T + old.values
-        advantages_T = self.objective.whiten(advantages_T, batch)
+        seen = self.before(self.objective, old)
+        advantages_T = self.objective.advantages(seen, batch)
+        returns_T = self.objective.returns(seen, batch) if "values" in self.objective.needs else None
         for control in self.controls.values():
             advantages_T = control.reshape(advantages_T, self.before(control, old), batch)
+
+        weights_by = self.control_weights(old, advantages_T, batch)
         every_T = old.logp.new_ones(old.logp.shape)
         weights_T, counted_T = every_T, every_T
-        weights_by = {}
-        for name, control in self.controls.items():
-            if not overrides(control, "weights"):
-                continue
-            weights_by[name] = control.weights(self.before(control, old), advantages_T, batch) * every_T
-            weights_T = weights_T * weights_by[name]
-            if control.reference_denominator:
-                counted_T = counted_T * (weights_by[name] != 0)
-        marks = {
-            name: dict(component.marks(self.before(component, old), advantages_T, batch))
-            for name, component in self.named.items()
-        }
+        for name, factor_T in weights_by.items():
+            weights_T = weights_T * factor_T
+            if self.controls[name].reference_denominator:
+                counted_T = counted_T * (factor_T != 0)
+
+        marks = {}
+        for name, component in self.named.items():
+            marks[name] = dict(component.marks(self.before(component, old), advantages_T, batch))
+
         scale_T, term_scale_T = every_T.clone(), every_T.clone()
         for part in minibatches:
             scale_T[part.index_T] = self.objective.scale(part, counted_T[part.index_T])
             term_scale_T[part.index_T] = self.objective.scale(part, every_T[part.index_T])
         return Signal(old, advantages_T, weights_T, weights_by, marks, scale_T, term_scale_T, returns_T)
 
+    def rewarded(self, old: TokenStats, batch: TokenBatch) -> TokenBatch:
+        """Return the rollout batch with the rewards from which advantages are computed."""
+        rewards_B = batch.rewards_B
+        for control in self.controls.values():
+            rewards_B = control.reward(rewards_B, self.before(control, old), batch)
+        return dataclasses.replace(batch, rewards_B=rewards_B)
+
+    def control_weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
+        """Return the weights of each control that has some; all controls see the same advantages."""
+        every_T = old.logp.new_ones(old.logp.shape)
+        factors = {}
+        for name, control in self.controls.items():
+            if overrides(control, "weights"):
+                factors[name] = control.weights(self.before(control, old), advantages_T, batch) * every_T
+        return factors
+
+    def metrics(self, signal: Signal, batch: TokenBatch) -> dict[str, float]:
+        """Return the metrics of all components, from the rollout batch before the update."""
+        now = dataclasses.replace(signal.old, values=None)
+        record = {}
+        for name, component in self.named.items():
+            for key, value in component.metrics(self.view(name, now, signal, batch)).items():
+                record[f"{name}/{key}"] = float(value)
+        return record
+
+    # Each optimizer step, on a mini-batch or a part of it
+
     def for_step(self, current: TokenStats, signal: Signal, minibatch: TokenBatch) -> Signal:
-        """Returns the signal with the marks of one optimiser step; `current` is the policy on the whole mini-batch."""
+        """Return the signal with the marks of one optimizer step; `current` is the policy on the whole mini-batch."""
+        fixed = signal.at(minibatch.index_T)
         marks = dict(signal.marks)
         for name, component in self.named.items():
             if overrides(component, "step_marks"):
-                found = component.step_marks(self.view(name, current, signal.at(minibatch.index_T), minibatch))
-                marks[name] = {**marks[name], **{key: placed(x, signal, minibatch) for key, x in found.items()}}
+                new = component.step_marks(self.view(name, current, fixed, minibatch))
+                marks[name] = marks[name] | {key: scattered(x, signal, minibatch) for key, x in new.items()}
         return dataclasses.replace(signal, marks=marks)
 
     def contributing(self, batch: TokenBatch, signal: Signal) -> TokenBatch:
-        """Returns the responses of a mini-batch that may have a gradient: all, unless every component declares that
-        those without signal have none. At least one is left, so that the optimiser steps whatever the rewards were."""
+        """Return the responses of a mini-batch that may have a gradient.
+
+        That is all of them, unless every component declares `silent_without_signal`. At least one is left, so that the
+        optimizer steps whatever the rewards were: its momentum moves the weights without a gradient too.
+        """
         if self.objective.kl_coef or not all(component.silent_without_signal for component in self.components):
             return batch
         live_T = (signal.advantages_T * signal.weights_T)[batch.index_T].abs()
         return batch.take(batch.per_sequence(live_T).nonzero().flatten().tolist() or [0])
 
     def loss(self, current: TokenStats, signal: Signal, batch: TokenBatch) -> Tensor:
-        """Returns the loss of a part of a mini-batch; the losses of its parts add up to that of the mini-batch."""
+        """Return the loss of a part of a mini-batch; the losses of its parts add up to that of the mini-batch."""
         view = self.view(self.base, current, signal, batch)
         surrogate_T = self.objective.surrogate(view) * signal.weights_T
         term_T = surrogate_T.new_zeros(surrogate_T.shape) + self.objective.term(view)
@@ -190,27 +241,23 @@ class Method:
             term_T = term_T + control.term(view)
         return (signal.term_scale_T * term_T - signal.scale_T * surrogate_T).sum()
 
+    def value_loss(self, values_T: Tensor, signal: Signal) -> Tensor:
+        """Return the critic's loss of a part of a mini-batch."""
+        assert signal.old.values is not None
+        assert signal.returns_T is not None
+        loss_T = self.objective.value_loss(values_T, signal.old.values, signal.returns_T)
+        return (signal.term_scale_T * loss_T).sum()
+
     def touched(self, current: TokenStats, signal: Signal, batch: TokenBatch) -> dict[str, Tensor]:
-        """Says which tokens the objective clips (`clipped_low`, `clipped_high`) and which ones each gate closes."""
-        view = self.view(self.base, current, signal, batch)
-        low_T, high_T = self.objective.clips(view)
-        found = {"clipped_low": low_T, "clipped_high": high_T}
+        """Return masks of the tokens that the objective clips (`clipped_low`, `clipped_high`) and each gate closes."""
+        low_T, high_T = self.objective.clips(self.view(self.base, current, signal, batch))
+        masks = {"clipped_low": low_T, "clipped_high": high_T}
+        every_T = signal.weights_T.new_ones(signal.weights_T.shape)
         for name, control in self.controls.items():
             if overrides(control, "gate"):
-                factor_T = signal.weights_T.new_ones(signal.weights_T.shape) * control.gate(
-                    self.view(name, current, signal, batch)
-                )
-                found[f"closed_{name}"] = factor_T == 0
-        return found
-
-    def metrics(self, signal: Signal, batch: TokenBatch) -> dict[str, float]:
-        """Returns what the components log of a rollout batch, before the update."""
-        now = dataclasses.replace(signal.old, values=None)
-        return {
-            f"{name}/{key}": float(value)
-            for name, component in self.named.items()
-            for key, value in component.metrics(self.view(name, now, signal, batch)).items()
-        }
+                factor_T = every_T * control.gate(self.view(name, current, signal, batch))
+                masks[f"closed_{name}"] = factor_T == 0
+        return masks
 
     def update_metrics(self, current: TokenStats, signal: Signal, batch: TokenBatch) -> dict[str, Tensor]:
         """Return the columns that the components log of a part of a mini-batch, during the update."""
@@ -222,45 +269,42 @@ class Method:
                 columns |= {f"{name}/{key}": zero_T + x for key, x in logged.items()}
         return columns
 
+    # The part of the statistics that a component sees
+
     def view(self, name: str, current: TokenStats, signal: Signal, batch: TokenBatch) -> View:
-        """Returns what a component sees of some tokens."""
+        """Return some tokens as the component of this name sees them."""
         component = self.named[name]
         return View(
-            self.during(component, current),
-            self.before(component, signal.old),
-            signal.advantages_T,
-            signal.marks[name],
-            batch,
-            signal.term_scale_T,
+            current=self.during(component, current),
+            old=self.before(component, signal.old),
+            advantages_T=signal.advantages_T,
+            marks=signal.marks[name],
+            batch=batch,
+            term_scale_T=signal.term_scale_T,
         )
 
     def before(self, component: Component, old: TokenStats) -> TokenStats:
-        """Returns what a component may use of the policy before the update."""
-        return granted(component, self.needs_of(component), old, BEFORE)
+        """Return the statistics of the policy before the update that a component may read."""
+        return declared_stats(component, self.needs_of(component), old, BEFORE)
 
     def during(self, component: Component, current: TokenStats) -> TokenStats:
-        """Returns what a component may use of the present policy."""
+        """Return the statistics of the present policy that a component may read."""
         needs = self.needs_of(component)
-        if "entropy_now" in needs and "entropy_grad" not in needs:  # others may have asked for the gradient
+        if "entropy_now" in needs and "entropy_grad" not in needs:  # another component may have asked for the gradient
             assert current.entropy is not None
             current = dataclasses.replace(current, entropy=current.entropy.detach())
-        return granted(component, needs, current, DURING)
+        return declared_stats(component, needs, current, DURING)
 
-    def value_loss(self, values_T: Tensor, signal: Signal) -> Tensor:
-        """Returns the critic's loss of a part of a mini-batch."""
-        assert signal.old.values is not None
-        assert signal.returns_T is not None
-        loss_T = self.objective.value_loss(values_T, signal.old.values, signal.returns_T)
-        return (signal.term_scale_T * loss_T).sum()
+    # After the step
 
     def observe(self, metrics: Mapping[str, float]) -> None:
-        """Let each control hear the metrics of a step, its own also by the keys of its verbs: `key`, `updates/key`."""
+        """Pass a step's metrics to each control, with its own metrics also as `key` and `updates/key`."""
         for name, control in self.controls.items():
             by_own_key = dict(metrics)
             for key, value in metrics.items():
-                for logged, heard in ((f"{name}/", ""), (f"updates/{name}/", "updates/")):
+                for logged, short in ((f"{name}/", ""), (f"updates/{name}/", "updates/")):
                     if key.startswith(logged):
-                        by_own_key[heard + key.removeprefix(logged)] = value
+                        by_own_key[short + key.removeprefix(logged)] = value
             control.observe(by_own_key)
 
     def state(self) -> dict[str, dict[str, float]]:
@@ -271,13 +315,13 @@ class Method:
             control.load_state(state[name])
 
 
-def components(table: Table) -> dict[str, type[Component]]:
-    """Returns the objectives and controls of a table, without what is made of them."""
+def method_classes(table: Table) -> dict[str, type[Component]]:
+    """Return the objectives and controls of a table, without its compositions."""
     return {name: entry for name, entry in table.items() if not isinstance(entry, Composition)}
 
 
 def expanded(spec: str, table: Table, above: tuple[str, ...] = ()) -> list[str]:
-    """Returns the parts of a spec, with those of a composition in the place of its name."""
+    """Return the parts of a spec, with the names of compositions replaced by their parts."""
     parts = []
     for part in registry.split(spec, "+"):
         name, options = registry.parse(part)
@@ -296,19 +340,20 @@ def expanded(spec: str, table: Table, above: tuple[str, ...] = ()) -> list[str]:
 
 
 def composed(spec: str, table: Table) -> str | None:
-    """Returns the spec with compositions written out, or None where it names none."""
+    """Return the spec with compositions written out, or None where it names none."""
     parts = [part.strip() for part in registry.split(spec, "+")]
-    made_of = [part.strip() for part in expanded(spec, table)]
-    return None if made_of == parts else "+".join(made_of)
+    written_out = [part.strip() for part in expanded(spec, table)]
+    return None if written_out == parts else "+".join(written_out)
 
 
 def overrides(component: Component, verb: str) -> bool:
+    """Return whether a component has a verb of its own."""
     kind = next(cls for cls in (Objective, Control) if isinstance(component, cls))
     return getattr(type(component), verb) is not getattr(kind, verb)
 
 
-def placed(x: Tensor, signal: Signal, minibatch: TokenBatch) -> Tensor:
-    """Returns the mark of a mini-batch's tokens as one of the whole batch's, of which the others are not asked for."""
+def scattered(x: Tensor, signal: Signal, minibatch: TokenBatch) -> Tensor:
+    """Return a mini-batch's mark scattered into zeros of the whole batch's size; one number as it is."""
     if not x.ndim:
         return x
     whole_T = x.new_zeros(signal.advantages_T.shape)
@@ -336,7 +381,8 @@ def check_needs(base: str, objective: Objective, controls: list[tuple[str, Contr
         raise UserError(f"objective {base} needs values; so it must have an option critic_lr and the verb value_loss")
 
 
-def check_weights(base: str, objective: Objective, controls: list[tuple[str, Control]]) -> None:
+def check_unit(base: str, objective: Objective, controls: list[tuple[str, Control]]) -> None:
+    """Refuse controls that weigh single tokens where the objective's unit is the response."""
     for name, control in controls:
         weighing = [verb for verb in ("reshape", "weights", "gate") if overrides(control, verb)]
         if weighing and not control.by_response:
@@ -344,41 +390,42 @@ def check_weights(base: str, objective: Objective, controls: list[tuple[str, Con
 
 
 def check_token_weights(whose: str, base: str, objective: Objective, allowed: str) -> None:
-    """Refuses to weigh single tokens where a response is one product of all its tokens."""
-    if not objective.weighs_tokens:
+    """Refuse weights of single tokens where a response is one product of all its tokens."""
+    if objective.by_response:
         raise UserError(
             f"{whose} weighs single tokens, and objective {base} takes a response as one product of them all; "
             f"allowed with {base}: {allowed}"
         )
 
 
-def check_rewards(base: str, objective: Objective, controls: list[tuple[str, Control]]) -> None:
-    """Refuses to shape rewards that nobody looks at."""
-    for name, control in controls:
-        if overrides(control, "reward") and not objective.takes_rewards:
+def check_shaping(base: str, objective: Objective, controls: list[tuple[str, Control]]) -> None:
+    """Refuse to shape rewards that the next verb ignores."""
+    shaping = [(name, control) for name, control in controls if overrides(control, "reward")]
+    for name, _ in shaping:
+        if objective.ignores_rewards:
             raise UserError(
                 f"control {name} shapes rewards, and objective {base} asks which responses are right, whatever their "
                 f"reward; allowed with {base}: controls that leave rewards as they are, or none"
             )
-    shaping = [(name, control) for name, control in controls if overrides(control, "reward")]
     for (before, _), (name, control) in itertools.pairwise(shaping):
-        if control.replaces_rewards:
+        if control.ignores_rewards:
             raise UserError(
                 f"control {name} replaces all rewards, and so takes away what control {before} made of them; allowed: "
                 f"{name} before {before}, or without it"
             )
 
 
-def granted(
+def declared_stats(
     component: Component, needs: frozenset[str], stats: TokenStats, columns: Mapping[str, tuple[str, ...]]
 ) -> TokenStats:
-    """Returns the statistics that a component may use; the use of another one says what to declare."""
+    """Return the statistics that a component may read; reading another one says how to declare it."""
 
     def refusal(column: str) -> str:
         user = type(component).__name__
         if column not in columns:
-            return f"{user} uses current.{column}, which nobody computes; allowed: old.{column}, from before the update"
+            return f"{user} uses current.{column}, which is never computed; allowed: old.{column}, before the update"
         declared = ", ".join(sorted(repr(need) for need in {*component.needs, columns[column][0]}))
         return f"{user} uses {column}, which it does not need; declare needs = frozenset({{{declared}}})"
 
-    return stats.only([name for name, any_of in columns.items() if not any_of or needs & set(any_of)], refusal)
+    readable = [name for name, any_of in columns.items() if not any_of or needs & set(any_of)]
+    return stats.only(readable, refusal)

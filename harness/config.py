@@ -361,7 +361,7 @@ BY_TASK = ("problems", "samples", "k", "temperature")  # what an evaluation task
 
 
 def find(name: str, folder: Path = CONFIGS) -> Path:
-    """A path as it is, or the name of a file in configs/."""
+    """Return the path of a configuration: the path as it is, or the file of that name in configs/."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return path
@@ -374,7 +374,7 @@ def find(name: str, folder: Path = CONFIGS) -> Path:
 
 
 def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
-    """The file, after the one that its key `base` names."""
+    """Return the layers of a configuration: the file that its key `base` names, and the file itself."""
     if path in above:
         raise UserError(f"{short(str(path))} is its own base, by way of {short(str(above[-1]))}; remove one of them")
     text, where = safe_yaml.read(path), short(str(path))
@@ -383,7 +383,7 @@ def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
     except Exception as error:  # YAML's and OmegaConf's parsers share no base class
         raise UserError(f"{where} cannot be read as a configuration: {safe_yaml.reason(error)}") from error
     if not isinstance(layer, DictConfig):
-        raise UserError(f"{where} holds no mapping of keys")
+        raise UserError(f"{where} is not a mapping of keys")
     given = cast(dict[str, Any], OmegaConf.to_container(layer))
     base = given.pop("base", None)
     if not isinstance(base, str | None):
@@ -392,9 +392,13 @@ def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
 
 
 def load(name: str, overrides: Iterable[str] = ()) -> Config:
-    """Returns the configuration in a file, with `key=value` overrides on top."""
+    """Return the configuration in a file, with `key=value` overrides on top."""
     path = find(name)
     given = functools.reduce(merged, [*with_base(path), *map(override, overrides)])
+    check_names_of_elsewhere(given, Config)
+    hardware = given.get("hardware")
+    if isinstance(hardware, Mapping) and hardware.get("device") == "gpu":  # the usual word for it
+        given = merged(given, {"hardware": {"device": "cuda"}})
     config: Config = typed(Config(), safe_yaml.filled(given, given), "")
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
@@ -407,30 +411,79 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Returns one layer of a configuration over another: sections key by key, all else as a whole."""
+    """Merge one layer of a configuration over another: sections key by key, all other values as a whole."""
     sections = [key for key in above if isinstance(below.get(key), dict) and isinstance(above[key], dict)]
     return {**below, **above, **{key: merged(below[key], above[key]) for key in sections}}
 
 
 def override(given: str) -> dict[str, Any]:
-    """Returns what `key=value` says."""
+    """Return the setting that `key=value` names, in its sections."""
     key, equals, value = given.partition("=")
     if not (key and equals):
         raise UserError(f"{shown(given)} is not an override; write key=value, for example train.steps=10")
     if not KEY.fullmatch(key):
-        raise UserError(f"{shown(key)} is no key; write train.steps=10, and a list as a whole, such as seeds=[0,1]")
+        raise UserError(f"{shown(key)} is not a key; write train.steps=10, and a list as a whole, such as seeds=[0,1]")
     safe_yaml.check(value, f"the override {shown(given)}")
     try:
         found = OmegaConf.from_dotlist([given])
-    except Exception as error:  # as above
+    except Exception as error:  # YAML's and OmegaConf's parsers share no base class
         raise UserError(f"the override {shown(given)} cannot be read: {safe_yaml.reason(error)}") from error
     if is_list(key) and isinstance(value := OmegaConf.select(found, key), str | int | float) and value != "":
         OmegaConf.update(found, key, [value])  # seeds=0 is seeds=[0]
     return cast(dict[str, Any], OmegaConf.to_container(found))
 
 
+# What other libraries call a setting, with the last part of its key here.
+SYNONYMS = {
+    "learning_rate": "lr",
+    "max_steps": "steps",
+    "num_steps": "steps",
+    "batch_size": "prompts",
+    "group_size": "group",
+    "num_generations": "group",
+    "num_epochs": "epochs",
+    "max_grad_norm": "grad_clip",
+    "max_tokens": "max_new_tokens",
+    "max_completion_length": "max_new_tokens",
+    "seed": "seeds",
+    "method": "methods",
+    "task": "tasks",
+    "model": "models",
+    "gpus": "ranks",
+}
+
+
+def check_names_of_elsewhere(given: Mapping[str, Any], schema: Any, where: str = "") -> None:
+    """Refuse an unknown key whose name is that of a setting in another section or in another library."""
+    sections = section_types(schema)
+    for name, value in given.items():
+        if name in sections:
+            inner = sections[name]
+            if inner is not None and isinstance(value, Mapping):
+                check_names_of_elsewhere(value, inner, f"{where}{name}.")
+            continue
+        wanted = SYNONYMS.get(name, name)
+        keys = [key for key in all_keys(Config) if key.rpartition(".")[2] == wanted]
+        if keys and name not in getattr(schema, "refused", ()):
+            raise UserError(f"unknown key {short(f'{where}{name}')}; did you mean {' or '.join(map(repr, keys))}?")
+
+
+def section_types(schema: Any) -> dict[str, Any]:
+    """Return the fields of a section with the dataclass of each; None for a field that is no section."""
+    hints = get_type_hints(schema)
+    return {each.name: section(hints[each.name]) for each in dataclasses.fields(schema)}
+
+
+def all_keys(schema: Any, where: str = "") -> list[str]:
+    """Return the keys of all values in a section and in the sections in it."""
+    keys = []
+    for name, inner in section_types(schema).items():
+        keys += [f"{where}{name}"] if inner is None else all_keys(inner, f"{where}{name}.")
+    return keys
+
+
 def is_list(key: str) -> bool:
-    """Returns whether a key such as eval.tasks stands for a list."""
+    """Return whether the value of a key such as eval.tasks is a list."""
     hint: Any = Config
     for name in key.split("."):
         hint = get_type_hints(schema).get(name) if (schema := section(hint)) else None
@@ -438,7 +491,7 @@ def is_list(key: str) -> bool:
 
 
 def check_names(config: Config) -> None:
-    """Refuses what would lead out of the results folder or break an address of MLflow, and a password in a file."""
+    """Refuse names that leave the results folder or break an address of MLflow, and passwords in a file."""
     if not NAME.fullmatch(config.name):
         raise UserError(
             f"name is {shown(config.name)}; allowed: up to 100 letters, digits, blanks and _ . , + = @ ( ) -, "
@@ -448,7 +501,7 @@ def check_names(config: Config) -> None:
     in_results = store_file.absolute().parent == Path(config.results).absolute()
     if KEPT.fullmatch(config.name) or (in_results and config.name.startswith(store_file.name)):
         raise UserError(
-            f"name is {shown(config.name)}, which the results folder holds for itself; allowed: every name but eval, "
+            f"name is {shown(config.name)}, which the results folder needs for itself; allowed: every name but eval, "
             f"mlartifacts, and those that begin with mlflow.db or {shown(store_file.name)}"
         )
     if found := re.search(r"[?#%]", config.results):
@@ -462,7 +515,7 @@ def check_names(config: Config) -> None:
 
 
 def check_number(config: Config) -> None:
-    """Refuses a matrix, or a specification in it, so large that nobody can have meant it."""
+    """Refuse a matrix, or a specification in it, that is too large to be meant."""
     axes = (config.methods, config.tasks, config.models, config.seeds, *config.axes.values())
     number = prod(len(values) for values in axes if isinstance(values, list))
     if number > MOST_CELLS:
@@ -473,14 +526,15 @@ def check_number(config: Config) -> None:
 
 
 def validate(config: Config) -> None:
-    """Refuses fields that each allow their value, but not together."""
+    """Refuse values that are allowed one by one, but not together."""
     train, evaluation = config.train, config.eval
     for axis in ("methods", "tasks", "models", "seeds"):
         values = getattr(config, axis)
         if not values:
             raise UserError(f"{axis} is empty; a matrix needs at least one")
         if len(set(values)) < len(values):
-            raise UserError(f"{axis} names {shown(next(v for v in values if values.count(v) > 1))} twice")
+            repeated = next(value for value in values if values.count(value) > 1)
+            raise UserError(f"{axis} names {shown(repeated)} twice")
     if train.prompts % train.updates:
         raise UserError(f"train.updates is {train.updates}; it must divide train.prompts ({train.prompts})")
     hardware = config.hardware
@@ -514,12 +568,12 @@ def validate(config: Config) -> None:
 
 
 def told(setting: Mapping[str, Any]) -> str:
-    """Returns the values of axes as people read them."""
+    """Return the values of axes as people read them."""
     return ", ".join(f"{key}={value}" for key, value in setting.items())
 
 
 def flat(given: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields values with their keys: train.lr however deep in sections it was written."""
+    """Yield values with their full keys: train.lr for {train: {lr: ...}} and for {train.lr: ...}."""
     for name, value in given.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{where}{name}.")
@@ -528,7 +582,7 @@ def flat(given: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]
 
 
 def variants(config: Config) -> list[Config]:
-    """Returns the configuration at each combination of its axes' values; without axes, itself."""
+    """Return the configuration at each combination of its axes' values; without axes, itself."""
     found = [config]
     for key, values in config.axes.items():
         check_axis(config, key, values)
@@ -543,30 +597,30 @@ def variants(config: Config) -> list[Config]:
 
 
 def value_at(settings: Any, key: str) -> Any:
-    """Returns the value under a key such as train.lr."""
+    """Return the value under a key such as train.lr."""
     return functools.reduce(getattr, key.split("."), settings)
 
 
 def replaced(settings: Any, key: str, value: Any) -> Any:
-    """Returns settings with another value under a key."""
+    """Return settings with another value under a key."""
     name, _, rest = key.partition(".")
     return dataclasses.replace(settings, **{name: replaced(getattr(settings, name), rest, value) if rest else value})
 
 
 def check_axis(config: Config, key: str, values: Any) -> None:
-    """Refuses an axis that is no scalar of the configuration, or that does not vary."""
+    """Refuse an axis that is not a scalar of the configuration, or that does not vary."""
     if not isinstance(values, list) or not values:
         raise UserError(f"axes.{short(key)} is {shown(values)}; it must be a list of values, for example [1, 2]")
-    if doubled := next((value for value in values if values.count(value) > 1), None):
-        raise UserError(f"axes.{short(key)} names {shown(doubled)} twice")
+    repeated = [value for value in values if values.count(value) > 1]
+    if repeated:
+        raise UserError(f"axes.{short(key)} names {shown(repeated[0])} twice")
     known = scalars(config)
     if key not in known:
-        raise UserError(f"axes names {shown(key)}, which is no value that results depend on; {nearest(key, known)}")
+        raise UserError(f"axes names {shown(key)}, which is not a value that results depend on; {nearest(key, known)}")
 
 
 def scalars(settings: Any, where: str = "") -> list[str]:
-    """Returns the keys of all values that are no sections, lists or mappings, and that say more than where a cell runs
-    and what else there is beside it."""
+    """Return the keys that may be axes: scalars on which results depend."""
     found = []
     for each in dataclasses.fields(settings):
         value, key = getattr(settings, each.name), f"{where}{each.name}"
@@ -595,9 +649,7 @@ def validate_filter(given: Filter) -> None:
 def validate_resample(given: Resample, config: Config) -> None:
     train, ranks = config.train, config.hardware.world
     if train.group == 1:
-        raise UserError(
-            "train.group is 1, and one response alone cannot earn more than another; train.resample needs 2 and more"
-        )
+        raise UserError("train.group is 1, so no response can earn more than another; train.resample needs 2 and more")
     if given.candidates(train.prompts) % ranks:
         raise UserError(
             f"train.resample.multiplier is {given.multiplier:g}; train.prompts x multiplier "

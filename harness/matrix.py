@@ -1,4 +1,4 @@
-"""From axes to cells: which cells a configuration means, who each of them is, and how far each has come."""
+"""From axes to cells: the cells of a configuration, the identity of each, and its progress."""
 
 from __future__ import annotations
 
@@ -17,90 +17,100 @@ from harness import composition
 from harness.base import files, identities, registry
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError, nearest
-from harness.cells import provenance
+from harness.base.shape import Shape
+from harness.cells.attempts import ASIDE
+from harness.cells.key import CellKey
+from harness.cells.provenance import component_classes
+from harness.cells.source_digest import SourceDigests
 from harness.cells.spec import FILE as SPEC
-from harness.cells.spec import CellSpec, key_in
+from harness.cells.spec import CellSpec, id_in
 from harness.cells.state import Progress
 from harness.composition import Method
 from harness.config import Config, told, variants
 from harness.dist import devices
 from harness.method import Composition
 from harness.rollout import choice, models
-from harness.rollout.models import Model
 from tasks import check_split, evaluation_name
 
 MARKER = "matrix.json"
-HALF_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\d+")  # while a process writes it, or left by one that was killed
+HALF_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\d+")  # while a process writes it, or after it was killed
 AXES = ("method", "task", "model")
 LONGEST_NAME = 180  # characters of a cell's folder before its key; options may hold whole sentences
 
 
 class Shared:
-    """Makes what the cells of a matrix have in common, each once: there may be thousands of them. A matrix that
-    is made later makes all of it anew, since plugins and the files of models may have been edited."""
+    """Methods, tasks and models of a matrix, each built once: a matrix may have thousands of cells.
+
+    Each matrix builds its own, since plugins and the files of models may be edited in between.
+    """
 
     def __init__(self, config: Config) -> None:
         self.methods, self.tasks = baselines.table(config.plugins), tasks.table(config.plugins)
         self.method = cache(lambda spec: Method.of(spec, self.methods, config.method_options))
         self.task = cache(lambda spec: registry.build("task", self.tasks, spec))
         self.method_identity = cache(lambda spec: self.method(spec).identity())
-        self.task_identity = cache(lambda spec: identities.of(self.task(spec)))
+        self.task_identity = cache(lambda spec: identities.component_identity(self.task(spec)))
         self.evaluation_name = cache(lambda spec: evaluation_name(self.task(spec)))
         self.evaluation_identity = cache(self.evaluated_as)
         self.made_of = cache(lambda spec: composition.composed(spec, self.methods))
         self.model = cache(models.resolve)
         self.model_identity = cache(lambda name: self.model(name).identity())
         self.components = cache(self.classes)
+        self.digests = SourceDigests()
         self.known: dict[tuple[str, str], Settled] = {}
 
     def classes(self, method: str, tasks: tuple[str, ...]) -> dict[str, type]:
-        """Returns the classes of a method and of tasks, by their names."""
+        """Return the classes of a method and of tasks, by their names."""
         built = [*self.method(method).components, *map(self.task, tasks)]
-        return provenance.named(built, composition.components(self.methods), self.tasks)
+        return component_classes(built, composition.method_classes(self.methods), self.tasks)
 
     def evaluated_as(self, spec: str) -> dict[str, Any]:
-        """Return the identity of an evaluation, whose records are found by its name."""
+        """Return the identity of an evaluation; its records are found by its name."""
         name, identity = self.evaluation_name(spec), self.task_identity(spec)
-        # Without options the name adds nothing, and the keys of such cells stay as they were.
+        # Without options the name adds nothing, and the ids of such cells stay as they were.
         return identity if name == self.task(spec).name else identity | {"name": name}
 
     def settled(self, config: Config, model: str) -> Settled:
-        """Returns one setting of the matrix as it is for a model on this machine."""
+        """Return one setting of the matrix as it is for a model on this machine."""
         key = told(config.setting), model
         if key not in self.known:
-            self.known[key] = Settled.of(config, self.model(model))
+            self.known[key] = Settled(settle(config, self.model(model).shape()))
         return self.known[key]
+
+
+def settle(config: Config, shape: Shape | None) -> Config:
+    """Resolve `auto` in the device, the compute type and the engine, for a model of this shape on this machine.
+
+    This is the only place where `auto` is resolved. All three decide which responses are drawn, so the resolved values
+    are part of a cell's identity, and a cell's process, plans and launchers get the settled configuration.
+    """
+    device = devices.resolve_device(config.hardware.device)
+    dtype = config.train.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" else "float32"
+    # By the device as it was asked for: with `auto` the engine that is installed says which device it is for.
+    engine = choice.resolve(config.rollout.engine, config.hardware.device, shape)
+    return dataclasses.replace(
+        config,
+        train=dataclasses.replace(config.train, dtype=dtype),
+        rollout=dataclasses.replace(config.rollout, engine=engine),
+        hardware=dataclasses.replace(config.hardware, device=device),
+    )
 
 
 @dataclass(frozen=True)
 class Settled:
-    """A configuration with the device, the compute type and the engine that `auto` means for a model on this machine:
-    they decide which responses are drawn, so they belong to who a cell is."""
+    """A settled configuration, with what the cells that share it have in common."""
 
     config: Config
 
-    @classmethod
-    def of(cls, config: Config, model: Model) -> Settled:
-        device = devices.kind(config.hardware.device)
-        dtype = config.train.dtype
-        if dtype == "auto":
-            dtype = "bfloat16" if device == "cuda" else "float32"
-        engine = choice.resolve(config.rollout.engine, config.hardware.device, model.shape())
-        settled = dataclasses.replace(
-            config,
-            train=dataclasses.replace(config.train, dtype=dtype),
-            rollout=dataclasses.replace(config.rollout, engine=engine),
-            hardware=dataclasses.replace(config.hardware, device=device),
-        )
-        return cls(settled)
-
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Returns the part of who a cell is that methods, tasks, models and seeds share."""
+        """The part of a cell's identity that does not depend on its method, task, model and seed."""
         config, correction = self.config, self.config.correction
         parts = {part: dataclasses.asdict(getattr(config, part)) for part in ("train", "rollout", "eval", "stop")}
         if config.train.dtype == "float32":
-            parts["train"]["dtype"] = "auto"  # which float32 is called here, however it was asked for
+            parts["train"]["dtype"] = "auto"  # the name of float32 in ids, which stay as they are
         return {
             **parts,
             "verify": {"limit_s": config.verify.limit_s},
@@ -111,7 +121,7 @@ class Settled:
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """The configuration as plain values, with what may be secret hidden: many may read the files of a cell."""
+        """The configuration as plain values, without secrets: many people may read the files of a cell."""
         settings = dataclasses.asdict(self.config)
         if self.config.tracking.uri is not None:
             settings["tracking"]["uri"] = visible_address(self.config.tracking.uri)
@@ -120,18 +130,38 @@ class Settled:
 
 @dataclass(frozen=True)
 class Cell:
-    """One method on one task with one model and one seed."""
+    """A cell as a configuration plans it: its key, and the settings that it runs with."""
 
-    config: Config
-    method: str
-    task: str
-    model: str
-    seed: int
+    key: CellKey
+    config: Config  # with the key's setting
     shared: Shared = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, config: Config, method: str, task: str, model: str, seed: int, shared: Shared | None = None) -> Cell:
+        """Return the cell of a configuration in which all further axes have their value."""
+        key = CellKey(method, task, model, seed, tuple(config.setting.items()))
+        return cls(key, config, shared or Shared(config))
+
+    @property
+    def method(self) -> str:
+        return self.key.method
+
+    @property
+    def task(self) -> str:
+        """The task that is trained on."""
+        return self.key.task
+
+    @property
+    def model(self) -> str:
+        return self.key.model
+
+    @property
+    def seed(self) -> int:
+        return self.key.seed
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Returns all that defines the result, which paths, launchers, trackers and file names do not."""
+        """All that defines the result: not paths, launchers, trackers and names of files."""
         shared = self.shared
         return {
             "method": shared.method_identity(self.method),
@@ -144,11 +174,12 @@ class Cell:
 
     @property
     def settled(self) -> Config:
-        """Returns the configuration with what `auto` means for this model on this machine."""
+        """The configuration with `auto` resolved for this model on this machine."""
         return self.shared.settled(self.config, self.model).config
 
     @cached_property
-    def key(self) -> str:
+    def id(self) -> str:
+        """The hash of its identity: two cells with the same id have the same result."""
         return identities.key(self.identity)
 
     @property
@@ -166,32 +197,31 @@ class Cell:
     @cached_property
     def folder(self) -> Path:
         name = re.sub(r"[^\w.+-]+", "_", "-".join([self.method, self.task, Path(self.model).name]))
-        return self.config.folder / f"{name[:LONGEST_NAME]}-s{self.seed}-{self.key}"
+        return self.config.folder / f"{name[:LONGEST_NAME]}-s{self.seed}-{self.id}"
 
     @property
     def spec(self) -> CellSpec:
-        """All that its process needs to know."""
-        axes = {axis: getattr(self, axis) for axis in ("method", "task", "model", "seed")}
+        """The record that its process reads."""
         settings = self.shared.settled(self.config, self.model).plain
         made_of = self.shared.made_of(self.method)
-        return CellSpec(self.key, self.config.name, **axes, identity=self.identity, settings=settings, made_of=made_of)
+        return CellSpec(self.id, self.config.name, self.key, self.identity, settings, made_of)
 
     @property
     def components(self) -> dict[str, type]:
-        """Returns the classes of its method and its tasks, by their names."""
+        """The classes of its method and its tasks, by their names."""
         return self.shared.components(self.method, (self.task, *self.config.eval.tasks))
 
     @property
     def sources(self) -> dict[str, str]:
-        """Returns the hashes of its components' source, as it is on disk now."""
-        return {name: provenance.digest(cls) for name, cls in self.components.items()}
+        """The digests of its components' sources, as they are on disk now."""
+        return {name: self.shared.digests.of(cls) for name, cls in self.components.items()}
 
-    def progress(self) -> Progress:
-        """Return how far the cell is; what another cell has left in its folder is a failure."""
-        found, other = Progress.read(self.folder, self.sources), key_in(self.folder)
-        if found.state == "planned" or other in (None, self.key):
-            return found
-        return Progress("failed", str(Damaged(self.folder / SPEC, f"it is of the cell {other}")))
+    def progress(self, recent: int = 1) -> Progress:
+        """Return how far the cell is, with the metrics of this many steps; another cell's records are a failure."""
+        progress, recorded = Progress.read(self.folder, self.sources, recent), id_in(self.folder)
+        if progress.state == "planned" or recorded in (None, self.id):
+            return progress
+        return Progress("failed", str(Damaged(self.folder / SPEC, f"it is of the cell {recorded}")))
 
 
 def cells(config: Config) -> list[Cell]:
@@ -208,11 +238,13 @@ def cells(config: Config) -> list[Cell]:
             if setting.correction.kind != "off" and setting.correction.level == "token":
                 whose = f"correction.kind={setting.correction.kind}"
                 composition.check_token_weights(whose, method.base, method.objective, "correction.level=sequence")
-    known = composition.components(shared.methods)
+    known = composition.method_classes(shared.methods)
     for name in config.method_options:
         if name not in known:
             entry = shared.methods.get(name)
-            why = f"stands for {entry.spec}" if isinstance(entry, Composition) else "is no objective and no control"
+            why = "is neither objective nor control"
+            if isinstance(entry, Composition):
+                why = f"stands for {entry.spec}"
             raise UserError(f"method_options names {name!r}, which {why}; {nearest(name, known)}")
     for spec in config.tasks:
         check_split(shared.task(spec), "train", "the split to train on")
@@ -234,28 +266,28 @@ def cells(config: Config) -> list[Cell]:
     if config.baseline not in config.methods:
         raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")
     axes = itertools.product(config.seeds, settings, config.tasks, config.models, config.methods)
-    matrix = [Cell(setting, method, task, model, seed, shared) for seed, setting, task, model, method in axes]
+    matrix = [Cell.of(setting, method, task, model, seed, shared) for seed, setting, task, model, method in axes]
     seen: dict[str, Cell] = {}
     for cell in matrix:
-        if cell.key in seen:
-            pairs = ((f"{axis}s", getattr(seen[cell.key], axis), getattr(cell, axis)) for axis in AXES)
-            settings_told = ("axes", told(seen[cell.key].config.setting), told(cell.config.setting))
+        if cell.id in seen:
+            pairs = ((f"{axis}s", getattr(seen[cell.id], axis), getattr(cell, axis)) for axis in AXES)
+            settings_told = ("axes", told(seen[cell.id].config.setting), told(cell.config.setting))
             axis, one, other = next(pair for pair in (*pairs, settings_told) if pair[1] != pair[2])
             raise UserError(f"{axis} {one!r} and {other!r} are the same; name one of them")
-        seen[cell.key] = cell
+        seen[cell.id] = cell
     return matrix
 
 
 def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path]]:
-    """Returns the folders of cells that are not of this configuration, and those of attempts that were set aside."""
+    """Return the folders of cells of other configurations, and the folders of attempts that were set aside."""
     ours = {cell.folder for cell in matrix}
     every = sorted(path.parent for path in config.folder.glob("*/config.yaml") if not path.parent.is_symlink())
-    attempts = [folder for folder in every if provenance.ASIDE in folder.name]
+    attempts = [folder for folder in every if ASIDE in folder.name]
     return [folder for folder in every if folder not in ours and folder not in attempts], attempts
 
 
 def claim(config: Config) -> None:
-    """Makes sure that the results folder is this matrix's own, and marks it."""
+    """Mark the results folder as this matrix's own; refuse the folder of another matrix."""
     check_owner(config)
     if named_in(config.folder / MARKER) is None:
         files.write_json(config.folder / MARKER, {"matrix": config.name})
@@ -264,7 +296,8 @@ def claim(config: Config) -> None:
 def check_owner(config: Config) -> None:
     """Refuse a results folder that is another's.
 
-    Its files are listed before the look at the marker: another runner, which may begin now, makes none before that.
+    Its files are listed before the marker is read: another process that starts the same matrix at this moment makes no
+    file before its marker.
     """
     folder, marker = config.folder, config.folder / MARKER
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
@@ -282,16 +315,16 @@ def check_owner(config: Config) -> None:
 
 
 def named_in(marker: Path) -> str | None:
-    """Returns the matrix that a marker names; None where there is none, or none that can be read."""
+    """Return the matrix that a marker names; None if there is no readable marker."""
     try:
-        found = files.read_json(marker)
+        record = files.read_json(marker)
     except (FileNotFoundError, Damaged):
         return None
-    return found.get("matrix") if isinstance(found, dict) else None
+    return record.get("matrix") if isinstance(record, dict) else None
 
 
 def recorded_in(folder: Path) -> str | None:
-    """Returns the matrix that the cells in a folder are of by their own records."""
+    """Return the matrix that the records of the cells in a folder name."""
     for record in folder.glob("*/config.yaml"):
         with contextlib.suppress(Damaged):
             return CellSpec.read(record.parent).matrix

@@ -1,8 +1,14 @@
-"""The verbs that methods are made of: an objective has some, a control of the entropy others.
+"""The verbs of the algebra: the methods that an objective or an entropy control may override.
 
-Objectives and controls are frozen dataclasses of their hyper-parameters (the only place of their defaults) with pure
-functions on flat tokens (see harness/batch.py). They use tensor methods alone, so that planning and listing need no
-torch. harness/composition.py joins them, and says when each verb is called.
+Objectives and controls are frozen dataclasses of their hyper-parameters, the only place of the defaults. Their verbs
+are functions of flat tokens (see harness/batch.py), grouped below by the moment at which they are called:
+
+    before the update   once per rollout batch, on all of its tokens: global statistics are allowed here
+    each step           on whole responses of one mini-batch: the present policy is known here
+    after the step      memory
+
+They use tensor methods alone, so that planning and listing need no torch. harness/composition.py joins components and
+calls their verbs; docs/algebra.md gives the order, and says why there are this many.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
     from harness.batch import TokenBatch, TokenStats
 
 
-# What the trainer computes for those that need it, beyond log p and the entropy before the update.
+# Statistics that the trainer computes on request only. log p and the entropy before the update are always there.
 NEEDS = {
     "values": "a critic's values: old.values",
     "ref_logp": "log p of the model before training: old.ref_logp, current.ref_logp",
@@ -33,34 +40,48 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class View:
-    """Shows a verb of an optimiser step its tokens: whole responses of a mini-batch, and what was fixed about them."""
+    """The tokens of whole responses of a mini-batch, as one component sees them in an optimizer step."""
 
     current: TokenStats  # the present policy, with gradient
     old: TokenStats  # the policy before the first update on the rollout batch
     advantages_T: Tensor
-    marks: Mapping[str, Tensor]  # what the component has marked before the update, of these tokens
+    marks: Mapping[str, Tensor]  # the component's own marks of these tokens
     batch: TokenBatch
     term_scale_T: Tensor  # the factor of each token's `term` in the loss, by `normalise`
 
     @property
     def ratio_T(self) -> Tensor:
-        """Returns the importance ratio of each token, with gradient."""
+        """The importance ratio of each token, with gradient."""
         return (self.current.logp - self.old.logp).exp()
 
 
 @dataclass(frozen=True)
 class Component:
+    """An objective or a control: its declarations, and the verbs that both kinds have."""
+
     source: ClassVar[str] = ""  # the paper
+
+    # Declarations. The trainer and the composition read them, and `entrobench check` tests them.
+
     # Whether a token of zero advantage or zero weight adds nothing to the loss, so that responses of such tokens alone
-    # need not be computed. A class that overrides `surrogate` or `term` has to declare it anew.
+    # need not be computed. A class that overrides `surrogate` or `term` has to declare it again.
     silent_without_signal: ClassVar[bool] = False
 
     # Whether the gradient at ratio 1 is that of advantage times log p, with weights and gates as constant factors, or
-    # else the slope of the surrogate's own value; declared False by an estimator that is neither on purpose.
+    # else the slope of the surrogate's own value. False for an estimator that is neither on purpose.
     follows_advantage: ClassVar[bool] = True
 
+    # Whether it treats a response as one: an objective, the loss of a response as one product of its tokens; a control,
+    # with the same weight, gate and factor in `reshape` for all of its tokens. Such an objective allows only such
+    # controls.
+    by_response: ClassVar[bool] = False
+
+    # Whether it ignores the rewards that it receives: an objective that asks which responses are right; a control whose
+    # `reward` replaces all rewards. No control may shape rewards before it, since that would be in vain.
+    ignores_rewards: ClassVar[bool] = False
+
     def __init_subclass__(cls) -> None:
-        """Takes back what was declared of a verb that the class overrides."""
+        """Withdraw the declaration of silence from a class that overrides the verbs it was declared of."""
         super().__init_subclass__()
         if {"surrogate", "term"} & vars(cls).keys() and "silent_without_signal" not in vars(cls):
             cls.silent_without_signal = False
@@ -70,29 +91,45 @@ class Component:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Returns those of NEEDS that it uses. A class for which they are always the same may say so as
-        `needs = frozenset({"sum_p2"})`."""
+        """The names in NEEDS that its verbs read.
+
+        A class that always needs the same may write `needs = frozenset({"sum_p2"})`.
+        """
         return frozenset()
 
     @property
     def min_group(self) -> int:
-        """Returns how many responses to a prompt there must be for it to learn from them. A class for which it is one
-        number may say `min_group = 2`."""
+        """The least number of responses to a prompt that it can learn from.
+
+        A class for which it is one number may write `min_group = 2`.
+        """
         return 1
 
-    def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
-        """Returns what is selected or measured over the whole rollout batch, before the update, for the verbs of each
-        optimiser step: tensors of the batch's tokens, or of one number."""
-        return {}
+    # Before the update, on the whole rollout batch
 
-    def step_marks(self, view: View) -> Mapping[str, Tensor]:
-        """Returns further marks, from the present policy on the whole mini-batch of an optimiser step. A component that
-        overrides it costs a forward pass of each mini-batch."""
+    def marks(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Mapping[str, Tensor]:
+        """Return selections or measurements of the rollout batch that the verbs of each step read.
+
+        Each mark is a tensor of the batch's tokens or of one number.
+        """
         return {}
 
     def metrics(self, view: View) -> Mapping[str, float]:
-        """Returns numbers to log, from the whole rollout batch before the update."""
+        """Return numbers to log, from the whole rollout batch."""
         return {}
+
+    # Each optimizer step
+
+    def step_marks(self, view: View) -> Mapping[str, Tensor]:
+        """Return further marks, from the present policy on a whole mini-batch.
+
+        A component that overrides it costs a forward pass of each mini-batch.
+        """
+        return {}
+
+    def term(self, view: View) -> Tensor | float:
+        """Return a loss that is added to each token's."""
+        return 0.0
 
     def update_metrics(self, view: View) -> Mapping[str, Tensor | float]:
         """Return columns to log of each update, with an entry for each token of the view or one number for all."""
@@ -101,12 +138,7 @@ class Component:
 
 @dataclass(frozen=True)
 class Objective(Component):
-    """The base of a method: advantages and a surrogate. Its options are shared by every objective."""
-
-    # Whether single tokens of a response may be weighed; not where the loss of a response is one product of them all.
-    weighs_tokens: ClassVar[bool] = True
-    # Whether its advantages come from the rewards, which controls may shape; not where they come from what is right.
-    takes_rewards: ClassVar[bool] = True
+    """The part of a method that gives advantages and the surrogate; its options are shared by every objective."""
 
     normalise: str = choice("token", ("token", "sequence", "constant"))
     """`token`: sum over the tokens of a mini-batch / their number; `sequence`: mean over responses of each one's mean
@@ -117,34 +149,50 @@ class Objective(Component):
     """k2 = 0.5 (log p - log p_ref)^2, with the gradient of the KL; k3 = p_ref/p - log(p_ref/p) - 1, with an unbiased
     value."""
 
+    # Before the update, on the whole rollout batch
+
     def advantages(self, old: TokenStats, batch: TokenBatch) -> Tensor:
-        """Returns the advantage of each token."""
+        """Return the advantage of each token, as the surrogate takes it where no control reshapes it."""
         raise NotImplementedError
 
-    def whiten(self, advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-        """Returns the advantages as the surrogate takes them; a critic learns from them as they were before."""
-        return advantages_T
+    def returns(self, old: TokenStats, batch: TokenBatch) -> Tensor:
+        """Return the critic's target for each token; called only where the objective needs values.
+
+        An objective that rescales its advantages overrides it, since a critic learns from advantages in the units of
+        the reward.
+        """
+        assert old.values is not None
+        return self.advantages(old, batch) + old.values
+
+    # Each optimizer step
 
     def surrogate(self, view: View) -> Tensor:
-        """Returns what is maximised, token by token."""
+        """Return the value to maximize, token by token."""
         raise NotImplementedError
 
     def clips(self, view: View) -> tuple[Tensor, Tensor]:
-        """Says which tokens it clips, at the low side and at the high side: those whose gradient is taken away or
-        bounded for the sake of their ratio."""
+        """Return two masks: the tokens clipped at the low side, and at the high side.
+
+        A token is clipped where its gradient is removed or bounded because of its ratio.
+        """
         nothing_T = view.advantages_T != view.advantages_T
         return nothing_T, nothing_T
 
     def term(self, view: View) -> Tensor | float:
-        """Returns a loss added to each token's: the KL divergence to the model before training, if asked for."""
+        """Return the weighted KL divergence to the model before training, 0 without `kl_coef`."""
         return self.kl_coef * self.divergence(view.current) if self.kl_coef else 0.0
 
     def value_loss(self, values_T: Tensor, old_values_T: Tensor, returns_T: Tensor) -> Tensor:
-        """Returns the critic's loss, token by token; only objectives that need values have one."""
+        """Return the critic's loss, token by token; called only where the objective needs values."""
         raise NotImplementedError
 
+    # Parts of every objective, which none overrides
+
     def scale(self, batch: TokenBatch, counted_T: Tensor) -> Tensor:
-        """Returns each token's factor in the loss of one optimiser step; denominators count those of `counted_T`."""
+        """Return each token's factor in the loss of one optimizer step; denominators count the tokens of `counted_T`.
+
+        The factors belong to the mini-batch and not to its micro-batches, so that memory settings change no result.
+        """
         if self.normalise == "token":
             return counted_T / max(batch.global_count(counted_T), 1.0)
         if self.normalise == "sequence":
@@ -153,7 +201,7 @@ class Objective(Component):
         return counted_T / (batch.global_responses() * batch.budget)
 
     def divergence(self, current: TokenStats) -> Tensor:
-        """Estimates the KL divergence to the model before training at each token."""
+        """Return an estimate of the KL divergence to the model before training at each token."""
         assert current.ref_logp is not None
         difference_T = current.ref_logp - current.logp
         if self.kl_estimator == "k2":
@@ -163,7 +211,7 @@ class Objective(Component):
 
 @dataclass(frozen=True)
 class ClippedObjective(Objective):
-    """Maximises the advantage times a ratio that is kept within bounds, as PPO does."""
+    """Advantage times a ratio that is kept within bounds, as in PPO."""
 
     silent_without_signal: ClassVar[bool] = True
 
@@ -179,7 +227,7 @@ class ClippedObjective(Objective):
     """J is at least dual_clip A where A < 0; null: no bound."""
 
     def surrogate(self, view: View) -> Tensor:
-        """Returns the clipped ratio times the advantage."""
+        """Return the clipped ratio times the advantage."""
         ratio_T, advantages_T = self.ratio(view), view.advantages_T
         low_T, high_T = self.bounds(view)
         bound_T = ratio_T.detach().clamp(low_T, high_T)
@@ -189,11 +237,11 @@ class ClippedObjective(Objective):
         return factor_T * advantages_T
 
     def ratio(self, view: View) -> Tensor:
-        """Returns the ratio that is clipped, with gradient: by default that of each token."""
+        """Return the ratio that is clipped, with gradient (default: that of each token)."""
         return view.ratio_T
 
     def bounds(self, view: View) -> tuple[Tensor, Tensor]:
-        """Returns the least and the most that each token's ratio may be before it is clipped."""
+        """Return the lowest and the highest ratio of each token that is not clipped."""
         advantages_T = view.advantages_T
         nothing_T = view.old.logp.new_zeros(advantages_T.shape)
         low_T, high_T = nothing_T - inf, nothing_T + inf
@@ -201,16 +249,19 @@ class ClippedObjective(Objective):
             (advantages_T > 0, self.clip_low_positive, self.clip_high),
             (advantages_T < 0, self.clip_low, self.clip_high_negative),
         ):
-            low_T = low_T if low is None else low_T.masked_fill(side_T, 1 - low)
-            high_T = high_T if high is None else high_T.masked_fill(side_T, 1 + high)
+            if low is not None:
+                low_T = low_T.masked_fill(side_T, 1 - low)
+            if high is not None:
+                high_T = high_T.masked_fill(side_T, 1 + high)
         return low_T, high_T
 
     def beyond(self, ratio_T: Tensor, bound_T: Tensor) -> Tensor:
-        """Returns what stands for the ratio of a token beyond the clip: by default the bound, which has no gradient."""
+        """Return the value used in place of a clipped ratio (default: the bound, which has no gradient)."""
         return bound_T
 
     def clips(self, view: View) -> tuple[Tensor, Tensor]:
-        ratio_T, (low_T, high_T) = self.ratio(view), self.bounds(view)
+        ratio_T = self.ratio(view)
+        low_T, high_T = self.bounds(view)
         if self.dual_clip is not None:
             high_T = high_T.clamp(max=self.dual_clip).where(view.advantages_T < 0, high_T)
         return ratio_T < low_T, ratio_T > high_T
@@ -218,49 +269,58 @@ class ClippedObjective(Objective):
 
 @dataclass(frozen=True)
 class Control(Component):
-    """Controls the entropy. A verb that it does not override leaves things as they are."""
+    """An entropy control. A verb that it does not override changes nothing."""
 
-    silent_without_signal: ClassVar[bool] = True  # but not of one that overrides `term` and does not say so
-    # Whether all tokens of a response have the same weight, the same gate, and the same factor in `reshape`.
-    by_response: ClassVar[bool] = False
-    # Whether `reward` ignores the rewards it is given, so that a control before it would shape them in vain.
-    replaces_rewards: ClassVar[bool] = False
+    silent_without_signal: ClassVar[bool] = True  # withdrawn from a class that overrides `term`
 
     reference_denominator: bool = dataclasses.field(default=False, kw_only=True)
     """Leave tokens that this control drops out of the denominator of the loss too, as the code of some authors does. An
     added term (entropy bonus, KL) is always divided by all tokens."""
 
+    # Before the update, on the whole rollout batch
+
     def reward(self, rewards_B: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
-        """Returns other rewards, before advantages are taken."""
+        """Return changed rewards, from which advantages are computed."""
         return rewards_B
 
     def reshape(self, advantages_T: Tensor, old: TokenStats, batch: TokenBatch) -> Tensor:
-        """Returns other advantages, before the update."""
+        """Return changed advantages."""
         return advantages_T
 
     def weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> Tensor | float:
-        """Says whose gradient counts, and how much (0 drops a token); before the update, on the whole rollout batch."""
+        """Return a factor of each token's gradient, 0 and more; 0 drops the token."""
         return 1.0
+
+    # Each optimizer step
 
     def gate(self, view: View) -> Tensor | float:
-        """Returns a factor of each token's surrogate that may depend on the present policy."""
+        """Return a factor of each token's surrogate that may depend on the present policy."""
         return 1.0
 
-    def term(self, view: View) -> Tensor | float:
-        """Returns a loss of its own, which is added to each token's."""
-        return 0.0
+    # After the step
 
-    def observe(self, metrics: Mapping[str, float]) -> None:
-        """Hears the metrics of a step that is over, its own by the keys of its verb `metrics`; a control with a memory
-        updates it here."""
+    @cached_property
+    def remembered(self) -> dict[str, float]:
+        """The memory, which `observe` changes in place; every checkpoint keeps it.
 
-    def state(self) -> dict[str, float]:
-        """Returns the memory, for the checkpoint and the log."""
+        A control with a memory overrides it with the values before the first step.
+        """
         return {}
 
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Update the memory from the metrics of a finished step, with its own metrics under their short names."""
+
+    # Parts of every control, which none overrides
+
+    def state(self) -> dict[str, float]:
+        """Return a copy of the memory, for the checkpoint and the log."""
+        return dict(self.remembered)
+
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Takes over a memory that `state` has returned."""
-        assert not state, f"{type(self).__name__} has no memory"
+        """Take over a memory that `state` has returned."""
+        has_memory = type(self).remembered is not Control.remembered
+        assert has_memory or not state, f"{type(self).__name__} has no memory"
+        self.remembered.update(state)
 
 
 @dataclass(frozen=True)

@@ -15,23 +15,23 @@ from torch import Tensor
 from harness.base import files, seeds
 from harness.base.errors import CellFailure
 from harness.batch import TokenBatch, TokenStats
-from harness.cells import evaluation_files, heartbeat
+from harness.cells import evaluation_files
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.log import MetricsLog, collapse
 from harness.composition import Signal
 from harness.dist import ranks
-from harness.dist.together import led
 from harness.rollout import proof
 from harness.tokens import dynamics, metrics
 from harness.tokens.correction import correct
 from harness.tokens.metrics import Stopwatch
 from harness.train import invariants
 from harness.train.checkpoint import Checkpoints
-from harness.train.collect import Collector
-from harness.train.evaluate import Sampler, evaluate
+from harness.train.collect import Collected, Collector
+from harness.train.evaluate import Sampler, evaluate_task
 from harness.train.parts import Parts
 from harness.train.policy import Critic, Policy, context_of
-from tasks import Task, Verdict
+from harness.train.record import Updates, mean_loss, record_of_step
+from tasks import Task
 
 
 class Trainer:
@@ -46,75 +46,70 @@ class Trainer:
         self.collapsed: int | None = None  # the step after which training ends early
 
     def run(self, on_durable: Callable[[int], None], leaving: Callable[[], bool] = lambda: False) -> None:
-        """Train to the end from wherever the last checkpoint stands, or until rank 0 finds that it is `leaving`;
-        `on_durable` hears of steps that are safe."""
+        """Train from the last checkpoint to the end, or until rank 0 is asked to stop (`leaving`).
+
+        `on_durable` is called with each step whose checkpoint is on disk.
+        """
         self.resume()
         if self.done_steps > 0:
-            on_durable(self.done_steps)  # which is less than was told before where a checkpoint has been damaged
+            on_durable(self.done_steps)  # less than the last call of an earlier process if a checkpoint is damaged
+        # The first step must sample with the weights of the checkpoint, which the engine does not have yet.
         self.synchronise(self.done_steps)
         early = False
         while not early and (step := self.done_steps + 1) <= self.last_step:
-            watch, heartbeat.here.step = Stopwatch(), step
+            watch, self.parts.heartbeat.step = Stopwatch(self.parts.heartbeat), step
             record = self.train_step(step, watch) if step else dict(self.parts.pool.record)
+            # Before the evaluation: this may make the step the last one, which is always evaluated.
             self.collapsed = collapse([{"step": step, "metrics": record}], self.config.stop.entropy_below)
             with watch.phase("evaluate"):
                 record |= self.evaluate(step) if self.evaluation_due(step) else {}
-            if ranks.number() == 0:
+            if ranks.own_rank() == 0:
                 self.log.append(step, time.time(), record | watch.seconds)
             self.done_steps = step
-            early = ranks.of_first(leaving())
+            early = ranks.of_first(leaving())  # one rank's answer for all, or some would wait for the others for ever
             due = step > 0 and (early or step % self.config.checkpoint.every == 0 or step == self.last_step)
-            self.tell(on_durable, wait=due)  # a checkpoint waits for the one before it
+            self.announce_durable(on_durable, wait=due)  # one checkpoint is written at a time
             if due:
-                self.save()
-        self.tell(on_durable, wait=True)
+                self.save()  # after the line of the step is in the log: `resume` cuts the log at the checkpoint's step
+        self.announce_durable(on_durable, wait=True)
         self.checkpoints.keep(1)
 
-    def tell(self, on_durable: Callable[[int], None], *, wait: bool) -> None:
+    def announce_durable(self, on_durable: Callable[[int], None], *, wait: bool) -> None:
+        """Call `on_durable` if a checkpoint has been written since the last time."""
         if (step := self.checkpoints.written(wait=wait)) is not None:
             on_durable(step)
 
     @property
     def last_step(self) -> int:
-        """Returns the step at which training ends, as far as it is known."""
+        """The step at which training ends, as far as it is known."""
         return self.config.train.steps if self.collapsed is None else self.collapsed
 
     def train_step(self, step: int, watch: Stopwatch) -> dict[str, float]:
+        """Sample, judge, update, and hand the new weights to the engine; return the record of the step."""
         train, method, policy = self.config.train, self.method, self.policy
         collected = self.collector.collect(step, watch)
-        groups, verdicts = collected.groups, collected.verdicts
+
+        # Before the update: everything that a method fixes over the whole rollout batch. The old log-probabilities are
+        # the trainer's own, since the engine's differ in rounding, and the ratio of the first update would not be 1.
         with watch.phase("stats"):
-            rewards = [float(v == Verdict.RIGHT) for v in verdicts]
-            batch = TokenBatch.of(
-                groups,
-                rewards,
-                self.config.rollout.max_new_tokens,
-                policy.device,
-                places=collected.places,
-                seed=seeds.derive("method", self.parts.seed, step),
-                progress=(step - 1) / train.steps,
-            )
-            invariants.check_rewards(rewards)
+            batch = self.batch_of(collected, step)
             old = self.stats_before(batch, sum_p2=self.config.dynamics.every > 0)
             invariants.check_statistics(old, policy.vocabulary)
             mismatch = metrics.of_mismatch(batch, old.logp, self.config.correction)
-            if not collected.lag:  # otherwise the two are other policies
+            if not collected.lag:  # with a lag, engine and trainer are two policies, and may differ by any amount
                 self.check_mismatch(mismatch)
             minibatches = list(batch.split(train.updates))
-            invariants.check_denominators(batch, minibatches)
             uncorrected = method.signal(old, batch, minibatches)
+            # After the method: the correction must reach the gradient, and none of the method's own statistics.
             signal = correct(uncorrected, batch, self.config.correction)
         if not torch.isfinite(signal.weights_T).all() or not torch.isfinite(signal.advantages_T).all():
             raise CellFailure(f"method {method.name} gives weights or advantages that are not finite")
 
-        log_ratios: list[Tensor] = []
-        touched: list[dict[str, Tensor]] = []
-        logged: list[dict[str, Tensor]] = []
-        losses: list[float] = []
-        norms: list[float] = []
+        updates = Updates()
         with watch.phase("update"):
             for minibatch in minibatches * train.epochs:
                 loss = 0.0
+                # Before the split into micro-batches, whose size is a memory setting and must not change results.
                 if method.marks_steps:
                     signal = method.for_step(self.stats_now(minibatch, old), signal, minibatch)
                 for part in policy.micro_batches(method.contributing(minibatch, signal)):
@@ -122,67 +117,69 @@ class Trainer:
                     part_loss = method.loss(current, fixed, part)
                     policy.backward(part_loss)
                     loss += part_loss.item()
-                    now = current.detach()
-                    log_ratios.append(now.logp - fixed.old.logp)
-                    touched.append(method.touched(now, fixed, part))
-                    logged.append(method.update_metrics(now, fixed, part))
-                if not norms:
-                    invariants.check_first_ratio(log_ratios, policy.dtype)
-                losses.append(loss)
-                norms.append(policy.step(step))
-        value_record = self.train_critic(minibatches, signal, step, watch) if self.critic else {}
+                    updates.add_part(method, current, fixed, part)
+                if not updates.norms:  # later the policy has moved, and the ratio may be anything
+                    invariants.check_first_ratio(updates.log_ratios, policy.dtype)
+                updates.add_update(loss, policy.step(step))
+        # Passes of its own, so that activations of policy and critic are never in memory at once. The order is free:
+        # the critic's targets were fixed with the signal.
+        critic_record = self.train_critic(minibatches, signal, step, watch) if self.critic else {}
         dynamics_record = self.dynamics_of(step, signal, batch, minibatches, watch)
+        # Before the next step samples, and after everything that needs the memory which the engine takes back.
         with watch.phase("sync"):
             self.synchronise(step)
 
-        record = {
-            **metrics.of_rollouts(groups, batch, [str(v) for v in verdicts]),
-            **mismatch,
-            **metrics.of_signal(uncorrected, batch),
-            **metrics.of_answers(collected.judged, collected.answer_tokens, uncorrected, batch),
-            **metrics.of_ratios(log_ratios, touched),
-            **metrics.of_updates(logged),
-            **method.metrics(uncorrected, batch),
-            **value_record,
-            "loss/policy": mean_of_sums(losses),
-            "gradient/norm": float(np.mean(norms)),
-            "tokens/trained": batch.global_tokens(),
-            **self.collector.record_of(collected),
-        }
+        generated = self.collector.record_of(collected)
+        record = record_of_step(method, batch, uncorrected, collected, mismatch, updates, critic_record, generated)
         method.observe(record)
+        # After `observe`: the logged state is the one that the next step uses.
         for name, state in method.state().items():
             record |= {f"state/{name}/{key}": value for key, value in state.items()}
         return record | dynamics_record  # which no method has observed: an instrument changes nothing
 
     # The parts of a step
 
+    def batch_of(self, collected: Collected, step: int) -> TokenBatch:
+        """Return this rank's rollout batch of a step."""
+        return TokenBatch.of(
+            collected.groups,
+            collected.rewards,
+            self.config.rollout.max_new_tokens,
+            self.policy.device,
+            places=collected.places,
+            # By the step too: controls that draw at random would otherwise draw the same in every step.
+            seed=seeds.derive("method", self.parts.seed, step),
+            progress=(step - 1) / self.config.train.steps,
+        )
+
     def stats_before(self, batch: TokenBatch, *, sum_p2: bool = False) -> TokenStats:
-        """All that methods may ask of the policy before the update."""
+        """Return the statistics of the policy before the update, with all columns that the method needs."""
         needs = self.method.needs | ({"sum_p2"} if sum_p2 else set())
         old, reference = self.policy.stats(batch, needs), self.parts.reference
-        ref_logp_T = reference.stats(batch, entropy=False).logp if reference else None
-        values_T = self.critic.values(batch) if self.critic else None
-        return TokenStats(old.logp, old.entropy, old.sum_p2, old.sum_p2_logp, values_T, ref_logp_T)
+        return TokenStats(
+            logp=old.logp,
+            entropy=old.entropy,
+            sum_p2=old.sum_p2,
+            sum_p2_logp=old.sum_p2_logp,
+            values=self.critic.values(batch) if self.critic else None,
+            ref_logp=reference.stats(batch, entropy=False).logp if reference else None,
+        )
 
     def stats_now(self, minibatch: TokenBatch, old: TokenStats) -> TokenStats:
-        """The present policy on a whole mini-batch, without gradient."""
+        """Return the statistics of the present policy on a whole mini-batch, without gradient."""
         now = self.policy.stats(minibatch)
-        return TokenStats(
-            now.logp, now.entropy, ref_logp=None if old.ref_logp is None else old.ref_logp[minibatch.index_T]
-        )
+        return with_reference(now, old, minibatch)
 
     def stats_during(self, part: TokenBatch, old: TokenStats) -> TokenStats:
-        """The present policy on a part of a mini-batch, with gradient."""
+        """Return the statistics of the present policy on a part of a mini-batch, with gradient."""
         current = self.policy.current(part, self.method.needs)
-        ref_logp_T = None if old.ref_logp is None else old.ref_logp[part.index_T]
-        return TokenStats(current.logp, current.entropy, ref_logp=ref_logp_T)
+        return with_reference(current, old, part)
 
     def synchronise(self, step: int) -> None:
-        """The engine takes over the policy's weights, and proves it."""
+        """Load the policy's weights into the engine, and check that it samples with them."""
         self.engine.load(self.policy.module)
-        proof.check_weights(
-            self.engine, self.policy.module, self.policy.dtype, seeds.derive("proof", self.parts.seed, step)
-        )
+        seed = seeds.derive("proof", self.parts.seed, step)
+        proof.check_weights(self.engine, self.policy.module, self.policy.dtype, seed)
 
     def check_mismatch(self, mismatch: dict[str, float]) -> None:
         dtype = self.policy.dtype
@@ -192,6 +189,7 @@ class Trainer:
     def train_critic(
         self, minibatches: list[TokenBatch], signal: Signal, step: int, watch: Stopwatch
     ) -> dict[str, float]:
+        """Update the critic on the mini-batches of the policy's updates; return its record."""
         assert self.critic is not None
         losses, norms = [], []
         with watch.phase("critic"):
@@ -203,12 +201,12 @@ class Trainer:
                     loss += part_loss.item()
                 losses.append(loss)
                 norms.append(self.critic.step(step))
-        return {"loss/critic": mean_of_sums(losses), "gradient/critic_norm": float(np.mean(norms))}
+        return {"loss/critic": mean_loss(losses), "gradient/critic_norm": float(np.mean(norms))}
 
     def dynamics_of(
         self, step: int, signal: Signal, batch: TokenBatch, minibatches: list[TokenBatch], watch: Stopwatch
     ) -> dict[str, float]:
-        """Predicts what the update does to the entropy; and on some steps, for a forward pass, measures what it did."""
+        """Return the predicted change of entropy, and on some steps the measured one, which takes a forward pass."""
         every = self.config.dynamics.every
         if not every:
             return {}
@@ -223,20 +221,21 @@ class Trainer:
         return step in (0, self.last_step) or (every > 0 and step % every == 0)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """By rank 0, where each rank samples and judges its share."""
+        """Evaluate on all evaluation tasks; rank 0 computes the scores, and each rank samples and judges its share."""
         context = None if self.config.eval.beyond_context else context_of(self.policy.module.config)
         seed = seeds.derive("evaluate", self.parts.seed, step)
         sampler = Sampler(self.engine, self.parts.tokenizer, seed, self.parts.chat, context)
         record: dict[str, float] = {}
         for name, task in self.parts.evaluation_tasks.items():
-            with led(partial(sampler.sample, task, self.parts.verifier)) as sample:
+            with ranks.on_all_ranks(partial(sampler.sample, task, self.parts.verifier)) as sample:
                 if sample is not None:
                     record |= self.scores(step, name, task, dataclasses.replace(sampler, helped=sample))
         return record
 
     def scores(self, step: int, name: str, task: Task, sampler: Sampler) -> dict[str, float]:
+        """Evaluate on one task; write its evaluation and its samples, and return its metrics."""
         settings = self.config.eval.of(name)
-        result = evaluate(
+        result = evaluate_task(
             task,
             sampler,
             self.parts.verifier,
@@ -247,8 +246,6 @@ class Trainer:
             max_new_tokens=self.config.rollout.max_new_tokens,
             max_failures=self.config.verify.max_failures,
         )
-        wanted = [problem.id for problem in task.problems(settings.split)[: settings.problems]]
-        invariants.check_evaluation(result.problems, wanted, result.right, settings.samples)
         record = {
             "task": name,
             "step": step,
@@ -260,7 +257,7 @@ class Trainer:
             "metrics": result.metrics,
             "flags": task.flags(self.parts.task.name),
         }
-        evaluation_files.write(self.folder, record)
+        evaluation_files.write_evaluation(self.folder, record)
         files.write_lines(self.folder / "samples" / f"evaluate-{name}-{step:06d}.jsonl", result.samples)
         return {f"eval/{name}/{key}": value for key, value in result.metrics.items()}
 
@@ -268,27 +265,29 @@ class Trainer:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic else {})
 
     def save(self) -> None:
-        """Begins to write a checkpoint."""
-        tensors = {
-            f"{who}.{name}": x for who, learner in self.learners().items() for name, x in learner.state().items()
-        }
+        """Begin to write a checkpoint."""
+        tensors: dict[str, Tensor] = {}
+        for who, learner in self.learners().items():
+            tensors |= {f"{who}.{name}": x for name, x in learner.state().items()}
         rest = {"method": self.method.state(), "rollouts": self.collector.state()}
         self.checkpoints.save(self.done_steps, tensors, rest)
 
     def resume(self) -> None:
-        found = self.checkpoints.latest()
-        if found is not None:
-            self.done_steps = found.step
-            self.method.load_state(found.rest["method"])
-            self.collector.load_state(found.rest["rollouts"])
+        """Take over the newest whole checkpoint, if there is one."""
+        checkpoint = self.checkpoints.latest()
+        if checkpoint is not None:
+            self.done_steps = checkpoint.step
+            self.method.load_state(checkpoint.rest["method"])
+            self.collector.load_state(checkpoint.rest["rollouts"])
             for who, learner in self.learners().items():
-                learner.load_state(found.of(who), partial(found.fill, who))
-        if ranks.number() == 0:
-            self.log.truncate(self.done_steps)
+                learner.load_state(checkpoint.of(who), partial(checkpoint.fill, who))
+        if ranks.own_rank() == 0:
+            self.log.truncate(self.done_steps)  # later steps are trained again, and logged again
             self.collapsed = collapse(self.log.read(), self.config.stop.entropy_below)
         self.collapsed = ranks.of_first(self.collapsed)
 
 
-def mean_of_sums(losses: list[float]) -> float:
-    """Returns the mean of the mini-batches' losses, of which each rank has a part."""
-    return ranks.total(torch.tensor(losses, dtype=torch.float64)).mean().item()
+def with_reference(current: TokenStats, old: TokenStats, part: TokenBatch) -> TokenStats:
+    """Return statistics of the present policy with those of the model before training, which do not change."""
+    ref_logp_T = None if old.ref_logp is None else old.ref_logp[part.index_T]
+    return TokenStats(current.logp, current.entropy, ref_logp=ref_logp_T)

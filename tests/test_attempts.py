@@ -12,7 +12,9 @@ import pytest
 
 from harness import cli, config
 from harness.base import files
-from harness.cells.provenance import Made, earlier
+from harness.base.errors import UserError
+from harness.cells.attempts import earlier_attempts
+from harness.cells.provenance import Made
 from harness.commands import leaderboard
 from harness.config import Config
 from harness.matrix import cells
@@ -73,7 +75,7 @@ def write(folder: Path, factor: int) -> None:
 
 def entrobench(command: str, folder: Path, *options: str, results: str = "results") -> str:
     """Returns what a command says."""
-    arguments = cli.parse([command, "smoke", *TINY, f"results={folder / results}", *options])
+    arguments = cli.parse_command([command, "smoke", *TINY, f"results={folder / results}", *options])
     with redirect_stdout(StringIO()) as said, pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
         assert arguments.call(arguments) == 0
@@ -108,25 +110,27 @@ def test_an_edited_method_is_not_shown_with_its_old_numbers(folder: Path) -> Non
     assert mine.progress().state == "outdated"
     said = entrobench("run", folder, "--keep-stale")
     assert "2 done before, 0 to run" in said
-    assert "† countdown: made by another source: mine" in said
+    assert "† countdown: made by another version of mine" in said
     kept = table(folder)
     assert kept["mine"].entropy_final == first["mine"].entropy_final
-    assert [kept["grpo"].flags, kept["mine"].flags] == [[], ["made by another source: mine"]]
+    assert [kept["grpo"].flags, kept["mine"].flags] == [[], ["made by another version of mine"]]
     told = entrobench("status", folder)
-    assert "1 cell was made by another source: mine (mine seed 0); `entrobench run` runs them anew" in told
+    assert "1 cell was made by another version of mine (mine seed 0); `entrobench run` trains them again" in told
 
-    said = entrobench("run", folder)
+    with pytest.raises(UserError, match="--rerun-edited"):
+        entrobench("run", folder)
+    said = entrobench("run", folder, "--rerun-edited")
     assert "1 done before, 1 to run" in said
-    assert "1 cell was made by another source: mine (mine seed 0); they begin anew" in said
+    assert "1 cell was made by another version of mine (mine seed 0); training starts again at step 0" in said
     second = table(folder)
     assert [row.flags for row in second.values()] == [[], []]
     assert second["grpo"] == first["grpo"]
     assert second["mine"].entropy_final != first["mine"].entropy_final
-    [aside] = earlier(mine.folder)
+    [aside] = earlier_attempts(mine.folder)
     for path, content in before.items():
         if path.name not in ("config.yaml", "mlflow.lock") and "leases" not in path.parts:  # the first names a folder
             assert (aside / path.relative_to(mine.folder)).read_bytes() == content
-    tags = runs_of(folder, mine.key)
+    tags = runs_of(folder, mine.id)
     old, new = Made.read(aside), Made.read(mine.folder)
     assert old is not None
     assert new is not None
@@ -134,7 +138,16 @@ def test_an_edited_method_is_not_shown_with_its_old_numbers(folder: Path) -> Non
     assert {each["source.grpo"] for each in tags} == {tags[0]["source.grpo"]}
     assert tags[0]["source.mine"] != tags[1]["source.mine"]
     assert tags[0]["source"] != tags[1]["source"]
-    assert len(runs_of(folder, grpo.key)) == 1
+    assert len(runs_of(folder, grpo.id)) == 1
+
+    write(folder, 1)  # the edit is undone
+    said = entrobench("run", folder)
+    assert "mine seed 0: the edit was undone, so the attempt in" in said
+    assert "2 done before, 0 to run" in said
+    third = table(folder)
+    assert [row.flags for row in third.values()] == [[], []]
+    assert third["mine"].entropy_final == first["mine"].entropy_final
+    assert len(runs_of(folder, mine.id)) == 3
 
 
 def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
@@ -148,16 +161,16 @@ def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
     last = files.read_json(mine.folder / "evals" / "countdown-000002.json")["right"]
     assert second.avg_at_k is not None
     assert second.avg_at_k.mean == pytest.approx(sum(map(sum, last)) / 64)
-    assert len({each["attempt"] for each in runs_of(folder, mine.key)}) == 2
+    assert len({each["attempt"] for each in runs_of(folder, mine.id)}) == 2
 
 
 def test_a_cell_that_nobody_noted_is_run_anew(folder: Path) -> None:
     grpo, _ = cells(settings(folder))
     (grpo.folder / "made.json").unlink()
-    assert "1 cell was made by a source that nobody noted (grpo seed 0)" in entrobench("status", folder)
-    said = entrobench("run", folder)
+    assert "1 cell was made by unknown code (no record of it was kept) (grpo seed 0)" in entrobench("status", folder)
+    said = entrobench("run", folder, "--rerun-edited")
     assert "1 done before, 1 to run" in said
-    [aside] = earlier(grpo.folder)
+    [aside] = earlier_attempts(grpo.folder)
     assert (aside / "state.json").exists()
     assert [cell.progress().state for cell in cells(settings(folder))] == ["done", "done"]
     assert [row.flags for row in table(folder).values()] == [[], []]

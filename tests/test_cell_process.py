@@ -15,10 +15,11 @@ from endings import end
 import baselines
 from harness import cell, config, matrix
 from harness.base import files
-from harness.cells import heartbeat, lease, provenance, state
-from harness.cells.diary import Diary
+from harness.cells import attempts, lease, source_digest, state
 from harness.cells.provenance import Made
+from harness.cells.source_digest import SourceDigests
 from harness.cells.state import State
+from harness.cells.status_writer import StatusWriter
 from harness.commands import status
 from harness.commands.common import console
 from harness.rollout import models
@@ -63,7 +64,7 @@ def test_what_is_done_or_half_done_goes_on_as_the_same_attempt(planned: matrix.C
         cell.main(str(planned.folder))
         assert begun(planned) == first
         assert State.read(planned.folder).seconds == 5.0
-    assert provenance.earlier(planned.folder) == []
+    assert attempts.earlier_attempts(planned.folder) == []
 
 
 @pytest.mark.parametrize("before", ["done", "failed", "running"])
@@ -76,20 +77,23 @@ def test_what_another_source_made_is_not_continued(
     old, left = begun(planned), state.change(planned.folder, state=before, seconds=5.0)
     assert planned.progress().state == "outdated"
     cell.main(str(planned.folder))
-    [aside] = provenance.earlier(planned.folder)
+    [aside] = attempts.earlier_attempts(planned.folder)
     assert (Made.read(aside), State.read(aside)) == (old, left)
     assert (aside / "metrics.jsonl").read_text() == "the old numbers"
     assert (planned.folder / "metrics.jsonl").read_text() == ""
     assert begun(planned).attempt != old.attempt
     assert State.read(planned.folder) == State("done", durable_step=7), "with the seconds of its own"
-    assert "begins anew: the earlier attempt was made by another source: clip_b" in capsys.readouterr().out
+    assert (
+        "training starts at step 0: the earlier attempt was made by another version of clip_b"
+        in capsys.readouterr().out
+    )
 
 
 def test_it_says_what_it_began_from(planned: matrix.Cell) -> None:
     cell.main(str(planned.folder))
     model = models.resolve("countdown-tiny")
     assert begun(planned).base_model == model.digest(model.folder())
-    assert begun(planned).harness == provenance.harness_digest()
+    assert begun(planned).harness == source_digest.harness_digest()
     assert begun(planned).tags().items() >= {
         ("model.digest", begun(planned).base_model),
         ("code.harness", begun(planned).harness),
@@ -107,10 +111,10 @@ def test_only_what_is_done_may_be_of_another_base_model(
     state.change(planned.folder, state=before)
     assert planned.progress().state in (before, "stale"), "its key is that of the recipe"
     cell.main(str(planned.folder))
-    asides = provenance.earlier(planned.folder)
+    asides = attempts.earlier_attempts(planned.folder)
     assert [Made.read(aside) for aside in asides] == ([] if before == "done" else [old])
     assert (begun(planned) == old) == (before == "done")
-    said = "begins anew: the earlier attempt was begun from another base model; it is kept in"
+    said = "training starts at step 0: the earlier attempt was begun from another base model; it is kept in"
     assert (said in capsys.readouterr().out) == (before != "done")
 
 
@@ -123,7 +127,7 @@ def test_a_record_without_a_base_model_goes_on(planned: matrix.Cell) -> None:
     state.change(planned.folder, state="failed")
     cell.main(str(planned.folder))
     assert (begun(planned).attempt, begun(planned).base_model) == (given["attempt"], None)
-    assert provenance.earlier(planned.folder) == []
+    assert attempts.earlier_attempts(planned.folder) == []
 
 
 def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path, planned: matrix.Cell) -> None:
@@ -143,8 +147,9 @@ def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path
 def test_what_was_imported_is_what_counts(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Expects the source that runs, not the one that somebody has written since: the next run sees the difference."""
     imported = planned.sources
-    digest = provenance.digest
-    monkeypatch.setattr(provenance, "digest", lambda cls: "edited" if cls is baselines.ClipB else digest(cls))
+    digest_of = SourceDigests.of
+    edited = lambda digests, cls: "edited" if cls is baselines.ClipB else digest_of(digests, cls)  # noqa: E731
+    monkeypatch.setattr(SourceDigests, "of", edited)
     cell.main(str(planned.folder))
     assert begun(planned).sources == imported
     assert planned.progress().state == "outdated"
@@ -190,15 +195,16 @@ def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, mo
 def stand_still(folder: Path) -> None:
     """Comes forward for three seconds, and then no more: as a rank that waits for another one, which stands still."""
     cell.write_log(folder)
-    with lease.held(folder) as held:
+    with lease.hold(folder) as held:
         assert held is not None
-        with lease.fenced(held), heartbeat.here.kept(held.room, 0):
+        status = StatusWriter(folder)
+        with lease.fenced(held), status.heartbeat.kept(held.room, 0):
             (held.room / "standing-1").write_text("rollout of step 3")
-            Diary(folder).end_when_still(held.room, 0.03)
-            heartbeat.here.enter("update")
+            status.end_when_stalled(held.room, 0.03)
+            status.heartbeat.enter("update")
             for _ in range(30):
                 time.sleep(0.1)
-                heartbeat.here.forward()
+                status.heartbeat.forward()
             time.sleep(60)
 
 

@@ -321,7 +321,7 @@ def test_interrupted_it_says_so_once_and_stops_its_cells(
         assert all(lease.born(owner.process) is None for owner in owners if owner), "no cell outlives the runner"
         _, said = process.communicate(timeout=HANG)
     assert took < patient(10), "the seconds that a stop takes"
-    assert said == "\nentrobench: interrupted; what is done is kept, and the same command goes on\n"
+    assert said == "\nentrobench: interrupted; finished work is kept, and the same command continues\n"
     assert process.returncode == 128 + sent
     assert any(owners) == (moment == "running")
     told = entrobench("status", "smoke", cwd=tmp_path).stdout

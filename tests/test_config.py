@@ -12,6 +12,7 @@ import baselines
 from harness import config, matrix
 from harness.base import registry
 from harness.base.errors import UserError
+from harness.commands import common
 
 KEPT = (
     "eval",
@@ -30,7 +31,7 @@ def test_every_shipped_config_plans(path: Path) -> None:
     loaded = config.load(str(path))
     planned = matrix.cells(loaded)
     axes = (loaded.methods, loaded.tasks, loaded.models, loaded.seeds)
-    assert len(planned) == len({cell.key for cell in planned})
+    assert len(planned) == len({cell.id for cell in planned})
     assert {(c.method, c.task, c.model, c.seed) for c in planned} == {
         (m, t, b, s) for m in axes[0] for t in axes[1] for b in axes[2] for s in axes[3]
     }
@@ -69,6 +70,13 @@ def test_the_field_is_every_method_there_is() -> None:
     [
         ("train.stpes=3", ["unknown key train.stpes", "did you mean 'steps'"]),
         ("trian.steps=3", ["unknown key trian", "did you mean 'train'"]),
+        ("lr=3e-6", ["unknown key lr; did you mean 'train.lr'?"]),
+        ("train.learning_rate=3e-6", ["unknown key train.learning_rate; did you mean 'train.lr'?"]),
+        ("train.temperature=1", ["did you mean 'rollout.temperature' or 'eval.temperature'?"]),
+        ("seed=3", ["unknown key seed; did you mean 'seeds'?"]),
+        ("batch_size=8", ["did you mean 'train.prompts'?"]),
+        ("n=8", ["did you mean 'train.filter.n'?"]),
+        ("hardware.device=tpu", ["hardware.device is 'tpu'", "allowed: auto, cpu, cuda"]),
         ("train.steps=many", ["train.steps", "many"]),
         ("train=3", ["train is 3", "mapping"]),
         ("methods=[clip_bb]", ["unknown method 'clip_bb'", "did you mean 'clip_b'"]),
@@ -77,8 +85,8 @@ def test_the_field_is_every_method_there_is() -> None:
         ("methods=[grpo,'clip_b(mu=x)']", ["clip_b.mu", "x"]),
         ("methods=[grpo,'clip_b(nu=1)']", ["unknown key clip_b.nu", "did you mean 'mu'"]),
         ("methods=[grpo,'clip_b(mode=papr)']", ["mode is 'papr'", "did you mean 'paper'"]),
-        ("methods=[grpo,'clip_b(mu']", ["'clip_b(mu' is no specification"]),
-        ("methods=[grpo,'clip_b(mu)']", ["is no option", "key=value"]),
+        ("methods=[grpo,'clip_b(mu']", ["'clip_b(mu' is not a valid spec"]),
+        ("methods=[grpo,'clip_b(mu)']", ["is not an option", "key=value"]),
         ("methods=[grpo,grpo]", ["'grpo' twice"]),
         ("methods=[grpo,grpo+clip_b,clip_b]", ["'grpo+clip_b' and 'clip_b' are the same"]),
         ("methods=[]", ["methods is empty"]),
@@ -148,7 +156,7 @@ def test_the_field_is_every_method_there_is() -> None:
         (f"train.steps={'x' * 999}", ["train.steps is 'xxx", "xxx'; it must be a whole number"]),
         (f"train.{'x' * 999}=1", ["unknown key train.xxx", "allowed: betas"]),
         (f"methods=[{'x' * 999}", ["the override 'methods=[xxx", "cannot be read"]),
-        ("seeds.0=1", ["'seeds.0' is no key", "a list as a whole, such as seeds=[0,1]"]),
+        ("seeds.0=1", ["'seeds.0' is not a key", "a list as a whole, such as seeds=[0,1]"]),
         ("seeds={0:1}", ["seeds is {'0:1': None}; it must be a list"]),
         ("tasks: {}", ["'tasks: {}' is not an override"]),
         ("seeds=[[]]", ["seeds[0] is []; it must be a whole number"]),
@@ -167,9 +175,9 @@ def test_the_field_is_every_method_there_is() -> None:
         ("seeds=[&a 1, *a]", ["line 1 has a YAML anchor"]),
         ("name=!!binary aGk=", ["line 1 has a YAML tag (tag:yaml.org,2002:binary)"]),
         ("name=${oc.env:HOME}", ["'${oc.env:HOME}'; allowed as a whole value: the key of another, as ${train.lr}"]),
-        (r'name="\0"', [r"has '\x00', with a character that is none"]),
+        (r'name="\0"', [r"has '\x00', with a character that is not valid"]),
         ("name=\ud800", ["cannot be read"]),
-        (f"name={'[' * 5000}", ["goes too far; allowed: 9000 values and names, 20 levels deep"]),
+        (f"name={'[' * 5000}", ["is too large or too deep; allowed: 9000 values and names, 20 levels"]),
         (f"seeds={[*range(5001)]}", ["the matrix has 35007 cells; allowed: 5000"]),
         (f"methods=[{'+'.join(['clip_b'] * 400)}]", ["has 2799 characters; allowed: 2000"]),
     ],
@@ -188,7 +196,7 @@ def test_mistakes_are_one_sentence(override: str, words: list[str]) -> None:
     [
         (
             ["train.resample.max_batches=2", "train.group=1"],
-            "train.group is 1, and one response alone cannot earn more than another; train.resample needs 2 and more",
+            "train.group is 1, so no response can earn more than another; train.resample needs 2 and more",
         ),
         (
             ["train.prompts=4", "train.updates=2", "hardware.ranks=2", "train.resample.multiplier=1.25"],
@@ -219,9 +227,9 @@ def test_candidates_are_counted_by_the_decimal_that_was_written() -> None:
     ("content", "words"),
     [
         (b"methods: [grpo\ntrain: {", r"given\.yaml cannot be read: did not find expected .* \(line 2\)$"),
-        (b"name: \xe9", r"given\.yaml is no UTF-8 \(byte 6\); save it as UTF-8$"),
+        (b"name: \xe9", r"given\.yaml is not UTF-8 \(byte 6\); save it as UTF-8$"),
         (b"name: a\0b", r"given\.yaml cannot be read: unacceptable character #x0000"),
-        (b"- grpo", r"given\.yaml holds no mapping of keys$"),
+        (b"- grpo", r"given\.yaml is not a mapping of keys$"),
         (b"5", r"given\.yaml cannot be read as a configuration"),
         (b"base: [1]", r"base of .*given\.yaml is \[1\]; it must be the name or the path"),
         (b"base: dmo", "no configuration is called 'dmo'.*did you mean 'demo'"),
@@ -232,8 +240,8 @@ def test_candidates_are_counted_by_the_decimal_that_was_written() -> None:
             b"seeds: 1\nseeds: 2",
             r"given\.yaml cannot be read as a configuration: found duplicate key seeds \(line 2\)$",
         ),
-        (b"a: " + b"[" * 5000, r"given\.yaml, line 1 goes too far"),
-        (b"methods: [" + b"grpo, " * 10_000 + b"]", r"given\.yaml, line 1 goes too far"),
+        (b"a: " + b"[" * 5000, r"given\.yaml, line 1 is too large or too deep"),
+        (b"methods: [" + b"grpo, " * 10_000 + b"]", r"given\.yaml, line 1 is too large or too deep"),
         (b"#" * 1_000_001, r"given\.yaml has more than 1000000 bytes"),
     ],
 )
@@ -313,7 +321,7 @@ def test_shared_options_reach_every_spec_and_inline_ones_win() -> None:
 @pytest.mark.slow
 def test_identity_is_what_defines_the_result() -> None:
     def keys(*overrides: str) -> list[str]:
-        return [cell.key for cell in matrix.cells(config.load("demo", overrides))]
+        return [cell.id for cell in matrix.cells(config.load("demo", overrides))]
 
     before = keys()
     for harmless in (
@@ -341,7 +349,7 @@ def test_identity_is_what_defines_the_result() -> None:
 def test_planning_and_reporting_start_without_torch() -> None:
     code = (
         "import sys; from harness import cli, config, matrix; cli.parser(); "
-        "from harness.base import statistics; from harness.report import leaderboard; "
+        "from harness import statistics; from harness.table import leaderboard; "
         "matrix.cells(config.load('demo')); "
         "heavy = {'torch', 'transformers', 'lm_eval', 'mlflow', 'datasets', 'matplotlib'} & set(sys.modules); "
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
@@ -364,9 +372,33 @@ def test_no_matrix_takes_the_place_of_its_own_store() -> None:
     place = ["results=r", "tracking.uri=sqlite:///r/runs.db"]
     for name in ("runs.db", "runs.db.lock"):
         with pytest.raises(
-            UserError, match=rf"name is '{name}', which the results folder holds for itself; .* 'runs.db'"
+            UserError, match=rf"name is '{name}', which the results folder needs for itself; .* 'runs.db'"
         ):
             config.load("smoke", [*place, f"name={name}"])
     for name in ("evaluation", "mlflow", "mlartifacts2", "runs"):
         assert config.load("smoke", [*place, f"name={name}"]).name == name
     assert config.load("smoke", ["results=other", place[1], "name=runs.db"]).name == "runs.db"
+
+
+def test_gpu_means_cuda(tmp_path: Path) -> None:
+    assert config.load("demo", ["hardware.device=gpu"]).hardware.device == "cuda"
+    path = tmp_path / "given.yaml"
+    path.write_text("base: smoke\nhardware: {device: gpu}")
+    assert config.load(str(path)).hardware.device == "cuda"
+    assert config.load(str(path), ["hardware.device=cpu"]).hardware.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("seeds=3", "note: seeds=3 is one seed, seed 3; for 3 seeds write seeds=[0,1,2]"),
+        ("seeds=2", "note: seeds=2 is one seed, seed 2; for 2 seeds write seeds=[0,1]"),
+        ("seeds=10", "note: seeds=10 is one seed, seed 10; for 10 seeds write seeds=[0,1,2,...,9]"),
+        ("seeds=0", None),
+        ("seeds=1", None),
+        ("seeds=[3]", None),
+        ("train.steps=3", None),
+    ],
+)
+def test_a_number_of_seeds_is_one_seed_and_says_so(override: str, hint: str | None) -> None:
+    assert common.one_seed_hint(override) == hint

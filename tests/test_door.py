@@ -166,7 +166,7 @@ def test_curves_are_the_records_of_the_cells(matrix: entrobench.Matrix) -> None:
         for line in map(json.loads, (cell.folder / "metrics.jsonl").read_text().splitlines()):
             for metric in ("entropy/mean", "eval/countdown/avg"):
                 if metric in line["metrics"]:
-                    expected[cell.key, metric, line["step"]] = line["metrics"][metric]
+                    expected[cell.id, metric, line["step"]] = line["metrics"][metric]
     assert told == expected
     assert {step for _, metric, step in told if metric == "entropy/mean"} == {1, 2, 3, 4}
     assert {step for _, metric, step in told if metric == "eval/countdown/avg"} == {0, 4}
@@ -198,7 +198,7 @@ def test_samples_are_all_responses_to_a_problem(matrix: entrobench.Matrix) -> No
     assert set(samples["evaluated"]) == {"countdown"}
     for cell in matrix.cells:
         right = json.loads((cell.folder / "evals" / "countdown-000004.json").read_text())["right"][3]
-        mine = samples[(samples["cell"] == cell.key) & (samples["step"] == 4)]
+        mine = samples[(samples["cell"] == cell.id) & (samples["step"] == 4)]
         assert [int(verdict == "right") for verdict in mine["verdict"]] == right
     with pytest.raises(entrobench.UserError, match="no cell was asked the problem 'none'; allowed: "):
         matrix.samples("none")
@@ -221,7 +221,7 @@ def test_numbers_of_another_source_say_so(tmp_path: Path, mlflow_uri: str, monke
         made = Made("attempt", 0.0, None, None, None, {**cell.sources, **edited}, {}, "a processor", "cpu")
         made.write(cell.folder)
         sync.sync(cell.folder, mlflow_uri)
-    why = "made by another source: clip_b"
+    why = "made by another version of clip_b"
     for frame in (matrix.curves("entropy/mean"), matrix.samples("easy")):
         told = {(row.method, row.seed, row.outdated) for row in frame.dropna().itertuples()}
         assert told == {("clip_b", 1, why)}

@@ -29,25 +29,25 @@ def cell(*overrides: str) -> Cell:
     "override", ["train.resample={}", "train.resample.max_batches=2", "rollout.lag=1", "stop.entropy_below=0.02"]
 )
 def test_how_rollouts_come_to_be_and_when_a_cell_ends_belong_to_who_it_is(override: str) -> None:
-    keys = {cell().key, cell("train.resample.multiplier=2").key, cell(override).key}
+    keys = {cell().id, cell("train.resample.multiplier=2").id, cell(override).id}
     assert len(keys) == 3
 
 
 def test_who_a_cell_is_depends_on_what_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "kind", lambda wanted: "cpu" if wanted == "auto" else wanted)
+    monkeypatch.setattr(devices, "resolve_device", lambda wanted: "cpu" if wanted == "auto" else wanted)
     cpu, float32, bfloat16 = cell(), cell("train.dtype=float32"), cell("train.dtype=bfloat16")
     cuda, exact = cell("hardware.device=cuda"), cell("hardware.device=cuda", "train.dtype=float32")
-    assert cpu.key == float32.key == cell("hardware.device=cpu").key
+    assert cpu.id == float32.id == cell("hardware.device=cpu").id
     assert cpu.identity["train"]["dtype"] == "auto", "whose key is that of all cells before there was a GPU"
     assert "device" not in cpu.identity
-    assert cuda.key == cell("hardware.device=cuda", "train.dtype=bfloat16").key
-    assert len({each.key for each in (cpu, bfloat16, cuda, exact)}) == 4
+    assert cuda.id == cell("hardware.device=cuda", "train.dtype=bfloat16").id
+    assert len({each.id for each in (cpu, bfloat16, cuda, exact)}) == 4
     for each, device, dtype in ((cpu, "cpu", "float32"), (cuda, "cuda", "bfloat16"), (exact, "cuda", "float32")):
         assert each.settled.hardware.device == each.spec.settings["hardware"]["device"] == device
         assert each.settled.train.dtype == each.spec.settings["train"]["dtype"] == dtype
     # The same configuration on a machine with a GPU.
-    monkeypatch.setattr(devices, "kind", lambda wanted: "cuda" if wanted == "auto" else wanted)
-    assert (cell().key, cell("hardware.device=cpu").key) == (cuda.key, cpu.key)
+    monkeypatch.setattr(devices, "resolve_device", lambda wanted: "cuda" if wanted == "auto" else wanted)
+    assert (cell().id, cell("hardware.device=cpu").id) == (cuda.id, cpu.id)
     assert cell().folder != cpu.folder
 
 
@@ -61,7 +61,7 @@ def test_any_value_of_the_configuration_can_be_an_axis() -> None:
         for kind in ("off", "truncated")
         for method in ("grpo", "clip_b")
     ]
-    assert len({c.key for c in found}) == len({c.label for c in found}) == 16
+    assert len({c.id for c in found}) == len({c.label for c in found}) == 16
     assert found[3].label == "clip_b train.lr=0.001, correction.kind=truncated seed 0"
     assert found[3].spec.config == found[3].settled
     alone = cells(config.load("smoke", ["train.lr=2e-3", "correction.kind=truncated", "seeds=[1]"]))
@@ -93,12 +93,12 @@ def test_what_cells_have_in_common_is_built_once_for_a_matrix(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("axes", "sentence"),
     [
-        ("{train.lrr: [1]}", "axes names 'train.lrr', which is no value that results depend on; .*mean 'train.lr'"),
-        ("{train.betas: [1]}", "axes names 'train.betas', which is no value that results depend on"),
-        ("{train: [1]}", "axes names 'train', which is no value that results depend on"),
-        ("{train.filter: [null]}", "axes names 'train.filter', which is no value that results depend on"),
-        ("{hardware.threads: [1, 2]}", "axes names 'hardware.threads', which is no value that results depend on"),
-        ("{seeds: [1]}", "axes names 'seeds', which is no value that results depend on"),
+        ("{train.lrr: [1]}", "axes names 'train.lrr', which is not a value that results depend on; .*mean 'train.lr'"),
+        ("{train.betas: [1]}", "axes names 'train.betas', which is not a value that results depend on"),
+        ("{train: [1]}", "axes names 'train', which is not a value that results depend on"),
+        ("{train.filter: [null]}", "axes names 'train.filter', which is not a value that results depend on"),
+        ("{hardware.threads: [1, 2]}", "axes names 'hardware.threads', which is not a value that results depend on"),
+        ("{seeds: [1]}", "axes names 'seeds', which is not a value that results depend on"),
         ("{train.lr: 3}", r"axes.train.lr is 3; it must be a list of values, for example \[1, 2\]"),
         ("{train.lr: []}", r"axes.train.lr is \[\]; it must be a list of values"),
         ("{train.lr: [0.1, 0.1]}", "axes.train.lr names 0.1 twice"),
@@ -139,7 +139,7 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
             ["methods=[grpo, passk(k=17)]"],
             r"train.group is 16, but method 'passk\(k=17\)' compares the responses to one prompt \(allowed: 18",
         ),
-        (["train.group=1", "methods=[ppo]", "baseline=ppo", "train.resample={}"], "train.group is 1, and one response"),
+        (["train.group=1", "methods=[ppo]", "baseline=ppo", "train.resample={}"], "train.group is 1, so no response"),
         (["train.steps=3", "rollout.lag=3"], "rollout.lag is 3, but train.steps is 3, and no step comes 3 after"),
         (
             [f"methods=[grpo, dapo, '{DAPO}']"],
@@ -156,7 +156,7 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
         ),
         (
             ["method_options.clip_bb.share=0.3"],
-            "method_options names 'clip_bb', which is no objective and no control; allowed: .*; did you mean 'clip_b'",
+            "method_options names 'clip_bb', which is neither objective nor control; allowed: .*; .* 'clip_b'",
         ),
         (["methods=[grpo, dapo+overlong]"], r"method 'dapo\+overlong', which is .*, names control overlong twice"),
         (["methods=[grpo, nsr+overlong]"], "control overlong shapes rewards, and objective w_reinforce asks which"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -102,24 +103,22 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("column", COLUMNS)
-# The others of a method may have asked for it, or the instrument: the column is there, and yet not for this control.
-@pytest.mark.parametrize("others", ["ppo", "ppo(kl_coef=0.1)+clip_v+entropy_bonus"])
-def test_a_statistic_before_the_update_is_only_there_for_those_that_declare_it(
-    verb: str, column: str, others: str
-) -> None:
-    read, need = COLUMNS[column]
-    verbs = {verb: VERBS[verb](read)}
-    careless, careful = (
-        Method.of(f"{others}+mine", table(mine=control(declared, **verbs)))
-        for declared in (frozenset[str](), frozenset({need}))
-    )
-    with pytest.raises(UserError) as error:
-        loss(careless, case(0))
-    name = column.strip()
-    assert str(error.value) == f"Mine uses {name}, which it does not need; declare needs = frozenset({{'{need}'}})"
-    assert torch.equal(loss(careful, case(0)), loss(Method.of(others, table()), case(0)))
+# Other components may have asked for a column, or the instrument: it is computed, and yet not for this control.
+OTHERS = ("ppo", "ppo(kl_coef=0.1)+clip_v+entropy_bonus")
+
+
+def test_a_statistic_before_the_update_is_only_there_for_components_that_declare_it() -> None:
+    for verb, column, others in itertools.product(VERBS, COLUMNS, OTHERS):
+        where = f"{verb} reads {column} beside {others}"
+        read, need = COLUMNS[column]
+        careless = control(frozenset[str](), **{verb: VERBS[verb](read)})
+        careful = control(frozenset({need}), **{verb: VERBS[verb](read)})
+        with pytest.raises(UserError) as error:
+            loss(Method.of(f"{others}+mine", table(mine=careless)), case(0))
+        expected = f"Mine uses {column.strip()}, which it does not need; declare needs = frozenset({{'{need}'}})"
+        assert str(error.value) == expected, where
+        declared = loss(Method.of(f"{others}+mine", table(mine=careful)), case(0))
+        assert torch.equal(declared, loss(Method.of(others, table()), case(0))), where
 
 
 @pytest.mark.parametrize("verb", ["gate", "term"])
@@ -140,7 +139,7 @@ def test_a_statistic_before_the_update_is_only_there_for_those_that_declare_it(
         ),
         (
             lambda current: current.sum_p2,
-            "Mine uses current.sum_p2, which nobody computes; allowed: old.sum_p2, from before the update",
+            "Mine uses current.sum_p2, which is never computed; allowed: old.sum_p2, before the update",
         ),
     ],
 )
@@ -400,6 +399,17 @@ def test_rewards_are_shaped_before_advantages_and_verdicts_stay() -> None:
     assert not torch.equal(found, Grpo().advantages(c.old, c.batch))
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [("clip_b(share=0.1)", "entropic"), ("low_prob", "overlong(share=1)"), ("erc", "kl_cov")]
+)
+def test_the_order_of_controls_changes_nothing_unless_a_verb_chains_them(one: str, other: str) -> None:
+    c = case(4)
+    losses = [loss(Method.of(f"grpo+{spec}", table()), c).item() for spec in (f"{one}+{other}", f"{other}+{one}")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    assert losses[0] != pytest.approx(loss(Method.of(f"grpo+{one}", table()), c).item(), rel=1e-6)
+    assert losses[0] != pytest.approx(loss(Method.of(f"grpo+{other}", table()), c).item(), rel=1e-6)
+
+
 def test_the_metrics_say_what_each_part_has_done() -> None:
     c = case(4)
     method = Method.of("clip_b(share=0.1)+marking+clip_v(share=0.2)", table(marking=Marking))
@@ -459,7 +469,7 @@ def test_a_composition_is_what_it_stands_for() -> None:
 class Product(Grpo):
     """Takes a response as one product of its tokens."""
 
-    weighs_tokens: ClassVar[bool] = False
+    by_response: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from harness.base import files, locks
 from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
-from harness.launch.launcher import prepare
+from harness.launch.launcher import prepare_cell
 from harness.rollout import digests, models
 from harness.tracking import sync
 from harness.tracking.store import store
@@ -137,7 +137,7 @@ def test_a_clock_that_goes_backwards_disturbs_no_cell(
     [cell] = matrix.cells(config.load("smoke", [*SHORT, f"results={tmp_path / 'results'}"]))
     now = iter(range(10**9, 0, -3600))
     monkeypatch.setattr(time, "time", lambda: float(next(now)))
-    prepare(cell)
+    prepare_cell(cell)
     process.main(str(cell.folder), wait=0)
     monkeypatch.undo()
     assert State.read(cell.folder).state == "done"

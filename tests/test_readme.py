@@ -92,7 +92,7 @@ def test_commands_run(
 def test_slow_commands_are_parsed(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command in OURS, "no page has it any more"
     monkeypatch.chdir(tmp_path)
-    arguments = cli.parse(shlex.split(command)[1:])
+    arguments = cli.parse_command(shlex.split(command)[1:])
     if getattr(arguments, "config", None):
         assert matrix.cells(load(arguments))
 

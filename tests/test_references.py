@@ -46,7 +46,7 @@ def test_the_examples_of_a_command_parse_and_use_all_of_its_options(name: str) -
     for example in examples:
         program, command, *words = shlex.split(example)
         assert (program, command) == ("entrobench", name)
-        cli.parse([command, *words])
+        cli.parse_command([command, *words])
         used.update(word for word in words if word.startswith("--"))
     assert options(generate.subparsers(cli.parser())[name]) == used
 

@@ -87,7 +87,7 @@ def test_two_machines_do_what_one_process_does(tmp_path: Path) -> None:
 def test_a_rank_that_is_gone_ends_all_with_a_reason(sent: signal.Signals, told: str, tmp_path: Path) -> None:
     folder, program = tmp_path / "cell", tmp_path / "impatient.py"
     program.write_text(
-        "import sys; from harness import cell; from harness.base import ranks\n"
+        "import sys; from harness import cell; from harness.dist import ranks\n"
         "ranks.BEAT, ranks.SILENCE = 0.5, 4.0; cell.main(sys.argv[1])"
     )
     write(folder, "hardware.nodes=2", "train.steps=1000", "eval.every=0")
@@ -112,7 +112,7 @@ def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     with (
         pytest.raises(UserError, match=r"3 processes were started for this cell \(WORLD_SIZE\), but .* is 2"),
-        ranks.joined(2, "cpu"),
+        ranks.process_group(2, "cpu"),
     ):
         pass
 

@@ -22,7 +22,7 @@ from harness.batch import Rollout
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.protocol import Engine
 from harness.rollout.vllm import VllmEngine
-from harness.tokens.product import product
+from harness.tokens.head import wide_product
 
 EOS = 0
 PROMPTS = [[(7 * i + j) % 1000 + 1 for i in range(100)] for j in range(64)]
@@ -53,7 +53,7 @@ def differences(model: PreTrainedModel, groups: list[list[Rollout]]) -> torch.Te
     for rollout in (group[0] for group in groups[:16]):
         ids = torch.tensor([rollout.prompt + rollout.response], device="cuda")
         hidden_TD = model.model(input_ids=ids).last_hidden_state[0, len(rollout.prompt) - 1 : -1]
-        logp_TV = torch.log_softmax(product(hidden_TD, model.lm_head.weight.T), -1)
+        logp_TV = torch.log_softmax(wide_product(hidden_TD, model.lm_head.weight.T), -1)
         targets_T1 = torch.tensor(rollout.response, device="cuda")[:, None]
         found.append((logp_TV.gather(1, targets_T1)[:, 0] - torch.tensor(rollout.logp, device="cuda")).abs())
     return torch.cat(found)

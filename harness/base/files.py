@@ -1,4 +1,4 @@
-"""Files that are either there in full or not at all, whenever the process is killed."""
+"""Files that exist in full or not at all, even if the process is killed while it writes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
+from hashlib import file_digest
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +21,7 @@ YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
 
 
 def default_cache() -> Path:
-    """Where models and problem sets are kept once they are made."""
+    """Return the folder that keeps models and problem sets."""
     if given := os.environ.get("ENTROBENCH_CACHE"):
         return Path(given)
     try:
@@ -29,17 +30,24 @@ def default_cache() -> Path:
         raise UserError("this user has no home folder, where models are kept; set ENTROBENCH_CACHE") from error
 
 
-TEMPORARY = re.compile(r"\..+\.(\d+)")  # what is being written, with the process that does it
+TEMPORARY = re.compile(r"\..+\.(\d+)")  # a file that is being written, with the id of the process that writes it
 
-# Where files of a folder are written before they are put in their place, by folder: beside it, if it is not here.
-rooms: dict[Path, Path] = {}
+# The lease's directory of each cell that this process holds, by the cell's folder: files of a cell are written there
+# before they are put in place (cells/lease.py says why). This is state of the process on purpose. A lease is held by a
+# process, and whatever writes into the cell's folder must go through it, in each of its threads and below each library:
+# a writer that was not handed the lease would write past the fence. A context variable would not reach threads.
+lease_dirs: dict[Path, Path] = {}
 
 
 @contextlib.contextmanager
-def place(path: Path, writer: int | None = None) -> Iterator[Path]:
-    """Yields where this process, or several for one of them, write what becomes `path`; when they may write no more,
-    that is no place any more. What cannot be written to its end leaves nothing."""
-    folder, room = next(((f, r) for f, r in rooms.items() if f in path.parents), (path.parent, path.parent))
+def temporary_path(path: Path, writer: int | None = None) -> Iterator[Path]:
+    """Yield the path at which this process writes what becomes `path`; it is removed if writing fails.
+
+    `writer`: the process whose id is in its name, where several processes write one folder together. Raises Taken if
+    another process has taken over the cell.
+    """
+    folder = next((folder for folder in lease_dirs if folder in path.parents), path.parent)
+    room = lease_dirs.get(folder, folder)
     temporary = room / f".{path.name}.{writer or os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,36 +57,37 @@ def place(path: Path, writer: int | None = None) -> Iterator[Path]:
             raise Taken(folder) from error
         raise
     except BaseException as error:
-        remove(temporary)
+        remove_path(temporary)
         if reason := unwritten(error):
             raise Unwritten(path, reason) from error
         raise
 
 
 def unwritten(error: BaseException) -> str | None:
-    """Returns why nothing can be written at some place; None for all other errors."""
+    """Return why nothing can be written at some place; None for all other errors."""
     known = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
     if isinstance(error, OSError) and error.errno in known:
         return os.strerror(error.errno)
     return None
 
 
-def remove(path: Path) -> None:
-    """Removes a file or a folder, if it is there."""
+def remove_path(path: Path) -> None:
+    """Remove a file or a folder, if it exists."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def sweep(folder: Path) -> None:
-    """Removes what killed processes have half written into a folder, in which nobody else may be writing now."""
+    """Remove the half-written files of killed processes from a folder; no other process may be writing there now."""
     for path in folder.glob(".*"):
         if TEMPORARY.fullmatch(path.name):
-            remove(path)
+            remove_path(path)
 
 
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[IO[bytes]]:
-    with place(path) as temporary:
+    """Yield a file that takes the place of `path` when it is complete and on disk."""
+    with temporary_path(path) as temporary:
         with open(temporary, "wb") as file:
             yield file
             file.flush()
@@ -88,18 +97,30 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yields a new folder, which takes the place of an older one of that name when it is complete."""
-    with place(path) as temporary:
+    """Yield a new folder, which takes the place of an older one of that name when it is complete."""
+    with temporary_path(path) as temporary:
         temporary.mkdir()
         yield temporary
+        readable = usual_mode(temporary)
         for file in temporary.rglob("*"):
-            sync(file)
+            if file.is_file():
+                file.chmod(file.stat().st_mode | readable)  # safetensors lets only the owner read what it writes
+            flush_to_disk(file)
         shutil.rmtree(path, ignore_errors=True)
         os.rename(temporary, path)
 
 
-def sync(path: Path) -> None:
-    """Waits until a file or a folder is on disk."""
+def usual_mode(folder: Path) -> int:
+    """Return the permissions of a new file in a folder, which the user's umask decides."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode & 0o777
+    probe.unlink()
+    return mode
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file or a folder is on disk."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -108,11 +129,20 @@ def sync(path: Path) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Adds to a file; it is on disk when this returns."""
-    with place(path) as temporary, open(temporary.parent / os.path.relpath(path, temporary.parent), "a") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    """Append to a file; the text is on disk when this returns."""
+    with temporary_path(path) as temporary:
+        # By way of the lease's directory: the file cannot be opened any more once another process has removed that.
+        through_lease = temporary.parent / os.path.relpath(path, temporary.parent)
+        with open(through_lease, "a") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    with open(path, "rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -128,7 +158,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"it is no JSON ({error})") from error
+        raise Damaged(path, f"it is not JSON ({error})") from error
 
 
 def read_yaml(path: Path) -> Any:
@@ -136,11 +166,11 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(content: bytes, path: Path) -> Any:
-    """Returns the content of a file; `path` says where it was."""
+    """Parse the content of a file; `path` is named in errors."""
     try:
         return yaml.load(content, YAML_LOADER)
     except yaml.YAMLError as error:
-        raise Damaged(path, f"it is no YAML ({str(error).splitlines()[0]})") from error
+        raise Damaged(path, f"it is not YAML ({str(error).splitlines()[0]})") from error
 
 
 def read_lines(path: Path) -> list[Any]:
@@ -148,7 +178,7 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def parse_lines(content: bytes) -> list[Any]:
-    """One JSON value a line, whatever else counts as the end of a line in Unicode."""
+    """Parse one JSON value a line; other line ends of Unicode are part of a value."""
     return [json.loads(line) for line in content.split(b"\n") if line]
 
 

@@ -8,15 +8,15 @@ import json
 from typing import Any
 
 
-def of(component: Any) -> dict[str, Any]:
+def component_identity(component: Any) -> dict[str, Any]:
     """Returns the name of a dataclass with its fields."""
     return {"component": type(component).__name__, **dataclasses.asdict(component)}
 
 
-def digest(identity: Any) -> str:
+def hash_of(identity: Any) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def key(identity: Any) -> str:
     """Returns the short form, for names of folders."""
-    return digest(identity)[:12]
+    return hash_of(identity)[:12]

@@ -4,7 +4,7 @@
     value  = scalar | "[" [ scalar { "," scalar } ] "]"
     scalar = number | true | false | null | words | 'text, it''s quoted' | "text with \\n, \\t, \\" and \\\\"
 
-Words hold letters, digits and _ . / ~ + - with blanks between; text with anything else stands in quotes.
+Words hold letters, digits and _ . / ~ + - with blanks between; all other text needs quotes.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def split(spec: str, separator: str) -> list[str]:
 
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """`name(key=value, ...)` -> name and options."""
+    """Parse `name(key=value, ...)` into the name and the options."""
     if not spec.strip().isprintable():
-        raise UserError(f"{shown(spec)} holds a character that cannot be seen; allowed in double quotes: \\n and \\t")
+        raise UserError(f"{shown(spec)} holds an invisible character; allowed in double quotes: \\n and \\t")
     match = SPEC.fullmatch(spec)
     if match is None:
-        raise UserError(f"{shown(spec)} is no specification; write name or name(key=value, ...)")
+        raise UserError(f"{shown(spec)} is not a valid spec; write name or name(key=value, ...)")
     name, inside = match.groups()
     options: dict[str, Any] = {}
     for part in split(inside or "", ","):
@@ -61,7 +61,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
             continue
         key, equals, written = (each.strip() for each in part.partition("="))
         if not equals:
-            raise UserError(f"{shown(part.strip())} in {shown(spec)} is no option; write key=value")
+            raise UserError(f"{shown(part.strip())} in {shown(spec)} is not an option; write key=value")
         if key in options:
             raise UserError(f"{shown(spec)} says {short(key)} twice")
         options[key] = value(written, short(f"{name}.{key}"))
@@ -69,7 +69,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def value(written: str, key: str) -> Any:
-    """Returns what an option's value means."""
+    """Parse the value of an option."""
     if not (written.startswith("[") and written.endswith("]")):
         return scalar(written, key)
     parts = split(written[1:-1], ",")
@@ -77,7 +77,7 @@ def value(written: str, key: str) -> Any:
 
 
 def scalar(written: str, key: str) -> bool | int | float | str | None:
-    """Returns what one value means that is no list."""
+    """Parse a value that is not a list."""
     if INTEGER.fullmatch(written):
         return int(written)
     if FLOAT.fullmatch(written):
@@ -95,14 +95,14 @@ def scalar(written: str, key: str) -> bool | int | float | str | None:
             f"{key} is written {shown(written)}; write a number, a word, text in quotes, or a list such as [0.1, 0.2]"
         )
     if "${" in text:
-        raise UserError(f"{key} is {shown(text)}; nothing is filled in for ${{...}}, so write the value itself")
+        raise UserError(f"{key} is {shown(text)}; ${{...}} is not replaced here; write the value itself")
     return text
 
 
 def build(
     kind: str, table: Mapping[str, type[T]], spec: str, shared: Mapping[str, Mapping[str, Any]] | None = None
 ) -> T:
-    """The entry of `table` that `spec` names, with the options of the spec over the shared ones over its defaults."""
+    """Build the entry of `table` that `spec` names: the spec's options over the shared ones over the defaults."""
     name, options = parse(spec)
     known(kind, table, name)
     cls: Any = table[name]
@@ -112,11 +112,11 @@ def build(
 
 @functools.cache
 def plain(cls: Any, name: str) -> Any:
-    """Returns what a table's entry is without options, checked once for the many that ask for none."""
+    """Return an entry of a table without options; checked once, since most specs have none."""
     return typed(cls(), {}, f"{name}.")
 
 
 def known(kind: str, table: Mapping[str, object], name: str) -> None:
-    """Refuses a name that is not in the table."""
+    """Refuse a name that is not in the table."""
     if name not in table:
         raise UserError(f"unknown {kind} {shown(name)}; {nearest(name, table)}")

@@ -1,5 +1,7 @@
-"""YAML that people wrote: plain values in a file of a sensible size, and `${key}` for the plain value of another key;
-nothing that repeats or constructs."""
+"""YAML that people wrote: plain values in a file of sensible size, and `${key}` for the plain value of another key.
+
+Anchors, aliases and tags are refused: they repeat or construct.
+"""
 
 from __future__ import annotations
 
@@ -20,30 +22,30 @@ DEEPEST = 20  # lists and mappings in one another
 
 
 def read(path: Path) -> str:
-    """Returns the text of a file that `check` lets pass."""
+    """Return the text of a file that passes `check`."""
     if not path.is_file():
         raise UserError(f"there is no file {short(str(path))}")
     if path.stat().st_size > LARGEST:
-        raise UserError(f"{short(str(path))} has more than {LARGEST} bytes; no file of settings is that large")
+        raise UserError(f"{short(str(path))} has more than {LARGEST} bytes; a configuration is never that large")
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"{short(str(path))} is no UTF-8 (byte {error.start}); save it as UTF-8") from error
+        raise UserError(f"{short(str(path))} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
     check(text, short(str(path)))
     return text
 
 
 def load(path: Path) -> Any:
-    """Returns what a file says."""
+    """Return the content of a file."""
     text = read(path)
     try:
         return yaml.load(text, YAML_LOADER)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: of a date that is none, or a number without end
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date, or an endless number
         raise UserError(f"{short(str(path))} cannot be read: {reason(error)}") from error
 
 
 def check(text: str, where: str) -> None:
-    """Refuses text that is no YAML, or that uses more of YAML than plain values, lists and mappings."""
+    """Refuse text that is not YAML, or that uses more of YAML than plain values, lists and mappings."""
     depth = values = 0
     try:
         for event in yaml.parse(text, YAML_LOADER):
@@ -58,40 +60,45 @@ def check(text: str, where: str) -> None:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             values += isinstance(event, yaml.NodeEvent)
             if depth > DEEPEST or values > MOST:
-                raise UserError(f"{line} goes too far; allowed: {MOST} values and names, {DEEPEST} levels deep")
+                raise UserError(
+                    f"{line} is too large or too deep; allowed: {MOST} values and names, {DEEPEST} levels deep"
+                )
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         raise UserError(f"{where} cannot be read: {reason(error)}") from error
 
 
 def check_scalar(text: str, where: str) -> None:
-    """Refuses what would be filled in from elsewhere, and characters that no file or database takes."""
+    """Refuse partial references, and characters that files and databases do not take."""
     if "${" in text and not REFERENCE.fullmatch(text):
         raise UserError(f"{where} has {short(text)!r}; allowed as a whole value: the key of another, as ${{train.lr}}")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise UserError(f"{where} has {short(ascii(text))}, with a character that is none")
+        raise UserError(f"{where} has {short(ascii(text))}, with a character that is not valid")
 
 
 def filled(value: Any, whole: Mapping[str, Any], by: tuple[str, ...] = ()) -> Any:
-    """Returns what people wrote, with the value of another key in the place of each `${key}`; `by`: through which."""
+    """Replace each `${key}` by the value of that key; `by`: the keys that led here, to find circles."""
     if isinstance(value, dict):
         return {key: filled(each, whole, by) for key, each in value.items()}
     if isinstance(value, list):
         return [filled(each, whole, by) for each in value]
-    found = REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    reference = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if reference is None:
         return value
-    key = found[1]
-    there: Any = whole
+    key = reference[1]
+    referenced: Any = whole
     for name in key.split("."):
-        there = there.get(name) if isinstance(there, dict) else None
-    if there is None or isinstance(there, dict | list) or key in by:
-        why = "leads to itself" if key in by else "is no plain value that is written in the configuration"
-        raise UserError(f"${{{short(key)}}} cannot be filled in: {short(key)} {why}")
-    return filled(there, whole, (*by, key))
+        referenced = referenced.get(name) if isinstance(referenced, dict) else None
+    if key in by:
+        raise UserError(f"${{{short(key)}}} cannot be filled in: {short(key)} leads to itself")
+    if referenced is None or isinstance(referenced, dict | list):
+        raise UserError(
+            f"${{{short(key)}}} cannot be filled in: {short(key)} is not a plain value that the configuration sets"
+        )
+    return filled(referenced, whole, (*by, key))
 
 
 def reason(error: Exception) -> str:
-    """Returns what a parser says, with the line that it says it of."""
+    """Return the message of a parser, with its line."""
     mark = getattr(error, "problem_mark", None)
-    said = short(getattr(error, "problem", None) or str(error).partition("\n")[0])
-    return said if mark is None else f"{said} (line {mark.line + 1})"
+    message = short(getattr(error, "problem", None) or str(error).partition("\n")[0])
+    return message if mark is None else f"{message} (line {mark.line + 1})"

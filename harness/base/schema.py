@@ -4,9 +4,9 @@
     betas: list[float] = numbers([0.9, 0.999], length=2, least=0, below=1)
     engine: str = choice("auto", ("auto", "embedded", "vllm"))
 
-NaN is refused in every field, infinity in all that do not name it as a bound (most=inf), declared or not. None stands
-for what is not set, so that no bound holds for it. A class variable `refused` may tell why keys that one could expect
-are not there.
+NaN is refused in every field, and infinity in every field that does not name it as a bound (most=inf). None means that
+a value is not set; bounds do not apply to it. A class variable `refused` may say why keys that users expect do not
+exist.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from harness.base.errors import UserError, nearest, one_of, short, shown
 
 ALLOWED = "allowed"  # the entry of a field's metadata that holds a Range, or the names of a choice
-LARGEST = 2**63 - 1  # of whole numbers, as databases and tensors hold them
+LARGEST = 2**63 - 1  # of whole numbers: the range of databases and tensors
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -35,11 +35,15 @@ class Range:
     above: float | None = None
     most: float | None = None
     below: float | None = None
-    length: int | None = None  # of a list, whose every number is meant; None: any
+    length: int | None = None  # of a list, whose numbers each have the bounds; None: any length
 
     def holds(self, value: float) -> bool:
+        if isinstance(value, int):
+            representable = abs(value) <= LARGEST
+        else:
+            representable = isfinite(value) or value in (self.least, self.most)
         return (
-            (abs(value) <= LARGEST if isinstance(value, int) else isfinite(value) or value in (self.least, self.most))
+            representable
             and (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and (self.most is None or value <= self.most)
@@ -48,42 +52,42 @@ class Range:
 
     def __str__(self) -> str:
         words = {"at least": self.least, "more than": self.above, "at most": self.most, "less than": self.below}
-        bounds = {said: bound for said, bound in words.items() if bound is not None}
+        bounds = {word: bound for word, bound in words.items() if bound is not None}
         if bounds.keys() == {"at least"}:
             return f"{self.least:g} and more"
         if bounds.keys() == {"at least", "at most"}:
             return f"{self.least:g} to {self.most:g}"
-        return " and ".join(f"{said} {bound:g}" for said, bound in bounds.items()) or "any number"
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items()) or "any number"
 
 
 def within(**bounds: float | None) -> dict[str, Any]:
-    """Returns the metadata of a field of numbers; for fields without a default: `field(metadata=within(least=1))`."""
+    """Return the metadata of a field of numbers; for fields without a default: `field(metadata=within(least=1))`."""
     return {ALLOWED: Range(**bounds)}  # type: ignore[arg-type]
 
 
 def number(default: float | None, **bounds: float | None) -> Any:
-    """Declares a field that holds a number within the bounds least or above, most or below; or None."""
+    """Declare a field that holds a number within the bounds least or above, most or below; or None."""
     return dataclasses.field(default=default, metadata=within(**bounds))
 
 
 def numbers(default: Iterable[float], *, length: int | None = None, **bounds: float | None) -> Any:
-    """Declares a field that holds a list of numbers, each of them within the bounds."""
+    """Declare a field that holds a list of numbers, each of them within the bounds."""
     return dataclasses.field(default_factory=lambda: list(default), metadata=within(length=length, **bounds))
 
 
 def choice(default: str, names: tuple[str, ...]) -> Any:
-    """Declares a field that holds one of a few names."""
+    """Declare a field that holds one of a few names."""
     return dataclasses.field(default=default, metadata={ALLOWED: names})
 
 
 @functools.cache
 def hints_of(schema: Any) -> dict[str, Any]:
-    """Returns the types of a dataclass's fields."""
+    """Return the types of a dataclass's fields."""
     return get_type_hints(schema)
 
 
 def check(schema: Any, values: Mapping[str, Any], where: str) -> None:
-    """Refuses what the fields of a dataclass do not allow; sections inside it may be dataclasses or mappings."""
+    """Refuse values that a dataclass's fields do not allow; its sections may be dataclasses or mappings."""
     hints = hints_of(schema)
     for each in dataclasses.fields(schema):
         value, inner = values[each.name], section(hints[each.name])
@@ -94,7 +98,7 @@ def check(schema: Any, values: Mapping[str, Any], where: str) -> None:
 
 
 def check_value(declared: dataclasses.Field[Any], value: Any, key: str) -> None:
-    """Refuses a value that its field does not allow, by the name `key`."""
+    """Refuse a value that its field does not allow; `key` names it in the error."""
     allowed = declared.metadata.get(ALLOWED, Range())
     if not isinstance(allowed, Range):
         one_of(key, value, allowed)
@@ -109,7 +113,7 @@ def check_value(declared: dataclasses.Field[Any], value: Any, key: str) -> None:
 
 
 def each_of(key: str, value: Any) -> list[tuple[str, Any]]:
-    """Returns a value by its key, and what is in it if it is a list."""
+    """Return a value with its key, and with theirs the items of a list."""
     return [(key, value), *((f"{key}[{i}]", one) for i, one in enumerate(value if isinstance(value, list) else ()))]
 
 
@@ -119,13 +123,13 @@ def check_size(key: str, value: Any) -> None:
 
 
 def section(hint: Any) -> Any:
-    """Returns the dataclass that a type is or may be; None for all other types."""
+    """Return the dataclass that a type is or may be; None for all other types."""
     kinds = (kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and dataclasses.is_dataclass(kind))
     return next(kinds, None)
 
 
 def check_keys(given: Mapping[Any, Any], schema: Any, where: str) -> None:
-    """Refuses unknown keys, and a scalar, a list or a mapping in the place of another of the three."""
+    """Refuse unknown keys, and a scalar, a list or a mapping where another of the three belongs."""
     hints, known = hints_of(schema), {each.name: each for each in dataclasses.fields(schema)}
     refused: Mapping[str, str] = getattr(schema, "refused", {})
     for name, value in given.items():
@@ -165,7 +169,7 @@ def check_list(value: Any, key: str, declared: dataclasses.Field[Any], kind: typ
 
 
 def unswitched(given: Mapping[str, Any], schema: Any) -> dict[str, Any]:
-    """Returns the values with the name `off` or `on` where YAML took it for a boolean and the field holds names."""
+    """Return the values with `off` and `on` as names again, where YAML read a boolean and the field holds names."""
     hints, found = hints_of(schema), dict(given)
     for each in dataclasses.fields(schema):
         value, inner = found.get(each.name), section(hints[each.name])
@@ -178,7 +182,7 @@ def unswitched(given: Mapping[str, Any], schema: Any) -> dict[str, Any]:
 
 
 def kind_of(schema: Any, full_key: str) -> str:
-    """Returns the type of what stands under a key such as train.betas[0], in words."""
+    """Return the type of the value under a key such as train.betas[0], in words."""
     hint = None
     for name in full_key.partition("[")[0].split("."):
         hint = hints_of(schema)[name]
@@ -187,8 +191,10 @@ def kind_of(schema: Any, full_key: str) -> str:
 
 
 def typed(schema: Any, given: Mapping[str, Any], where: str) -> Any:
-    """Returns `given` over the defaults of the dataclass `schema` (or its class), with names, types and bounds checked;
-    `where` stands before each key in a sentence about it."""
+    """Return `given` over the defaults of the dataclass `schema` (or its class), with names, types and bounds checked.
+
+    `where` is put before each key in an error.
+    """
     kind = schema if isinstance(schema, type) else type(schema)
     check_keys(given, kind, where)
     try:
@@ -200,7 +206,7 @@ def typed(schema: Any, given: Mapping[str, Any], where: str) -> Any:
         return OmegaConf.to_object(merged)
     except ValidationError as error:
         key = str(error.full_key)
-        said = f"{short(where + key)} is {shown(error.value)}; it must be {kind_of(kind, key)}"
-        raise UserError(said) from error
+        sentence = f"{short(where + key)} is {shown(error.value)}; it must be {kind_of(kind, key)}"
+        raise UserError(sentence) from error
     except OmegaConfBaseException as error:
         raise UserError(f"{short(f'{where}{error.full_key}')}: {short(str(error).splitlines()[0])}") from error

@@ -15,13 +15,18 @@ from harness.base.shape import Shape
 
 
 class Verdict(StrEnum):
-    """How a response was judged; only right earns a reward."""
+    """The judgment on a response."""
 
     RIGHT = "right"
     WRONG = "wrong"
     UNPARSED = "unparsed"
     TIMEOUT = "timeout"
     ERROR = "error"
+
+    @property
+    def reward(self) -> float:
+        """The reward before any method shapes it: 1 for a right response, 0 for any other."""
+        return float(self == Verdict.RIGHT)
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ def evaluation_name(task: Task) -> str:
 
     A value that a file's name cannot hold, such as a sentence, is given by the first digits of its hash.
     """
-    identity, plain = identities.of(task), identities.of(type(task)())
+    identity, plain = identities.component_identity(task), identities.component_identity(type(task)())
     changed = {key: value for key, value in identity.items() if value != plain[key]}
     if not changed:
         return task.name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from hashlib import file_digest
 from pathlib import Path
 
 from harness.base import files, seal
@@ -20,17 +19,12 @@ def name_of(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def digest(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return file_digest(opened, "sha256").hexdigest()
-
-
-def write(path: Path, cell: str, step: int, sums: Mapping[str, str]) -> None:
+def write_seal(path: Path, cell: str, step: int, sums: Mapping[str, str]) -> None:
     text = json.dumps({"cell": cell, "step": step, "files": dict(sums)})
     files.write_text(path / FILE, seal.close_json(text))
 
 
-def read(path: Path, cell: str) -> dict[str, str]:
+def read_seal(path: Path, cell: str) -> dict[str, str]:
     """Return the sums of a checkpoint's files; refuse one of another cell or step, or with other files."""
     try:
         record = json.loads(seal.open_json((path / FILE).read_bytes(), path / FILE))
@@ -46,15 +40,15 @@ def read(path: Path, cell: str) -> dict[str, str]:
     return sums
 
 
-def changed(path: Path, sums: Mapping[str, str], names: Iterable[str]) -> list[str]:
+def changed_files(path: Path, sums: Mapping[str, str], names: Iterable[str]) -> list[str]:
     """Return which of these files of a checkpoint are not as they were written."""
-    return [name for name in names if digest(path / name) != sums[name]]
+    return [name for name in names if files.sha256_of(path / name) != sums[name]]
 
 
-def whole(path: Path, cell: str) -> bool:
+def is_whole_checkpoint(path: Path, cell: str) -> bool:
     """Return whether a checkpoint is this cell's, and as it was written; this reads all of it."""
     try:
-        sums = read(path, cell)
+        sums = read_seal(path, cell)
     except Damaged:
         return False
-    return not changed(path, sums, sums)
+    return not changed_files(path, sums, sums)

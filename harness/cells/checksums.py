@@ -1,7 +1,7 @@
-"""The sums of what a cell has recorded, written when it is done: by them, what was cut off or changed since is seen.
+"""The checksums of a cell's records, written when it is done; they show later changes and cut-off files.
 
-The files of the trained model may be many GB. Each is read anew only if it was written since, by the time of its last
-change. A model that is gone as a whole was removed by somebody who needs its room.
+The files of the trained model may be many GB, so each is read again only if its time of change differs. A model whose
+whole folder is gone was removed on purpose, to save space.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from pathlib import Path
 from harness.base import files, seal
 from harness.base.errors import Damaged
 from harness.cells import log
-from harness.cells.checkpoint_seal import digest
 
 FILE = "sums.json"
-CONFIG = "config.yaml"  # which has a seal of its own, since every run writes it again
+CONFIG = "config.yaml"  # not in the sums: every run writes it again, and it has a seal of its own
 MODEL = "model"  # the folder of the trained model
 SUMMED = (log.FILE, "evals/*.json", "samples/*.jsonl", f"{MODEL}/*")
 
 
-def write(folder: Path) -> None:
-    """Writes down the size and the SHA-256 of each record of a cell, and of a model's file when it was written."""
-    found = {}
+def write_checksums(folder: Path) -> None:
+    """Write the size and the SHA-256 of each record of a cell, and for a model's file its time of change."""
+    records = {}
     for pattern in SUMMED:
         for path in sorted(folder.glob(pattern)):
             status = path.stat()
             when = [status.st_mtime_ns] if path.parent.name == MODEL else []
-            found[str(path.relative_to(folder))] = [status.st_size, digest(path), *when]
-    files.write_text(folder / FILE, seal.close_json(json.dumps(found)))
+            records[str(path.relative_to(folder))] = [status.st_size, files.sha256_of(path), *when]
+    files.write_text(folder / FILE, seal.close_json(json.dumps(records)))
 
 
 def noted(folder: Path) -> dict[str, tuple[int, str, int | None]]:
@@ -43,9 +42,13 @@ def noted(folder: Path) -> dict[str, tuple[int, str, int | None]]:
     records = json.loads(seal.open_json(content, path))
     if log.FILE not in records:
         raise Damaged(path, f"it has no sum of {log.FILE}")
-    found = {name: (size, told, next(iter(when), None)) for name, (size, told, *when) in records.items()}
-    removed = not (folder / MODEL).exists()
-    return {name: each for name, each in found.items() if not (removed and name.startswith(f"{MODEL}/"))}
+    model_removed = not (folder / MODEL).exists()
+    expected = {}
+    for name, (size, checksum, *when) in records.items():
+        if model_removed and name.startswith(f"{MODEL}/"):
+            continue
+        expected[name] = size, checksum, when[0] if when else None
+    return expected
 
 
 def check_sizes(folder: Path) -> None:
@@ -59,9 +62,11 @@ def check_sizes(folder: Path) -> None:
             raise Damaged(folder / name, f"it holds {there} bytes where {size} were written")
 
 
-def changed(folder: Path) -> Iterator[tuple[Damaged, str]]:
-    """Yield the harm to each record that is not as it was when the cell was done, with its name; this reads all of
-    them, and of models only files that were written since."""
+def changed_records(folder: Path) -> Iterator[tuple[Damaged, str]]:
+    """Yield the damage to each record that changed since the cell was done, with its name.
+
+    This reads all records, but of the model only the files whose time of change differs.
+    """
     try:
         seal.open_yaml((folder / CONFIG).read_bytes(), folder / CONFIG)
     except FileNotFoundError:
@@ -69,15 +74,15 @@ def changed(folder: Path) -> Iterator[tuple[Damaged, str]]:
     except Damaged as damage:
         yield damage, CONFIG
     try:
-        found = noted(folder)
+        records = noted(folder)
     except Damaged as damage:
         yield damage, FILE
         return
-    for name, (size, told, when) in found.items():
+    for name, (size, checksum, when) in records.items():
         path = folder / name
         if not path.is_file():
             yield Damaged(path, "it is missing"), name
             continue
         status = path.stat()
-        if (status.st_size, status.st_mtime_ns) != (size, when) and digest(path) != told:
+        if (status.st_size, status.st_mtime_ns) != (size, when) and files.sha256_of(path) != checksum:
             yield Damaged(path, "it is not as it was when the cell was done"), name

@@ -21,17 +21,17 @@ PASS = re.compile(r"pass@(\d+)")
 ROUNDING = 1e-9
 
 
-def place(folder: Path, task: str, step: int) -> Path:
+def evaluation_path(folder: Path, task: str, step: int) -> Path:
     return folder / FOLDER / f"{task}-{step:06d}.json"
 
 
-def write(folder: Path, record: Mapping[str, Any]) -> None:
+def write_evaluation(folder: Path, record: Mapping[str, Any]) -> None:
     """Write the evaluation of a cell on one task at one step."""
     text = json.dumps(record, allow_nan=False)
-    files.write_text(place(folder, record["task"], record["step"]), seal.close_json(text))
+    files.write_text(evaluation_path(folder, record["task"], record["step"]), seal.close_json(text))
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_evaluation(path: Path) -> dict[str, Any]:
     """Return an evaluation; refuse one that was changed, or that lacks an answer."""
     try:
         content = path.read_bytes()
@@ -42,19 +42,22 @@ def read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, Damaged):
             raise
-        raise Damaged(path, f"it is no JSON ({error})") from error
-    right, problems = (record.get(key) if isinstance(record, dict) else None for key in ("right", "problems"))
+        raise Damaged(path, f"it is not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise Damaged(path, "it is not a mapping of keys")
+    right, problems = record.get("right"), record.get("problems")
     if not right or not problems or len(right) != len(problems) or len({*map(len, right)}) != 1:
         raise Damaged(path, "it holds no answer of some problem")
     return record
 
 
-def every(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+def all_evaluations(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Return all evaluations of a cell with their files, by task and then by step."""
-    return [(path, read(path)) for path in sorted((folder / FOLDER).glob("*.json"))]  # names end in 000020.json
+    paths = sorted((folder / FOLDER).glob("*.json"))  # names end in the step with leading zeros: 000020.json
+    return [(path, read_evaluation(path)) for path in paths]
 
 
-def check(path: Path, record: Mapping[str, Any], logged: Mapping[str, float]) -> None:
+def check_scores(path: Path, record: Mapping[str, Any], logged: Mapping[str, float]) -> None:
     """Refuse an evaluation from whose answers other scores follow than metrics.jsonl has of its step."""
     right_JN = np.array(record["right"])
     right_J, samples = right_JN.sum(axis=1), right_JN.shape[1]

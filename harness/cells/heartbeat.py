@@ -1,6 +1,7 @@
-"""Where this process stands: in which phase of which step, and since when it has not come forward.
+"""The heartbeat of a cell's process: its phase and step, and a count that grows with every sign of progress.
 
-Each rank of a cell writes it into a file too, where the others see it, and where it is read when a process was killed.
+Each rank of a cell also writes it to a file in the lease's directory. The other ranks watch that file, and the launcher
+reads it after a process was killed.
 """
 
 from __future__ import annotations
@@ -12,24 +13,31 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NAME = "standing"
-LOOK = 1.0  # seconds from one look at whether ranks come forward to the next
-WIDTH = 80  # characters of the file, which one write replaces
+LOOK = 1.0  # seconds between two looks at whether ranks make progress
+WIDTH = 80  # characters of the file: always the same number, so that one write replaces all of it
 
 
-class Standing:
+def no_progress() -> None:
+    """Take a sign of progress where nobody watches: the default of everything that gives one."""
+
+
+class Heartbeat:
+    """The phase and the step of one process. The process of a cell makes it, and hands it to all that work for it."""
+
     def __init__(self) -> None:
         self.phase, self.step = "", 0
-        self.count = 0  # of the times that it came forward
+        self.count = 0  # of the signs of progress
         self.room: Path | None = None
         self.file: int | None = None
 
     def __str__(self) -> str:
-        """Returns the phase with its step, as far as there are any."""
-        return " of ".join(filter(None, (self.phase, f"step {self.step}" if self.step else "")))
+        """Return the phase and the step, as far as they are known."""
+        step = f"step {self.step}" if self.step else ""
+        return " of ".join(filter(None, (self.phase, step)))
 
     @contextmanager
     def at(self, phase: str) -> Iterator[None]:
-        """Names what is done here. Where an error ends it, the name stays, which tells the place of the error."""
+        """Name a phase. After an error its name is kept, which then says where the error happened."""
         before = self.phase
         self.enter(phase)
         yield
@@ -42,13 +50,13 @@ class Standing:
             os.pwrite(self.file, str(self).ljust(WIDTH)[:WIDTH].encode(), 0)
 
     def forward(self) -> None:
-        """Notes that the phase has come forward."""
+        """Count a sign of progress."""
         self.count += 1
 
     @contextmanager
     def kept(self, room: Path, rank: int) -> Iterator[None]:
-        """Writes it into a folder too, from the beginning on."""
-        self.file = os.open(room / f"{NAME}-{rank}", os.O_WRONLY | os.O_CREAT)
+        """Also write the heartbeat to a file in this directory, from the beginning of a cell."""
+        self.file = os.open(room / f"{NAME}-{rank}", os.O_WRONLY | os.O_CREAT, 0o666)
         self.room, self.step = room, 0
         self.enter("")
         try:
@@ -57,32 +65,32 @@ class Standing:
             os.close(self.file)
             self.file = self.room = None
 
-    def watch(self, room: Path, rank: int, seconds: float, still: Callable[[str], None]) -> None:
-        """Tells the others that this rank comes forward, and calls `still` when no rank has for so long: then all wait
-        for the one that did before the others."""
-        told, heard = -1, dict[Path, tuple[int, float]]()
+    def watch(self, room: Path, rank: int, seconds: float, stalled: Callable[[str], None]) -> None:
+        """Show the other ranks that this one makes progress; call `stalled` if no rank has made any for so long.
+
+        All ranks then wait for the one whose last sign of progress is the oldest, and its phase is reported.
+        """
+        shown = -1
+        seen: dict[Path, tuple[int, float]] = {}  # the last change of each rank's file, and when it was noticed
         while self.room == room:
-            if told != self.count:
-                told = self.count
+            if shown != self.count:
+                shown = self.count
                 os.utime(room / f"{NAME}-{rank}")
             now = time.monotonic()
             for path in room.glob(f"{NAME}-*"):
-                stamp = path.stat().st_mtime_ns
-                if path not in heard or heard[path][0] != stamp:
-                    heard[path] = stamp, now
-            if now - max(since for _, since in heard.values()) > seconds:
-                last = min(heard, key=lambda path: heard[path][1])
+                changed = path.stat().st_mtime_ns
+                if path not in seen or seen[path][0] != changed:
+                    seen[path] = changed, now
+            if now - max(noticed for _, noticed in seen.values()) > seconds:
+                last = min(seen, key=lambda path: seen[path][1])
                 where = last.read_text().strip() or "its beginning"
-                still(f"rank {last.name.rpartition('-')[2]} has stood still in {where}")
+                stalled(f"rank {last.name.rpartition('-')[2]} has stood still in {where}")
                 return
             time.sleep(min(LOOK, seconds / 4))
 
 
-here = Standing()  # of this process
-
-
-def of(room: Path) -> str:
-    """Returns where the process stood that kept it in this folder, or nothing."""
+def last_heartbeat(room: Path) -> str:
+    """Return the phase and the step of the process that last worked in this directory; empty if there is none."""
     try:
         return (room / f"{NAME}-0").read_text().strip()
     except FileNotFoundError:

@@ -1,14 +1,14 @@
-"""Who works on a cell: one process at a time, on whatever machine sees its folder, also where no file can be locked.
+"""The lease on a cell: one process at a time works on it, on any machine that sees its folder, without file locks.
 
-    leases/7/owner     the lease of number 7, the only one there; its owner touches it every few seconds
-    leases/7/over      it was given back
+    leases/7/owner     lease number 7, the only one there; its owner touches the file every few seconds
+    leases/7/over      the lease was given back
 
-A lease is taken by renaming a folder to the next number, which succeeds for one process alone, on NFS too. It may be
-taken when the last one was given back, when its owner is known to be dead, or when it was not touched for a minute:
-its owner may only stand still, so nobody can know. A sign of life that is dated ahead of the clock is dated now by the
-first process that looks at it. Hence the fence: what the owner writes into the cell's folder goes through the folder
-of its lease, and the next owner removes that folder first. Whoever wakes up then finds no way to write, at whatever
-place he was stopped.
+A process takes a lease by renaming a directory to the next number, which succeeds for one process alone, on NFS too. It
+may take it when the last lease was given back, when its owner is known to be dead, or when the owner has not touched it
+for a minute. Such an owner may only be paused, and may wake up later. Hence the fence: all that an owner writes into
+the cell's folder goes through the directory of its lease (base/files.py), and the next owner removes that directory
+first, so late writes of the old owner fail. A sign of life that is dated in the future is dated now by the first
+process that sees it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from harness.base.errors import Damaged, Taken
 NAME = "leases"
 BEAT = 5.0  # seconds from one sign of life to the next
 PATIENCE = 60.0  # seconds without one, after which a lease may be taken over
-POLL = 0.2
-BUSY = os.EX_TEMPFAIL  # the exit code of a process that found another one at work on its cell
+POLL = 0.2  # seconds between two looks at whether a lease is free
+BUSY = os.EX_TEMPFAIL  # the exit code of a process whose cell another process works on
 
 
 @dataclass(frozen=True)
 class Owner:
     """The process that holds a lease."""
 
-    machine: str  # where its number means this process
+    machine: str  # the machine on which `process` is its id
     host: str
     process: int
-    born: str  # as the machine counts, since numbers of processes are used again
+    born: str  # its start by the machine's count, since ids of processes are used again
 
     @classmethod
     def me(cls) -> Owner:
@@ -50,7 +50,7 @@ class Owner:
 
     @property
     def dead(self) -> bool:
-        """Returns whether it is known to be gone, which it is on its own machine alone."""
+        """Whether the process is known to be gone, which only its own machine can tell."""
         return self.machine == machine() and born(self.process) != self.born
 
     def __str__(self) -> str:
@@ -59,22 +59,22 @@ class Owner:
 
 @functools.cache
 def machine() -> str:
-    """Returns what tells this machine, since it was started, and its numbers of processes from those of others."""
+    """Return a text that is unique to this machine since its boot, and to its namespace of process ids."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
 
 
 def born(process: int) -> str | None:
-    """Returns when a process of this machine was started; None where there is none, or nothing but its exit code."""
+    """Return when a process of this machine was started; None if there is none, or only its exit code is left."""
     try:
-        told = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if told[0] in "ZX" else told[19]
+    return None if fields[0] in "ZX" else fields[19]
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A lease that somebody took on a cell's folder."""
+    """A lease on a cell's folder."""
 
     folder: Path
     number: int
@@ -85,7 +85,7 @@ class Lease:
 
     @property
     def owner(self) -> Owner | None:
-        """Returns who took it; None where it is gone, or where nobody can read it."""
+        """The process that took it; None if the lease is gone or cannot be read."""
         try:
             return Owner(**files.read_json(self.room / "owner"))
         except (FileNotFoundError, Damaged, TypeError):
@@ -93,7 +93,7 @@ class Lease:
 
     @property
     def free(self) -> bool:
-        """Returns whether nobody holds it any more, or gave no sign of life for long."""
+        """Whether it was given back, or its owner is dead or has given no sign of life for a minute."""
         try:
             beat = (self.room / "owner").stat().st_mtime
             owner = self.owner
@@ -108,16 +108,16 @@ class Lease:
         return age > PATIENCE
 
     def date(self) -> None:
-        """Date the last sign of life now, where a clock that was wrong has dated it ahead.
+        """Date the last sign of life now, if a wrong clock has dated it in the future.
 
-        An owner that lives dates it again; of one that is gone it gets old from now on.
+        A living owner dates it again; the lease of a dead one gets older from now on.
         """
-        with contextlib.suppress(OSError):  # gone by now, or not ours to write: then it is as old as it says
+        with contextlib.suppress(OSError):  # gone by now, or not writable: then its date counts
             os.utime(self.room / "owner")
 
 
 def clock(folder: Path) -> float:
-    """Returns the time by which files of a folder are dated; where nothing can be written, that of this machine."""
+    """Return the time of the file system that dates a folder's files; this machine's time if it is read-only."""
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             return os.fstat(probe.fileno()).st_mtime
@@ -125,8 +125,8 @@ def clock(folder: Path) -> float:
         return time.time()
 
 
-def last(folder: Path) -> Lease | None:
-    """Returns the newest lease on a cell; None before the first."""
+def newest_lease(folder: Path) -> Lease | None:
+    """Return the newest lease on a cell; None before the first."""
     try:
         numbers = [int(name) for name in os.listdir(folder / NAME) if name.isdigit()]
     except FileNotFoundError:
@@ -135,15 +135,17 @@ def last(folder: Path) -> Lease | None:
 
 
 def holder(folder: Path) -> Owner | None:
-    """Returns who works on the cell; None for nobody."""
-    lease = last(folder)
+    """Return the process that works on a cell, if there is one."""
+    lease = newest_lease(folder)
     return None if lease is None or lease.free else lease.owner
 
 
 @contextlib.contextmanager
-def held(folder: Path, wait: float | None = None) -> Iterator[Lease | None]:
-    """Holds the cell: what this process writes into its folder is fenced. Yields None if another one holds it still
-    after so many seconds; None waits for ever."""
+def hold(folder: Path, wait: float | None = None) -> Iterator[Lease | None]:
+    """Hold a cell while this process writes into its folder.
+
+    Yields None if another process still holds it after `wait` seconds; without a limit it waits for ever.
+    """
     lease = take(folder, wait)
     if lease is None:
         yield None
@@ -163,29 +165,29 @@ def held(folder: Path, wait: float | None = None) -> Iterator[Lease | None]:
 
 @contextlib.contextmanager
 def briefly(folder: Path) -> Iterator[bool]:
-    """Yields whether this process may write into the cell's folder: it works on it, or nobody does."""
-    if folder in files.rooms:
+    """Yield whether this process may write into a cell's folder: it works on the cell, or no process does."""
+    if folder in files.lease_dirs:
         yield True
         return
-    with held(folder, wait=0) as lease:
+    with hold(folder, wait=0) as lease:
         yield lease is not None
 
 
 @contextlib.contextmanager
 def fenced(lease: Lease) -> Iterator[None]:
-    """Lets this process write into the cell's folder as long as nobody takes the lease over."""
-    files.rooms[lease.folder] = lease.room
+    """Send what this process writes into the cell's folder through the directory of a lease."""
+    files.lease_dirs[lease.folder] = lease.room
     try:
         yield
     finally:
-        del files.rooms[lease.folder]
+        del files.lease_dirs[lease.folder]
 
 
 def take(folder: Path, wait: float | None = None) -> Lease | None:
-    """Takes the next lease as soon as the last one is free."""
+    """Take the next lease as soon as the last one is free."""
     began = time.monotonic()
     while True:
-        lease = last(folder)
+        lease = newest_lease(folder)
         if (lease is None or lease.free) and (mine := next_after(folder, lease)):
             return mine
         if wait is not None and time.monotonic() - began >= wait:
@@ -194,29 +196,29 @@ def take(folder: Path, wait: float | None = None) -> Lease | None:
 
 
 def next_after(folder: Path, lease: Lease | None) -> Lease | None:
-    """Takes the lease after this one, and makes writing impossible by all that came before; None where another process
-    was first."""
+    """Take the lease after this one and end the writing of earlier owners; None if another process was first."""
     mine = Lease(folder, lease.number + 1 if lease else 1)
     (folder / NAME).mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=".", dir=folder / NAME))
     files.write_json(fresh / "owner", asdict(Owner.me()))
     try:
-        os.rename(fresh, mine.room)  # fails where it is there: it is never empty
+        os.rename(fresh, mine.room)  # fails if it exists: it is never empty
     except OSError:
         shutil.rmtree(fresh)
         return None
-    if last(folder) != mine:  # it was there, and has been taken over since
+    if newest_lease(folder) != mine:  # this number was used before, and has been taken over since
         shutil.rmtree(mine.room)
         return None
     for name in os.listdir(folder / NAME):
         if name.isdigit() and name != str(mine.number):
-            os.rename(folder / NAME / name, gone := folder / NAME / f"{fresh.name}-{name}")  # from now on it is no way
+            gone = folder / NAME / f"{fresh.name}-{name}"
+            os.rename(folder / NAME / name, gone)  # from now on the old owner can no longer write
             shutil.rmtree(gone, ignore_errors=True)
     return mine
 
 
 def keep_alive(lease: Lease, ended: threading.Event) -> None:
-    """Gives signs of life; ends the process where the lease is gone, since all that it does is lost."""
+    """Give signs of life, and end the process when its lease is gone: it could write nothing any more."""
     while not ended.wait(BEAT):
         try:
             os.utime(lease.room / "owner")

@@ -26,27 +26,28 @@ class MetricsLog:
         files.append(self.path, sealed({"step": step, "time": time, "metrics": metrics}))
 
     def read(self) -> list[dict[str, Any]]:
-        """Returns the whole lines: a process may have been killed in the middle of the last, or be writing it now."""
+        """Return the complete lines; the last one may be half written, by a killed process or at this moment."""
         if not self.path.exists():
             return []
         *lines, _ = self.path.read_bytes().split(b"\n")
         return [parsed(line, self.path) for line in lines]
 
     def whole(self) -> tuple[list[dict[str, Any]], Damaged | None]:
-        """Returns the steps before the first line that is none, or is out of turn, and what is wrong with that line."""
-        found: list[dict[str, Any]] = []
+        """Return the steps before the first line that is damaged or out of order, and the damage to that line."""
+        whole_lines: list[dict[str, Any]] = []
         for line in self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []:
             try:
                 record = parsed(line, self.path)
             except Damaged as damage:
-                return found, damage
-            if record["step"] != len(found):
-                return found, Damaged(self.path, f"step {record['step']} stands where step {len(found)} belongs")
-            found.append(record)
-        return found, None
+                return whole_lines, damage
+            if record["step"] != len(whole_lines):
+                disorder = f"step {record['step']} is in the place of step {len(whole_lines)}"
+                return whole_lines, Damaged(self.path, disorder)
+            whole_lines.append(record)
+        return whole_lines, None
 
     def truncate(self, step: int) -> None:
-        """Forgets what came after a step."""
+        """Remove the lines after a step."""
         self.write(line for line in self.read() if line["step"] <= step)
 
     def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -54,8 +55,7 @@ class MetricsLog:
 
 
 def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | None:
-    """Returns the first step whose entropy, which is that before its update, lies below the bound; None where there is
-    no such step."""
+    """Return the first step whose entropy before its update lies below the bound; None if there is no such step."""
     if below is None:
         return None
     return next((line["step"] for line in lines if line["metrics"].get("entropy/mean", below) < below), None)
@@ -71,18 +71,17 @@ def parsed(line: bytes, path: Path) -> dict[str, Any]:
     try:
         record = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"one of its lines is no JSON ({error})") from error
+        raise Damaged(path, f"one of its lines is not JSON ({error})") from error
     if not isinstance(record, dict) or record.keys() != {"step", "time", "metrics"}:
-        raise Damaged(path, "one of its lines is no record of a step")
+        raise Damaged(path, "one of its lines is not the record of a step")
     step, time, metrics = record["step"], record["time"], record["metrics"]
     if type(step) is not int or not isinstance(metrics, dict) or not {*map(type, (time, *metrics.values()))} <= NUMBERS:
-        raise Damaged(path, "one of its lines is no record of a step: a number is missing")
+        raise Damaged(path, "one of its lines is not the record of a step: a number is missing")
     return record
 
 
 def last_lines(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Returns the last whole lines of metrics.jsonl, without reading all of it: at most so many, and of very long ones
-    fewer."""
+    """Return at most `count` complete lines from the end of metrics.jsonl, without reading all of the file."""
     path = folder / FILE
     if not path.exists():
         return []
@@ -90,10 +89,5 @@ def last_lines(folder: Path, count: int) -> list[dict[str, Any]]:
         start = max(path.stat().st_size - TAIL, 0)
         file.seek(start)
         lines = file.read().split(b"\n")[:-1]
-    whole = lines[1:] if start and len(lines) > 1 else lines  # the first may have begun before
+    whole = lines[1:] if start and len(lines) > 1 else lines  # the first line may be cut off at its start
     return [parsed(line, path) for line in whole[-count:]]
-
-
-def last_line(folder: Path) -> dict[str, Any]:
-    """Returns the last whole line of metrics.jsonl; an empty record before the first."""
-    return next(iter(last_lines(folder, 1)), {})

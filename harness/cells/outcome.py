@@ -17,7 +17,7 @@ TAG = "outcome"  # of its run: the digest of the outcome
 
 
 def outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what a cell that is done has to say."""
+    """Return the outcome of a cell that is done."""
     entropy = curve(lines, "entropy/mean")
     dropped = curve(lines, "weights/dropped")
     return {
@@ -30,7 +30,7 @@ def outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[s
 
 
 def devices(spec: CellSpec, device: str) -> float:
-    """Returns how many GPUs, or what part of one, or else how many cores a cell has to itself."""
+    """Return how many GPUs or which part of one, or else how many cores, a cell has to itself."""
     hardware = spec.config.hardware
     return hardware.world * (hardware.share if device == "cuda" else hardware.threads)
 
@@ -40,17 +40,17 @@ def curve(lines: list[dict[str, Any]], key: str) -> list[float]:
 
 
 def evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Returns the last evaluation of each task, beside the answers before any training (step 0) if there are some."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the last evaluation of each task, with the answers before training (step 0) if there are some."""
+    by_task: dict[str, dict[str, Any]] = {}
     logged = {line["step"]: line["metrics"] for line in lines}
-    for path, record in evaluation_files.every(folder):
-        evaluation_files.check(path, record, logged.get(record["step"], {}))
+    for path, record in evaluation_files.all_evaluations(folder):
+        evaluation_files.check_scores(path, record, logged.get(record["step"], {}))
         task = record["task"]
-        earlier, distinct = found.get(task, {}), right_distinct(record, path.name)
+        earlier, distinct = by_task.get(task, {}), right_distinct(record, path.name)
         first = record["step"] == 0
         before = answers(record) if first else earlier.get("before")
         distinct_before = distinct if first else earlier.get("right_distinct_before")
-        found[task] = {
+        by_task[task] = {
             "k": spec.config.eval.of(task).k,
             "problems": record["problems"],
             "right": answers(record),
@@ -60,11 +60,11 @@ def evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> di
             "solutions": record["solutions"],  # right answers that each problem has, where the task can count them
             "flags": record["flags"],
         }
-    for task, each in found.items():
+    for task, each in by_task.items():
         for measure in ("length", "distinct", "distinct_answers", "after_answer"):
             values = curve(lines, f"eval/{task}/{measure}")
             each[measure] = values[-1] if values else None
-    return found
+    return by_task
 
 
 def right_distinct(record: Mapping[str, Any], name: str) -> list[int]:
@@ -74,10 +74,10 @@ def right_distinct(record: Mapping[str, Any], name: str) -> list[int]:
             f"{name} has no right_distinct: an earlier version of entrobench made it, which did not count answers; "
             "run its cells again"
         )
-    found: list[int] = record["right_distinct"]
-    return found
+    numbers: list[int] = record["right_distinct"]
+    return numbers
 
 
 def answers(record: dict[str, Any]) -> list[str]:
-    """Returns a line of 0 and 1 for each problem: which samples were right."""
+    """Return a line of 0 and 1 for each problem: which samples were right."""
     return ["".join(map(str, right)) for right in record["right"]]

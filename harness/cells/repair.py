@@ -1,8 +1,8 @@
-"""Mends the records of a cell that were damaged or lost, so that the cell goes on from its last good state.
+"""Repair of a cell whose records were damaged or lost, so that it resumes from its last good state.
 
-A checkpoint vouches for nothing but itself: it is used where all steps and evaluations up to it are whole. Without such
-a checkpoint the attempt is set aside, and the cell begins anew, but for one that is done and lacks its model alone.
-What was found and done stands in the cell's log.
+A checkpoint is used only if all steps and evaluations up to it are whole as well. Without such a checkpoint the attempt
+is set aside and training starts at step 0, except for a cell that is done and lacks only its model. The damage and the
+repair are written to the cell's log.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ from pathlib import Path
 
 from harness.base import files
 from harness.base.errors import Damaged
+from harness.cells import attempts, checksums, evaluation_files, log, provenance, state
 from harness.cells import checkpoint_seal as seals
-from harness.cells import checksums, evaluation_files, log, provenance, state
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
-from harness.cells.spec import CellSpec, key_in
+from harness.cells.spec import CellSpec, id_in
 from harness.cells.state import State
 
 STEP = re.compile(r".+-(\d+)\.jsonl?")  # an evaluation or samples, by the step
 
 
 def mend(folder: Path, spec: CellSpec) -> None:
-    """Make a cell able to go on, and write down what it is. Nobody else may be working on it."""
+    """Repair a cell's records so that it can run, and write its spec. No other process may be working on it."""
     files.sweep(folder)
+    attempts.finish_taking_back(folder)
     try:
         State.read(folder)
     except Damaged as damage:
         lines, _ = MetricsLog(folder).whole()
         seconds = lines[-1]["time"] - lines[0]["time"] if lines else 0.0  # at least nearly
         State("running", seconds=seconds).write(folder)
-        say(folder, f"{damage}; the cell goes on without it")
+        say(folder, f"{damage}; the cell resumes without it")
     restore(folder, spec)
     lines, _ = MetricsLog(folder).whole()
-    saved, unusable = sealed(folder, spec.cell)
+    saved, unusable = sealed(folder, spec.id)
     there = bool(saved or unusable)
     attempt = attempt_of(folder, begun=bool(lines or there))
     damages = dict(harms(folder, max(saved, default=-1)))
@@ -45,22 +46,22 @@ def mend(folder: Path, spec: CellSpec) -> None:
     if attempt is None or not (damages or (there and not saved and not done)):
         return
     good = min([len(lines), *damages.values()]) - 1
-    told = "; ".join(map(str, damages or unusable))
+    damage_text = "; ".join(map(str, damages or unusable))
     usable = [step for step in saved if step <= good]
     keep_whole_lines(folder)
     only_model = done and ended(folder, spec, len(lines)) and all(step == len(lines) for step in damages.values())
-    if only_model and not any(seals.whole(path, spec.cell) for path in checkpoints(folder).values()):
-        keep_numbers(folder, told)
+    if only_model and not any(seals.is_whole_checkpoint(path, spec.id) for path in checkpoints(folder).values()):
+        keep_numbers(folder, damage_text)
     elif usable:
         for step in saved[len(usable) :]:
             shutil.rmtree(folder / CHECKPOINTS / seals.name_of(step))
         (folder / checksums.FILE).unlink(missing_ok=True)
         state.change(folder, state="running", reason=None, durable_step=usable[-1])
-        say(folder, f"{told}; the cell goes on from step {usable[-1]}")
+        say(folder, f"{damage_text}; the cell resumes from step {usable[-1]}")
     elif there or done:
-        state.change(folder, state="failed", reason=told)
-        aside = provenance.set_aside(folder, attempt)
-        say(folder, f"{told}; the cell begins anew, and the earlier attempt is kept in {aside}")
+        state.change(folder, state="failed", reason=damage_text)
+        aside = attempts.set_aside(folder, attempt)
+        say(folder, f"{damage_text}; training starts at step 0, and the earlier attempt is kept in {aside}")
 
 
 def ended(folder: Path, spec: CellSpec, lines: int) -> bool:
@@ -72,9 +73,9 @@ def ended(folder: Path, spec: CellSpec, lines: int) -> bool:
 def restore(folder: Path, spec: CellSpec) -> None:
     """Write down what a cell is; what another cell has left in its folder is set aside first."""
     begun = (folder / state.FILE).exists() or (folder / log.FILE).exists()
-    other = key_in(folder)
-    if begun and other not in (None, spec.cell):
-        aside = provenance.set_aside(folder, Made.known(folder) or provenance.unnoted(folder))
+    other = id_in(folder)
+    if begun and other not in (None, spec.id):
+        aside = attempts.set_aside(folder, Made.known(folder) or attempts.record_unknown(folder))
         spec.write(folder)
         say(folder, f"the records were those of the cell {other}; they are kept in {aside}")
         return
@@ -97,7 +98,7 @@ def sealed(folder: Path, cell: str) -> tuple[list[int], list[Damaged]]:
     steps, harm = [], []
     for step, path in checkpoints(folder).items():
         try:
-            seals.read(path, cell)
+            seals.read_seal(path, cell)
         except Damaged as damage:
             say(folder, f"{damage}; this checkpoint is not used")
             harm.append(damage)
@@ -106,14 +107,14 @@ def sealed(folder: Path, cell: str) -> tuple[list[int], list[Damaged]]:
     return steps, harm
 
 
-def keep_numbers(folder: Path, told: str) -> None:
+def keep_numbers(folder: Path, damage_text: str) -> None:
     """Leave a cell done whose steps and evaluations are whole, though nothing is left to make its model from."""
     model = folder / checksums.MODEL
     if model.exists():
-        files.remove(aside := folder / f"{checksums.MODEL}.damaged")
+        files.remove_path(aside := folder / f"{checksums.MODEL}.damaged")
         model.rename(aside)
-    checksums.write(folder)
-    reason = f"warning: {told}; no checkpoint is left to make the model from, and the numbers are whole"
+    checksums.write_checksums(folder)
+    reason = f"warning: {damage_text}; no checkpoint is left to make the model from, and the numbers are whole"
     state.change(folder, reason=reason)
     files.append(folder / "log.txt", f"{reason}\n")
 
@@ -123,14 +124,14 @@ def say(folder: Path, text: str) -> None:
 
 
 def attempt_of(folder: Path, *, begun: bool) -> Made | None:
-    """Returns the record of the attempt, which is one that nobody noted where it is lost; None before the first."""
+    """Read the record of the attempt, and write a new one if it was lost; None before the first attempt."""
     try:
-        found = Made.read(folder)
+        made = Made.read(folder)
     except Damaged as damage:
         say(folder, str(damage))
         (folder / provenance.FILE).unlink()
-        found = None
-    return provenance.unnoted(folder) if found is None and begun else found
+        made = None
+    return attempts.record_unknown(folder) if made is None and begun else made
 
 
 def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
@@ -146,22 +147,23 @@ def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
         yield Damaged(folder / log.FILE, f"it holds {len(lines)} steps, and the checkpoint {saved + 1}"), len(lines)
     for line in lines if done else lines[: saved + 1]:
         for task in {key.split("/")[1] for key in line["metrics"] if key.startswith("eval/")}:
-            path = evaluation_files.place(folder, task, line["step"])
+            path = evaluation_files.evaluation_path(folder, task, line["step"])
             try:
-                evaluation_files.check(path, evaluation_files.read(path), line["metrics"])
+                evaluation_files.check_scores(path, evaluation_files.read_evaluation(path), line["metrics"])
             except Damaged as error:
                 yield error, line["step"]
     if not done and not (folder / checksums.FILE).exists():
         return
-    for wrong, name in checksums.changed(folder):
+    for wrong, name in checksums.changed_records(folder):
         if name == checksums.FILE or name.startswith(f"{checksums.MODEL}/"):
-            yield wrong, len(lines)  # the last checkpoint makes it anew
+            yield wrong, len(lines)  # the model is made again from the last checkpoint
         else:
-            yield wrong, int(found[1]) if (found := STEP.fullmatch(name)) else 0
+            match = STEP.fullmatch(name)
+            yield wrong, int(match[1]) if match else 0
 
 
 def keep_whole_lines(folder: Path) -> None:
-    """Leaves the steps before the damage in metrics.jsonl, and keeps what was there beside it."""
+    """Keep the steps before the damage in metrics.jsonl, and the damaged file next to it."""
     lines = MetricsLog(folder)
     whole, damage = lines.whole()
     if damage is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,20 +14,19 @@ import yaml
 from harness.base import files, seal
 from harness.base.errors import Damaged
 from harness.base.schema import typed
+from harness.cells.key import FACTORS, CellKey
 from harness.config import Config
 
 FILE = "config.yaml"
-KEY = re.compile(rb"cell: '?([0-9a-f]+)'?\n")  # its first line
+STORED = ("cell", "matrix", *FACTORS, "identity", "settings", "made_of")  # the keys of the record
+ID = re.compile(rb"cell: '?([0-9a-f]+)'?\n")  # its first line
 
 
 @dataclass(frozen=True)
 class CellSpec:
-    cell: str  # its key: the hash of its identity
+    id: str  # the hash of its identity
     matrix: str
-    method: str
-    task: str
-    model: str
-    seed: int
+    key: CellKey
     identity: dict[str, Any]  # what defines its result
     settings: dict[str, Any]  # the configuration as plain values; `config` has it typed
     made_of: str | None = None  # its method with compositions written out; None where it names none
@@ -45,17 +44,26 @@ class CellSpec:
     @classmethod
     def parse(cls, content: bytes, path: Path) -> CellSpec:
         """Return the record that a text holds; `path` says where it was."""
-        given = files.parse_yaml(content, path)
-        keys = [field.name for field in dataclasses.fields(cls)]
-        if not isinstance(given, dict) or given.keys() != set(keys):
-            raise Damaged(path, f"it must hold {', '.join(keys)}")
-        spec = cls(**given)
-        if not isinstance(spec.settings, dict) or not isinstance(spec.identity, dict):
+        record = files.parse_yaml(content, path)
+        if not isinstance(record, dict) or record.keys() != set(STORED):
+            raise Damaged(path, f"it must hold {', '.join(STORED)}")
+        identity, settings = record["identity"], record["settings"]
+        if not isinstance(settings, dict) or not isinstance(identity, dict):
             raise Damaged(path, "identity and settings must be mappings of keys")
-        return spec
+        setting = tuple((axis, value_in(settings, axis)) for axis in settings.get("axes", {}))
+        key = CellKey(**{name: record[name] for name in FACTORS}, setting=setting)
+        return cls(record["cell"], record["matrix"], key, identity, settings, record["made_of"])
 
     def write(self, folder: Path) -> None:
-        files.write_text(folder / FILE, seal.close_yaml(yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)))
+        record = {
+            "cell": self.id,
+            "matrix": self.matrix,
+            **self.key.factors(),
+            "identity": self.identity,
+            "settings": self.settings,
+            "made_of": self.made_of,
+        }
+        files.write_text(folder / FILE, seal.close_yaml(yaml.safe_dump(record, sort_keys=False)))
 
     @cached_property
     def config(self) -> Config:
@@ -63,11 +71,19 @@ class CellSpec:
         return config
 
 
-def key_in(folder: Path) -> str | None:
-    """Return the key of the cell that a folder's record names, by its first line alone; None where it names none."""
+def value_in(settings: Mapping[str, Any], key: str) -> Any:
+    """Return the value under a key such as train.lr; None where an earlier version had no such key."""
+    value: Any = settings
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def id_in(folder: Path) -> str | None:
+    """Return the id of the cell that a folder's record names, by its first line alone; None where it names none."""
     try:
         with open(f"{folder}/{FILE}", "rb") as file:  # a matrix has thousands: a Path for each would take longer
-            match = KEY.match(file.read(80))
+            match = ID.match(file.read(80))
     except FileNotFoundError:
         return None
     return match[1].decode() if match else None

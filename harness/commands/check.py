@@ -1,4 +1,4 @@
-"""entrobench check: whether a method keeps the rules that every comparison rests on."""
+"""entrobench check: whether a method keeps the rules on which every comparison depends."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--format", choices=["table", "json"], default="table", help="form of the output")
 
 
-def fault(spec: str, table: Table, refused: Mapping[str, UserError]) -> str | None:
-    """Return why a method of a plugin cannot be made, or None; a mistake in the spec itself is raised."""
+def fault_of(spec: str, table: Table, refused: Mapping[str, UserError]) -> str | None:
+    """Return why a plugin's method cannot be built, or None; raise the error if the spec itself is wrong."""
     names = [registry.parse(part)[0] for part in registry.split(spec, "+")]
     for name in names:
         if name in refused:
@@ -40,9 +40,9 @@ def fault(spec: str, table: Table, refused: Mapping[str, UserError]) -> str | No
             entry = table[name]
             if not isinstance(entry, Composition):
                 entry()
-        if spec in offered:  # with neither options nor partners, in which the mistake might be
+        if spec in offered:  # without options or partners, in which the mistake might be the user's
             Method.of(spec, table)
-    except Exception as error:  # of the plugin's own code
+    except Exception as error:  # a plugin's own code may raise anything, and its row reports it
         return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     Method.of(spec, table)
     return None
@@ -52,14 +52,14 @@ def call(arguments: argparse.Namespace) -> int:
     refused: dict[str, UserError] = {}
     table = baselines.table(arguments.plugin, refused)
     specs = [*table, *refused] if arguments.methods == ["all"] else list(dict.fromkeys(arguments.methods))
-    faults = {spec: fault(spec, table, refused) for spec in specs}
-    from harness.conformance import check  # from here on with torch: what is misspelled is known by now
+    faults = {spec: fault_of(spec, table, refused) for spec in specs}
+    from harness.conformance import check  # imports torch, so only after the names have been checked
 
-    whole = [spec for spec, why in faults.items() if why is None]
-    made = {each.method: each for each in check.reports(whole, arguments.plugin)}
-    reports = [made[spec] if why is None else check.unmade(spec, why) for spec, why in faults.items()]
+    sound = [spec for spec, why in faults.items() if why is None]
+    report_of = {report.method: report for report in check.reports(sound, arguments.plugin)}
+    reports = [report_of[spec] if why is None else check.unmade(spec, why) for spec, why in faults.items()]
     if arguments.format == "json":
-        print(json.dumps([each.plain() for each in reports], indent=1))
+        print(json.dumps([report.plain() for report in reports], indent=1))
     else:
         check.show(console, reports)
-    return int(any(each.failed for each in reports))
+    return int(any(report.failed for report in reports))

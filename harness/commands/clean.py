@@ -1,30 +1,28 @@
-"""entrobench clean: removes what no configuration means any more from the folder of a matrix."""
+"""entrobench clean: deletes cells and attempts that a configuration does not include from the folder of its matrix."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.base import files
-from harness.base.errors import UserError
 from harness.cells import lease
-from harness.cells.provenance import ASIDE
-from harness.commands.common import Commands, command, console, load, with_config
+from harness.cells.attempts import ASIDE
+from harness.commands.common import Commands, command, confirm, console, load, with_config
 from harness.config import Config
 from harness.matrix import cells, check_owner, leftovers
 from harness.terminal.units import gib
 
 
 @dataclass(frozen=True)
-class Found:
+class Removable:
     path: Path
     why: str
-    cell: Path | None = None  # the folder that nobody may be working on; None: the process that wrote it is gone
+    cell: Path | None = None  # its cell's folder, which no process may be working on; None: its process is gone
 
     @property
     def bytes(self) -> int:
@@ -43,40 +41,36 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     check_owner(config)
-    found = list(unmeant(config))
-    if not found:
-        console.print(f"{config.folder} holds nothing but what this configuration means")
+    candidates = list(removable(config))
+    if not candidates:
+        console.print(f"{config.folder} holds only cells of this configuration: nothing to clean")
         return 0
-    for each in found:
+    for each in candidates:
         console.print(f"{each.path}  {gib(each.bytes)}  {each.why}")
-    if not arguments.yes and not agreed(f"Remove these {len(found)} ({gib(sum(each.bytes for each in found))})?"):
+    question = f"Remove these {len(candidates)} ({gib(sum(each.bytes for each in candidates))})?"
+    refusal = "nothing was removed, since there is no terminal to ask on; --yes removes what is listed"
+    if not arguments.yes and not confirm(question, refusal):
         console.print("nothing was removed")
         return 0
-    removed = [each for each in found if remove(each)]
-    console.print(f"removed {len(removed)} of {len(found)}; MLflow keeps what it was fed")
+    removed = [each for each in candidates if delete(each)]
+    console.print(f"removed {len(removed)} of {len(candidates)}; MLflow keeps what it was fed")
     return 0
 
 
-def agreed(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise UserError("nothing was removed, since there is no terminal to ask on; --yes removes what is listed")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-
-
-def unmeant(config: Config) -> Iterator[Found]:
-    """Yields what a results folder holds beside the cells of the configuration; of others' files nothing."""
+def removable(config: Config) -> Iterator[Removable]:
+    """Yield the folders and files of a matrix that are not of the configuration; never files of other programs."""
     others, attempts = leftovers(config, cells(config))
     for folder in others:
-        yield Found(folder, "a cell that is not of this configuration", folder)
+        yield Removable(folder, "a cell that is not of this configuration", folder)
     for folder in attempts:
         owner = folder.with_name(folder.name.partition(ASIDE)[0])
-        yield Found(folder, "an earlier attempt at a cell", owner)
+        yield Removable(folder, "an earlier attempt at a cell", owner)
     gone = {*others, *attempts}
     for path in sorted(config.folder.rglob(".*")):
         match = files.TEMPORARY.fullmatch(path.name)
         if match and not alive(int(match[1])) and not gone & {*path.parents}:
             gone.add(path)
-            yield Found(path, "left by a process that ended while it wrote")
+            yield Removable(path, "left by a process that ended while it wrote")
 
 
 def alive(process: int) -> bool:
@@ -84,22 +78,22 @@ def alive(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's process
         return True
     return True
 
 
-def remove(found: Found) -> bool:
-    """Removes it, unless a process works on the cell that it belongs to."""
-    if found.cell is None:
-        files.remove(found.path)
+def delete(leftover: Removable) -> bool:
+    """Delete it, unless a process works on its cell; return whether it was deleted."""
+    if leftover.cell is None:
+        files.remove_path(leftover.path)
         return True
-    if not found.cell.is_dir():  # an attempt at a cell whose folder was deleted
-        shutil.rmtree(found.path)
+    if not leftover.cell.is_dir():  # an attempt at a cell whose folder was deleted
+        shutil.rmtree(leftover.path)
         return True
-    with lease.held(found.cell, wait=0) as ours:
+    with lease.hold(leftover.cell, wait=0) as ours:
         if ours is None:
-            console.print(f"{found.path} is left: {lease.holder(found.cell)} works on it", style="yellow")
+            console.print(f"{leftover.path} is left: {lease.holder(leftover.cell)} works on it", style="yellow")
             return False
-        shutil.rmtree(found.path)
+        shutil.rmtree(leftover.path)
     return True

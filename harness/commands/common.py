@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Sequence
 
 from harness import config as configs
+from harness.base.errors import UserError
 from harness.cells.state import OUTDATED, Progress
 from harness.config import Config
 from harness.matrix import Cell
@@ -51,19 +53,47 @@ def with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def tell_outdated(cells: Iterable[tuple[Cell, Progress]], what_then: str) -> None:
-    """Print which cells were made by another source, and by which."""
+    """Print which cells are outdated, and why."""
+    for sentence in outdated_sentences(cells):
+        console.print(f"{sentence}; {what_then}", style="yellow")
+
+
+def outdated_sentences(cells: Iterable[tuple[Cell, Progress]]) -> list[str]:
+    """Return a sentence for each reason for which cells are outdated, with their labels."""
     labels_by_reason: dict[str | None, list[str]] = {}
-    for cell, now in cells:
-        if now.state == OUTDATED:
-            labels_by_reason.setdefault(now.reason, []).append(cell.label)
+    for cell, progress in cells:
+        if progress.state == OUTDATED:
+            labels_by_reason.setdefault(progress.reason, []).append(cell.label)
+    sentences = []
     for reason, labels in labels_by_reason.items():
         verb = "was" if len(labels) == 1 else "were"
-        text = f"{plural(len(labels), 'cell')} {verb} {reason} ({', '.join(labels)}); {what_then}"
-        console.print(text, style="yellow")
+        sentences.append(f"{plural(len(labels), 'cell')} {verb} {reason} ({', '.join(labels)})")
+    return sentences
+
+
+def confirm(question: str, without_terminal: str) -> bool:
+    """Ask on the terminal, where only y or yes agrees; without a terminal refuse with the given sentence."""
+    if not sys.stdin.isatty():
+        raise UserError(without_terminal)
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def one_seed_hint(override: str) -> str | None:
+    """Return a hint if an override names one seed where a number of seeds may be meant."""
+    match = re.fullmatch(r"seeds=(\d+)", override)
+    if match is None or int(match[1]) < 2:
+        return None
+    number = int(match[1])
+    some = ",".join(map(str, range(min(number, 3))))
+    several = f"[{some}]" if number <= 3 else f"[{some},...,{number - 1}]"
+    return f"note: {override} is one seed, seed {number}; for {number} seeds write seeds={several}"
 
 
 def load(arguments: argparse.Namespace) -> Config:
     """Return the configuration that the arguments name, with their plugins."""
     config = configs.load(arguments.config, arguments.overrides)
+    for override in arguments.overrides:
+        if hint := one_seed_hint(override):
+            print(hint, file=sys.stderr)  # not among the output, which may be a table for another program
     config.plugins += arguments.plugin
     return config

@@ -1,4 +1,4 @@
-"""entrobench data: makes the real problem sets, and tells what of them stands in the training set."""
+"""entrobench data: prepare the real problem sets, and find evaluation problems in the training set."""
 
 from __future__ import annotations
 
@@ -30,33 +30,37 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    return prepare(arguments) if arguments.action == "prepare" else check()
-
-
-def prepare(arguments: argparse.Namespace) -> int:
-    from harness.data import cache, clean
-    from harness.data.prepare import prepare
-
-    table = Table("set", "problems", "rows", "left out", "mended", "fingerprint", box=None, header_style="dim")
-    for about in prepare(arguments.sets, arguments.origin, console.print):
-        counts = (sum(about["problems"].values()), about["rows"], sum(about["dropped"].values()))
-        mended = sum(number for reason, number in about["repaired"].items() if reason != clean.UNWRAPPED)
-        table.add_row(about["name"], *(f"{n:,}" for n in (*counts, mended)), about["fingerprint"][:12])
-    console.print(table)
-    console.print(f"kept in {cache.folder()}; a set's .json says where it is from, what was left out, and why")
+    if arguments.action == "prepare":
+        print_preparation(arguments.sets, arguments.origin)
+    else:
+        print_overlaps()
     return 0
 
 
-def check() -> int:
+def print_preparation(names: list[str], origin: str | None) -> None:
+    from harness.data import cache, clean
+    from harness.data.prepare import prepare
+
+    table = Table("set", "problems", "rows", "left out", "repaired", "fingerprint", box=None, header_style="dim")
+    for card in prepare(names, origin, console.print):
+        repaired = sum(number for reason, number in card["repaired"].items() if reason != clean.UNWRAPPED)
+        counts = sum(card["problems"].values()), card["rows"], sum(card["dropped"].values()), repaired
+        table.add_row(card["name"], *(f"{count:,}" for count in counts), card["fingerprint"][:12])
+    console.print(table)
+    console.print(
+        f"kept in {cache.folder()}; the .json of a set has its origin, and the rows left out with the reasons"
+    )
+
+
+def print_overlaps() -> None:
     from harness.data import overlap
     from harness.data.check import check
     from harness.data.sets import TRAINED
 
     table = Table("set", "problems", "word for word", "near", "verdict", box=None, header_style="dim")
-    for name, found in check().items():
-        numbers = (str(found[key]) for key in ("problems", "contained", "near"))
-        table.add_row(name, *numbers, "contaminated" if found["near"] else "clean")
+    for name, counts in check().items():
+        numbers = (str(counts[key]) for key in ("problems", "contained", "near"))
+        table.add_row(name, *numbers, "contaminated" if counts["near"] else "clean")
     near = f"near: half of its {overlap.N}-grams, or word for word"
-    console.print(f"problems that also stand in {TRAINED}; {near}")
+    console.print(f"problems that are also in {TRAINED}; {near}")
     console.print(table)
-    return 0

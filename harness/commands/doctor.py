@@ -1,4 +1,4 @@
-"""entrobench doctor: what this machine can run, and what is missing."""
+"""entrobench doctor: the parts of entrobench that this machine can run, and those that are missing."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     from harness.plan import doctor
 
-    if "=" in arguments.config:  # an override, of the default
+    if "=" in arguments.config:  # only overrides were given, without CONFIG
         arguments.config, arguments.overrides = "demo", [arguments.config, *arguments.overrides]
-    found = doctor.findings(load(arguments), thorough=arguments.thorough)
+    findings = doctor.findings(load(arguments), thorough=arguments.thorough)
     if arguments.format == "json":
-        told = list(found)
-        print(json.dumps([vars(each) for each in told], indent=1))
+        every = list(findings)
+        print(json.dumps([vars(finding) for finding in every], indent=1))
     else:
-        told = doctor.tell(console, found)
-    return 1 if any(each.state == doctor.BROKEN for each in told) else 0
+        every = doctor.print_findings(console, findings)
+    return int(any(finding.state == doctor.BROKEN for finding in every))

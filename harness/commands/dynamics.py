@@ -20,12 +20,12 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
-    cells(config)  # which checks the configuration
+    cells(config)  # checks the configuration
     from harness.study import theory
 
-    found = theory.measure(config, arguments.steps)
-    theory.show(console, found)
+    measurements = theory.measure(config, arguments.steps)
+    theory.show(console, measurements)
     folder = config.folder / "dynamics"
-    theory.write(folder, found)
+    theory.write(folder, measurements)
     console.print(f"wrote dynamics.json and its plots to {folder}")
     return 0

@@ -14,6 +14,7 @@ from harness.base.errors import CellFailure, UserError
 from harness.commands.common import Commands, command, console, with_plugins
 from harness.config import Config
 from harness.rollout import models
+from harness.terminal.units import plural
 from harness.verify.pool import Verifier
 
 if TYPE_CHECKING:
@@ -49,33 +50,34 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     model = models.resolve(arguments.model)
-    asked = [tasks.build(spec, arguments.plugin) for spec in registry.split(arguments.tasks, ",")]
-    from harness.study import assess  # from here on with torch: what is misspelled is known by now
+    chosen_tasks = [tasks.build(spec, arguments.plugin) for spec in registry.split(arguments.tasks, ",")]
+    from harness.study import assess  # imports torch, so only after the names have been checked
 
-    given = ("samples", "temperature", "max_new_tokens", "problems", "seed", "beyond_context")
-    wanted = assess.Wanted(**{key: getattr(arguments, key) for key in given})
+    keys = ("samples", "temperature", "max_new_tokens", "problems", "seed", "beyond_context")
+    wanted = assess.Wanted(**{key: getattr(arguments, key) for key in keys})
     out = arguments.out or assess.default_folder(model, console.print)
     try:
         with Verifier() as verifier:
-            found = assess.assess(model, asked, wanted, verifier, out, console.print)
+            assessments = assess.assess(model, chosen_tasks, wanted, verifier, out, console.print)
     except CellFailure as failure:
-        console.print(f"failed  {failure}; what was sampled is kept in {out}", style="red")
+        console.print(f"failed  {failure}; the samples are kept in {out}", style="red")
         return 1
-    assess.show(console, found)
-    feed(model, found, arguments.uri or Config().tracking_uri)
+    assess.show(console, assessments)
+    feed_evaluation(model, assessments, arguments.uri or Config().tracking_uri)
     console.print(f"samples and results: {out}")
     return 0
 
 
-def feed(model: Model, found: Sequence[Assessment], uri: str) -> None:
-    """Has MLflow hold what was found; that it is away costs one sentence, since all of it is kept here."""
+def feed_evaluation(model: Model, assessments: Sequence[Assessment], uri: str) -> None:
+    """Write the results to MLflow. If it is unavailable, only say so: all results are kept in files."""
     from harness.tracking import evaluation
 
     try:
-        for each in found:
-            evaluation.sync(each.told(model), uri)
+        for assessment in assessments:
+            evaluation.sync(assessment.told(model), uri)
     except UserError as error:
-        console.print(f"MLflow is not fed: {error}. The same command again feeds it, without sampling.", style="yellow")
+        remedy = "Repeat the command to feed it; nothing is sampled again."
+        console.print(f"MLflow is not fed: {error}. {remedy}", style="yellow")
     else:
-        runs = "1 run" if len(found) == 1 else f"{len(found)} runs"
-        console.print(f"MLflow: {runs} in the experiment {evaluation.EXPERIMENT} at {visible_address(uri)}")
+        runs, store = plural(len(assessments), "run"), visible_address(uri)
+        console.print(f"MLflow: {runs} in the experiment {evaluation.EXPERIMENT} at {store}")

@@ -1,4 +1,4 @@
-"""entrobench explain: which tokens a method drops or weighs, and what that does to the entropy."""
+"""entrobench explain: the tokens that a method drops or weighs, and the effect on the entropy."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
-    cells(config)  # which checks the configuration
+    cells(config)  # checks the configuration
     table = baselines.table(config.plugins)
     specs = list(table) if arguments.method == "all" else arguments.method.split()
     for spec in specs:
         Method.of(spec, table, config.method_options)
-    from harness.study import explain  # from here on with torch: what is misspelled is known by now
+    from harness.study import explain  # imports torch, so only after the names have been checked
 
-    found = explain.explain(config, specs, arguments.batches)
+    explanations = explain.explain(config, specs, arguments.batches)
     if arguments.format == "json":
-        print(json.dumps(found, indent=1))
+        print(json.dumps(explanations, indent=1))
     else:
-        explain.show(console, found)
+        explain.show(console, explanations)
     return 0

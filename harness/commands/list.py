@@ -1,47 +1,89 @@
-"""entrobench list: what exists, one line each."""
+"""entrobench list: the methods, tasks, models and configurations that exist."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 
 import baselines
 import tasks
 from harness import config as configs
 from harness.commands.common import Commands, command, console, with_plugins
-from harness.method import Composition
+from harness.method import Composition, Control, Objective
 from harness.rollout import models
 from harness.terminal import layout
 from harness.terminal.layout import Column
+from harness.terminal.units import plural
 
-EXAMPLES = ("entrobench list methods", "entrobench list tasks --plugin my_tasks")
+Rows = list[list[str]]  # a name and a text about it
+Plugins = Sequence[str]
+
+EXAMPLES = ("entrobench list", "entrobench list methods", "entrobench list tasks --plugin my_tasks")
 
 
 def add(commands: Commands) -> None:
-    parser = command(commands, "list", "what exists, one line each", EXAMPLES)
-    parser.add_argument("what", choices=["methods", "tasks", "models", "configs"], help="the kind of thing to list")
+    parser = command(commands, "list", "methods, tasks, models and configs that exist, one line each", EXAMPLES)
+    parser.add_argument("what", nargs="?", choices=[*LISTS], help="without it: how many there are of each")
     with_plugins(parser)
 
 
 def call(arguments: argparse.Namespace) -> int:
-    rows: list[list[str]] = []
-    if arguments.what == "methods":
-        for name, entry in baselines.table(arguments.plugin).items():
-            about = entry.about if isinstance(entry, Composition) else entry.__doc__
-            made_of = f" {entry.spec}" if isinstance(entry, Composition) else ""
-            rows.append([name, first_line(about) + made_of, entry.source])
-    elif arguments.what == "tasks":
-        for name, task in tasks.table(arguments.plugin).items():
-            rows.append([name, first_line(task.__doc__)])
-    elif arguments.what == "models":
-        for name in models.names():
-            rows.append([name, models.resolve(name).summary()])
-    else:
-        for path in sorted(configs.CONFIGS.glob("*.yaml")):
-            comment = path.read_text().splitlines()[0]
-            rows.append([path.stem, comment.removeprefix("#").strip()])
-    columns = [Column("name"), Column("about", folds=True), Column("source", folds=True)]
-    layout.show(console, columns[: len(rows[0])], rows, names=False)
+    if arguments.what is None:
+        print_counts(arguments.plugin)
+        return 0
+    groups = LISTS[arguments.what](arguments.plugin)
+    for title, rows in groups.items():
+        heading = f"{len(rows)} {title}" if len(groups) > 1 else None
+        layout.show(console, [Column("name"), Column("about", folds=True)], rows, title=heading, names=False)
     return 0
+
+
+def print_counts(plugins: Plugins) -> None:
+    rows = []
+    for what, rows_by_group in LISTS.items():
+        groups = rows_by_group(plugins)
+        counts = [plural(len(group), title.partition(":")[0].removesuffix("s")) for title, group in groups.items()]
+        rows.append([what, ", ".join(counts), f"entrobench list {what}"])
+    layout.show(console, [Column("what"), Column("number", folds=True), Column("command")], rows, names=False)
+
+
+def list_methods(plugins: Plugins) -> dict[str, Rows]:
+    groups: dict[type, tuple[str, Rows]] = {
+        Objective: ("objectives: a method of their own, or the base of one, as in ce_gppo+clip_b", []),
+        Control: ("controls: joined to an objective by +; alone they join grpo", []),
+        Composition: ("compositions: names for an objective with options or controls", []),
+    }
+    for name, entry in baselines.table(plugins).items():
+        if isinstance(entry, Composition):
+            groups[Composition][1].append([name, f"{first_line(entry.about)} Stands for {entry.spec} ({entry.source})"])
+        else:
+            group = Objective if issubclass(entry, Objective) else Control
+            groups[group][1].append([name, f"{first_line(entry.__doc__)} ({entry.source})"])
+    return dict(groups.values())
+
+
+def list_tasks(plugins: Plugins) -> dict[str, Rows]:
+    return {"tasks": [[name, first_line(task.__doc__)] for name, task in tasks.table(plugins).items()]}
+
+
+def list_models(plugins: Plugins) -> dict[str, Rows]:
+    return {"models": [[name, models.resolve(name).summary()] for name in models.names()]}
+
+
+def list_configs(plugins: Plugins) -> dict[str, Rows]:
+    rows = []
+    for path in sorted(configs.CONFIGS.glob("*.yaml")):
+        comment = path.read_text().splitlines()[0]
+        rows.append([path.stem, comment.removeprefix("#").strip()])
+    return {"configs": rows}
+
+
+LISTS: dict[str, Callable[[Plugins], dict[str, Rows]]] = {
+    "methods": list_methods,
+    "tasks": list_tasks,
+    "models": list_models,
+    "configs": list_configs,
+}
 
 
 def first_line(text: str | None) -> str:

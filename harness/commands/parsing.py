@@ -1,4 +1,4 @@
-"""Mistakes on the command line, told in one sentence with what is allowed and the nearest name."""
+"""Mistakes on the command line as one sentence, with the allowed names and the nearest one."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ KIND = {kind.__name__: words for kind, words in KINDS.items()}
 
 
 def hint(name: str, allowed: list[str]) -> str:
-    """Returns the end of a sentence about an unknown name: the one that was probably meant, or all that there are."""
+    """Return the end of a sentence about an unknown name: the name probably meant, or all names."""
     close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else nearest(name, allowed)
 
 
 class Parser(argparse.ArgumentParser):
-    """As argparse has it, but a mistake is a UserError; the parsers of the commands are such parsers, too."""
+    """The parser of argparse, except that a mistake raises a UserError. Subparsers are of this class too."""
 
-    def __init__(self, *arguments: Any, **given: Any) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         self.options: list[str] = []
-        super().__init__(*arguments, **given)
+        super().__init__(*arguments, **options)
 
-    def add_argument(self, *names: Any, **given: Any) -> argparse.Action:
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
         self.options += [name for name in names if name.startswith("--")]
-        return super().add_argument(*names, **given)
+        return super().add_argument(*names, **options)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction):
@@ -45,21 +45,21 @@ class Parser(argparse.ArgumentParser):
             names = message.removeprefix(MISSING)
             shipped = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
             where = f"; CONFIG is a YAML file, or one of {shipped}" if "CONFIG" in names else ""
-            raise UserError(f"{self.own} needs {names}{where}")
-        if found := INVALID.fullmatch(message):
-            name, kind, value = found.groups()
+            raise UserError(f"{self.command} needs {names}{where}")
+        if match := INVALID.fullmatch(message):
+            name, kind, value = match.groups()
             raise UserError(f"{name} is {short(value)}; it must be {KIND.get(kind, kind)}")
-        raise UserError(f"{self.own}: {message.removeprefix('argument ')}")
+        raise UserError(f"{self.command}: {message.removeprefix('argument ')}")
 
     @property
-    def own(self) -> str:
-        """Returns the command's own name; every sentence begins with that of the program."""
+    def command(self) -> str:
+        """The command's name without the program's, with which every message begins anyway."""
         return self.prog.partition(" ")[2] or self.prog
 
     def refuse(self, rest: list[str]) -> NoReturn:
-        """Refuses what no argument stands for."""
+        """Refuse words that belong to no argument."""
         first = rest[0]
         if first.startswith("-"):
             name = first.partition("=")[0]
-            raise UserError(f"{self.own} has no option {shown(name)}; {hint(name, self.options)}")
-        raise UserError(f"{self.own} does not know what to do with {shown(first)}; see {self.prog} --help")
+            raise UserError(f"{self.command} has no option {shown(name)}; {hint(name, self.options)}")
+        raise UserError(f"{self.command} does not take the argument {shown(first)}; see {self.prog} --help")

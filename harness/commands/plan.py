@@ -1,5 +1,7 @@
-"""entrobench plan: cells by state, tokens, estimated time and memory, and what this machine lacks; runs nothing but the
-steps that --probe measures."""
+"""entrobench plan: cells by state, tokens, estimated time and memory, and what this machine lacks.
+
+Runs nothing except the steps that --probe measures.
+"""
 
 from __future__ import annotations
 
@@ -27,62 +29,53 @@ def add(commands: Commands) -> None:
         "--jobs", type=int, default=None, help="cells side by side, as on a cluster (default: as on this machine)"
     )
     parser.add_argument(
-        "--probe", action="store_true", help="run a few steps of the largest cell first, to correct the estimated time"
+        "--probe", action="store_true", help="run a few steps of the largest cell first, and compare their time"
     )
 
 
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     at_least(1, **{"--jobs": arguments.jobs or 1})
-    plans = plan(config, arguments.jobs)
+    plans = plan_settings(config, arguments.jobs)
     if arguments.probe:
-        for line in measured(config, plans[0]):
+        for line in probe_plan(config, plans[0]):
             console.print(line)
     return 0
 
 
-def plan(config: Config, jobs: int | None = None) -> list[Plan]:
-    """Prints the plan of each setting of the configuration's axes, and returns them."""
-    from harness.plan import cost, estimate, show
+def plan_settings(config: Config, jobs: int | None = None) -> list[Plan]:
+    """Print the plan of each setting of the configuration's axes, and return them."""
+    from harness.plan import cost
+    from harness.plan.estimate import plan_for
     from harness.plan.machine import this_machine
+    from harness.plan.show import show_plan
 
-    matrix, machine, found = cells(config), this_machine(config), []
     settings: dict[str, list[Cell]] = {}
-    for cell in matrix:
+    for cell in cells(config):
         settings.setdefault(told(cell.config.setting), []).append(cell)
-    cost.check_problems([here[0].config for here in settings.values()])
-    for setting, here in settings.items():
+    cost.check_problem_counts([cells_of_setting[0].config for cells_of_setting in settings.values()])
+    machine, plans = this_machine(config), []
+    for setting, cells_of_setting in settings.items():
         if setting:
             console.rule(setting, align="left")
-        found.append(estimate.of(here[0].config, here, machine, jobs))
-        show.show(console, found[-1])
-    tell_outdated((each for plan in found for each in plan.progress), "`entrobench run` runs them anew")
-    return found
+        plan = plan_for(cells_of_setting[0].config, cells_of_setting, machine, jobs)
+        show_plan(console, plan)
+        plans.append(plan)
+    tell_outdated((pair for plan in plans for pair in plan.progress), "`entrobench run` trains them again")
+    return plans
 
 
-def measured(config: Config, plan: Plan) -> list[str]:
-    """Runs some steps of the largest cell of a plan, and returns what that says of it."""
+def probe_plan(config: Config, plan: Plan) -> list[str]:
+    """Run a few steps of the largest cell of a plan, and return the result as text."""
     from harness.launch import launcher
-    from harness.launch.progress import clock
+    from harness.launch.progress import show_elapsed
     from harness.plan import probe
 
-    cell = probe.largest(plan, [cell for cell in cells(config) if cell.config.setting == plan.config.setting])
+    cell = probe.largest_cell(plan)
     with tempfile.TemporaryDirectory() as folder:
-        run.check_engines(config)
+        run.check_engines([cell])
         run.fetch_models(config)
-        short = probe.short(cell, Path(folder))
-        with clock(console, f"measuring {cell.label}"):
-            launcher.run([short], run.local(short.config, 1), Nobody())
-        return probe.told(probe.read(cell, short, plan), plan)
-
-
-class Nobody:
-    """Hears what happens, and says nothing of it."""
-
-    def starting(self, running: list[Cell], waiting: int) -> None: ...
-
-    def tick(self, running: list[Cell], waiting: int) -> None: ...
-
-    def elsewhere(self, cell: Cell, owner: str) -> None: ...
-
-    def ended(self, cell: Cell, reason: str | None) -> None: ...
+        short = probe.short_cell(cell, Path(folder))
+        with show_elapsed(console, f"measuring {cell.label}"):
+            launcher.run_cells([short], run.local(short.settled, 1), launcher.NullWatcher())
+        return probe.probe_lines(probe.read_probe(cell, short, plan), plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,17 +12,27 @@ from harness.base.addresses import visible_address
 from harness.base.deadline import within
 from harness.base.errors import UserError, one_of
 from harness.cells import checksums
+from harness.cells.attempts import complete_attempt, take_back
 from harness.cells.state import OUTDATED, State
 from harness.commands import leaderboard, sync
-from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
+from harness.commands.common import (
+    Commands,
+    command,
+    confirm,
+    console,
+    load,
+    outdated_sentences,
+    tell_outdated,
+    with_config,
+)
 from harness.config import Config, variants
 from harness.dist import devices
 from harness.launch.launcher import Launcher
 from harness.launch.local import Local
-from harness.launch.pool import Pool
+from harness.launch.pool import GpuPool
 from harness.matrix import Cell, cells, claim
 from harness.plan import cost
-from harness.plan.machine import samples_with_vllm, this_machine
+from harness.plan.machine import this_machine
 from harness.rollout import choice, digests, models
 
 LAUNCHERS = ("local", "ray", "slurm")
@@ -53,10 +64,16 @@ def add(commands: Commands) -> None:
         metavar="METHOD",
         help="run only the cells of this method; may be repeated",
     )
-    parser.add_argument(
+    edited = parser.add_mutually_exclusive_group()
+    edited.add_argument(
         "--keep-stale",
         action="store_true",
         help="keep finished cells whose method or task was edited since; the leaderboard marks them",
+    )
+    edited.add_argument(
+        "--rerun-edited",
+        action="store_true",
+        help="train such cells again from step 0 without asking",
     )
 
 
@@ -67,12 +84,19 @@ def call(arguments: argparse.Namespace) -> int:
         arguments.jobs,
         arguments.launcher,
         keep_stale=arguments.keep_stale,
+        rerun_edited=arguments.rerun_edited,
         only=arguments.only,
         retry_failed=arguments.retry_failed,
     )
-    uri = visible_address(config.tracking_uri)
-    console.print(f"curves: entrobench report {arguments.config}, or mlflow ui --backend-store-uri {uri}")
+    console.print(f"curves: entrobench report {arguments.config}, or {mlflow_hint(config.tracking_uri)}")
     return code
+
+
+def mlflow_hint(uri: str) -> str:
+    """Return how to see the curves in MLflow. `mlflow ui` shows stores only; a tracking server has its own pages."""
+    address = visible_address(uri)
+    is_server = uri.partition(":")[0].lower() in ("http", "https", "databricks")
+    return f"MLflow at {address}" if is_server else f"mlflow ui --backend-store-uri {address}"
 
 
 def run(
@@ -81,11 +105,14 @@ def run(
     where: str = "local",
     *,
     keep_stale: bool = False,
+    rerun_edited: bool = False,
     only: Sequence[str] = (),
     retry_failed: bool = False,
 ) -> int:
-    """Runs the missing cells, or those of some methods and those that failed, feeds MLflow, prints the leaderboard;
-    returns the exit code."""
+    """Run the missing cells, feed MLflow, print the leaderboard, and return the exit code.
+
+    `only`: the methods whose cells are run; `retry_failed`: of these, the cells that failed.
+    """
     from harness.launch import launcher
     from harness.launch.progress import LiveView
 
@@ -97,24 +124,30 @@ def run(
     check_problems(config)
     if any(models.resolve(model).shape() is None for model in config.models):
         fetch_models(config)
-        matrix = cells(config)  # anew: the shape of a model, known by now, decides which engine samples from it
+        matrix = cells(config)  # again: now the shapes of the models are known, which decide the engines
     chosen = [cell for cell in matrix if not only or cell.method in only]
     if retry_failed:
         chosen = [cell for cell in chosen if State.known(cell.folder).state == "failed"]
-    todo = [cell for cell in chosen if not settled(cell, keep_stale) or any(checksums.changed(cell.folder))]
+    todo = unfinished(chosen, keep_stale)
     if todo:
-        check_engines(config)
+        check_engines(todo)
+    # Before anything is written or downloaded: the answer may be no.
+    if not may_train_again(todo, rerun_edited=rerun_edited):
+        console.print("nothing was run; --keep-stale runs the other cells and keeps these")
+        return 1
     claim(config)
+    if take_back_undone_edits(todo):
+        todo = unfinished(chosen, keep_stale)
     present = fetch_models(config)
     for model, digest in present.items():
         console.print(f"base model {model}: {digest[: digests.SHOWN]}")
     number = f"{len(matrix)} cells" if chosen == matrix else f"{len(chosen)} of {len(matrix)} cells"
     console.print(f"matrix {config.name}: {number}, {len(chosen) - len(todo)} done before, {len(todo)} to run")
     progress = [(cell, cell.progress()) for cell in todo]
-    tell_outdated(progress, "they begin anew, and the earlier attempts are kept beside them")
+    tell_outdated(progress, "training starts again at step 0, and the earlier attempts are kept")
     if todo:
         with LiveView(console, chosen, todo, config.tracking_uri) as view:
-            launcher.run(todo, launcher_of(where, config, jobs), view)
+            launcher.run_cells(todo, launcher_of(where, todo[0].settled, jobs), view)
     failed = [cell for cell in chosen if not settled(cell, keep_stale)]
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
@@ -127,6 +160,49 @@ def run(
     return 1 if failed else 0
 
 
+def unfinished(chosen: Sequence[Cell], keep_stale: bool) -> list[Cell]:
+    """Return the cells that are not done, or whose records were changed since."""
+    return [cell for cell in chosen if not settled(cell, keep_stale) or any(checksums.changed_records(cell.folder))]
+
+
+def may_train_again(todo: Sequence[Cell], *, rerun_edited: bool) -> bool:
+    """Ask before cells that are done are trained again because their method or task was edited.
+
+    A cell is not asked about if an earlier attempt by the present source is complete: that one is taken back.
+    """
+    edited = []
+    for cell in todo:
+        progress = cell.progress()
+        done = progress.state == OUTDATED and State.known(cell.folder).state == "done"
+        if done and complete_attempt(cell.folder, cell.sources) is None:
+            edited.append((cell, progress))
+    if rerun_edited or not edited:
+        return True
+    number = "1 cell that is done" if len(edited) == 1 else f"{len(edited)} cells that are done"
+    sentences = outdated_sentences(edited)
+    if sys.stdin.isatty():
+        for sentence in sentences:
+            console.print(sentence, style="yellow")
+    return confirm(
+        f"Train {number} again from step 0?",
+        f"{'; '.join(sentences)}; to train {number} again use --rerun-edited (in Python: rerun_edited=True), to keep "
+        "the numbers use --keep-stale",
+    )
+
+
+def take_back_undone_edits(todo: Sequence[Cell]) -> bool:
+    """Take back the earlier attempts that the present source made, and return whether there were any."""
+    any_taken = False
+    for cell in todo:
+        if cell.progress().state != OUTDATED:
+            continue
+        aside = complete_attempt(cell.folder, cell.sources)
+        if aside is not None and take_back(cell.folder, aside):
+            any_taken = True
+            console.print(f"{cell.label}: the edit was undone, so the attempt in {aside.name} counts again")
+    return any_taken
+
+
 def conclude(config: Config, matrix: list[Cell]) -> None:
     """Feed MLflow with the records of all cells, and print the leaderboard, for which MLflow is read once."""
     from harness.table.publish import publish
@@ -137,42 +213,43 @@ def conclude(config: Config, matrix: list[Cell]) -> None:
 
 def fetch_models(config: Config) -> dict[str, str]:
     """Make or download the models that are not on this machine, and return the digest of each."""
-    from harness.launch.progress import clock
+    from harness.launch.progress import show_elapsed
 
-    found = {}
+    digests_by_model = {}
     for name in config.models:
-        with clock(console, f"making ready the model {name}"):
+        with show_elapsed(console, f"preparing the model {name}"):
             model = models.resolve(name)
-            found[name] = model.digest(model.folder(say=console.print))
-    return found
+            digests_by_model[name] = model.digest(model.folder(say=console.print))
+    return digests_by_model
 
 
 def settled(cell: Cell, keep_stale: bool) -> bool:
-    """Returns whether nothing of a cell is left to run."""
+    """Return whether nothing of a cell is left to run."""
     state = cell.progress().state
     return state == "done" or (keep_stale and state == OUTDATED and State.known(cell.folder).state == "done")
 
 
 def launcher_of(where: str, config: Config, jobs: int | None) -> Launcher:
+    """Return the launcher of that name for cells of a settled configuration."""
     one_of("launcher", where, LAUNCHERS)
-    device = this_machine(config).kind(config)
+    device = config.hardware.device
     if where == "ray":
         from harness.launch.ray import Ray
 
         return Ray(config, device, jobs)
     if where == "slurm":
-        from harness.launch.slurm import Slurm
+        from harness.launch.slurm import SlurmArray
 
-        return Slurm(config, device, jobs)
+        return SlurmArray(config, device, jobs)
     return local(config, jobs)
 
 
 def local(config: Config, jobs: int | None) -> Local:
-    """Returns the launcher for this machine, which has room for as many cells as there are GPUs or cores for."""
+    """Return the launcher for this machine; without `jobs` it runs as many cells as GPUs or cores allow."""
     hardware, machine = config.hardware, this_machine(config)
     pool = None
-    if machine.kind(config) == "cuda":
-        pool = Pool(devices.gpus())
+    if hardware.device == "cuda":
+        pool = GpuPool(devices.gpus())
         pool.check(hardware)
         machine = replace(machine, devices=machine.devices[: len(pool.free)])
     return Local(jobs or machine.at_once(config), hardware.threads, pool)
@@ -185,11 +262,12 @@ def check_problems(config: Config) -> None:
     for spec in config.eval.tasks or config.tasks:
         task = tasks.build(spec, config.plugins)
         task.problems(config.eval.of(tasks.evaluation_name(task)).split)
-    cost.check_problems(variants(config))
+    cost.check_problem_counts(variants(config))
 
 
-def check_engines(config: Config) -> None:
-    """Stops the matrix where an engine cannot sample here."""
-    for shape in (models.resolve(model).shape() for model in config.models):
-        if samples_with_vllm(shape, config):
-            choice.check_vllm(this_machine(config).kind(config), shape)
+def check_engines(matrix: Sequence[Cell]) -> None:
+    """Stop the matrix where the engine of some cell cannot sample on this machine."""
+    one_of_each_model = {cell.model: cell for cell in matrix}
+    for name, cell in one_of_each_model.items():
+        if cell.settled.rollout.engine == "vllm":
+            choice.check_vllm(cell.settled.hardware.device, models.resolve(name).shape())

@@ -13,7 +13,7 @@ from harness.terminal.layout import Column
 
 COLUMNS = [*map(Column, ("cell", "state", "step", "entropy", "reward")), Column("reason", folds=True)]
 
-LINES, TAIL = 5, 4096  # of the log of a cell that failed: so many, of so many bytes at most
+LINES, TAIL = 5, 4096  # the lines of a failed cell's log that are shown, and the bytes that are read for them
 
 EXAMPLES = ("entrobench status demo", "entrobench status my.yaml train.steps=20 --plugin my_methods")
 
@@ -25,34 +25,49 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     matrix = cells(config)
-    rows, jobs = [], slurm.queued(config)
-    found = [(cell, cell.progress()) for cell in matrix]
-    for cell, progress in found:
-        job = f"SLURM: {jobs[cell.key]}" if cell.key in jobs else None
-        numbers = [
-            f"{progress.metrics[k]:.3f}" if k in progress.metrics else "" for k in ("entropy/mean", "reward/mean")
-        ]
+    rows, jobs = [], slurm.queued_cells(config)
+    progresses = [(cell, cell.progress()) for cell in matrix]
+    for cell, progress in progresses:
+        job = f"SLURM: {jobs[cell.id]}" if cell.id in jobs else None
+        numbers = [as_number(progress.metrics.get(key)) for key in ("entropy/mean", "reward/mean")]
         step = f"{progress.step}/{cell.config.train.steps}"
         rows.append([cell.label, progress.state, step, *numbers, "; ".join(filter(None, (job, progress.reason)))])
     layout.show(console, COLUMNS, rows, goes=[("entropy", "reward")])
-    for cell, progress in found:
+    for cell, progress in progresses:
         if progress.state == "failed":
             console.print(f"the end of {cell.folder / 'log.txt'}:", style="red")
             for line in last_words(cell.folder):
                 console.print(f"    {line}", style="dim")
-    tell_outdated(found, "`entrobench run` runs them anew, with --keep-stale it keeps those that are done")
+    tell_outdated(progresses, "`entrobench run` trains them again, with --keep-stale it keeps those that are done")
     others, attempts = leftovers(config, matrix)
-    if others:
-        console.print(f"{len(others)} more cells in {config.folder} belong to earlier versions of this configuration")
-    if attempts:
-        console.print(f"{len(attempts)} earlier attempts at cells are kept in {config.folder}")
-    if others or attempts:
-        console.print("`entrobench clean` removes what no configuration means any more")
+    for line in leftover_lines(config.folder, len(others), len(attempts), arguments):
+        console.print(line)
     return 0
 
 
+def as_number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def leftover_lines(folder: Path, others: int, attempts: int, arguments: argparse.Namespace) -> list[str]:
+    """Return lines on the cells and attempts in a matrix's folder that the configuration does not include.
+
+    With overrides these cells may be the whole matrix of the configuration itself, so nothing is said of deleting them.
+    """
+    lines = []
+    if others and arguments.overrides:
+        lines.append(f"{others} more cells in {folder} have other settings than these overrides give")
+    elif others:
+        lines.append(f"{others} more cells in {folder} have other settings, from overrides or an edited configuration")
+    if attempts:
+        lines.append(f"{attempts} earlier attempts at cells are kept in {folder}")
+    if lines and not arguments.overrides:
+        lines.append(f"`entrobench clean {arguments.config}` lists them, and asks before it deletes them")
+    return lines
+
+
 def last_words(folder: Path) -> list[str]:
-    """Returns the last lines of a cell's log."""
+    """Return the last lines of a cell's log."""
     path = folder / "log.txt"
     if not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""entrobench sync: feeds MLflow from the cells' own records, whatever happened to it."""
+"""entrobench sync: rebuilds the MLflow runs from the cells' own records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.base.addresses import visible_address
 from harness.base.deadline import within
 from harness.base.errors import Damaged, UserError
-from harness.cells.provenance import earlier
+from harness.cells.attempts import earlier_attempts
 from harness.commands.common import Commands, command, console, load, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
@@ -64,7 +64,7 @@ def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
     fed, damaged, uri = set[Path](), 0, config.tracking_uri
     limit = 60 * config.tracking.patience_minutes
     present = {cell.folder for cell in matrix}
-    for folder in (each for cell in matrix for each in (*earlier(cell.folder), cell.folder)):
+    for folder in (each for cell in matrix for each in (*earlier_attempts(cell.folder), cell.folder)):
         if not ((folder / "state.json").exists() or (folder / "metrics.jsonl").exists()):
             continue
         try:
@@ -76,5 +76,5 @@ def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
             fed.add(folder)
         except Damaged as damage:
             damaged += 1
-            console.print(f"MLflow is not fed: {damage}; `entrobench run` mends the cell", style="yellow")
+            console.print(f"MLflow is not fed: {damage}; `entrobench run` repairs the cell", style="yellow")
     return len(fed & present), damaged

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from harness.base.errors import UserError
-from harness.composition import STANDS_ON, Method, Table, components
+from harness.composition import STANDS_ON, Method, Table, method_classes
 from harness.conformance.computed import (
     denominators,
     edges,
@@ -43,7 +43,7 @@ def composition(subject: Subject) -> str:
     )
     works = refused = 0
     unsound = []
-    for name, kind in components(subject.table).items():
+    for name, kind in method_classes(subject.table).items():
         if name in own.named or (issubclass(kind, Objective) and not alone):
             continue
         spec = f"{subject.spec}+{name}"
@@ -111,7 +111,9 @@ CHECKS = {
         order,
         "let no token depend on its place in the batch: break ties with batch.global_order, draw with batch.uniform_T",
     ),
-    "rewards": Check(rewards, "set takes_rewards to whether `advantages` reads batch.rewards_B"),
+    "rewards": Check(
+        rewards, "declare ignores_rewards = True if `advantages` does not read batch.rewards_B, and only then"
+    ),
     "twice": Check(
         twice, "draw with batch.uniform_T or uniform_B, change no tensor in place, and update a memory in observe alone"
     ),
@@ -120,10 +122,10 @@ CHECKS = {
     "denominators": Check(
         denominators, "give kept tokens the weight 1; whoever wants the other denominator sets reference_denominator"
     ),
-    "token weights": Check(token_weights, "set weighs_tokens = False in the objective"),
+    "token weights": Check(token_weights, "set by_response = True in the objective"),
     "by response": Check(by_response, "set by_response = False, or give all tokens of a response one weight"),
     "silence": Check(silence, "set silent_without_signal = False"),
-    "memory": Check(memory, "put all that observe changes into state, as numbers, and take it back in load_state"),
+    "memory": Check(memory, "keep all that observe changes in `remembered`, as numbers"),
     "composition": Check(composition, "a verb must take any advantages; what cannot be joined is refused by UserError"),
 }
 

@@ -138,10 +138,11 @@ def rewards(subject: Subject) -> str:
     shaped = replace(given.batch, rewards_B=given.batch.rewards_B - 0.2 * given.batch.finished_B)
     old = given.before(method.needs)
     one, other = (method.signal(old, batch, [batch]).advantages_T for batch in (given.batch, shaped))
-    if torch.equal(one, other) == method.objective.takes_rewards:
-        follow = "do not follow" if method.objective.takes_rewards else "follow"
-        raise Failed(f"takes_rewards is {method.objective.takes_rewards}, and the advantages {follow} shaped rewards")
-    return "shaped ones reach the advantages" if method.objective.takes_rewards else "only what is right counts"
+    ignores = method.objective.ignores_rewards
+    if torch.equal(one, other) != ignores:
+        follow = "follow" if ignores else "do not follow"
+        raise Failed(f"ignores_rewards is {ignores}, and the advantages {follow} shaped rewards")
+    return "only what is right counts" if ignores else "shaped ones reach the advantages"
 
 
 def twice(subject: Subject) -> str:
@@ -266,7 +267,7 @@ def memory(subject: Subject) -> str:
             raise Failed("a new method knows what another one has heard: the memory is shared")
         second.load_state(json.loads(json.dumps(state)))
         if second.state() != state:
-            raise Failed("load_state does not bring back what state gave")
+            raise Failed("a loaded memory is not the one that was saved")
         # On batches that neither has heard of: a memory of a batch's own numbers, forgotten, is the same on that batch.
         for given in (subject.step(number + 1), subject.step(number + 2)):
             if not same(outcome(first, given), outcome(second, given)):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.batch import Granted, TokenBatch, TokenStats
+from harness.batch import DeclaredStats, TokenBatch, TokenStats
 from harness.composition import BEFORE, DURING, Method, Signal
 from harness.conformance.computed import factors
 from harness.conformance.probe import Probe, stepped
@@ -22,7 +22,7 @@ MARKS = (
 
 
 @dataclass(frozen=True)
-class Recorded(Granted):
+class Recorded(DeclaredStats):
     """Notes which columns are read."""
 
     reads: set[str] = field(kw_only=True)
@@ -135,7 +135,7 @@ def gradient_of(method: Method, given: Probe, signal: Signal, part: TokenBatch) 
 def token_weights(subject: Subject) -> str:
     """Drops single tokens: the objective's loss must then have no gradient by their logits."""
     whole = subject.make()
-    if not whole.objective.weighs_tokens:
+    if whole.objective.by_response:
         return "the objective takes whole responses, and refuses to weigh tokens"
     method, given = Method(whole.base, (whole.base, whole.objective), {}), subject.probe()
     signal = method.signal(given.before(method.needs), given.batch, [given.batch])

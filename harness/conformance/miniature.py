@@ -27,8 +27,9 @@ from harness.config import Config, Dynamics, Hardware, RolloutConfig, Train
 from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import PLAIN
 from harness.tokens.metrics import Stopwatch
-from harness.train.filter import Pool
-from harness.train.policy import Critic, Policy, padded
+from harness.train.filter import TrainingPool
+from harness.train.hidden import padded
+from harness.train.policy import Critic, Policy
 from harness.trainer import Parts, Trainer
 
 
@@ -206,7 +207,7 @@ def trainer(method: Method, model: Path, folder: Path, size: Size, steps: int) -
         method=method,
         task=task,
         evaluation_tasks={},
-        pool=Pool(task.problems("train"), {}),
+        pool=TrainingPool(task.problems("train"), {}),
         policy=policy,
         critic=critic,
         reference=reference,

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -98,7 +99,8 @@ def pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     processes = [
         subprocess.Popen(
             python(
-                "from harness.study import shared; shared.rank()", json.dumps([list(specs), list(plugins), str(folder)])
+                "from harness.conformance import two_ranks; two_ranks.rank()",
+                json.dumps([list(specs), list(plugins), str(folder)]),
             ),
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,  # which closes when this process ends, however it does
@@ -129,11 +131,11 @@ def pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
 
 def rank() -> None:
     """In the process of a rank."""
-    ranks.end_with_parent()
+    ranks.end_with_parent(threading.Event())
     torch.set_num_threads(1)
     specs, plugins, folder = json.loads(sys.argv[1])
     table, own = baselines.table(plugins, {}), int(os.environ["RANK"])
-    with ranks.joined(WORLD, "cpu"):
+    with ranks.process_group(WORLD, "cpu"):
         for number, spec in enumerate(specs):
             place = Path(folder) / f"{number}-{own}"
             try:

@@ -63,7 +63,7 @@ def rows(name: str, split: str = "test") -> list[dict[str, str]]:
 
 def whole(about: Mapping[str, Any]) -> bool:
     path = folder() / about["file"]
-    return path.exists() and sources.sha256(path) == about["sha256"]
+    return path.exists() and files.sha256_of(path) == about["sha256"]
 
 
 def fingerprint(problems: Iterable[tuple[str, str]]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import hashlib
 import json
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from harness.base import files
 from harness.base.errors import UserError, nearest, short
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -108,11 +108,6 @@ def squeeze(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def hubs() -> dict[str, Hub]:
     return {hub.id: hub for source in SOURCES.values() for hub in source.hubs}
 
@@ -152,13 +147,14 @@ def locate(source: str, origin: str | None, say: Callable[[str], None]) -> Locat
     """Finds a source in a local file or folder, or in a copy on the hub: that of an id, or (None) the default one."""
     if origin is not None and origin not in hubs():
         path = existing(origin)
-        files = [path] if path.is_file() else local(source, path)
-        if not files:
+        paths = [path] if path.is_file() else local(source, path)
+        if not paths:
             raise UserError(
                 f"{path} holds no file of {source}; its name must have {' or '.join(SOURCES[source].names)} in it, "
                 f"and end in {', '.join(SUFFIXES)}"
             )
-        return Located(path.name, {"files": {file.name: sha256(file) for file in files}}, lambda: files)
+        sums = {file.name: files.sha256_of(file) for file in paths}
+        return Located(path.name, {"files": sums}, lambda: paths)
     candidates = [hub for hub in SOURCES[source].hubs if origin in (None, hub.id)]
     if not candidates:
         raise UserError(

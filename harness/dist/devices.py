@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and what a cell computes on; imports no torch."""
+"""The GPUs of this machine, and the device of a cell; imports no torch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Device:
     name: str
-    memory: int | None  # bytes; None where it cannot be known
+    memory: int | None  # bytes; None if unknown
 
 
 def cuda_devices(driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[Device, ...]:
-    """By NVIDIA's own tool, else by the mark that its driver leaves."""
+    """Return the GPUs that nvidia-smi lists; without that tool, those that the driver lists, unnamed."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
@@ -29,32 +29,38 @@ def cuda_devices(driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[Devic
 
 
 def gpus() -> list[str]:
-    """Returns the GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes; of one that is cut into
-    parts (MIG), its parts."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name for each in given.split(",") if (name := each.strip()) and name != "-1"]
+    """Return the GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes.
+
+    A GPU that is partitioned (MIG) counts as its partitions.
+    """
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible_devices is not None:
+        names = [name.strip() for name in visible_devices.split(",")]
+        return [name for name in names if name not in ("", "-1")]
     try:
-        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return [str(number) for number in range(len(cuda_devices()))]
-    return listed(told)
+    return parse_gpu_list(output)
 
 
-def listed(told: str) -> list[str]:
-    """Returns the UUIDs in what `nvidia-smi -L` says."""
-    found: list[list[str]] = []
-    for line in told.splitlines():
+def parse_gpu_list(output: str) -> list[str]:
+    """Return the UUIDs that `nvidia-smi -L` prints: of each GPU its own, or those of its partitions."""
+    gpus_with_parts: list[list[str]] = []
+    for line in output.splitlines():
         if match := re.search(r"\(UUID: ([\w-]+)\)", line):
             if line.startswith("GPU"):
-                found.append([match[1]])
-            else:
-                found[-1].append(match[1])
-    return [name for gpu in found for name in gpu[1:] or gpu]
+                gpus_with_parts.append([match[1]])
+            else:  # an indented line is a partition of the GPU above it
+                gpus_with_parts[-1].append(match[1])
+    uuids: list[str] = []
+    for gpu, *parts in gpus_with_parts:
+        uuids += parts or [gpu]
+    return uuids
 
 
-def kind(wanted: str) -> str:
-    """Returns what `hardware.device` means on this machine: cuda or cpu, as torch would find it."""
+def resolve_device(wanted: str) -> str:
+    """Return the device that `hardware.device` means on this machine: cuda or cpu, as torch would find it."""
     if wanted != "auto":
         return wanted
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
@@ -63,12 +69,12 @@ def kind(wanted: str) -> str:
 
 @functools.cache
 def usable() -> bool:
-    """Returns whether there is a GPU, and a torch that was built for it."""
+    """Return whether there is a GPU, and a torch that was built for it."""
     return built_for_cuda() and bool(cuda_devices())
 
 
 def built_for_cuda() -> bool:
-    """By the text of torch's version.py: to import torch takes longer than to plan."""
+    """Return whether torch was built for CUDA, by the text of its version.py: importing it takes longer than planning."""
     package = find_spec("torch")
     assert package is not None
     assert package.origin is not None

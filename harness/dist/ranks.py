@@ -1,7 +1,7 @@
 """The numbers, objects and weights that the ranks of a cell share; on one process every function is the identity.
 
-A rank is a process with a device of its own. All ranks run the same loop, each on its share of the prompts, and hold
-the weights among them. Whatever gathers or adds up is a collective: every rank must come to it, in the same order.
+A rank is a process with its own device. All ranks run the same loop, each on its share of the prompts, and the weights
+are sharded over them. A function that gathers or adds up is a collective: every rank must call it, in the same order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 JOINING = timedelta(minutes=10)  # for the others to begin
 BEAT, SILENCE = 3.0, 40.0  # seconds from one sign of life to the next, and without one
-leaving = threading.Event()  # somebody asked this rank to stop after the step at hand
 PATIENCE = timedelta(hours=6)  # for the others, who may be sampling, or waiting for what the first one writes or judges
 
 
@@ -41,14 +40,17 @@ def count() -> int:
     return dist.get_world_size() if several() else 1
 
 
-def number() -> int:
+def own_rank() -> int:
     return dist.get_rank() if several() else 0
 
 
 @contextmanager
-def joined(world: int, device: str, lost: Callable[[str], None] = print) -> Iterator[None]:
-    """Joins the other ranks, as the one that RANK names: of one machine through the file RENDEZVOUS, otherwise as
-    torchrun has it, through MASTER_ADDR and MASTER_PORT. `lost` hears why this rank ends where another one is gone."""
+def process_group(world: int, device: str, lost: Callable[[str], None] = print) -> Iterator[None]:
+    """Join the other ranks as the rank in RANK, until the context ends.
+
+    On one machine they meet through the file RENDEZVOUS, otherwise like torchrun through MASTER_ADDR and MASTER_PORT.
+    `lost` is called with the reason before this rank ends because another one is gone.
+    """
     if world == 1:
         yield
         return
@@ -75,18 +77,20 @@ def joined(world: int, device: str, lost: Callable[[str], None] = print) -> Iter
     if not alone:
         threading.Thread(target=watch, args=(rank, world, ended, lost), daemon=True).start()
     yield
-    # Not where an error ends this rank: all this would wait for the others, and they wait for this rank.
+    # Not in a `finally`: after an error on this rank the calls below would wait for the others, which wait for this one.
     if not alone:
-        dist.barrier()  # the first to be ready would seem to be gone
+        dist.barrier()  # without it, the first rank that is done would seem to be gone
         ended.set()
     dist.destroy_process_group()
 
 
 def watch(rank: int, world: int, ended: threading.Event, lost: Callable[[str], None]) -> None:
-    """Gives signs of life, and ends this process when another rank gives none any more, which might be waited for for
-    hours. It has a connection of its own, since others may wait on theirs."""
+    """Give signs of life, and end this process when another rank gives none, for which it might wait for hours.
+
+    The thread has its own connection, since the main thread may be waiting on the other one.
+    """
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    heard: dict[int, tuple[int, float]] = {}
+    last_beats: dict[int, tuple[int, float]] = {}  # of each rank: its counter, and the time of its last change here
     while not ended.wait(BEAT):
         try:
             store.add(f"alive/{rank}", 1)
@@ -95,8 +99,10 @@ def watch(rank: int, world: int, ended: threading.Event, lost: Callable[[str], N
             gone = f"rank {rank} has lost touch with the others ({str(error).splitlines()[0]})"
         else:
             now = time.monotonic()
-            heard = {other: heard[other] if heard.get(other, (-1,))[0] == n else (n, now) for other, n in beats.items()}
-            silent = [other for other, (_, since) in heard.items() if now - since > SILENCE]
+            for other, beat in beats.items():
+                if other not in last_beats or last_beats[other][0] != beat:
+                    last_beats[other] = (beat, now)
+            silent = [other for other, (_, since) in last_beats.items() if now - since > SILENCE]
             if not silent:
                 continue
             gone = f"rank {silent[0]} of {world} gave no sign of life for {SILENCE:g} seconds"
@@ -105,10 +111,11 @@ def watch(rank: int, world: int, ended: threading.Event, lost: Callable[[str], N
             os._exit(1)
 
 
-def end_with_parent() -> None:
-    """Ends this process when its parent is gone; otherwise it might wait for other ranks for hours.
+def end_with_parent(leaving: threading.Event) -> None:
+    """End this process when its parent is gone; otherwise it might wait for other ranks for hours.
 
-    The parent holds the other end of our stdin, which closes with it. What it writes there asks this rank to leave.
+    The parent holds the other end of this process's stdin, which closes with the parent. A byte on it sets `leaving`:
+    the rank is asked to stop after the step at hand.
     """
 
     def watch() -> None:
@@ -122,23 +129,24 @@ def end_with_parent() -> None:
 # Numbers and objects
 
 
-def total(value: Tensor) -> Tensor:
-    """Returns the sum over all ranks."""
+def sum_over_ranks(value: Tensor) -> Tensor:
+    """Return the sum over all ranks."""
     if several():
-        value = value.clone()
+        value = value.clone()  # all_reduce works in place
         dist.all_reduce(value)
     return value
 
 
 def most(value: int) -> int:
+    """Return the largest value of all ranks."""
     return max(each(value))
 
 
 def gather(values_T: Tensor) -> Tensor:
-    """Returns the values of all ranks, one rank after the other; ranks may hold different numbers of them."""
+    """Return the values of all ranks, one rank after the other; ranks may have different numbers of them."""
     if not several():
         return values_T
-    sizes = each(len(values_T))
+    sizes = each(len(values_T))  # all_gather takes equal shapes only, so values are padded
     padded = values_T.new_zeros(max(sizes))
     padded[: len(values_T)] = values_T
     parts = [torch.zeros_like(padded) for _ in sizes]
@@ -147,43 +155,48 @@ def gather(values_T: Tensor) -> Tensor:
 
 
 def each(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Returns the values of all ranks, in their order; through a group of `apart` where it is given."""
+    """Return the values of all ranks, in their order; through a group of `apart` if one is given."""
     if not several():
         return [value]
-    found: list[Any] = [None] * count()
-    dist.all_gather_object(found, value, group)
-    return found
+    values: list[Any] = [None] * count()
+    dist.all_gather_object(values, value, group)
+    return values
 
 
 def apart() -> dist.ProcessGroup | None:
-    """Returns a group of all ranks for the collectives of another thread; None on one process."""
+    """Return a group of all ranks for the collectives of another thread; None on one process.
+
+    Collectives of two threads in one group could meet in another order on each rank.
+    """
     return dist.new_group(timeout=PATIENCE, backend="gloo") if several() else None
 
 
 def of_first(value: T) -> T:
-    """Returns the value of rank 0."""
+    """Return the value of rank 0."""
     if not several():
         return value
     box: list[Any] = [value]
     dist.broadcast_object_list(box, src=0)
-    found: T = box[0]
-    return found
+    first: T = box[0]
+    return first
 
 
 def averaged(record: dict[str, float]) -> dict[str, float]:
-    """Returns the mean over ranks of each number; a rank that does not name a number counts as 0."""
+    """Return the mean over ranks of each number; it counts as 0 on a rank that does not have it."""
     records = each(record)
-    names = dict.fromkeys(name for found in records for name in found)
-    return {name: sum(found.get(name, 0.0) for found in records) / len(records) for name in names}
+    means = {}
+    for name in dict.fromkeys(name for of_rank in records for name in of_rank):  # in the order of the first rank
+        means[name] = sum(of_rank.get(name, 0.0) for of_rank in records) / len(records)
+    return means
 
 
 # Weights
 
 
 def shard(root: nn.Module, layers: list[nn.Module], device: str) -> None:
-    """Divides the parameters among the ranks; those of a layer are gathered when it computes, and given up after.
+    """Shard the parameters over the ranks; a layer's parameters are gathered when it computes, and released after.
 
-    Gradients are added up over ranks, since the loss of each rank is a part of one sum.
+    Gradients are added up over ranks and not averaged, since the loss of each rank is a part of one sum.
     """
     mesh = init_device_mesh(device, (count(),))
     for module in [*layers, root]:
@@ -194,37 +207,37 @@ def shard(root: nn.Module, layers: list[nn.Module], device: str) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor, not even with 1
 
 
-def held(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the weights by name, each as the optimiser holds it: where weights are sharded, this rank's shard.
+def local_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return the weights by name, as the optimizer has them: this rank's shards, if weights are sharded.
 
-    `named_parameters` would not do: after a forward pass it may list whole copies that were gathered for that pass,
-    and the optimiser's next step does not reach those.
+    Not by `named_parameters`: after a forward pass it may list whole copies that were gathered for that pass, which the
+    optimizer's next step does not reach.
     """
     return module.state_dict()
 
 
-def whole(weight: Tensor) -> Tensor:
-    """Returns the whole weight, gathered from all ranks where it is sharded (a DTensor)."""
+def whole_weight(weight: Tensor) -> Tensor:
+    """Return the whole weight, gathered from all ranks if it is sharded (a DTensor)."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def whole_on_first(state: Any) -> Any:
-    """Returns a state dict with whole tensors on rank 0, which alone keeps it; on other ranks it has None for them."""
+    """Return a state dict with whole tensors on rank 0, and None in their places on other ranks."""
     if isinstance(state, dict):
         return {key: whole_on_first(value) for key, value in state.items()}
     if not isinstance(state, DTensor):
         return state
-    gathered = whole(state)
-    return gathered.cpu() if number() == 0 else None
+    gathered = whole_weight(state)
+    return gathered.cpu() if own_rank() == 0 else None
 
 
 def here(weight: Tensor) -> Tensor:
-    """Returns what this rank holds of a weight, itself and no copy."""
+    """Return this rank's part of a weight, not copied."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def on_cpu(weight: Tensor) -> Tensor:
-    """Returns a copy on the CPU, divided among the ranks as the weight is."""
+    """Return a copy on the CPU, sharded like the weight."""
     copy = here(weight.detach()).to("cpu", copy=True)
     if not isinstance(weight, DTensor):
         return copy
@@ -234,3 +247,33 @@ def on_cpu(weight: Tensor) -> Tensor:
 @cache
 def cpus() -> DeviceMesh:
     return init_device_mesh("cpu", (count(),))
+
+
+# Work that rank 0 alone asks for and all ranks share: the sampling of evaluations, and the difficulty filter
+
+Work = Callable[..., list[Any]]  # takes a list of items, and settings by name; returns a result for each item
+
+
+@contextmanager
+def on_all_ranks(work: Work) -> Iterator[Work | None]:
+    """Yield to rank 0 the same work, done by all ranks; the other ranks get None when rank 0 leaves the context.
+
+    Until then they do their shares of each request inside this context.
+    """
+    if not several():
+        yield work
+    elif own_rank() == 0:
+        yield lambda items, **settings: shared_work(work, *of_first((items, settings)))
+        of_first(None)  # the sign for the others to go on
+    else:
+        while (request := of_first(None)) is not None:
+            shared_work(work, *request)
+        yield None
+
+
+def shared_work(work: Work, items: Sequence[Any], settings: dict[str, Any]) -> list[Any]:
+    """Do this rank's share; return the results of all ranks in the order of the items."""
+    world = count()
+    own_items = items[own_rank() :: world]
+    by_rank = each(work(own_items, **settings) if own_items else [])
+    return [by_rank[place % world][place // world] for place in range(len(items))]

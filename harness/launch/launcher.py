@@ -1,7 +1,7 @@
-"""Runs cells wherever a launcher puts them; one that fails or dies costs itself alone.
+"""The loop that runs cells with any launcher; a cell that fails does not affect the others.
 
-A launcher knows machines and queues, and nothing of what a cell does. All that becomes of a cell stands in its folder,
-which the cell's process and this one share.
+A launcher knows machines and queues, but not the work of a cell. Everything about a cell's progress and result is in
+its folder, which the cell's process shares with this one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Protocol
 
 from harness.base import files
 from harness.base.errors import Unwritten, UserError
-from harness.cells import heartbeat, lease, state
+from harness.cells import lease, state
+from harness.cells.heartbeat import last_heartbeat
 from harness.cells.repair import mend
 from harness.cells.state import State
+from harness.launch.snapshot import Snapshot
 from harness.matrix import Cell
 
 
@@ -29,22 +31,22 @@ class Running(Protocol):
     cell: Cell
 
     def waits(self) -> str | None:
-        """Returns what it waits for in a queue; None where it has a process."""
+        """Return the reason why it is still queued; None once it has a process."""
         ...
 
     def code(self) -> int | None:
-        """Returns the exit code of its process, minus the signal that ended it; None before its end."""
+        """Return the exit code of its process (minus the signal that ended it); None while it runs."""
         ...
 
     def reason(self) -> str:
-        """Returns why its process ended."""
+        """Return why its process ended."""
         ...
 
     def kill(self) -> None: ...
 
 
 class Launcher(Protocol):
-    """Starts cells; at the end of its context it stops those that run, which keep their checkpoints."""
+    """The means to start cells. At the end of its context it stops those that run; their checkpoints are kept."""
 
     def __enter__(self) -> object: ...
 
@@ -53,80 +55,95 @@ class Launcher(Protocol):
     ) -> None: ...
 
     def start(self, waiting: Sequence[Cell]) -> Iterable[Running]:
-        """Starts as many of the first of these cells as there is room for; raises Unprepared for one that cannot be
-        prepared."""
+        """Start as many of these cells, in order, as there is room for; raise Unprepared for one whose folder cannot
+        be prepared."""
         ...
 
 
 class Watcher(Protocol):
-    """Hears what happens while cells run."""
+    """The observer of a run."""
 
     def starting(self, running: list[Cell], waiting: int) -> None:
-        """Hears of the first cell before its process is there, for which it waits long."""
+        """Receive the first cell before it has a process, because starting the first process takes seconds."""
         ...
 
-    def tick(self, running: list[Cell], waiting: int) -> None: ...
+    def tick(self, running: list[Snapshot], waiting: int) -> None: ...
 
     def elsewhere(self, cell: Cell, owner: str) -> None:
-        """Hears that another process works on a cell, which is waited for."""
+        """Receive a cell that another run is working on, and that this run waits for."""
         ...
 
     def ended(self, cell: Cell, reason: str | None) -> None:
-        """Hears of its end; and of the reason, where the launcher is who gives it."""
+        """Receive a cell that has ended, with the reason if the launcher gave one."""
         ...
 
 
+class NullWatcher:
+    """The observer that ignores everything."""
+
+    def starting(self, running: list[Cell], waiting: int) -> None: ...
+
+    def tick(self, running: list[Snapshot], waiting: int) -> None: ...
+
+    def elsewhere(self, cell: Cell, owner: str) -> None: ...
+
+    def ended(self, cell: Cell, reason: str | None) -> None: ...
+
+
 class Unprepared(Exception):
-    """A cell's folder cannot be written, by which that cell has failed alone."""
+    """A cell whose folder cannot be written. That cell fails; the others are not affected."""
 
     def __init__(self, cell: Cell, reason: str) -> None:
         super().__init__(reason)
         self.cell = cell
 
 
-LOST = 255  # the exit code of a process whose end nobody could see, since the one that it was forked from has ended
-# Seconds for a process to end once its cell has: a thread may keep it alive for ever. A launcher may need most of them
-# to hear that a machine was lost, and then starts the cell again.
+# The exit code of a process whose end was not observed, because the server that it was forked from died first.
+LOST = 255
+# Seconds that a process may live on after its cell has ended, since a thread can keep it alive forever. A launcher may
+# need most of this time to learn that a machine was lost; killing earlier would turn that restart into a failure.
 LINGERING = 60.0
 
 
 class Life:
-    """The time of a cell's process."""
+    """One process of a cell, with the times that limit it."""
 
     def __init__(self, running: Running) -> None:
-        self.running, self.cell, self.before = running, running.cell, State.known(running.cell.folder)
+        self.running, self.cell = running, running.cell
+        # A retried cell is still "failed" until its new process writes its state; that old state is not the end.
+        self.state_before = State.known(running.cell.folder)
         self.began: float | None = None
-        self.over: float | None = None  # since when there is nothing left to do
+        self.ended_since: float | None = None  # when the cell was first seen to have ended
 
     @property
     def place(self) -> str:
-        """Returns where it stood last, as the end of a sentence. What an earlier process left went with its lease when
-        this cell was prepared."""
-        last = lease.last(self.cell.folder)
-        where = heartbeat.of(last.room) if last else ""
-        return f" in {where}" if where else ""
+        """The last phase that its process reported, as the end of a sentence.
 
-    def limit(self) -> None:
-        """Ends a process that takes too long, or that goes on though its cell has ended."""
-        if self.running.waits():
-            return
-        folder, now = self.cell.folder, time.monotonic()
-        minutes, state = self.cell.config.hardware.timeout_minutes, State.known(folder)
+        The report cannot be an earlier process's: that was removed with its lease when this cell was prepared.
+        """
+        newest_lease = lease.newest_lease(self.cell.folder)
+        phase = last_heartbeat(newest_lease.room) if newest_lease else ""
+        return f" in {phase}" if phase else ""
+
+    def limit(self, record: State) -> None:
+        """Kill a process that takes too long, or that lives on after its cell has ended."""
+        now = time.monotonic()
+        minutes = self.cell.config.hardware.timeout_minutes
         self.began = self.began or now
-        ended = state.ended and state != self.before
-        self.over = (self.over or now) if ended else None
-        if self.over is not None:
-            if now - self.over > LINGERING:
+        ended = record.ended and record != self.state_before
+        self.ended_since = (self.ended_since or now) if ended else None
+        if self.ended_since is not None:
+            if now - self.ended_since > LINGERING:
                 self.running.kill()
         elif minutes is not None and now - self.began > 60 * minutes:
             self.running.kill()
-            failed(folder, f"it took longer than hardware.timeout_minutes ({minutes}){self.place}")
+            mark_failed(self.cell.folder, f"it took longer than hardware.timeout_minutes ({minutes}){self.place}")
 
 
-def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float = 0.5) -> None:
-    """Runs the cells in order, and waits for those that others run. Interrupted, it stops its own."""
+def run_cells(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float = 0.5) -> None:
+    """Run the cells in order, and wait for those that other runs work on. If interrupted, stop our own."""
     waiting, running, elsewhere = list(cells), list[Life](), list[Cell]()
-    again: set[str] = set()  # cells whose process was lost, which is no fault of theirs: they are started once more
+    restarted: set[str] = set()  # cells whose process was lost through no fault of their own; each restarts only once
     watcher.starting(waiting[:1], len(waiting) - 1)
     with launcher:
         while waiting or running or elsewhere:
@@ -136,44 +153,52 @@ def run(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float
                     running.append(Life(started))
             except Unprepared as error:
                 waiting.remove(error.cell)
-                failed(error.cell.folder, str(error))
+                mark_failed(error.cell.folder, str(error))
                 watcher.ended(error.cell, str(error))
             time.sleep(poll)
+            snapshots, queued = list[Snapshot](), 0
             for life in list(running):
                 cell, code = life.cell, life.running.code()
                 if code is None:
-                    life.limit()
+                    if life.running.waits():
+                        queued += 1
+                        continue
+                    snapshot = Snapshot.take(cell)
+                    snapshots.append(snapshot)
+                    life.limit(snapshot.progress.record)
                     continue
                 if code != lease.BUSY and lease.holder(cell.folder):
-                    continue  # whose end cannot be seen from here: it is believed after a minute without a sign of life
+                    # Its process may still write: the end of a process on another machine cannot be observed from
+                    # here, so it counts as ended after a minute without a sign of life.
+                    snapshots.append(Snapshot.take(cell))
+                    continue
                 running.remove(life)
                 if code == lease.BUSY:
                     elsewhere.append(cell)
                     if owner := lease.holder(cell.folder):
                         watcher.elsewhere(cell, str(owner))
                     continue
-                if code == LOST and cell.key not in again:
-                    again.add(cell.key)
+                if code == LOST and cell.id not in restarted:
+                    restarted.add(cell.id)
                     waiting.insert(0, cell)
                     continue
-                # Without a code it is done, or was asked to stop where it stood.
+                # With exit code 0 the cell is done, or it was asked to stop and will resume.
                 reason = life.running.reason() + life.place if code else None
                 if reason:
-                    failed(cell.folder, reason)
+                    mark_failed(cell.folder, reason)
                 watcher.ended(cell, reason)
             for cell in [cell for cell in elsewhere if not lease.holder(cell.folder)]:
                 elsewhere.remove(cell)
                 if State.known(cell.folder).ended:
                     watcher.ended(cell, None)
                 else:
-                    waiting.insert(0, cell)  # it was stopped there
-            queued = [life for life in running if life.running.waits()]
-            at_work = [life.cell for life in running if life not in queued]
-            watcher.tick([*at_work, *elsewhere], len(waiting) + len(queued))
+                    waiting.insert(0, cell)  # the other run was stopped before the cell ended
+            snapshots += [Snapshot.take(cell) for cell in elsewhere]
+            watcher.tick(snapshots, len(waiting) + queued)
 
 
-def prepare(cell: Cell) -> None:
-    """Mends the records of a cell, and writes down what its process needs to know, unless another one works on it."""
+def prepare_cell(cell: Cell) -> None:
+    """Repair a cell's records and write its config.yaml for its process, unless another process is working on it."""
     try:
         with lease.briefly(cell.folder) as ours:
             if ours:
@@ -181,37 +206,43 @@ def prepare(cell: Cell) -> None:
     except Unwritten as error:
         raise Unprepared(cell, str(error)) from error
     except OSError as error:
-        if (why := files.unwritten(error)) is None:
+        why = files.unwritten(error)
+        if why is None:
             raise
         raise Unprepared(cell, str(Unwritten(Path(error.filename or cell.folder), why))) from error
 
 
 def check_extra(name: str, package: str) -> None:
-    """Refuses a launcher whose package is not installed."""
+    """Refuse a launcher whose package is not installed."""
     if find_spec(package) is None:
         raise UserError(f"--launcher {name} needs the extra {name}: pip install 'entrobench[{name}]'")
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Returns what a cell's process finds in its environment, before it imports anything."""
+    """Return the environment variables that a cell's process must have before its first import."""
     return {
         "OMP_NUM_THREADS": str(threads),
-        "PYTHONSAFEPATH": "1",  # what lies in the current folder is not what it imports
+        "PYTHONSAFEPATH": "1",  # files in the current folder must not shadow modules
         "TOKENIZERS_PARALLELISM": "false",
-        "TQDM_DISABLE": "1",  # bars would fill the logs of cells
-        "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",  # of tqdm's lock, where a cell is stopped
+        "TQDM_DISABLE": "1",  # progress bars would fill the logs of cells
+        "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",  # tqdm's lock causes it when a cell is stopped
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
 
 
-def failed(folder: Path, reason: str) -> None:
-    """Leaves a reason in a cell's folder where its own process left none. On a disk that is full that may not be
-    possible: the cell then counts as stopped, and the others go on."""
+def mark_failed(folder: Path, reason: str) -> None:
+    """Write a reason into the folder of a cell whose process left none.
+
+    On a full disk that may be impossible: the cell then counts as stopped, and the others continue.
+    """
     with contextlib.suppress(OSError), lease.briefly(folder) as ours:
         if ours and not State.known(folder).ended:
             state.change(folder, state="failed", reason=reason)
 
 
-def ended_by(code: int) -> str:
-    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return f"its process ended by {name}{' (out of memory?)' if code == -signal.SIGKILL else ''}"
+def describe_exit(code: int) -> str:
+    """Return a sentence about a process that ended with this code, or by a signal if the code is negative."""
+    ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    # An unexpected SIGKILL nearly always comes from the kernel when memory runs out.
+    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"its process ended by {ending}{hint}"

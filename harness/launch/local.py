@@ -17,20 +17,20 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType, TracebackType
 
 from harness.base.errors import UserError
-from harness.launch.launcher import LOST, Unprepared, ended_by, environment, prepare
-from harness.launch.pool import Pool, Taken
+from harness.launch.launcher import LOST, Unprepared, describe_exit, environment, prepare_cell
+from harness.launch.pool import GpuPool, TakenGpus
 from harness.matrix import Cell
 
-STARTS, PAUSE = 3, 0.5  # of a process: so often, so many seconds apart
-ENDING = 5.0  # seconds for cells to end when they are asked to
+STARTS, PAUSE = 3, 0.5  # attempts to start a process, and seconds between them
+ENDING = 5.0  # seconds in which cells must end after they are asked to
 
 
-class Process:
+class CellProcess:
     """A cell that runs as a process of this machine."""
 
-    def __init__(self, cell: Cell, taken: Taken | None) -> None:
+    def __init__(self, cell: Cell, taken: TakenGpus | None) -> None:
         self.cell, self.taken = cell, taken
-        self.process = start(cell, taken.gpus if taken else ())
+        self.process = fork_cell(cell, taken.gpus if taken else ())
 
     def waits(self) -> None:
         return None
@@ -40,7 +40,7 @@ class Process:
 
     def reason(self) -> str:
         code = self.process.exitcode or 0
-        return "the process that it was forked from has ended" if code == LOST else ended_by(code)
+        return "the process that it was forked from has ended" if code == LOST else describe_exit(code)
 
     def kill(self) -> None:
         self.process.kill()
@@ -48,11 +48,11 @@ class Process:
 
 
 class Local:
-    """Starts cells on this machine, so many at a time, and with GPUs of their own if there is a pool of them."""
+    """The launcher for this machine: at most `jobs` cells at a time, each with its own GPUs if there is a pool."""
 
-    def __init__(self, jobs: int, threads: int, pool: Pool | None = None) -> None:
-        self.jobs, self.pool, self.server = jobs, pool, server(threads)
-        self.processes: list[Process] = []
+    def __init__(self, jobs: int, threads: int, pool: GpuPool | None = None) -> None:
+        self.jobs, self.pool, self.server = jobs, pool, import_server(threads)
+        self.processes: list[CellProcess] = []
 
     def __enter__(self) -> Local:
         self.server.__enter__()
@@ -61,15 +61,15 @@ class Local:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for each in self.processes:
-            each.process.terminate()
-        for each in self.processes:
-            each.process.join(ENDING)
-            each.kill()
+        for process in self.processes:
+            process.process.terminate()
+        for process in self.processes:
+            process.process.join(ENDING)
+            process.kill()
         self.server.__exit__(kind, error, trace)
 
-    def start(self, waiting: Sequence[Cell]) -> Iterator[Process]:
-        for ended in [each for each in self.processes if each.code() is not None]:
+    def start(self, waiting: Sequence[Cell]) -> Iterator[CellProcess]:
+        for ended in [process for process in self.processes if process.code() is not None]:
             self.processes.remove(ended)
             if self.pool and ended.taken:
                 self.pool.give_back(ended.taken)
@@ -78,20 +78,20 @@ class Local:
             if self.pool and taken is None:
                 break
             try:
-                prepare(cell)
+                prepare_cell(cell)
             except Unprepared:
                 if self.pool and taken:
                     self.pool.give_back(taken)
                 raise
-            self.processes.append(started := Process(cell, taken))
+            self.processes.append(started := CellProcess(cell, taken))
             yield started
 
 
-def start(cell: Cell, gpus: Sequence[str]) -> BaseProcess:
-    """Starts a cell; and the server anew where that has ended, as when the system lacks memory."""
+def fork_cell(cell: Cell, gpus: Sequence[str]) -> BaseProcess:
+    """Start a cell's process, and restart the server if it has died, for example because memory ran out."""
     for _ in range(STARTS):
         process = multiprocessing.get_context("forkserver").Process(
-            target=work, args=(str(cell.folder), gpus), daemon=True
+            target=run_forked_cell, args=(str(cell.folder), gpus), daemon=True
         )
         with without_interrupts():
             forkserver.ensure_running()
@@ -102,15 +102,17 @@ def start(cell: Cell, gpus: Sequence[str]) -> BaseProcess:
         except (EOFError, ConnectionError):
             time.sleep(PAUSE)
     raise UserError(
-        f"the process that imports torch for all cells was ended {STARTS} times while it did so; likely cause: this "
-        "machine lacks memory, so end what else runs here"
+        f"the process that imports torch for all cells died {STARTS} times while importing; likely cause: this machine "
+        "is out of memory, so end other programs or use fewer --jobs"
     )
 
 
 @contextmanager
 def no_script() -> Iterator[None]:
-    """Hides the script that runs. multiprocessing would run it again in the process of each cell, to find in it what
-    the process is to do; what a cell does stands in a module, and a script without a guard would start its matrix anew.
+    """Hide the running script from multiprocessing.
+
+    To find its target, multiprocessing runs the script again in each new process. The target of a cell is in a module,
+    and a script without a main guard would start its matrix a second time.
     """
     script = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -120,33 +122,42 @@ def no_script() -> Iterator[None]:
         sys.modules["__main__"] = script
 
 
-def work(folder: str, gpus: Sequence[str]) -> None:
+def run_forked_cell(folder: str, gpus: Sequence[str]) -> None:
     from harness import cell
 
     cell.main(folder, gpus, wait=0)
 
 
 @contextmanager
-def server(threads: int) -> Iterator[None]:
-    """The process that imports torch and its kin once; thread counts are fixed before it starts."""
+def import_server(threads: int) -> Iterator[None]:
+    """Run the server process that imports torch and its dependencies once.
+
+    Thread counts are set before it starts, because torch reads them only when it is imported.
+    """
     wanted = environment(threads)
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     multiprocessing.get_context("forkserver").set_forkserver_preload(["harness.cell"])
     try:
-        resource_tracker.ensure_running()  # which the server needs, and which lets interrupts through when it starts
+        # The server needs the resource tracker. Starting the tracker unblocks interrupts, so it must be running before
+        # they are blocked for the server.
+        resource_tracker.ensure_running()
         with without_interrupts():
             forkserver.ensure_running()
         yield
     finally:
         for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Holds back Ctrl-C and SIGHUP, and for ever from processes that start meanwhile: a terminal sends them to all of
-    them, but what to do about it is decided here alone.
+    """Block Ctrl-C and SIGHUP here for a moment, and for good in processes that start meanwhile.
+
+    A terminal sends both signals to every process of its group, but only this one decides how cells stop.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:

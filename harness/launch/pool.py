@@ -8,50 +8,55 @@ from fractions import Fraction
 
 from harness.base.errors import UserError
 from harness.config import Hardware
+from harness.terminal.units import plural
 
 
 @dataclass(frozen=True)
-class Taken:
-    """GPUs that a cell has, or its part of one."""
+class TakenGpus:
+    """The GPUs of one cell, or its share of one."""
 
     gpus: tuple[str, ...]
     share: Fraction
 
 
-class Pool:
-    """GPUs by the names that CUDA_VISIBLE_DEVICES takes, and what is free of each."""
+class GpuPool:
+    """GPUs by the names that CUDA_VISIBLE_DEVICES takes, with the free share of each."""
 
     def __init__(self, gpus: Sequence[str]) -> None:
         self.free = dict.fromkeys(gpus, Fraction(1))
 
-    def take(self, hardware: Hardware) -> Taken | None:
-        """Takes a GPU for each rank of a cell, or a part of the fullest one that has room for it; None where too few
-        are free."""
-        share = part(hardware)
-        able = sorted((gpu for gpu, left in self.free.items() if left >= share), key=lambda gpu: self.free[gpu])
+    def take(self, hardware: Hardware) -> TakenGpus | None:
+        """Take a GPU for each rank of a cell, or a share of the fullest one with enough room; None if too few are
+        free."""
+        share = share_per_rank(hardware)
+        able = sorted((gpu for gpu, free in self.free.items() if free >= share), key=lambda gpu: self.free[gpu])
         if len(able) < hardware.ranks:
             return None
         for gpu in able[: hardware.ranks]:
             self.free[gpu] -= share
-        return Taken(tuple(able[: hardware.ranks]), share)
+        return TakenGpus(tuple(able[: hardware.ranks]), share)
 
-    def give_back(self, taken: Taken) -> None:
+    def give_back(self, taken: TakenGpus) -> None:
         for gpu in taken.gpus:
             self.free[gpu] += taken.share
 
     def check(self, hardware: Hardware) -> None:
-        if not room(len(self.free), hardware):
+        if not cells_on(len(self.free), hardware):
             raise UserError(
-                f"hardware.ranks is {hardware.ranks}, and each needs a GPU of its own; here are {len(self.free)} "
-                f"(allowed: up to that; more with hardware.nodes, or hardware.device=cpu)"
+                f"hardware.ranks is {hardware.ranks}, and each rank needs its own GPU, but this machine has "
+                f"{plural(len(self.free), 'GPU')} (allowed: up to that number; use hardware.nodes for more, or "
+                "hardware.device=cpu)"
             )
 
 
-def room(gpus: int, hardware: Hardware) -> int:
-    """Returns how many cells so many GPUs have room for."""
-    return int(1 / part(hardware)) * gpus if hardware.ranks == 1 else gpus // hardware.ranks
+def cells_on(gpus: int, hardware: Hardware) -> int:
+    """Return the number of cells that this many GPUs have room for."""
+    return int(1 / share_per_rank(hardware)) * gpus if hardware.ranks == 1 else gpus // hardware.ranks
 
 
-def part(hardware: Hardware) -> Fraction:
-    """Returns the part of a GPU that a rank takes; by the decimal that was written."""
+def share_per_rank(hardware: Hardware) -> Fraction:
+    """Return the share of a GPU that a rank takes, as the exact decimal of the configuration.
+
+    The float 0.1 is slightly more than a tenth, so ten such shares would not fit on a GPU.
+    """
     return Fraction(str(hardware.share))

@@ -1,4 +1,4 @@
-"""The processes of a cell on a machine of a cluster, started by what the cluster runs there; imports no torch."""
+"""The processes of a cell on a machine of a cluster; imports no torch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from collections.abc import Mapping
 from harness.base.processes import python
 
 
-def meeting(rank: int, local: int, world: int, address: str, port: int) -> dict[str, str]:
-    """Returns what tells a rank where the others are, as torchrun has it; nothing where it is alone."""
+def torchrun_variables(rank: int, local: int, world: int, address: str, port: int) -> dict[str, str]:
+    """Return the environment variables by which ranks find each other, as torchrun sets them; none for a single
+    rank."""
     if world == 1:
         return {}
     numbers = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": world, "MASTER_PORT": port}
     return {"MASTER_ADDR": address, **{name: str(number) for name, number in numbers.items()}}
 
 
-def start(folder: str, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts a rank of a cell, which ends when this process does, however it does: its stdin closes then.
+def start_rank(folder: str, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a rank of a cell. It ends with this process, even if this one is killed, because its stdin then closes.
 
-    It never hears SIGUSR2, nor does a process that it starts: SLURM sends that to all of them at once, and it would end
-    those that know nothing of it.
+    SIGUSR2 is blocked in it and in its children: SLURM sends that signal to every process of a job at once, and its
+    default action would end those that do not handle it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
@@ -37,8 +38,8 @@ def start(folder: str, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
 
 
 def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
-    """Lets a rank, and with rank 0 its whole cell, stop after the step at hand, with a checkpoint."""
+    """Ask a rank to stop after its current step, with a checkpoint; a request to rank 0 stops the whole cell."""
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended
+    with contextlib.suppress(BrokenPipeError):  # it has already ended
         process.stdin.write(b"\n")
         process.stdin.flush()

@@ -1,6 +1,7 @@
-"""Cells as jobs of SLURM: one array for all of them, which a cell leaves and enters again as its machines come and go.
+"""Cells as jobs of one SLURM array; a job returns to the queue when its time is over or its machine is lost.
 
-The array outlives the process that submitted it, unless that one is interrupted: the next one finds it in the queue.
+The array outlives the process that submitted it, unless that process is interrupted: the next `run` finds the jobs in
+the queue and takes them over.
 """
 
 from __future__ import annotations
@@ -25,22 +26,24 @@ from harness.cells.state import State
 from harness.config import Config
 from harness.config import Slurm as Settings
 from harness.launch import remote
-from harness.launch.launcher import check_extra, environment, failed, prepare
+from harness.launch.launcher import check_extra, environment, mark_failed, prepare_cell
 from harness.matrix import Cell
 
-JOBS = "slurm.json"  # of a matrix: the job of each cell, by its key
-LOOKS = 2.0  # seconds from one look at the queue to the next
-LIVES = 10_000  # so often a cell may run out of time, as long as each life brings it forward
-SETTLING = 20.0  # seconds after which a job is believed that it has ended: one that is put back may look so before
-SPARE = 30  # seconds before its end in which a job is put back into the queue
+JOBS = "slurm.json"  # in a matrix's folder: the id of each cell's job, by the cell's id
+LOOKS = 2.0  # seconds between two calls of squeue, which loads the controller that all users share
+LIVES = 10_000  # how often a cell may run out of time; a life that makes no progress ends it earlier
+# Seconds for which a job must have been over before that is believed: a job that is being put back into the queue looks
+# over for a moment.
+SETTLING = 20.0
+SPARE = 30  # seconds before the end of its time in which a job is put back into the queue
 OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "REVOKED", "TIMEOUT")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job as the queue shows it."""
+    """A job as squeue shows it."""
 
-    state: str  # as SLURM calls it
+    state: str  # in SLURM's words
     reason: str
 
     def __str__(self) -> str:
@@ -51,135 +54,149 @@ class Job:
         return self.state in OVER
 
 
-def queue() -> dict[str, Job] | None:
-    """Returns this user's jobs by their ids, those of the last minutes among them; None where SLURM gives no answer."""
+def squeue() -> dict[str, Job] | None:
+    """Return this user's jobs by id, including those that ended minutes ago; None if SLURM does not answer."""
     command = ["squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%r"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return {job: Job(*rest) for job, *rest in (line.split("|") for line in told.splitlines())}
+    fields = [line.split("|") for line in output.splitlines()]
+    return {job: Job(job_state, reason) for job, job_state, reason in fields}
 
 
-def jobs(config: Config) -> dict[str, str]:
-    """Returns the job that each cell was submitted as last, by the cell's key."""
+def submitted_jobs(config: Config) -> dict[str, str]:
+    """Return the id of the job that each cell was last submitted as, by the cell's id."""
     path = config.folder / JOBS
     return files.read_json(path) if path.exists() else {}
 
 
-def queued(config: Config) -> dict[str, Job]:
-    """Returns the jobs of cells that are in the queue now, by the cell's key."""
-    known = jobs(config)
-    now = (queue() or {}) if known else {}
-    return {key: now[job] for key, job in known.items() if job in now and not now[job].over}
+def queued_cells(config: Config) -> dict[str, Job]:
+    """Return the jobs of cells that are in the queue now, by the cell's id."""
+    jobs = submitted_jobs(config)
+    now = (squeue() or {}) if jobs else {}
+    return {key: now[job] for key, job in jobs.items() if job in now and not now[job].over}
 
 
-def private(name: str) -> Path:
-    """Returns the folder for what is submitted, and for what SLURM and the processes say before a cell's log begins.
+def private_folder(name: str) -> Path:
+    """Return the folder for submissions and for output that precedes a cell's log.
 
-    The job opens the pickle that lies there: nobody else may write one, whoever may write to the results.
+    A job executes the pickle in it, so no other user may write there, even if others may write to the results.
     """
     folder = files.default_cache() / f"slurm-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if (found := folder.stat()).st_uid != os.getuid() or found.st_mode & 0o022:
-        raise UserError(f"others may write to {folder}, from which jobs run code; take that right away, or the folder")
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise UserError(
+            f"other users may write to {folder}, and jobs run code from it; remove their permission, or the folder"
+        )
     (folder / name).mkdir(exist_ok=True)
     return folder / name
 
 
-class Task:
+class SlurmCell:
     """A cell that was submitted."""
 
-    def __init__(self, cell: Cell, job: str, array: Slurm) -> None:
+    def __init__(self, cell: Cell, job: str, array: SlurmArray) -> None:
         self.cell, self.job, self.array = cell, job, array
-        self.over: float | None = None  # since when the queue says so
+        self.over_since: float | None = None  # when the queue first showed its job as over
 
     def waits(self) -> str | None:
-        now = self.array.now(self.job)
-        return f"SLURM: {now}" if now is not None and now.state != "RUNNING" else None
+        job = self.array.look(self.job)
+        return f"SLURM: {job}" if job is not None and job.state != "RUNNING" else None
 
     def code(self) -> int | None:
-        now = self.array.now(self.job)
-        if now is not None and not now.over:
-            self.over = None
+        job = self.array.look(self.job)
+        if job is not None and not job.over:
+            self.over_since = None
             return None
         if State.known(self.cell.folder).ended:
             return 0
-        self.over = self.over or time.monotonic()
-        return 1 if time.monotonic() - self.over > SETTLING else None
+        self.over_since = self.over_since or time.monotonic()
+        return 1 if time.monotonic() - self.over_since > SETTLING else None
 
     def reason(self) -> str:
-        now = self.array.now(self.job)
-        return f"SLURM ended its job {self.job}: {now or 'unknown why'}; see {self.array.place / self.job}_0_log.out"
+        job = self.array.look(self.job)
+        log = f"{self.array.place / self.job}_0_log.out"
+        return f"SLURM ended its job {self.job}: {job or 'reason unknown'}; see {log}"
 
     def kill(self) -> None:
-        cancel(self.job)
+        cancel_jobs(self.job)
 
 
-class Slurm:
-    """Submits cells as one array, and watches the queue."""
+class SlurmArray:
+    """The launcher for SLURM: submits cells as one array and watches the queue."""
 
     def __init__(self, config: Config, device: str, jobs: int | None = None) -> None:
         check_extra("slurm", "submitit")
         if config.hardware.share < 1:
             raise UserError(
-                f"hardware.share is {config.hardware.share}; allowed with --launcher slurm: 1, as a job has whole GPUs"
+                f"hardware.share is {config.hardware.share}; allowed with --launcher slurm: 1, because a job gets "
+                "whole GPUs"
             )
-        if (slurm := config.launch.slurm).notice_minutes >= slurm.minutes:
+        slurm = config.launch.slurm
+        if slurm.notice_minutes >= slurm.minutes:
             raise UserError(
                 f"launch.slurm.notice_minutes is {slurm.notice_minutes}; allowed: less than minutes ({slurm.minutes})"
             )
         self.config, self.device, self.jobs = config, device, jobs
-        self.place = private(config.name)
+        self.place = private_folder(config.name)
         self.known: dict[str, Job] = {}
         self.looked = float("-inf")
-        self.tasks: list[Task] = []
+        self.cells: list[SlurmCell] = []
 
-    def __enter__(self) -> Slurm:
+    def __enter__(self) -> SlurmArray:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, KeyboardInterrupt) and error.args not in ((), (signal.SIGINT,)):
-            return  # a terminal was closed, or a login node restarts: the array runs on
-        cancel(*(task.job for task in self.tasks if task.code() is None))
+            return  # the terminal was closed, or the login node restarts: the array keeps running
+        cancel_jobs(*(cell.job for cell in self.cells if cell.code() is None))
 
-    def start(self, waiting: Sequence[Cell]) -> list[Task]:
-        """Takes over what an earlier run has left in the queue, and submits the others."""
+    def start(self, waiting: Sequence[Cell]) -> list[SlurmCell]:
+        """Take over the jobs of an earlier run that are in the queue, and submit the other cells."""
         self.looked = float("-inf")
-        known = {key: job for key, job in jobs(self.config).items() if (now := self.now(job)) and not now.over}
-        new = [cell for cell in waiting if cell.key not in known]
+        jobs: dict[str, str] = {}
+        for key, job in submitted_jobs(self.config).items():
+            shown = self.look(job)
+            if shown is not None and not shown.over:
+                jobs[key] = job
+        new = [cell for cell in waiting if cell.id not in jobs]
         for cell in new:
-            prepare(cell)
-        known |= {cell.key: job.job_id for cell, job in zip(new, self.submitted(new), strict=True)}
-        files.write_json(self.config.folder / JOBS, known)
-        self.known |= {known[cell.key]: Job("PENDING", "") for cell in waiting}  # until a look tells
+            prepare_cell(cell)
+        for cell, submission in zip(new, self.submit(new), strict=True):
+            jobs[cell.id] = submission.job_id
+        files.write_json(self.config.folder / JOBS, jobs)
+        self.known |= {jobs[cell.id]: Job("PENDING", "") for cell in waiting}  # until the next look at the queue
         self.looked = float("-inf")
-        found = [Task(cell, known[cell.key], self) for cell in waiting]
-        self.tasks += found
-        return found
+        started = [SlurmCell(cell, jobs[cell.id], self) for cell in waiting]
+        self.cells += started
+        return started
 
-    def submitted(self, cells: Sequence[Cell]) -> list[Any]:
-        """Returns the jobs of these cells, as submitit has them."""
+    def submit(self, cells: Sequence[Cell]) -> list[Any]:
+        """Submit these cells; return submitit's jobs."""
         from submitit.core.utils import FailedJobError
 
         if not cells:
             return []
         threads = self.config.hardware.threads
-        work = [Work(str(cell.folder.absolute()), threads, self.config.launch.slurm) for cell in cells]
+        work = [RankWork(str(cell.folder.absolute()), threads, self.config.launch.slurm) for cell in cells]
         try:
-            with contextlib.redirect_stderr(io.StringIO()):  # to which submitit writes the refusal too
+            with contextlib.redirect_stderr(io.StringIO()):  # submitit prints the refusal as well as raising it
                 jobs: list[Any] = self.executor(len(cells)).submit_array(work)
                 return jobs
         except FailedJobError as error:
-            said = str(error).strip().splitlines()[-1].removeprefix("sbatch: error: ")
-            asked = ", ".join(f"{key}={value}" for key, value in self.asked.items() if value is not None)
-            raise UserError(f"sbatch refuses the jobs: {said}; launch.slurm and hardware ask for {asked}") from error
+            refusal = str(error).strip().splitlines()[-1].removeprefix("sbatch: error: ")
+            options = ", ".join(f"{key}={value}" for key, value in self.options.items() if value is not None)
+            raise UserError(
+                f"sbatch refuses the jobs: {refusal}; launch.slurm and hardware request {options}"
+            ) from error
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """Returns what a job asks for, in the words of sbatch."""
+    def options(self) -> dict[str, Any]:
+        """The resources of a job, by their names in sbatch."""
         hardware, slurm = self.config.hardware, self.config.launch.slurm
         return {
             "partition": slurm.partition,
@@ -192,11 +209,11 @@ class Slurm:
         }
 
     def executor(self, cells: int) -> Any:
-        """Returns what submits so many cells."""
+        """Return submitit's executor for this number of cells."""
         import submitit
 
         if not shutil.which("sbatch"):
-            raise UserError("--launcher slurm submits jobs with sbatch, and there is none on this machine")
+            raise UserError("--launcher slurm submits jobs with sbatch, which is not installed on this machine")
         slurm = self.config.launch.slurm
         inside = {"python": f"{slurm.container} python"} if slurm.container else {}
         executor = submitit.SlurmExecutor(self.place, max_num_timeout=LIVES, **inside)
@@ -209,27 +226,27 @@ class Slurm:
             stderr_to_stdout=True,
             wckey=None,
             additional_parameters={"requeue": True, **slurm.extra},
-            **self.asked,
+            **self.options,
         )
         return executor
 
-    def now(self, job: str) -> Job | None:
-        """Returns a job as the queue showed it some moments ago; None where it is there no more."""
+    def look(self, job: str) -> Job | None:
+        """Return a job as the queue showed it moments ago; None if it is no longer there."""
         if time.monotonic() - self.looked > LOOKS:
-            found = queue()
-            if found is not None:  # otherwise what was known before may well be so still
-                self.known = found
+            jobs = squeue()
+            if jobs is not None:  # without an answer, the last one is still the best guess
+                self.known = jobs
             self.looked = time.monotonic()
         return self.known.get(job)
 
 
-def cancel(*jobs: str) -> None:
+def cancel_jobs(*jobs: str) -> None:
     if jobs:
         subprocess.run(["scancel", *jobs], check=False, capture_output=True)
 
 
-class Work:
-    """Does a cell, or a rank of it, in a task of SLURM."""
+class RankWork:
+    """The work of one rank of a cell, in a task of SLURM."""
 
     def __init__(self, folder: str, threads: int, slurm: Settings) -> None:
         self.folder, self.threads, self.slurm = folder, threads, slurm
@@ -238,12 +255,12 @@ class Work:
     def __call__(self) -> None:
         from submitit import JobEnvironment
 
-        here = JobEnvironment()
-        first = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", here.hostname)  # of the machine where srun runs
-        port = 20_000 + int(here.raw_job_id) % 40_000  # jobs beside this one have other ids
-        meeting = remote.meeting(here.global_rank, here.local_rank, here.num_tasks, first, port)
-        self.began, self.before = time.monotonic(), self.state.durable_step
-        self.process = remote.start(self.folder, {**environment(self.threads), **meeting})
+        task = JobEnvironment()
+        address = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", task.hostname)  # the machine on which srun runs
+        port = 20_000 + int(task.raw_job_id) % 40_000  # other jobs on this machine have other ids
+        meeting = remote.torchrun_variables(task.global_rank, task.local_rank, task.num_tasks, address, port)
+        self.began, self.step_before = time.monotonic(), self.state.durable_step
+        self.process = remote.start_rank(self.folder, environment(self.threads) | meeting)
         if code := ended([self.process]):
             raise SystemExit(code if code > 0 else 128 - code)
 
@@ -252,26 +269,36 @@ class Work:
         return State.known(Path(self.folder))
 
     def checkpoint(self) -> Any:
-        """Stops the cell, and returns what its job does when it runs again, for which submitit puts it back into the
-        queue; None where that leads nowhere. Called in the first task alone, while that waits for its process."""
+        """Stop the cell and return the work of its next life, for which submitit puts the job back into the queue;
+        None if another life would not help.
+
+        submitit calls it in the first task only, from its signal handler, while `__call__` waits for the process.
+        """
         from submitit.helpers import DelayedSubmission
 
         if self.process is not None:
-            heard = time.monotonic()
+            noticed = time.monotonic()
             remote.ask_to_stop(self.process)
-            while not exited(self.process) and time.monotonic() - heard < 60 * self.slurm.notice_minutes - SPARE:
+            limit = 60 * self.slurm.notice_minutes - SPARE
+            while not process_exited(self.process) and time.monotonic() - noticed < limit:
                 time.sleep(0.1)
             self.process.kill()
             if self.state.ended:
                 return None
-            if self.state.durable_step == self.before and heard - self.began > 60 * self.slurm.minutes / 2:
-                failed(Path(self.folder), f"no step was done in launch.slurm.minutes ({self.slurm.minutes})")
+            # A life that was cut short by preemption may make no progress; one of at least half its time must.
+            long_life = noticed - self.began > 60 * self.slurm.minutes / 2
+            if self.state.durable_step == self.step_before and long_life:
+                reason = f"no step was completed in launch.slurm.minutes ({self.slurm.minutes})"
+                mark_failed(Path(self.folder), reason)
                 return None
-        return DelayedSubmission(Work(self.folder, self.threads, self.slurm))
+        return DelayedSubmission(RankWork(self.folder, self.threads, self.slurm))
 
 
-def exited(process: subprocess.Popen[bytes]) -> bool:
-    """Returns whether a process has ended, where a signal interrupted who waits for it and holds the lock of that."""
+def process_exited(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process has ended, without Popen's lock.
+
+    In a signal handler that lock may be held by the interrupted call of `wait`, for which this one would wait forever.
+    """
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     except ChildProcessError:

@@ -46,7 +46,7 @@ def content_of_config(config: Config, matrix: Sequence[Cell], command: str | Non
         experiment = Experiment(source, config.name, uri)
         outdated = outdated_cells(experiment, board)
         names = {each.method: f"{each.method} {OTHER_SOURCE}" for each in board.expected if each.cell in outdated}
-        labels = {cell.key: cell.label for cell in matrix}
+        labels = {cell.id: cell.label for cell in matrix}
         notes = []
         for cell, reason in outdated.items():
             notes.append(f"{OTHER_SOURCE} {labels[cell]}: {reason}; `entrobench run` runs it again.")

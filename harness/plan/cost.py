@@ -1,7 +1,6 @@
 """The cost of a cell by closed forms: responses and tokens, bytes, and a rough time; without torch, network or data.
 
-docs/paper.md explains the formulas. Numbers that are fixed by code which needs torch stand here again, and tests hold
-the two together.
+docs/paper.md explains the formulas.
 """
 
 from __future__ import annotations
@@ -15,24 +14,25 @@ from harness.base.errors import UserError
 from harness.base.shape import Shape
 from harness.config import Config
 from harness.data import cache, sets
+from harness.rollout.limits import EMBEDDED_SEQUENCES, VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES
 
-Needs = frozenset[str]  # of what takes memory: values, ref_logp
+Needs = frozenset[str]  # what a method needs that takes memory of its own: values, ref_logp
 
-FLOAT = 4  # bytes of float32, in which master weights, gradients, moments and statistics are kept
+FLOAT = 4  # bytes of float32, the type of master weights, gradients, moments and statistics
 
-SEQUENCES = 512  # that the embedded engine decodes at once
-TOGETHER = 1024  # that vLLM does, where its cache has room for them
-CPU_CACHE_GIB = 1.0  # vLLM's keys and values on a CPU, where no size is given
-GPU_SHARE = 0.5  # of a GPU's memory, for vLLM's weights and cache, where no size of the cache is given
-LOGITS = 2**25  # that the token statistics hold at once
-LOGIT_COPIES = 6  # of them in float32, at the peak of a backward pass through logp and entropy (measured)
-COLUMNS = 64  # bytes of ids, statistics and weights of each token of a rollout batch
+# The number of logits that the token statistics hold at once. It repeats tokens/streaming.py, which imports
+# torch; a test ties the two.
+LOGITS = 2**25
+LOGIT_COPIES = 6  # float32 copies of these at the peak of a backward pass through logp and entropy (measured)
+COLUMNS = 64  # bytes of ids, statistics and weights for each token of a rollout batch
 
-UNKNOWN_SET = 17_000  # problems of DAPO-Math-17k, the only set whose size depends on the copy, while it is not prepared
+# Problems of DAPO-Math-17k. It is the only set whose size depends on the copy, so the size is unknown until it is
+# prepared.
+UNKNOWN_SET = 17_000
 
 
-def share(number: int, config: Config) -> int:
-    """Returns the part of one rank, where a cell's ranks share evenly."""
+def per_rank(number: int, config: Config) -> int:
+    """Return one rank's part of a quantity that a cell's ranks share evenly."""
     return ceil(number / config.hardware.world)
 
 
@@ -40,8 +40,8 @@ def share(number: int, config: Config) -> int:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """So many responses to each of so many problems."""
+class ResponseCount:
+    """A number of problems, with the same number of responses to each."""
 
     problems: int
     samples: int
@@ -52,33 +52,36 @@ class Asked:
         return self.problems * self.samples
 
 
-def trained(config: Config) -> Asked:
-    """In one step."""
-    return Asked(config.train.prompts, config.train.group)
+def step_responses(config: Config) -> ResponseCount:
+    """Return the responses that one training step uses."""
+    return ResponseCount(config.train.prompts, config.train.group)
 
 
-def drawn(config: Config) -> tuple[Asked, int]:
-    """Returns what is sampled at once for one step, and how often it is drawn at most."""
-    resample, step = config.train.resample, trained(config)
+def draws_per_step(config: Config) -> tuple[ResponseCount, int]:
+    """Return the responses that one draw samples for a step, and the highest number of draws."""
+    resample, step = config.train.resample, step_responses(config)
     if resample is None:
         return step, 1
-    return Asked(int(resample.candidates(step.problems)), step.samples), resample.max_batches
+    return ResponseCount(int(resample.candidates(step.problems)), step.samples), resample.max_batches
 
 
-def scored(config: Config) -> dict[str, Asked]:
-    """In one evaluation, by task."""
-    found = {}
+def evaluation_responses(config: Config) -> dict[str, ResponseCount]:
+    """Return the responses of one evaluation, by task."""
+    counts = {}
     for spec in config.eval.tasks or config.tasks:
         task = tasks.build(spec, config.plugins)
         name = tasks.evaluation_name(task)
         settings = config.eval.of(name)
-        number, known = (settings.problems, True) if settings.problems else number_of(task, settings.split)
-        found[name] = Asked(number, settings.samples, known)
-    return found
+        if settings.problems:
+            number, known = settings.problems, True
+        else:
+            number, known = problem_count(task, settings.split)
+        counts[name] = ResponseCount(number, settings.samples, known)
+    return counts
 
 
-def check_problems(variants: Sequence[Config]) -> None:
-    """Refuse evaluations that ask for more problems than their split has, as far as the number is known."""
+def check_problem_counts(variants: Sequence[Config]) -> None:
+    """Refuse evaluations of more problems than their split has, as far as its size is known."""
     sizes: dict[tuple[str, str], tuple[int, bool]] = {}  # by task and split: Countdown takes 0.1 s to list its problems
     evaluations_of = [(config, spec) for config in variants for spec in config.eval.tasks or config.tasks]
     for config, spec in evaluations_of:
@@ -89,44 +92,45 @@ def check_problems(variants: Sequence[Config]) -> None:
             continue
         place = name, settings.split
         if place not in sizes:
-            sizes[place] = number_of(task, settings.split)
+            sizes[place] = problem_count(task, settings.split)
         number, known = sizes[place]
         if known and settings.problems > number:
-            own = config.eval.by_task.get(name, {}).get("problems") is not None
-            key = f"eval.by_task.{name}.problems" if own else "eval.problems"
+            for_this_task = config.eval.by_task.get(name, {}).get("problems") is not None
+            key = f"eval.by_task.{name}.problems" if for_this_task else "eval.problems"
             raise UserError(
                 f"{key} is {settings.problems}, but {name} has {number} problems in its {settings.split} split "
                 f"(allowed: up to {number}, or null for all)"
             )
 
 
-def evaluations(config: Config) -> int:
-    """How often a cell evaluates."""
+def evaluation_count(config: Config) -> int:
+    """Return how many times a cell evaluates."""
     every, steps = config.eval.every, config.train.steps
-    return len({0, steps, *(range(every, steps, every) if every else ())})
+    between = range(every, steps, every) if every else ()
+    return len({0, steps, *between})
 
 
-def filtered(config: Config) -> dict[str, Asked]:
-    """Returns how much the difficulty filter asks each model, once for all cells, by task."""
-    given = config.train.filter
-    if given is None:
+def filter_responses(config: Config) -> dict[str, ResponseCount]:
+    """Return the responses that the difficulty filter samples from each model, once for all cells, by task."""
+    settings = config.train.filter
+    if settings is None:
         return {}
-    found = {}
+    counts = {}
     for spec in config.tasks:
         task = tasks.build(spec, config.plugins)
-        number, known = number_of(task, "train")
-        found[task.name] = Asked(number, given.n, known)
-    return found
+        number, known = problem_count(task, "train")
+        counts[task.name] = ResponseCount(number, settings.n, known)
+    return counts
 
 
-def number_of(task: tasks.Task, split: str) -> tuple[int, bool]:
-    """The problems of a split at most, and whether that is known or assumed."""
+def problem_count(task: tasks.Task, split: str) -> tuple[int, bool]:
+    """Return the highest number of problems in a split, and whether that is known or assumed."""
     if task.name not in sets.SETS:
         return len(task.problems(split)), True
     card = cache.find_card(task.name)
     if split == "validation" and card is not None and cache.whole(card):  # a part whose size no card states
         return len(task.problems(split)), True
-    part = "test" if split == "test" else "train"  # of which validation is a part
+    part = "test" if split == "test" else "train"  # validation problems are part of train
     stated = card["problems"].get(part) if card else sets.SETS[task.name].splits[part].problems
     return (stated, True) if stated else (UNKNOWN_SET, False)
 
@@ -135,43 +139,43 @@ def number_of(task: tasks.Task, split: str) -> tuple[int, bool]:
 
 
 @dataclass(frozen=True)
-class Engine:
-    """The engine that each rank has of its own, with the whole model in the compute type."""
+class EngineLimits:
+    """The limits of a rank's engine, which holds the whole model in the compute type."""
 
-    at_once: int  # sequences that it decodes, at most
-    cache: int | None  # bytes of keys and values, however few are needed; None: what the sequences need
-    sleeps: bool  # its weights and cache are given back while the policy is updated
-
-
-EMBEDDED = Engine(SEQUENCES, cache=None, sleeps=False)
+    at_once: int  # sequences that it decodes at once, at most
+    cache: int | None  # bytes that are always reserved for keys and values; None: as many as the sequences need
+    sleeps: bool  # whether it frees its weights and cache while the policy is updated
 
 
-def vllm(shape: Shape, config: Config, size: int, kind: str, device: int) -> Engine:
-    """On a device of this kind with so many bytes of memory."""
+EMBEDDED = EngineLimits(EMBEDDED_SEQUENCES, cache=None, sleeps=False)
+
+
+def vllm_limits(shape: Shape, config: Config, size: int, kind: str, device: int) -> EngineLimits:
+    """Return vLLM's limits on a device of this kind with this many bytes of memory."""
     if config.hardware.cache_gib is not None:
-        cache = int(config.hardware.cache_gib * 2**30)
+        cache_bytes = int(config.hardware.cache_gib * 2**30)
     elif kind == "cpu":
-        cache = int(CPU_CACHE_GIB * 2**30)
+        cache_bytes = int(VLLM_CPU_CACHE_GIB * 2**30)
     else:
-        cache = max(int(GPU_SHARE * device) - size * shape.parameters, 0)
-    return Engine(TOGETHER, cache, sleeps=kind == "cuda")
+        cache_bytes = max(int(VLLM_GPU_SHARE * device) - size * shape.parameters, 0)
+    return EngineLimits(VLLM_SEQUENCES, cache_bytes, sleeps=kind == "cuda")
 
 
-def cached(shape: Shape, size: int) -> int:
-    """Bytes of one token's keys and values."""
+def cache_bytes_per_token(shape: Shape, size: int) -> int:
+    """Return the bytes of one token's keys and values."""
     return 2 * shape.layers * shape.keys * size
 
 
-def longest(config: Config) -> int:
-    """Tokens of a prompt with its response; of the response alone where prompts have no limit."""
+def longest_sequence(config: Config) -> int:
+    """Return the tokens of the longest prompt and response; of the response alone if prompts have no limit."""
     return (config.rollout.max_prompt_tokens or 0) + config.rollout.max_new_tokens
 
 
-def fitting(shape: Shape, config: Config, size: int, engine: Engine) -> int:
-    """Sequences of full length that a rank decodes at once, at most; others wait."""
+def sequences_at_once(shape: Shape, config: Config, size: int, engine: EngineLimits) -> int:
+    """Return the number of full-length sequences that a rank decodes at once; the others wait."""
     if engine.cache is None:
         return engine.at_once
-    return min(engine.at_once, engine.cache // (longest(config) * cached(shape, size)))
+    return min(engine.at_once, engine.cache // (longest_sequence(config) * cache_bytes_per_token(shape, size)))
 
 
 # Bytes
@@ -179,35 +183,35 @@ def fitting(shape: Shape, config: Config, size: int, engine: Engine) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device of each rank. Training and generation take turns, so that the larger of them counts."""
+    """Bytes on the device of each rank. Training and generation alternate, so only the larger of them counts."""
 
     training: dict[str, int]
     generation: dict[str, int]
-    beside: int  # of the machine's own memory, for each rank
+    main_memory: int  # bytes of the machine's main memory for each rank
 
     @property
     def peak(self) -> int:
         return max(sum(self.training.values()), sum(self.generation.values()))
 
 
-def width(config: Config, kind: str) -> int:
-    """Bytes of the compute type on a device of this kind."""
-    dtype = config.train.dtype
-    return 4 if dtype == "float32" or (dtype == "auto" and kind == "cpu") else 2
+def compute_bytes(config: Config) -> int:
+    """Return the bytes of the compute type of a settled configuration."""
+    return {"float32": 4, "bfloat16": 2}[config.train.dtype]
 
 
-def activations(shape: Shape, size: int, recompute: bool) -> int:
-    """Bytes that torch keeps of one token for the backward pass.
+def activation_bytes(shape: Shape, size: int, recompute: bool) -> int:
+    """Return the bytes that torch keeps of one token for the backward pass.
 
-    A layer keeps, of each of its two norms, input and scaled input in float32, and their casts for each of five
-    projections or (in float32) the two results; queries, keys, values and what attention reads; four vectors of the
-    feed-forward width; a number for each head and each norm. Norms of queries and keys keep theirs. At the end: the
-    last norm's input, scaled input and result.
+    For each layer it keeps: for each of the two norms, input and scaled input in float32, and their casts for each of
+    five projections or (in float32) the two results; queries, keys, values and the attention output; four vectors of
+    the feed-forward width; one number for each head and each norm. Norms of queries and keys keep theirs. At the end:
+    the last norm's input, scaled input and result.
 
-    A layer that is recomputed keeps its input, in float32, and all the rest only while its turn lasts.
+    A layer that is recomputed keeps its input in float32, and the rest only during its own backward pass.
     """
     heads = shape.queries + shape.keys
-    layer = (16 + (2 * FLOAT if size == FLOAT else 5 * size)) * shape.hidden + 2 * FLOAT
+    casts = 2 * FLOAT if size == FLOAT else 5 * size
+    layer = (16 + casts) * shape.hidden + 2 * FLOAT
     layer += size * (4 * shape.mlp + 2 * heads) + FLOAT * shape.heads
     if shape.qk_norm:
         layer += (FLOAT + size) * heads + FLOAT * (shape.heads + shape.kv_heads)
@@ -215,56 +219,61 @@ def activations(shape: Shape, size: int, recompute: bool) -> int:
     return layers + 3 * FLOAT * shape.hidden + FLOAT
 
 
-def casts(shape: Shape, size: int, recompute: bool) -> int:
-    """Bytes of weights in the compute type that the backward pass needs: of all layers, or of the one that is
-    recomputed, and of the head."""
+def cast_bytes(shape: Shape, size: int, recompute: bool) -> int:
+    """Return the bytes of weights in the compute type that the backward pass needs: those of all layers, or of the one
+    that is recomputed, and of the head."""
     layers = shape.layer if recompute else shape.body
     return 0 if size == FLOAT else size * (layers + shape.embedding)
 
 
-def memory(shape: Shape, config: Config, needs: frozenset[str], size: int, engine: Engine) -> Memory:
-    """For a method with these needs, at so many bytes of the compute type."""
+def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engine: EngineLimits) -> Memory:
+    """Return the memory of a method with these needs, for a compute type of `size` bytes."""
     hardware = config.hardware
     critic = shape.critic if "values" in needs else 0
     reference = shape.parameters if "ref_logp" in needs else 0
-    held = {
-        "weights": share(FLOAT * (shape.parameters + critic + reference), config),
-        "AdamW": 0 if hardware.offload else share(2 * FLOAT * (shape.parameters + critic), config),
+    always = {
+        "weights": per_rank(FLOAT * (shape.parameters + critic + reference), config),
+        "AdamW": 0 if hardware.offload else per_rank(2 * FLOAT * (shape.parameters + critic), config),
     }
-    # A checkpoint is copied there before it is written; with offload moments and a copy of all weights lie there too.
-    beside = share(3 * FLOAT * (shape.parameters + critic), config)
-    beside += hardware.offload * (beside + share(FLOAT * reference, config))
-    batch = share(trained(config).responses, config) * longest(config)
-    together = min(max(hardware.micro_tokens, longest(config)), batch // config.train.updates)
+    # A checkpoint is copied to main memory before it is written; with offload, the moments and a copy of all weights
+    # are there too.
+    main_memory = per_rank(3 * FLOAT * (shape.parameters + critic), config)
+    main_memory += hardware.offload * (main_memory + per_rank(FLOAT * reference, config))
+    longest = longest_sequence(config)
+    batch = per_rank(step_responses(config).responses, config) * longest
+    micro_batch = min(max(hardware.micro_tokens, longest), batch // config.train.updates)
     training = {
-        "gradients": share(FLOAT * max(shape.parameters, critic), config),  # the critic's turn is after the policy's
-        "casts": casts(shape, size, hardware.recompute),
-        "activations": together * activations(shape, size, hardware.recompute),
-        "logits": LOGIT_COPIES * FLOAT * min(LOGITS, together * shape.vocabulary),
+        # Policy and critic are updated in turn, so only the larger gradients count.
+        "gradients": per_rank(FLOAT * max(shape.parameters, critic), config),
+        "casts": cast_bytes(shape, size, hardware.recompute),
+        "activations": micro_batch * activation_bytes(shape, size, hardware.recompute),
+        "logits": LOGIT_COPIES * FLOAT * min(LOGITS, micro_batch * shape.vocabulary),
         "batch": COLUMNS * batch,
     }
     if hardware.world > 1:
         edges = shape.parameters - shape.layers * shape.layer  # embedding, head and last norm, gathered together
-        training["gathered"] = FLOAT * (2 * shape.layer + edges)  # a layer, and the next one on its way
+        training["gathered"] = FLOAT * (2 * shape.layer + edges)  # one layer, and the next one in transfer
         training["whole gradients"] = FLOAT * (shape.layer + edges)  # before they are reduced
-    asked = [drawn(config)[0], *scored(config).values(), *filtered(config).values()]
-    decoded = min(engine.at_once, max(share(each.responses, config) for each in asked))
+    counts = [draws_per_step(config)[0], *evaluation_responses(config).values(), *filter_responses(config).values()]
+    decoded = min(engine.at_once, max(per_rank(count.responses, config) for count in counts))
     model = {"engine": size * shape.parameters}
-    fixed = {} if engine.cache is None else {"KV cache": engine.cache}
+    needed_cache = {"KV cache": decoded * longest * cache_bytes_per_token(shape, size)}
+    reserved_cache = {} if engine.cache is None else {"KV cache": engine.cache}
+    awake = {} if engine.sleeps else model | reserved_cache
     return Memory(
-        training={**held, **({} if engine.sleeps else model | fixed), **training},
+        training={**always, **awake, **training},
         generation={
-            **held,
+            **always,
             **model,
-            **(fixed or {"KV cache": decoded * longest(config) * cached(shape, size)}),
+            **(reserved_cache or needed_cache),
             "sampling": decoded * shape.vocabulary * 24,  # logits and log p in float32, two copies in float64
         },
-        beside=beside,
+        main_memory=main_memory,
     )
 
 
-def on_disk(shape: Shape, config: Config, needs: frozenset[str]) -> tuple[int, int]:
-    """Bytes of a checkpoint, and of all that a finished cell leaves."""
+def disk_bytes(shape: Shape, config: Config, needs: Needs) -> tuple[int, int]:
+    """Return the bytes of a checkpoint, and of all that a finished cell leaves on disk."""
     critic = shape.critic if "values" in needs else 0
     checkpoint = 3 * FLOAT * (shape.parameters + critic)
     return checkpoint, checkpoint + FLOAT * shape.parameters * config.checkpoint.save_model
@@ -272,27 +281,27 @@ def on_disk(shape: Shape, config: Config, needs: frozenset[str]) -> tuple[int, i
 
 @dataclass(frozen=True)
 class Footprint:
-    """One model, trained by the methods that ask for the same."""
+    """The memory of one model, trained by methods with the same needs."""
 
     model: str
     shape: Shape
     methods: tuple[str, ...]
     needs: Needs
     memory: Memory
-    engine: Engine
-    together: int  # sequences of full length that it decodes at once
+    engine: EngineLimits
+    together: int  # full-length sequences that the engine decodes at once
 
 
-# Time, where nothing has been measured
+# Time, before any cell has finished
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Assumed, and nothing more."""
+    """An assumed speed of a device."""
 
-    flops: float  # a second, in matrix products
+    flops: float  # operations a second, in matrix products
     bandwidth: float  # bytes a second
-    layer: float  # seconds that a layer takes in a decoding step however small it is
+    layer: float  # seconds that a layer takes in a decoding step, however small it is
     of: str
 
 
@@ -302,33 +311,40 @@ SPEEDS = {
 }
 
 
-def generating(shape: Shape, responses: int, config: Config, size: int, speed: Speed, engine: Engine) -> float:
-    """Seconds: a decoding step reads all weights and the cache of all sequences, half full on average."""
-    mine = share(responses, config)
-    decoded = min(mine, max(fitting(shape, config, size, engine), 1))
+def generation_seconds(
+    shape: Shape, responses: int, config: Config, size: int, speed: Speed, engine: EngineLimits
+) -> float:
+    """Return the seconds to sample responses. Each decoding step reads all weights and the cache of all sequences,
+    which is half full on average."""
+    mine = per_rank(responses, config)
+    decoded = min(mine, max(sequences_at_once(shape, config, size, engine), 1))
     half = (config.rollout.max_prompt_tokens or 0) + config.rollout.max_new_tokens / 2
-    read = size * shape.parameters + decoded * half * cached(shape, size)
+    read = size * shape.parameters + decoded * half * cache_bytes_per_token(shape, size)
     step = shape.layers * speed.layer + read / speed.bandwidth + 2 * decoded * shape.parameters / speed.flops
     return ceil(mine / decoded) * config.rollout.max_new_tokens * step
 
 
-def updating(shape: Shape, config: Config, needs: frozenset[str], speed: Speed) -> float:
-    """Seconds of one step's passes: two operations a weight and token forward, once more where layers are recomputed,
-    and four backward."""
-    passes = 2 + (8 if config.hardware.recompute else 6) * config.train.epochs
+def update_seconds(shape: Shape, config: Config, needs: Needs, speed: Speed) -> float:
+    """Return the seconds of one step's passes: per weight and token two operations forward, two more for recomputed
+    layers, and four backward."""
+    per_epoch = 8 if config.hardware.recompute else 6
+    passes = 2 + per_epoch * config.train.epochs
     operations = (passes + 2 * ("ref_logp" in needs)) * shape.parameters + passes * ("values" in needs) * shape.critic
-    return share(trained(config).responses, config) * longest(config) * operations / speed.flops
+    tokens = per_rank(step_responses(config).responses, config) * longest_sequence(config)
+    return tokens * operations / speed.flops
 
 
-def stepping(shape: Shape, config: Config, needs: frozenset[str], size: int, speed: Speed, engine: Engine) -> float:
-    """Seconds of one step that generates as much as it may."""
-    at_once, batches = drawn(config)
-    sampling = generating(shape, at_once.responses, config, size, speed, engine)
-    return batches * sampling + updating(shape, config, needs, speed)
+def step_seconds(shape: Shape, config: Config, needs: Needs, size: int, speed: Speed, engine: EngineLimits) -> float:
+    """Return the seconds of one step in which every response is as long as allowed."""
+    at_once, draws = draws_per_step(config)
+    sampling = generation_seconds(shape, at_once.responses, config, size, speed, engine)
+    return draws * sampling + update_seconds(shape, config, needs, speed)
 
 
-def seconds(shape: Shape, config: Config, needs: frozenset[str], size: int, speed: Speed, engine: Engine) -> float:
-    """Returns the seconds of a cell that generates as much as it may, without the filter that cells share."""
-    step = stepping(shape, config, needs, size, speed, engine)
-    evaluation = sum(generating(shape, each.responses, config, size, speed, engine) for each in scored(config).values())
-    return config.train.steps * step + evaluations(config) * evaluation
+def cell_seconds(shape: Shape, config: Config, needs: Needs, size: int, speed: Speed, engine: EngineLimits) -> float:
+    """Return the seconds of a cell whose responses are as long as allowed, without the filter that cells share."""
+    step = step_seconds(shape, config, needs, size, speed, engine)
+    evaluation = 0.0
+    for count in evaluation_responses(config).values():
+        evaluation += generation_seconds(shape, count.responses, config, size, speed, engine)
+    return config.train.steps * step + evaluation_count(config) * evaluation

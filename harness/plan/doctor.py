@@ -1,7 +1,7 @@
-"""Tells what this machine can run, and what is missing.
+"""Checks of this machine: the parts of entrobench that run on it, and those that are missing.
 
-Nothing heavy is imported here: what may hang, crash or take long is tried in processes of their own, side by side and
-with a time limit. The engines take longest, so that they are tried only when asked for.
+Nothing heavy is imported here. Checks that may hang, crash or take long run in processes of their own, side by side and
+with a time limit. The engines take longest, so they are tried only with --thorough.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ from harness.terminal.units import GIB
 from harness.tracking import store
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-LIMIT_S = 120.0  # of one trial; importing vLLM from a cold disk takes a good part of a minute
+LIMIT_S = 120.0  # for one trial: importing vLLM from a cold disk takes most of a minute
 
 OK = "ok"
-UNTRIED = "untried"  # what it needs is installed
-MISSING = "missing"  # some things do not run here
-BROKEN = "broken"  # nothing does
+UNTRIED = "untried"  # its packages are installed
+MISSING = "missing"  # some parts do not run here
+BROKEN = "broken"  # nothing runs here
 STYLES = {OK: "green", UNTRIED: "", MISSING: "yellow", BROKEN: "red"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineFinding:
+    """The result of one check."""
+
     what: str
     state: str
     found: str
     remedy: str = ""
 
 
-# Trials, each in a process of its own: what they give back is what was found
+# Trials, each in a process of its own; they return the finding as text
 
 
 def try_torch(device: str, uri: str) -> str:
@@ -96,10 +98,12 @@ def try_mlflow(device: str, uri: str) -> str:
 
 @dataclass(frozen=True)
 class Trial:
+    """A check that may take long."""
+
     run: Callable[[str, str], str]
-    without: str  # its state where it fails
+    without: str  # the state if it fails
     remedy: str
-    glance: Callable[[str], str] | None = None  # what a look at the installed packages says, where trying takes long
+    glance: Callable[[str], str] | None = None  # a quick look at the installed packages, if the trial takes long
 
 
 def see_embedded(device: str) -> str:
@@ -116,133 +120,134 @@ def see_vllm(device: str) -> str:
 
 TRIALS = {
     "torch": Trial(try_torch, MISSING, "on a machine with a GPU, install a CUDA build of torch"),
-    "mlflow": Trial(try_mlflow, MISSING, "runs go on without; `entrobench sync` feeds it later"),
-    "engine vllm": Trial(try_vllm, MISSING, "the embedded engine does without; it pays for large models", see_vllm),
-    "engine embedded": Trial(
-        try_embedded, BROKEN, "install entrobench again, in an environment of its own", see_embedded
+    "mlflow": Trial(try_mlflow, MISSING, "runs do without it; `entrobench sync` feeds it later"),
+    "engine vllm": Trial(
+        try_vllm, MISSING, "the embedded engine needs no vLLM, which is faster for large models", see_vllm
     ),
+    "engine embedded": Trial(try_embedded, BROKEN, "reinstall entrobench in a new environment", see_embedded),
 }
 
 
-def attempt(what: str, device: str, uri: str) -> None:
-    """In the process of a trial."""
+def attempt_trial(what: str, device: str, uri: str) -> None:
+    """Run a trial in its own process: print the finding, or exit with the reason of the failure."""
     try:
         print(TRIALS[what].run(device, uri))
     except (UserError, ImportError) as error:
         sys.exit(" ".join(str(error).split()))
 
 
-def tried(what: str, device: str, uri: str, limit_s: float = LIMIT_S) -> Finding:
-    # The address goes by way of stdin: every user of the machine can read the arguments of a process.
-    code = f"from harness.plan import doctor; doctor.attempt({what!r}, {device!r}, sys.stdin.read())"
+def find_by_trial(what: str, device: str, uri: str, limit_s: float = LIMIT_S) -> MachineFinding:
+    # The address, which may hold a password, goes through stdin: every user can read the arguments of a process.
+    code = f"from harness.plan import doctor; doctor.attempt_trial({what!r}, {device!r}, sys.stdin.read())"
     failing, remedy = TRIALS[what].without, TRIALS[what].remedy
     try:
         process = subprocess.run(python(code), input=uri, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
-        return Finding(what, failing, f"no answer within {limit_s:.0f} s", remedy)
+        return MachineFinding(what, failing, f"no answer within {limit_s:.0f} s", remedy)
     if process.returncode == 0:
-        return Finding(what, OK, process.stdout.strip().splitlines()[-1])
+        return MachineFinding(what, OK, process.stdout.strip().splitlines()[-1])
     if process.returncode < 0:
-        return Finding(what, failing, f"its process died of signal {-process.returncode}", remedy)
-    said = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
-    return failed(what, without_address(said[-1], uri))
+        return MachineFinding(what, failing, f"its process died of signal {-process.returncode}", remedy)
+    output = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+    return failed_trial(what, without_address(output[-1], uri))
 
 
-def failed(what: str, sentence: str) -> Finding:
-    """Returns the finding of a trial that failed; our own sentences end with what to do."""
-    found, _, own = sentence.partition("; ")
-    return Finding(what, TRIALS[what].without, found, own or TRIALS[what].remedy)
+def failed_trial(what: str, sentence: str) -> MachineFinding:
+    """Return the finding of a trial that failed; sentences of our own end with a remedy."""
+    finding, _, remedy = sentence.partition("; ")
+    return MachineFinding(what, TRIALS[what].without, finding, remedy or TRIALS[what].remedy)
 
 
-def seen(what: str, device: str) -> Finding:
-    """Returns what can be told of an engine without the seconds that it takes to try it."""
+def find_by_glance(what: str, device: str) -> MachineFinding:
+    """Return a finding about an engine without the seconds that a trial takes."""
     glance = TRIALS[what].glance
     assert glance is not None
     try:
-        return Finding(what, UNTRIED, glance(device), "entrobench doctor --thorough tries it")
+        return MachineFinding(what, UNTRIED, glance(device), "entrobench doctor --thorough tries it")
     except UserError as error:
-        return failed(what, str(error))
+        return failed_trial(what, str(error))
 
 
-# What can be seen without trying
+# Findings without a trial
 
 
-def of_python(version: str) -> Finding:
+def find_python(version: str) -> MachineFinding:
     if version.rpartition(".")[0] in PYTHONS:
-        return Finding("python", OK, version)
-    return Finding("python", BROKEN, version, f"use Python {' or '.join(PYTHONS)}")
+        return MachineFinding("python", OK, version)
+    return MachineFinding("python", BROKEN, version, f"use Python {' or '.join(PYTHONS)}")
 
 
-def of_machine(machine: Machine) -> list[Finding]:
-    def device(each: Device) -> str:
-        return each.name if each.memory is None else f"{each.name}, {each.memory / GIB:.0f} GiB"
+def find_hardware(machine: Machine) -> list[MachineFinding]:
+    def describe(device: Device) -> str:
+        return device.name if device.memory is None else f"{device.name}, {device.memory / GIB:.0f} GiB"
 
-    gpus = [device(each) for each in machine.devices]
-    found = [
-        Finding("processor", OK, f"cores: {machine.cores}, memory: {machine.ram / GIB:.0f} GiB"),
-        Finding("disk", OK, f"{machine.free / GIB:.0f} GiB free for results"),
+    gpus = [describe(device) for device in machine.devices]
+    findings = [
+        MachineFinding("processor", OK, f"cores: {machine.cores}, memory: {machine.ram / GIB:.0f} GiB"),
+        MachineFinding("disk", OK, f"{machine.free / GIB:.0f} GiB free for results"),
     ]
     if gpus:
-        return [*found, Finding("gpu", OK, "; ".join(gpus))]
-    return [*found, Finding("gpu", MISSING, "none", "the embedded tier needs none; larger models do, see docs/gpu.md")]
+        return [*findings, MachineFinding("gpu", OK, "; ".join(gpus))]
+    remedy = "the embedded tier needs none; for larger models see docs/gpu.md"
+    return [*findings, MachineFinding("gpu", MISSING, "none", remedy)]
 
 
-def of_sets(prepared: Mapping[str, bool]) -> Finding:
-    here = [name for name, is_here in prepared.items() if is_here]
-    lacking = [name for name in prepared if name not in here]
-    if not lacking:
-        return Finding("data sets", OK, ", ".join(here))
-    text = f"{len(here)} of {len(prepared)} are prepared, not {', '.join(lacking)}"
-    return Finding("data sets", MISSING, text, "entrobench data prepare; countdown needs none")
+def find_sets(prepared: Mapping[str, bool]) -> MachineFinding:
+    missing = [name for name, is_prepared in prepared.items() if not is_prepared]
+    if not missing:
+        return MachineFinding("data sets", OK, ", ".join(prepared))
+    text = f"{len(prepared) - len(missing)} of {len(prepared)} are prepared, not {', '.join(missing)}"
+    return MachineFinding("data sets", MISSING, text, "entrobench data prepare; countdown needs none")
 
 
-def of_folder(what: str, folder: Path, remedy: str) -> Finding:
-    """Whether files can be made in it, or where it would be."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+def find_folder(what: str, folder: Path, remedy: str) -> MachineFinding:
+    """Return whether files can be made in a folder, or in the nearest existing one above it."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
-            return Finding(what, OK, f"{folder} can be written")
+        with tempfile.TemporaryFile(dir=existing):
+            return MachineFinding(what, OK, f"{folder} can be written")
     except OSError as error:
-        return Finding(what, BROKEN, f"{folder} cannot be written ({error.strerror})", remedy)
+        return MachineFinding(what, BROKEN, f"{folder} cannot be written ({error.strerror})", remedy)
 
 
-def findings(config: Config, *, thorough: bool) -> Iterator[Finding]:
-    """Yields what is found, always in the same order: first what is seen at once, then what is tried."""
+def findings(config: Config, *, thorough: bool) -> Iterator[MachineFinding]:
+    """Yield all findings, always in the same order: first the quick ones, then those of the trials."""
     machine = this_machine(config)
     device = "cuda" if machine.devices else "cpu"
     with ThreadPoolExecutor(len(TRIALS)) as threads:
 
-        def look(what: str) -> Finding:
+        def look(what: str) -> MachineFinding:
             if thorough or TRIALS[what].glance is None:
-                return tried(what, device, config.tracking_uri)
-            return seen(what, device)
+                return find_by_trial(what, device, config.tracking_uri)
+            return find_by_glance(what, device)
 
-        trials = threads.map(look, TRIALS)  # which begin now, while the rest is looked at
-        yield of_python(platform.python_version())
-        yield from of_machine(machine)
-        yield of_sets({name: cache.find_card(name) is not None for name in sets.SETS})
-        yield of_folder("cache", files.default_cache(), "set ENTROBENCH_CACHE to a folder that can")
-        yield of_folder("results", Path(config.results), "choose another results=")
+        trials = threads.map(look, TRIALS)  # they start now and run in parallel with the quick checks
+        yield find_python(platform.python_version())
+        yield from find_hardware(machine)
+        yield find_sets({name: cache.find_card(name) is not None for name in sets.SETS})
+        yield find_folder("cache", files.default_cache(), "set ENTROBENCH_CACHE to a folder that can")
+        yield find_folder("results", Path(config.results), "choose another results=")
         yield from trials
 
 
-def tell(console: Console, found: Iterator[Finding]) -> list[Finding]:
-    """Prints each finding on a terminal as soon as it is there, elsewhere a table of all; returns them."""
+def print_findings(console: Console, findings: Iterator[MachineFinding]) -> list[MachineFinding]:
+    """Print each finding on a terminal as soon as it is known, elsewhere a table of all; return them."""
     if not console.is_terminal:
-        every = list(found)
+        every = list(findings)
         columns = [Column(name) for name in ("what", "state", "found", "remedy")]
-        layout.show(console, columns, [[each.what, each.state, each.found, each.remedy] for each in every])
+        rows = [[finding.what, finding.state, finding.found, finding.remedy] for finding in every]
+        layout.show(console, columns, rows)
         return every
     every = []
-    with console.status("looking; what has to be imported takes a few seconds"):
-        for each in found:
-            every.append(each)
-            console.print(lines(each), soft_wrap=False)
+    with console.status("checking; imports take a few seconds"):
+        for finding in findings:
+            every.append(finding)
+            console.print(lines_of(finding), soft_wrap=False)
     return every
 
 
-def lines(finding: Finding) -> Table:
-    """Returns a finding as one line, and its remedy below it."""
+def lines_of(finding: MachineFinding) -> Table:
+    """Return a finding as one line, and its remedy below it."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(width=max(map(len, TRIALS)), no_wrap=True)
     table.add_column(width=max(map(len, STYLES)), no_wrap=True)

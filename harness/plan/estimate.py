@@ -1,139 +1,142 @@
-"""Estimates what a matrix costs, and finds what this machine lacks for it; runs nothing, imports no torch."""
+"""The plan of a matrix: its cost, and the reasons why this machine cannot run it; runs nothing, imports no torch."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from statistics import mean
 
 from harness.base.shape import Shape
 from harness.config import Config
 from harness.matrix import Cell, Progress
 from harness.plan import cost
-from harness.plan.cost import SPEEDS, Engine, Footprint, Needs
-from harness.plan.lacks import no_device, no_memory, no_room, no_vllm, not_prepared, not_usable, too_large, too_small
-from harness.plan.machine import Machine, samples_with_vllm
+from harness.plan.cost import SPEEDS, EngineLimits, Footprint, Needs
+from harness.plan.lacks import Obstacles
+from harness.plan.machine import Machine
+from harness.plan.measured import MeasuredTime, measured_time
 
 STATES = ("done", "running", "stale", "failed", "outdated", "planned")
-USUAL = 80 * 10**9  # bytes of the GPU that vLLM's cache is reckoned for where none is known
+USUAL = 80 * 10**9  # bytes of the GPU that is assumed where none is known
 
 
 @dataclass(frozen=True)
 class Plan:
+    """The cost of one setting of a matrix on one machine."""
+
     config: Config
     kind: str  # cuda | cpu
-    gpu: int  # bytes of the one that each process has, or is taken to have
-    states: dict[str, int]  # how many cells are in each
+    gpu: int  # bytes of each process's GPU, known or assumed
+    states: dict[str, int]  # number of cells in each state
     footprints: list[Footprint]
-    measured: float | None  # seconds of one cell after the other for the missing cells, by the cells that are done
-    assumed: float | None  # the same by assumption; None where the shape of a model is unknown
+    measured: MeasuredTime | None  # of the missing cells for which finished ones of the same size exist
+    unmeasured: float | None  # assumed seconds of the other missing cells; None if the shape of a model is unknown
+    assumed: float | None  # assumed seconds of all missing cells, one after the other; None as above
     lacks: list[str]
     at_once: int  # cells side by side
     progress: list[tuple[Cell, Progress]]
 
     @property
     def seconds(self) -> float | None:
-        """Returns the seconds of the missing cells one after the other, as well as they are known."""
-        return self.assumed if self.measured is None else self.measured
+        """The time of the missing cells, one after the other: measured as far as possible, the rest assumed."""
+        if self.unmeasured is None:
+            return None
+        return self.unmeasured + (self.measured.seconds if self.measured else 0.0)
 
     @property
     def missing(self) -> int:
         return sum(self.states.values()) - self.states.get("done", 0)
 
 
-def of(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | None = None) -> Plan:
-    """Returns the plan for a machine; `at_once`: cells side by side, where it is not the machine that says it."""
-    kind = machine.kind(config)
-    size, needs = cost.width(config, kind), needs_of(matrix)
-    known = {cell.model: cell.shared.model(cell.model) for cell in matrix}
-    shapes = {name: shape for name, model in known.items() if (shape := model.shape()) is not None}
+@dataclass(frozen=True)
+class Assumption:
+    """All on which the assumed time of cells depends."""
+
+    config: Config
+    shapes: Mapping[str, Shape]  # by model
+    needs: Mapping[str, Needs]  # by method
+    engines: Mapping[str, EngineLimits]  # by model
+    kind: str
+    size: int  # bytes of the compute type
+
+    def seconds(self, cells: Sequence[Cell]) -> float | None:
+        """Return the seconds of cells one after the other, with the filter once for each model; None if a shape is
+        unknown."""
+        models = dict.fromkeys(cell.model for cell in cells)
+        if not models.keys() <= self.shapes.keys():
+            return None
+        speed, total = SPEEDS[self.kind], 0.0
+        # Cells of one model whose methods need the same take equally long, and a matrix may have thousands.
+        alike = Counter((cell.model, self.needs[cell.method]) for cell in cells)
+        for (model, needs), number in alike.items():
+            arguments = self.shapes[model], self.config, needs, self.size, speed, self.engines[model]
+            total += number * cost.cell_seconds(*arguments)
+        for model in models:
+            for count in cost.filter_responses(self.config).values():
+                total += cost.generation_seconds(
+                    self.shapes[model], count.responses, self.config, self.size, speed, self.engines[model]
+                )
+        return total
+
+
+def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: int | None = None) -> Plan:
+    """Return the plan for a machine; `at_once`: cells side by side, if the machine does not decide it."""
+    settled = matrix[0].settled  # the engine in it depends on the model, the device and the compute type do not
+    kind = settled.hardware.device
+    size, needs = cost.compute_bytes(settled), needs_of(matrix)
+    chosen_engines = {cell.model: cell.settled.rollout.engine for cell in matrix}
+    models = {cell.model: cell.shared.model(cell.model) for cell in matrix}
     gpu = machine.gpu(config.hardware) or USUAL
-    engines = {
-        name: cost.vllm(shape, config, size, kind, gpu) if samples_with_vllm(shape, config) else cost.EMBEDDED
-        for name, shape in shapes.items()
-    }
-    footprints = [
-        Footprint(
-            name,
-            shape,
-            tuple(method for method in config.methods if needs[method] == each),
-            each,
-            cost.memory(shape, config, each, size, engines[name]),
-            engines[name],
-            cost.fitting(shape, config, size, engines[name]),
-        )
-        for name, shape in shapes.items()
-        for each in dict.fromkeys(needs.values())
-    ]
+    shapes: dict[str, Shape] = {}
+    engines: dict[str, EngineLimits] = {}
+    footprints: list[Footprint] = []
+    for name, model in models.items():
+        shape = model.shape()
+        if shape is None:
+            continue
+        with_vllm = chosen_engines[name] == "vllm"
+        engine = cost.vllm_limits(shape, config, size, kind, gpu) if with_vllm else cost.EMBEDDED
+        shapes[name], engines[name] = shape, engine
+        for which in dict.fromkeys(needs.values()):
+            footprints.append(footprint_of(name, shape, config, needs, which, size, engine))
     progress = [(cell, cell.progress()) for cell in matrix]
     missing = [cell for cell, now in progress if now.state != "done"]
-    states = [now.state for _, now in progress]
-    complete = len(shapes) == len(known)
-    assumed = time(config, missing, shapes, needs, engines, kind, size) if complete else None
-    lacks = [
-        *no_device(config, machine, missing, assumed),
-        *no_vllm(config, kind, known.values()),
-        *too_large(config, machine, footprints, size, len(missing)),
-        *too_small(config, footprints, size),
-        *no_memory(config, machine, footprints),
-        *no_room(config, machine, missing, known, shapes, needs),
-        *not_prepared(config),
-        *(sentence for model in known.values() for sentence in not_usable(model, config)),
-    ]
+    counts = Counter(now.state for _, now in progress)
+    assumption = Assumption(config, shapes, needs, engines, kind, size)
+    assumed = assumption.seconds(missing)  # also used to judge whether a CPU is too slow
+    measured, unmeasured = measured_time(config, progress)
+    obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, size, assumed)
     return Plan(
         config,
         kind,
         gpu,
-        {state: states.count(state) for state in STATES if state in states},
+        {state: counts[state] for state in STATES if counts[state]},
         footprints,
-        by_likeness(missing, progress),
+        measured,
+        assumption.seconds(unmeasured),
         assumed,
-        lacks if missing else [],
-        at_once or machine.at_once(config),
+        list(obstacles.sentences()) if missing else [],
+        at_once or machine.at_once(settled),
         progress,
     )
 
 
+def footprint_of(
+    model: str,
+    shape: Shape,
+    config: Config,
+    needs: Mapping[str, Needs],
+    which: Needs,
+    size: int,
+    engine: EngineLimits,
+) -> Footprint:
+    """Return the footprint of a model with the methods that have these needs."""
+    methods = tuple(method for method in config.methods if needs[method] == which)
+    memory = cost.memory_estimate(shape, config, which, size, engine)
+    together = cost.sequences_at_once(shape, config, size, engine)
+    return Footprint(model, shape, methods, which, memory, engine, together)
+
+
 def needs_of(matrix: Sequence[Cell]) -> dict[str, Needs]:
-    """Returns what each method needs that takes memory of its own."""
+    """Return the needs of each method that take memory of their own."""
     methods = {cell.method: cell.shared.method(cell.method) for cell in matrix}
     return {spec: frozenset(method.needs & {"values", "ref_logp"}) for spec, method in methods.items()}
-
-
-def time(
-    config: Config,
-    missing: Sequence[Cell],
-    shapes: Mapping[str, Shape],
-    needs: Mapping[str, Needs],
-    engines: Mapping[str, Engine],
-    kind: str,
-    size: int,
-) -> float:
-    """Seconds of one cell after the other, by assumption: the missing ones, and the filter once for each model."""
-    if not missing:
-        return 0.0
-    speed = SPEEDS[kind]
-    alike = Counter((cell.model, needs[cell.method]) for cell in missing)
-    cells = sum(
-        number * cost.seconds(shapes[model], config, each, size, speed, engines[model])
-        for (model, each), number in alike.items()
-    )
-    return cells + sum(
-        cost.generating(shape, asked.responses, config, size, speed, engines[name])
-        for name, shape in shapes.items()
-        for asked in cost.filtered(config).values()
-    )
-
-
-def by_likeness(missing: Sequence[Cell], progress: Sequence[tuple[Cell, Progress]]) -> float | None:
-    """Seconds of the missing cells: each as the mean of the done ones of its model and task, or else of all."""
-    spent: dict[tuple[str, str], list[float]] = {}
-    for cell, now in progress:
-        if now.state == "done":
-            spent.setdefault((cell.model, cell.task), []).append(now.seconds)
-    if not spent:
-        return None
-    means, of_all = {alike: mean(seconds) for alike, seconds in spent.items()}, mean(chain(*spent.values()))
-    return sum(means.get((cell.model, cell.task), of_all) for cell in missing)

@@ -1,4 +1,4 @@
-"""The machine that plans are made for: its cores, its memory, its disk, and its GPUs; imports no torch."""
+"""The machine that a plan is for: cores, memory, disk and GPUs; imports no torch."""
 
 from __future__ import annotations
 
@@ -6,37 +6,32 @@ import os
 import shutil
 from dataclasses import dataclass
 
-from harness.base.shape import Shape
 from harness.config import Config, Hardware
 from harness.dist.devices import Device, cuda_devices
-from harness.launch.pool import room
-from harness.rollout import choice
+from harness.launch.pool import cells_on
 
 
 @dataclass(frozen=True)
 class Machine:
-    ram: int
+    ram: int  # bytes
     cores: int
-    free: int  # bytes of disk where results go
+    free: int  # bytes on the disk of the results
     devices: tuple[Device, ...] = ()
 
-    def kind(self, config: Config) -> str:
-        """Returns what the cells of this configuration would compute on: cuda or cpu."""
-        wanted = config.hardware.device
-        return wanted if wanted != "auto" else "cuda" if self.devices else "cpu"
-
     def at_once(self, config: Config) -> int:
-        """Returns how many cells of this configuration run side by side: as many as there are GPUs for, or cores."""
+        """Return how many cells of this settled configuration run side by side: as many as GPUs or cores allow."""
         hardware = config.hardware
-        if self.kind(config) == "cuda":
-            return max(room(len(self.devices), hardware), 1)
+        if hardware.device == "cuda":
+            return max(cells_on(len(self.devices), hardware), 1)
         return max(self.cores // (hardware.threads * hardware.ranks), 1)
 
     def gpu(self, hardware: Hardware) -> int | None:
-        """Returns the bytes that each rank of a cell finds on its GPU, or on its part of one; None where that cannot be
-        known."""
+        """Return the bytes of each rank's GPU, or of its share of one; None if that is unknown."""
         sizes = sorted((device.memory for device in self.devices if device.memory is not None), reverse=True)
-        return int(hardware.share * sizes[min(hardware.ranks, len(sizes)) - 1]) if sizes else None
+        if not sizes:
+            return None
+        # The ranks of a cell take the largest GPUs, and the smallest of these limits them all.
+        return int(hardware.share * sizes[min(hardware.ranks, len(sizes)) - 1])
 
 
 def this_machine(config: Config) -> Machine:
@@ -44,8 +39,3 @@ def this_machine(config: Config) -> Machine:
     there = next(path for path in [folder, *folder.parents] if path.exists())
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(ram, os.cpu_count() or 1, shutil.disk_usage(there).free, cuda_devices())
-
-
-def samples_with_vllm(shape: Shape | None, config: Config) -> bool:
-    """As the cells of this configuration would here."""
-    return choice.resolve(config.rollout.engine, config.hardware.device, shape) == "vllm"

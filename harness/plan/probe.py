@@ -1,9 +1,9 @@
-"""Measures some steps of the largest cell, and says how far the closed form is off."""
+"""A measurement of a few steps of the largest cell, and how far it is from the closed form."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -16,70 +16,76 @@ from harness.matrix import Cell, Shared
 from harness.plan import cost
 from harness.plan.cost import SPEEDS
 from harness.plan.estimate import Plan
-from harness.terminal.units import long
+from harness.terminal.units import about_duration, plural
 
-STEPS = 3  # of which the first, which takes longer than others, does not count
-ELSEWHERE = ("time/evaluate_s", "time/judging_s")  # no part of a step, or beside another one
+STEPS = 3  # the first one takes longer than the others and does not count
+NOT_STEPS = ("time/evaluate_s", "time/judging_s")  # not part of a step, or in parallel with one
 
 
 @dataclass(frozen=True)
-class Probe:
+class StepProbe:
+    """The measured and the assumed time of a step."""
+
     label: str
-    measured: float  # seconds of a step
-    assumed: float
-    length: float  # tokens of a response
-    allowed: int
+    measured: float  # seconds
+    assumed: float  # seconds
+    length: float  # mean tokens of a response
+    allowed: int  # tokens of a response
 
 
-def largest(plan: Plan, matrix: Sequence[Cell]) -> Cell:
-    """Returns the missing cell that takes the most memory."""
-    peaks = {(each.model, method): each.memory.peak for each in plan.footprints for method in each.methods}
-    missing = [cell for cell in matrix if (cell.model, cell.method) in peaks and cell.progress().state != "done"]
+def largest_cell(plan: Plan) -> Cell:
+    """Return the missing cell that needs the most memory."""
+    peaks = {}
+    for footprint in plan.footprints:
+        for method in footprint.methods:
+            peaks[footprint.model, method] = footprint.memory.peak
+    missing = [cell for cell, now in plan.progress if now.state != "done" and (cell.model, cell.method) in peaks]
     if not missing:
-        raise UserError("--probe measures a cell that is to run; here all are done, or no shape of a model is known")
+        raise UserError("--probe measures a missing cell, but all are done, or the shape of their model is unknown")
     return max(missing, key=lambda cell: peaks[cell.model, cell.method])
 
 
-def short(cell: Cell, folder: Path) -> Cell:
-    """Returns a cell that takes some of its steps and leaves all else out, with a folder of its own."""
+def short_cell(cell: Cell, folder: Path) -> Cell:
+    """Return a cell that runs only a few steps, with a folder of its own."""
     config = cell.config
     train = dataclasses.replace(config.train, steps=STEPS, filter=None)
     rollout = dataclasses.replace(config.rollout, lag=min(config.rollout.lag, STEPS - 1))
     evaluation = dataclasses.replace(config.eval, problems=1, samples=config.eval.k, every=0, by_task={})
     checkpoint = dataclasses.replace(config.checkpoint, save_model=False)
-    less = dataclasses.replace(
+    short_config = dataclasses.replace(
         config, results=str(folder), train=train, rollout=rollout, eval=evaluation, checkpoint=checkpoint
     )
-    return dataclasses.replace(cell, config=less, shared=Shared(less))
+    return dataclasses.replace(cell, config=short_config, shared=Shared(short_config))
 
 
-def read(cell: Cell, ran: Cell, plan: Plan) -> Probe:
-    """Returns what the short cell has shown of a cell."""
+def read_probe(cell: Cell, ran: Cell, plan: Plan) -> StepProbe:
+    """Return the measurement that a short cell left in its folder."""
     state = State.read(ran.folder)
     if state.state != "done":
         raise UserError(f"the measured cell, {cell.label}, failed: {state.reason}")
-    steps = [line["metrics"] for line in MetricsLog(ran.folder).read()[2:]]
-    [own] = [each for each in plan.footprints if each.model == cell.model and cell.method in each.methods]
-    speed, size = SPEEDS[plan.kind], cost.width(cell.config, plan.kind)
-    assumed = cost.stepping(own.shape, cell.config, own.needs, size, speed, own.engine)
+    steps = [line["metrics"] for line in MetricsLog(ran.folder).read()[2:]]  # without step 0 and the first
+    [footprint] = [each for each in plan.footprints if each.model == cell.model and cell.method in each.methods]
+    speed, size = SPEEDS[plan.kind], cost.compute_bytes(cell.settled)
+    assumed = cost.step_seconds(footprint.shape, cell.config, footprint.needs, size, speed, footprint.engine)
     length = fmean(step["responses/length"] for step in steps)
-    return Probe(cell.label, fmean(map(seconds, steps)), assumed, length, cell.config.rollout.max_new_tokens)
+    measured = fmean(map(seconds_of_step, steps))
+    return StepProbe(cell.label, measured, assumed, length, cell.config.rollout.max_new_tokens)
 
 
-def seconds(step: Mapping[str, Any]) -> float:
-    return sum(value for key, value in step.items() if key.startswith("time/") and key not in ELSEWHERE)
+def seconds_of_step(step: Mapping[str, Any]) -> float:
+    return sum(value for key, value in step.items() if key.startswith("time/") and key not in NOT_STEPS)
 
 
-def told(probe: Probe, plan: Plan) -> list[str]:
-    """Returns what was measured, and what the matrix takes if all of it is off by as much."""
+def probe_lines(probe: StepProbe, plan: Plan) -> list[str]:
+    """Return the measurement as text, with the time of the matrix if all of it is off by the same factor."""
     ratio, side = probe.measured / probe.assumed, min(plan.at_once, plan.missing)
     lines = [
         f"measured: a step of {probe.label} took {probe.measured:.3g} s with responses of {probe.length:,.0f} tokens; "
-        f"the closed form says {probe.assumed:.3g} s with {probe.allowed:,}, so it is off by a factor of {ratio:.2g}"
+        f"the closed form gives {probe.assumed:.3g} s with {probe.allowed:,}, so it is off by a factor of {ratio:.2g}"
     ]
     if plan.assumed is not None:
         lines.append(
-            f"at that speed the {plan.missing} cells take {long(ratio * plan.assumed)} one after the other, and "
-            f"{long(ratio * plan.assumed / side)} with {side} at once"
+            f"at that speed, {plural(plan.missing, 'cell')} will take {about_duration(ratio * plan.assumed)} one after "
+            f"the other, and {about_duration(ratio * plan.assumed / side)} with {side} at once"
         )
     return lines

@@ -1,4 +1,4 @@
-"""The plan as people read it."""
+"""A plan as text for people."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rich.console import Console
 
 from harness.config import Config
 from harness.plan import cost
-from harness.plan.cost import SPEEDS, Asked
+from harness.plan.cost import SPEEDS, Footprint, ResponseCount
 from harness.plan.estimate import Plan
 from harness.terminal import layout
 from harness.terminal.layout import Column
-from harness.terminal.units import GIB, gib, long, short
+from harness.terminal.units import GIB, about_duration, gib, plural, short_count
 
-AGES = 10**9  # seconds from now on which no date is worth telling
-DETAILED = GIB  # from so many bytes on it is worth saying what they are for
+AGES = 10**9  # seconds from now, about 30 years, after which no date is printed
+DETAILED = GIB  # bytes from which on the parts of the memory are printed
 
 
-def show(console: Console, plan: Plan) -> None:
+def show_plan(console: Console, plan: Plan) -> None:
     config = plan.config
-    console.print(f"matrix {config.name}: {sum(plan.states.values())} cells in {config.folder}")
+    console.print(f"matrix {config.name}: {plural(sum(plan.states.values()), 'cell')} in {config.folder}")
     states = [[state, str(number)] for state, number in plan.states.items()]
     layout.show(console, [Column("state"), Column("cells")], states)
-    for line in [*work(config), *costs(plan)]:
+    for line in [*work_lines(config), *time_lines(plan), *memory_lines(plan)]:
         console.print(line)
     if plan.lacks:
         console.print("what is missing here:")
@@ -33,78 +33,98 @@ def show(console: Console, plan: Plan) -> None:
             console.print(f"  - {sentence}")
 
 
-def work(config: Config) -> Iterator[str]:
+def work_lines(config: Config) -> Iterator[str]:
+    """Yield what a cell samples and updates."""
     train, new = config.train, config.rollout.max_new_tokens
-    step, scored = cost.trained(config), cost.scored(config)
+    step, evaluation = cost.step_responses(config), cost.evaluation_responses(config)
     updates = train.steps * train.updates * train.epochs
     yield (
         f"training, a cell: {train.steps:,} steps x {step.problems} prompts x {step.samples} responses of at most "
-        f"{new:,} tokens, {short(train.steps * step.responses * new)} tokens at most; {updates:,} updates"
+        f"{new:,} tokens, {short_count(train.steps * step.responses * new)} tokens at most; {updates:,} updates"
     )
     if train.resample is not None:
-        at_once, batches = cost.drawn(config)
-        most = train.steps * batches * at_once.responses * new
+        at_once, draws = cost.draws_per_step(config)
+        most = train.steps * draws * at_once.responses * new
         yield (
-            f"resampling: a step draws {at_once.problems} prompts at a time, up to {batches} times, until "
-            f"{step.problems} groups have signal; {short(most)} tokens a cell at most"
+            f"resampling: a step draws {at_once.problems} prompts at a time, up to {draws} times, until "
+            f"{step.problems} groups have signal; {short_count(most)} tokens a cell at most"
         )
-    times, responses = cost.evaluations(config), sum(asked.responses for asked in scored.values())
-    sets = ", ".join(f"{name} {size(asked)}" for name, asked in scored.items())
-    yield f"evaluation, a cell: {times} x ({sets}), {short(times * responses * new)} tokens at most"
-    for name, asked in cost.filtered(config).items():
+    times = cost.evaluation_count(config)
+    responses = sum(count.responses for count in evaluation.values())
+    sets = ", ".join(f"{name} {problems_text(count)}" for name, count in evaluation.items())
+    yield f"evaluation, a cell: {times} x ({sets}), {short_count(times * responses * new)} tokens at most"
+    for name, count in cost.filter_responses(config).items():
         yield (
-            f"difficulty filter of {name}, once for each model: {size(asked)}, "
-            f"{short(asked.responses * new)} tokens at most"
+            f"difficulty filter of {name}, once for each model: {problems_text(count)}, "
+            f"{short_count(count.responses * new)} tokens at most"
         )
 
 
-def size(asked: Asked) -> str:
-    return f"{'' if asked.known else 'about '}{asked.problems:,} problems x {asked.samples}"
+def problems_text(count: ResponseCount) -> str:
+    about = "" if count.known else "about "
+    return f"{about}{count.problems:,} problems x {count.samples}"
 
 
-def costs(plan: Plan) -> Iterator[str]:
-    ranks = plan.config.hardware.ranks
-    if plan.missing and plan.measured is not None:
-        process = "one process" if ranks == 1 else f"{ranks} processes"
-        yield f"time: {plan.missing} cells to run, {long(plan.measured)} of {process} by the cells that are done"
-    elif plan.missing and plan.assumed is not None:
+def time_lines(plan: Plan) -> Iterator[str]:
+    """Yield the time of the missing cells: by finished cells of the same size, or assumed."""
+    if not plan.missing:
+        return
+    ranks, measured = plan.config.hardware.ranks, plan.measured
+    if measured is not None:
+        yield (
+            f"time: {plural(measured.cells, 'cell')} to run, {about_duration(measured.seconds)} of "
+            f"{plural(ranks, 'process', 'processes')}; measured on {plural(measured.finished, 'finished cell')} of the "
+            f"same size in {plan.config.folder}"
+        )
+    rest = plan.missing - (measured.cells if measured else 0)
+    if rest and plan.unmeasured is not None:
         speed = SPEEDS[plan.kind]
-        of = speed.of if ranks == 1 else f"{ranks} processes, each on {speed.of},"
-        also = " and every step draws as often as allowed" if plan.config.train.resample else ""
+        device = speed.of if ranks == 1 else f"{ranks} processes, each on {speed.of},"
+        draws = " and every step draws as often as allowed" if plan.config.train.resample else ""
         yield (
-            f"time: {plan.missing} cells to run, {long(plan.assumed)} of {of} if every response is as long as allowed"
-            f"{also}; assumed, not measured ({speed.flops:.2g} operations and {speed.bandwidth:.2g} bytes a second)"
+            f"time: {plural(rest, 'cell')} to run, {about_duration(plan.unmeasured)} of {device} if every response is "
+            f"as long as allowed{draws}; assumed, not measured ({speed.flops:.2g} operations and "
+            f"{speed.bandwidth:.2g} bytes a second)"
         )
-    if plan.missing and plan.seconds is not None:
-        yield side_by_side(plan, plan.seconds)
-    of_each = "memory" if ranks == 1 else f"memory of each of {ranks} processes"
-    for each in plan.footprints:
-        training, generation = sum(each.memory.training.values()), sum(each.memory.generation.values())
-        yield (
-            f"{of_each}, {each.model} ({each.shape.parameters:,} parameters) with {', '.join(each.methods)}: "
-            f"{gib(each.memory.peak)}"
-        )
-        if each.memory.peak > DETAILED:
-            yield f"  in training {gib(training)}: {parts(each.memory.training)}"
-            yield f"  in generation {gib(generation)}: {parts(each.memory.generation)}"
-        if each.engine.cache is not None:
-            reckoned = plan.kind == "cuda" and plan.config.hardware.cache_gib is None
-            on = f" on a GPU of {gib(plan.gpu)}" if reckoned else ""
-            yield f"  vLLM's cache{on} holds {each.together:,} responses of full length at once"
+    if plan.seconds is not None:
+        yield side_by_side_line(plan, plan.seconds)
 
 
-def side_by_side(plan: Plan, seconds: float) -> str:
-    """Returns when all cells are done, and what that takes."""
+def side_by_side_line(plan: Plan, seconds: float) -> str:
+    """Return when all cells will be done, and the machine time that they take."""
     hardware, side = plan.config.hardware, min(plan.at_once, plan.missing)
-    wall = seconds * ceil(plan.missing / side) / plan.missing  # cells are taken for equally long
-    end = f", so until {datetime.now() + timedelta(seconds=wall):%a %d %b %Y %H:%M} if begun now" if wall < AGES else ""
+    wall = seconds * ceil(plan.missing / side) / plan.missing  # as if all cells took equally long
+    end = ""
+    if wall < AGES:
+        end = f", so until {datetime.now() + timedelta(seconds=wall):%a %d %b %Y %H:%M} if started now"
     on_gpu = plan.kind == "cuda"
-    hours = seconds / 3600 * hardware.world * (hardware.share if on_gpu else hardware.threads)
-    cells = "1 cell" if side == 1 else f"{side} cells"
-    return f"{cells} at once: {long(wall)}{end}; {hours:,.1f} {'GPU' if on_gpu else 'core'}-hours"
+    unit, units_per_rank = ("GPU", hardware.share) if on_gpu else ("core", hardware.threads)
+    hours = seconds / 3600 * hardware.world * units_per_rank
+    return f"{plural(side, 'cell')} at once: {about_duration(wall)}{end}; {hours:,.1f} {unit}-hours"
 
 
-def parts(bytes_of: Mapping[str, int]) -> str:
-    """The largest first; what rounds to nothing is left out."""
+def memory_lines(plan: Plan) -> Iterator[str]:
+    ranks = plan.config.hardware.ranks
+    whose = "memory" if ranks == 1 else f"memory of each of {ranks} processes"
+    for footprint in plan.footprints:
+        parameters = f"{footprint.shape.parameters:,} parameters"
+        methods = ", ".join(footprint.methods)
+        yield f"{whose}, {footprint.model} ({parameters}) with {methods}: {gib(footprint.memory.peak)}"
+        if footprint.memory.peak > DETAILED:
+            yield f"  in training {parts_text(footprint.memory.training)}"
+            yield f"  in generation {parts_text(footprint.memory.generation)}"
+        if footprint.engine.cache is not None:
+            yield cache_line(plan, footprint)
+
+
+def cache_line(plan: Plan, footprint: Footprint) -> str:
+    by_share = plan.kind == "cuda" and plan.config.hardware.cache_gib is None
+    where = f" on a GPU of {gib(plan.gpu)}" if by_share else ""
+    return f"  vLLM's cache{where} holds {footprint.together:,} responses of full length at once"
+
+
+def parts_text(bytes_of: Mapping[str, int]) -> str:
+    """Return the sum and its parts, the largest first; a part that rounds to zero is left out."""
     ordered = sorted(bytes_of.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {number / GIB:.1f}" for name, number in ordered if number >= GIB / 20)
+    parts = [f"{name} {number / GIB:.1f}" for name, number in ordered if number >= GIB / 20]
+    return f"{gib(sum(bytes_of.values()))}: {', '.join(parts)}"

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 from collections.abc import Mapping
-from hashlib import file_digest
 from pathlib import Path
 
 from harness.base import files, identities
@@ -28,15 +27,9 @@ def named(folder: Path) -> list[Path]:
     return sorted(path for path in every if path.is_file() and path.name != SUMS and not path.name.startswith("."))
 
 
-def read(path: Path) -> str:
-    """Return the SHA-256 of a file as it is on disk now."""
-    with open(path, "rb") as file:
-        return file_digest(file, "sha256").hexdigest()
-
-
 def sums(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a model, all of them read now."""
-    return {path.name: read(path) for path in named(folder)}
+    return {path.name: files.sha256_of(path) for path in named(folder)}
 
 
 def of(folder: Path, known: Mapping[str, str]) -> str:
@@ -45,7 +38,7 @@ def of(folder: Path, known: Mapping[str, str]) -> str:
     for name in VERSIONED:
         if name in parts:
             parts[name] = unversioned((folder / name).read_bytes(), parts[name])
-    return identities.digest(parts)
+    return identities.hash_of(parts)
 
 
 def unversioned(content: bytes, otherwise: str) -> str:
@@ -56,7 +49,7 @@ def unversioned(content: bytes, otherwise: str) -> str:
         return otherwise
     if isinstance(settings, dict):
         settings.pop(VERSION, None)
-    return identities.digest(settings)
+    return identities.hash_of(settings)
 
 
 def remembered(folder: Path) -> str:
@@ -85,7 +78,7 @@ def remembered_at(folder: Path, stamps: tuple[tuple[str, Stamp], ...]) -> str:
 def sum_at(path: Path, when: Stamp, before: Mapping[str, list[int | str]]) -> str:
     """Return the sum of a file: the one that was noted at these times, or else one that is read now."""
     *then, known = before.get(path.name, [""])
-    return str(known) if then == [*when] else read(path)
+    return str(known) if then == [*when] else files.sha256_of(path)
 
 
 def noted(kept: Path) -> dict[str, list[int | str]]:

@@ -21,10 +21,11 @@ from torch.nn.utils.rnn import pad_sequence
 from harness.base.errors import UserError, at_least, one_of
 from harness.base.shape import ARCHITECTURES
 from harness.batch import Rollout
-from harness.cells import heartbeat
+from harness.cells.heartbeat import no_progress
 from harness.dist import ranks
+from harness.rollout.limits import EMBEDDED_SEQUENCES
 from harness.rollout.protocol import OnGroup
-from harness.tokens.product import product
+from harness.tokens.head import wide_product
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -134,8 +135,14 @@ class EmbeddedEngine:
     """An engine (harness.rollout.protocol) that decodes `max_sequences` at a time, which bounds its cache."""
 
     def __init__(
-        self, eos: int, device: str = "cpu", dtype: torch.dtype = torch.float32, max_sequences: int = 512
+        self,
+        eos: int,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        max_sequences: int = EMBEDDED_SEQUENCES,
+        on_progress: Callable[[], None] = no_progress,
     ) -> None:
+        self.on_progress = on_progress
         self.eos, self.device, self.dtype, self.max_sequences = eos, device, dtype, max_sequences
         self.look_every = CUDA_LOOK_EVERY if torch.device(device).type == "cuda" else 1
         self.buffers: dict[str, Tensor] = {}
@@ -150,7 +157,7 @@ class EmbeddedEngine:
         self.head_dim = model.model.layers[0].self_attn.head_dim
         self.inv_freq = rotary.inv_freq.to(self.device, torch.float32)
         self.rotary_scale = torch.tensor(rotary.attention_scaling, device=self.device)
-        held = ranks.held(model)
+        held = ranks.local_weights(model)
         weights = {name: held[name] for name, _ in model.named_parameters()}  # a tied head is not listed twice
         self.embedding = self._fused(weights, "model.embed_tokens.weight")
         self.head = self._fused(weights, "lm_head.weight") if "lm_head.weight" in weights else self.embedding
@@ -182,7 +189,7 @@ class EmbeddedEngine:
 
         Where they are sharded, no others are gathered at the same time; they are cast before they travel.
         """
-        whole = {name: ranks.whole(weights[name].to(self.dtype)) for name in names}
+        whole = {name: ranks.whole_weight(weights[name].to(self.dtype)) for name in names}
         parts = [pairs_together(w, self.head_dim) if TURNED.search(n) else w for n, w in whole.items()]
         rows = [len(part) for part in parts]
         shape = (sum(rows), *parts[0].shape[1:])
@@ -227,7 +234,7 @@ class EmbeddedEngine:
                 part = order[start : start + together]
                 draws = [uniforms(seeds[i], n, max_new_tokens)[first : first + width] for i in part]
                 for i, group in zip(part, self._decode([prompts[i] for i in part], draws, temperature), strict=True):
-                    heartbeat.here.forward()
+                    self.on_progress()
                     groups[i].extend(group)
                     if on_group is not None and len(groups[i]) == n:
                         on_group(i, groups[i])
@@ -295,7 +302,7 @@ class EmbeddedEngine:
 
         hidden = self._hidden(ids_PL.flatten(), rotations[:longest].repeat(count, 1), attend)
         last = torch.arange(count, device=self.device) * longest + lengths_P - 1
-        return product(hidden[last], self.head.T)
+        return wide_product(hidden[last], self.head.T)
 
     def _step(self, cache: Tensor, tokens_B: Tensor, slot: int, rotation_B: Tensor, bias_BL: Tensor) -> Tensor:
         """Reads one token of each sequence into a slot of the cache; returns the logits of the next."""
@@ -307,7 +314,7 @@ class EmbeddedEngine:
             grouped = q.unflatten(1, (self.kv_heads, -1))
             return attend_one(grouped, keys, values, bias_BL[:, None, None, :seen]).reshape(batch, -1)
 
-        return product(self._hidden(tokens_B, rotation_B, attend), self.head.T)
+        return wide_product(self._hidden(tokens_B, rotation_B, attend), self.head.T)
 
     def _hidden(self, tokens_N: Tensor, rotation_N: Tensor, attend: Attend) -> Tensor:
         x = F.embedding(tokens_N, self.embedding)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from harness.cells.heartbeat import no_progress
 from harness.config import Hardware
 from harness.rollout.protocol import Engine
 
@@ -13,12 +15,23 @@ if TYPE_CHECKING:
     import torch
 
 
-def build(name: str, folder: Path, eos: int, device: str, dtype: torch.dtype, hardware: Hardware) -> Engine:
-    """Returns the engine of this name for the model in a folder; it samples after its first `load`."""
+def build(
+    name: str,
+    folder: Path,
+    eos: int,
+    device: str,
+    dtype: torch.dtype,
+    hardware: Hardware,
+    on_progress: Callable[[], None] = no_progress,
+) -> Engine:
+    """Return the engine of this name for the model in a folder; it samples after its first `load`.
+
+    `on_progress` is called at each sign of progress while it samples.
+    """
     if name == "embedded":
         from harness.rollout.embedded import EmbeddedEngine
 
-        return EmbeddedEngine(eos, device, dtype)
+        return EmbeddedEngine(eos, device, dtype, on_progress=on_progress)
     from harness.rollout.vllm import VllmEngine
 
-    return VllmEngine(folder, eos, device, dtype, hardware.cache_gib, hardware.share)
+    return VllmEngine(folder, eos, device, dtype, hardware.cache_gib, hardware.share, on_progress)

@@ -43,10 +43,10 @@ def check_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, seed: i
     them may fail.
     """
     asked = columns(module, seed)
-    weights, arrived = ranks.held(module), engine.weights(asked)
+    weights, arrived = ranks.local_weights(module), engine.weights(asked)
     wrong = []
     for name, part in asked.items():
-        wanted = ranks.whole(weights[name][..., part].to(dtype))
+        wanted = ranks.whole_weight(weights[name][..., part].to(dtype))
         if not torch.equal(arrived[name].to(dtype), wanted.to(arrived[name].device)):
             wrong.append(name)
     if wrong:

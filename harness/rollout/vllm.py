@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,10 @@ from torch import Tensor
 from harness.base.errors import UserError, at_least, short
 from harness.base.shape import Shape, of_config, read
 from harness.batch import Rollout
-from harness.cells import heartbeat
+from harness.cells.heartbeat import no_progress
 from harness.dist import ranks
 from harness.rollout.choice import check_vllm
+from harness.rollout.limits import VLLM_CPU_CACHE_GIB, VLLM_GPU_SHARE, VLLM_SEQUENCES
 from harness.rollout.protocol import OnGroup
 
 if TYPE_CHECKING:
@@ -33,11 +34,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2  # vLLM samples at the first where less is asked for
-TOGETHER = 1024  # sequences that are decoded at once, at most
 PREFILL = 16384  # prompt tokens that are read at once
-CPU_CACHE_GIB = 1.0
 CPU_BLOCK = 32  # tokens; responses share whole blocks of their prompt, and 128, the default, are more than most have
-GPU_SHARE = 0.5  # of the memory, for weights and cache, where no size of the cache is given
 TRANSFER = "in_process"
 
 # Read when vLLM is imported.
@@ -124,9 +122,9 @@ def weights_of(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Ten
     vLLM takes in each layer when its last tensor has come, so no more than a layer's are gathered at any time. Shards
     are cast before they travel.
     """
-    weights = ranks.held(module)
+    weights = ranks.local_weights(module)
     for name, _ in module.named_parameters():  # a tied head once
-        yield name, ranks.whole(weights[name].to(dtype))
+        yield name, ranks.whole_weight(weights[name].to(dtype))
 
 
 @torch.inference_mode()
@@ -172,13 +170,15 @@ class VllmEngine:
         dtype: torch.dtype = torch.float32,
         cache_gib: float | None = None,
         share: float = 1.0,
+        on_progress: Callable[[], None] = no_progress,
     ) -> None:
+        self.on_progress = on_progress
         self.eos, self.device, self.dtype = eos, device, dtype
         on_cpu, model = device == "cpu", read(folder)
         self.vllm = imported(device, of_config(model))
         gc.collect()  # vLLM's state is the process's: a dead engine that is found later would take this one's with it
         if on_cpu and cache_gib is None:
-            cache_gib = CPU_CACHE_GIB
+            cache_gib = VLLM_CPU_CACHE_GIB
         try:
             self.llm = self.vllm.LLM(
                 model=str(folder),
@@ -189,7 +189,7 @@ class VllmEngine:
                 # head, which is what the proof looks at.
                 hf_overrides={} if on_cpu else {"head_dtype": "float32"},
                 max_model_len=-1,  # the model's context, or what fits in the cache
-                max_num_seqs=TOGETHER,
+                max_num_seqs=VLLM_SEQUENCES,
                 block_size=CPU_BLOCK if on_cpu else None,
                 # A CPU cannot take back the random numbers of a prompt that is read in pieces; the longest must fit.
                 enable_chunked_prefill=not on_cpu,
@@ -198,7 +198,7 @@ class VllmEngine:
                 logprobs_mode="processed_logprobs",  # at the temperature
                 kv_cache_memory_bytes=None if cache_gib is None else int(cache_gib * 2**30),
                 # Where less than this is free vLLM refuses to start, even if the size of its cache is given.
-                gpu_memory_utilization=GPU_SHARE * share if cache_gib is None else 0.01,
+                gpu_memory_utilization=VLLM_GPU_SHARE * share if cache_gib is None else 0.01,
                 enable_sleep_mode=not on_cpu,
                 enforce_eager=on_cpu,
                 # Each rank has an engine of its own, on the device of its LOCAL_RANK. They wait for each other while
@@ -273,7 +273,7 @@ class VllmEngine:
                 params = self._params(n, seed, temperature, max_new_tokens)
                 self.engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, params)
             while self.engine.has_unfinished_requests():
-                heartbeat.here.forward()
+                self.on_progress()
                 for output in self.engine.step():  # of whole groups
                     number = int(output.request_id)
                     groups[number] = self._group(list(prompts[number]), output, n, temperature)

@@ -24,9 +24,11 @@ from harness.base.shape import of_config, read
 from harness.batch import Rollout
 from harness.cells import provenance
 from harness.cells.provenance import Made
+from harness.cells.source_digest import SourceDigests, edited_components
 from harness.config import Config, Hardware, Verify
 from harness.data.cache import find_card
 from harness.data.sets import SETS
+from harness.matrix import settle
 from harness.rollout import choice, engines, templates
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model
@@ -38,8 +40,8 @@ from harness.table.columns import format_estimate
 from harness.terminal import layout
 from harness.terminal.layout import Column
 from harness.tracking.evaluation import Evaluated
-from harness.train.evaluate import Evaluation, Sampler, evaluate
-from harness.train.parts import device_of
+from harness.train.evaluate import EvaluationResult, Sampler, evaluate_task
+from harness.train.parts import training_device
 from harness.train.policy import context_of
 from harness.train.weights import load_model, opened
 from tasks import Task, Verifier
@@ -82,7 +84,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Assessment:
-    evaluation: Evaluation
+    evaluation: EvaluationResult
     settings: dict[str, Any]
     identity: dict[str, Any]  # of all that decides what is sampled
     made: Made
@@ -131,7 +133,7 @@ class Assessment:
         tags |= {"model.identity": json.dumps(identity["model"]), "model.digest": identity["digest"]}
         tags |= {"notes": "; ".join(self.flags + self.notes)}
         return Evaluated(
-            key=identities.digest([identity, self.made.sources, self.dataset, self.evaluation.right]),
+            key=identities.hash_of([identity, self.made.sources, self.dataset, self.evaluation.right]),
             name=f"{model.name} {task}",
             folder=self.folder,
             made=self.made,
@@ -151,8 +153,8 @@ class EngineOnDemand:
 
     def __init__(self, folder: Path, eos: int, budget: int, *, beyond_context: bool) -> None:
         self.folder, self.eos, self.budget = folder, eos, budget
-        self.device, self.dtype = device_of(Config())
         shape = of_config(read(folder))
+        self.device, self.dtype = training_device(settle(Config(), shape))
         # vLLM has no room beyond a model's context.
         self.name = choice.resolve("embedded" if beyond_context else "auto", self.device, shape)
 
@@ -215,7 +217,7 @@ def assess(
         identity = {
             "model": model.identity(),
             "digest": digest,
-            "task": identities.of(task),
+            "task": identities.component_identity(task),
             "seed": wanted.seed,
             "engine": engine.name,
             **settings,
@@ -230,7 +232,7 @@ def assess(
         together = BATCH[engine.name]
         sampler = Sampler(engine, tokenizer, wanted.seed, model.chat, context, kept / "samples", together, heard)
         most = Verify.max_failures
-        evaluation = evaluate(task, sampler, verifier, problems=wanted.problems, max_failures=most, **settings)
+        evaluation = evaluate_task(task, sampler, verifier, problems=wanted.problems, max_failures=most, **settings)
         evaluation = dataclasses.replace(evaluation, task=name)
         notes = sampler.notes([record["prompt"] for record in evaluation.samples])
         attempt = attempt_at(kept, task, engine, digest)
@@ -246,20 +248,20 @@ def assess(
 
 def attempt_at(kept: Path, task: Task, engine: EngineOnDemand, digest: str) -> Made:
     """Returns the record of what made an evaluation: that of the first time, unless the task was edited since."""
-    sources = {task.name: provenance.digest(type(task))}
+    sources = {task.name: SourceDigests().of(type(task))}
     earlier = Made.read(kept)
-    if earlier is not None and earlier.sources == sources:
+    if earlier is not None and not edited_components(earlier.sources, sources):
         return earlier
     gpu = torch.cuda.get_device_name() if engine.device == "cuda" else None
     packages = choice.DISTRIBUTIONS if engine.name == "vllm" else ()
-    return provenance.begin(kept, sources, engine.device, gpu, packages, base_model=digest)
+    return provenance.begin_attempt(kept, sources, engine.device, gpu, packages, base_model=digest)
 
 
 def fingerprints(task: Task, split: str, number: int) -> dict[str, str]:
     """Returns the hash of the problems that were asked, and that of their whole set if one was prepared."""
     asked = [[problem.id, problem.prompt, problem.answer] for problem in task.problems(split)[:number]]
     card = find_card(task.name) if task.name in SETS else None
-    return {"problems.fingerprint": identities.digest(asked)} | (
+    return {"problems.fingerprint": identities.hash_of(asked)} | (
         {} if card is None else {"dataset.fingerprint": card["fingerprint"]}
     )
 

@@ -24,16 +24,15 @@ from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method
 from harness.config import Config
-from harness.matrix import Cell, Shared
+from harness.matrix import Cell
 from harness.terminal import layout
 from harness.terminal.layout import Column
 from harness.tokens import dynamics
-from harness.tokens.dynamics import Row
+from harness.tokens.dynamics import QuadrantRow
 from harness.tokens.metrics import Stopwatch
 from harness.train import parts
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
-from tasks import Verdict
 
 PLAIN = "grpo"
 MOMENTS = ("first update", "after the updates")
@@ -44,8 +43,8 @@ def build(config: Config, method: str, folder: str, verifier: Verifier) -> Train
     """As a cell of the first task, model and seed begins, but without a word."""
     disable_progress_bar()
     set_verbosity_error()
-    planned = Cell(config, method, config.tasks[0], config.models[0], config.seeds[0], Shared(config))
-    trainer = Trainer(parts.build(planned.spec, verifier, say=lambda _: None), Path(folder))
+    planned = Cell.of(config, method, config.tasks[0], config.models[0], config.seeds[0])
+    trainer = Trainer(parts.build_parts(planned.spec, verifier, say=lambda _: None), Path(folder))
     trainer.engine.load(trainer.policy.module)
     return trainer
 
@@ -53,9 +52,8 @@ def build(config: Config, method: str, folder: str, verifier: Verifier) -> Train
 def batch_of(trainer: Trainer, step: int, temperature: float | None = None) -> TokenBatch:
     """Samples a step's batch from the policy as it is; at the configured temperature, unless another is given."""
     collected = trainer.collector.sample(step, Stopwatch(), temperature=temperature)
-    groups = collected.groups
-    rewards = [float(verdict == Verdict.RIGHT) for verdict in collected.verdicts]
-    return TokenBatch.of(groups, rewards, trainer.config.rollout.max_new_tokens, trainer.policy.device)
+    budget = trainer.config.rollout.max_new_tokens
+    return TokenBatch.of(collected.groups, collected.rewards, budget, trainer.policy.device)
 
 
 def seen_by_plain(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, TokenStats]]:
@@ -91,7 +89,7 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
                 trainer = build(config, spec, folder, verifier)
                 before[models] = [trainer.stats_before(batch, sum_p2=True) for batch, _ in seen]
                 del trainer  # and its engine, before there is another one
-            lenses: dict[str, list[dict[str, Row]]] = {moment: [] for moment in MOMENTS}
+            lenses: dict[str, list[dict[str, QuadrantRow]]] = {moment: [] for moment in MOMENTS}
             for (batch, moved), old in zip(seen, before[models], strict=True):
                 parts = list(batch.split(config.train.updates))
                 later = dataclasses.replace(moved, ref_logp=old.ref_logp)
@@ -106,12 +104,12 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
     return found
 
 
-def average(rows: Sequence[Row]) -> Row:
+def average(rows: Sequence[QuadrantRow]) -> QuadrantRow:
     """`dropped` is a share of the row's own tokens, all else of all tokens."""
     means = {name: sum(vars(row)[name] for row in rows) / len(rows) for name in vars(rows[0])}
     share = sum(row.share for row in rows)
     means["dropped"] = sum(row.dropped * row.share for row in rows) / share if share else 0.0
-    return Row(**means)
+    return QuadrantRow(**means)
 
 
 def show(console: Console, found: Sequence[dict[str, Any]]) -> None:

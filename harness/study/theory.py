@@ -33,7 +33,8 @@ from harness.tokens import dynamics
 from harness.tokens.head import Head
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import token_stats
-from harness.train.policy import Policy, head_of, hidden_states, targets
+from harness.train.hidden import hidden_states, response_tokens
+from harness.train.policy import Policy, head_of
 from harness.trainer import Trainer
 from harness.verify.pool import Verifier
 
@@ -105,7 +106,7 @@ def logit_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     temperature, size = trainer.policy.temperature, len(head_of(trainer.policy.module).weight_VD)
     if size > DENSE:
         raise UserError(f"the vocabulary has {size} tokens; the steps of logits are measured up to {DENSE}")
-    p_TV, y_T = distributions(trainer.policy, batch), targets(batch, "cpu")
+    p_TV, y_T = distributions(trainer.policy, batch), response_tokens(batch, "cpu")
     advantages_T = trainer.method.signal(trainer.stats_before(batch), batch, [batch]).advantages_T.double().cpu()
     rows = []
     for alpha in ALPHAS:
@@ -133,7 +134,7 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     old = trainer.stats_before(batch, sum_p2=True)
     assert old.entropy is not None
     signal = method.signal(old, batch, [batch])
-    predicted_T = dynamics.push(method, signal, old, [batch]).predicted(old, old.logp, policy.temperature)
+    predicted_T = dynamics.push_of(method, signal, old, [batch]).predicted(old, old.logp, policy.temperature)
     gradient = entropy_gradient(policy, batch)
     start = {name: x.detach().clone() for name, x in policy.module.state_dict().items()}
     before = parameters_to_vector(policy.module.parameters()).detach().clone()

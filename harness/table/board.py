@@ -109,7 +109,7 @@ def expected_cell(cell: Cell) -> Expected:
         evaluations,
         cell.model,
         cell.seed,
-        cell.key,
+        cell.id,
         cell.sources,
         params_of(spec),
         spec.made_of,

@@ -54,7 +54,7 @@ class Experiment:
         copies: dict[str, Outcome] = {}
         for text in self.source.texts(self.summaries, board.OUTCOMES):
             copies |= parsed_object(text)
-        return {digest: outcome for digest, outcome in copies.items() if identities.digest(outcome) == digest}
+        return {digest: outcome for digest, outcome in copies.items() if identities.hash_of(outcome) == digest}
 
     def boards(self) -> list[Board]:
         """Return the matrices that the experiment holds runs of, the newest first."""
@@ -118,7 +118,7 @@ class Experiment:
                 raise UserError(f"the MLflow run of cell {run.tags['cell']} has no {FILE} among its artifacts")
             outcome = parsed_object(text)
             # A file with another digest than the run's tag is not the outcome of this run.
-            if TAG not in run.tags or identities.digest(outcome) == run.tags[TAG]:
+            if TAG not in run.tags or identities.hash_of(outcome) == run.tags[TAG]:
                 self.outcomes[run.tags["cell"]] = outcome
         return {cell: self.outcomes[cell] for cell in cells if cell in self.outcomes}
 

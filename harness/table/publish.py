@@ -74,7 +74,7 @@ def write_summary(
     artifacts.bring_home()
     artifacts.write(board.FILE, plan.as_json())
     outcomes = experiment.outcomes_of([each.cell for each in plan.expected])
-    artifacts.write(board.OUTCOMES, json.dumps({identities.digest(each): each for each in outcomes.values()}))
+    artifacts.write(board.OUTCOMES, json.dumps({identities.hash_of(each): each for each in outcomes.values()}))
     artifacts.write("leaderboard.md", render_rows(rows, "md"))
     artifacts.write("leaderboard.html", as_html(plan.experiment, rows))
     artifacts.write(TABLE, as_mlflow_table(rows))

@@ -1,7 +1,7 @@
-"""Tables for people: on a terminal no row is wider than the terminal, in a pipe or a file every column is there.
+"""Tables that are never wider than the terminal; in a pipe or a file they have every column.
 
-What does not fit is left out, the least important columns first, and named below the table. Where hardly a column
-fits, each row becomes a card: its name, and a line for each of its values.
+Columns that do not fit are dropped, the least important first, and named below the table. On a very narrow terminal
+each row becomes a card: its name, and a line for each of its values.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-FOLDED = 24  # characters that a column of long texts keeps on one line, at least
-FULL = 100_000  # characters of a line where no terminal ends it
-FEWEST = 3  # columns of a table; with fewer of them, cards say more
-# All but the tab and the end of a line: the others move the cursor, colour, end a line where none is seen, turn the
-# direction of what follows, hide in a text (a space without width, tags), or cannot be encoded (halves of pairs).
+FOLDED = 24  # characters of a line in a column of long texts, at least
+FULL = 100_000  # characters of a line without a terminal
+FEWEST = 3  # columns of a table; cards show more than a table with fewer
+# All control characters except the tab and the newline: they move the cursor, set colors, end a line invisibly, reverse
+# the direction of the text that follows, are invisible (zero-width spaces, tags), or cannot be encoded (surrogates).
 CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
     r"\U000e0000-\U000e007f\ud800-\udfff]"
@@ -32,13 +32,16 @@ CONTROL = re.compile(
 
 
 def visible(text: str) -> str:
-    """Returns the text with its control characters written out: what a model or a user wrote must not steer the
-    terminal."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """Return a text with its control characters escaped: text by a model or a user must not control the terminal."""
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def escaped(lines: Iterable[Sequence[str]]) -> list[list[str]]:
+    return [[visible(text) for text in line] for line in lines]
 
 
 class SafeConsole(Console):
-    """A console on which no control character of a text reaches the terminal; its own colours and movements do."""
+    """A console that escapes the control characters of texts, but not those of its own styles and cursor movements."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
@@ -47,13 +50,15 @@ class SafeConsole(Console):
 
 @dataclass(frozen=True)
 class Column:
+    """The heading and the layout of a column."""
+
     name: str
-    right: bool = False  # numbers
-    folds: bool = False  # a long text, which may go on below in its own column
+    right: bool = False  # right-justified, for numbers
+    folds: bool = False  # a long text, which may take several lines
 
 
 def width_of(console: Console) -> int | None:
-    """Returns the columns of the terminal; None where the console is none and everything is to be there."""
+    """Return the width of the terminal; None if the output is not a terminal and is never cut."""
     return console.width if console.is_terminal else None
 
 
@@ -66,32 +71,42 @@ def fitting(
     around: int,
     folding: Collection[str] = (),
 ) -> list[int] | None:
-    """Returns the columns that fit, by number; None where fewer than FEWEST of several do, and cards are better.
+    """Return the numbers of the columns that fit; None if they are fewer than FEWEST, and cards are better.
 
-    The first line is the header, and the first column always stays. What goes first stands first in `goes`, together
-    with what means nothing without it; of the columns that are not named there, the last goes first.
+    The first line is the header, and the first column always stays. `goes` has the order in which columns are dropped:
+    each group is dropped together, because its columns mean nothing without each other. Columns that are not named
+    there are dropped after these, from the last.
     """
-    every = list(range(len(lines[0])))
+    header = lines[0]
+    every = list(range(len(header)))
     if width is None:
         return every
-    sizes = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    for number, name in enumerate(lines[0]):
+    sizes = column_sizes(lines)
+    for number, name in enumerate(header):
         if name in folding:
             sizes[number] = min(sizes[number], max(FOLDED, cell_len(name)))
-    named = {name for group in goes for name in group}
-    order = [[i for i in every[1:] if lines[0][i] in group] for group in goes]
-    order += [[i] for i in reversed(every[1:]) if lines[0][i] not in named]
+    order: list[list[int]] = []  # the columns that are dropped together, the least important first
+    unnamed = every[1:]
+    for group in goes:
+        order.append([i for i in every[1:] if header[i] in group])
+        unnamed = [i for i in unnamed if header[i] not in group]
+    order += [[i] for i in reversed(unnamed)]
     kept = every
     while sum(sizes[i] for i in kept) + between * (len(kept) - 1) + around > width:
         if not order:
             return None
-        gone = order.pop(0)
-        kept = [i for i in kept if i not in gone]
+        dropped = order.pop(0)
+        kept = [i for i in kept if i not in dropped]
     return kept if len(kept) >= min(FEWEST, len(every)) else None
 
 
+def column_sizes(lines: Sequence[Sequence[str]]) -> list[int]:
+    """Return the number of terminal cells of each column's widest text."""
+    return [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+
+
 def cards(lines: Sequence[Sequence[str]]) -> Group:
-    """Returns each row as its first value, and below it the others with their names; what is empty is left out."""
+    """Return each row as its first value, and below it the others with their names, without empty ones."""
     header, *rows = lines
     parts: list[RenderableType] = []
     for row in rows:
@@ -106,13 +121,13 @@ def cards(lines: Sequence[Sequence[str]]) -> Group:
 
 
 def further(header: Sequence[str], kept: Collection[int], where: str) -> str:
-    """Returns a sentence that names the columns which did not fit; an empty text where all did."""
-    gone = [name for i, name in enumerate(header) if i not in kept]
-    return f"further columns ({where}): {'; '.join(gone)}" if gone else ""
+    """Return a sentence that names the columns that did not fit; an empty text if all did."""
+    dropped = [name for i, name in enumerate(header) if i not in kept]
+    return f"further columns ({where}): {'; '.join(dropped)}" if dropped else ""
 
 
 def folded(text: str, width: int | None) -> str:
-    """Returns the text in lines that end between words; as it is where there is no terminal to wrap it elsewhere."""
+    """Return a text wrapped at word boundaries; unchanged if `width` is None."""
     return text if width is None else textwrap.fill(text, width)
 
 
@@ -127,8 +142,8 @@ def show(
     pad_edge: bool = True,
     where: str = "in a wider terminal or a pipe",
 ) -> None:
-    """Prints a table, or what of it fits."""
-    lines = [[visible(text) for text in line] for line in [[column.name for column in columns], *rows]]
+    """Print a table, or the columns of it that fit."""
+    lines = escaped([[column.name for column in columns], *rows])
     width, folding = width_of(console), {column.name for column in columns if column.folds}
     kept = fitting(lines, width, goes, between=2, around=2 * pad_edge, folding=folding)
     if kept is None:
@@ -148,21 +163,21 @@ def show(
     for line in lines[1:]:
         table.add_row(*(Text(line[i]) for i in kept))
     console.print(table, crop=False)
-    if said := further(lines[0], kept, where):
-        console.print(folded(said, width), style="dim")
+    if note := further(lines[0], kept, where):
+        console.print(folded(note, width), style="dim")
 
 
 def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str) -> str:
-    """Returns the table where no terminal limits it, a row a line: there may be thousands of them."""
-    sizes = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    told = []
+    """Return a table of any width, one line for each row, of which there may be thousands."""
+    sizes = column_sizes(lines)
+    texts = []
     for line in lines:
-        padded = [
-            " " * (size - cell_len(text)) + text if column.right else text + " " * (size - cell_len(text))
-            for text, size, column in zip(line, sizes, columns, strict=True)
-        ]
-        told.append(f"{edge}{'  '.join(padded)}".rstrip() + "\n")
-    return "".join(told)
+        padded = []
+        for text, size, column in zip(line, sizes, columns, strict=True):
+            padding = " " * (size - cell_len(text))
+            padded.append(padding + text if column.right else text + padding)
+        texts.append(f"{edge}{'  '.join(padded)}".rstrip() + "\n")
+    return "".join(texts)
 
 
 def fitting_boxed(
@@ -175,8 +190,8 @@ def fitting_boxed(
 def boxed(
     title: str, cells: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]], where: str
 ) -> str:
-    """Returns a table of numbers under its title as text, or what of it fits into a terminal so wide."""
-    lines = [[visible(text) for text in line] for line in cells]
+    """Return a table of numbers under its title as text, with the columns that fit into this width."""
+    lines = escaped(cells)
     kept = fitting_boxed(lines, width, goes)
     if kept is None:
         return f"{title}\n\n{printed(cards(lines), width or FULL)}"
@@ -185,12 +200,12 @@ def boxed(
         table.add_column(Text(lines[0][i]), justify="right" if i else "left", no_wrap=True)
     for line in lines[1:]:
         table.add_row(*(Text(line[i]) for i in kept))
-    said = further(lines[0], kept, where)
-    return printed(table, FULL) + (f"\n{folded(said, width)}\n" if said else "")
+    note = further(lines[0], kept, where)
+    return printed(table, FULL) + (f"\n{folded(note, width)}\n" if note else "")
 
 
 def printed(renderable: RenderableType, width: int) -> str:
-    """Returns what a terminal so wide shows, without colours and the blanks at the ends of lines."""
+    """Return the text that a terminal of this width shows, without colors and trailing spaces."""
     file = io.StringIO()
     Console(file=file, width=width, color_system=None).print(renderable)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().rstrip().splitlines())

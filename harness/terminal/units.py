@@ -16,16 +16,16 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {seconds:02d} s"
 
 
+def about_duration(seconds: float) -> str:
+    return f"about {seconds / DAY:,.0f} days" if seconds > 3 * DAY else f"about {duration(seconds)}"
+
+
 def gib(number: int) -> str:
     return f"{number / GIB:,.1f} GiB" if number >= GIB / 10 else f"{number / 2**20:,.0f} MiB"
 
 
-def short(number: int) -> str:
+def short_count(number: int) -> str:
     for factor, name in ((10**9, "billion"), (10**6, "million")):
         if number >= factor:
             return f"{number / factor:.3g} {name}"
     return f"{number:,}"
-
-
-def long(seconds: float) -> str:
-    return f"about {seconds / DAY:,.0f} days" if seconds > 3 * DAY else f"about {duration(seconds)}"

@@ -1,8 +1,8 @@
-"""Corrects for the engine's sampling: in one way for all methods, since engine and trainer disagree whoever learns.
+"""The importance correction for the engine's sampling, the same for all methods.
 
-Tokens are drawn by the engine and learned from as if the trainer had drawn them. The ratio of the two probabilities,
-before the update, makes up for the difference; bounds keep its variance finite. It multiplies whose gradient counts,
-and neither a denominator nor anything that a method computes. docs/mismatch.md has formulas and sources.
+Tokens are sampled by the engine and trained on as if the trainer had sampled them. The ratio of the two probabilities,
+before the update, corrects for the difference; bounds keep its variance finite. It multiplies the weights of tokens,
+and changes neither a denominator nor anything that a method computes. docs/mismatch.md has formulas and sources.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from harness.config import Correction
 
 
 def log_ratios(batch: TokenBatch, logp_T: Tensor, level: str) -> Tensor:
-    """Returns log p of the trainer minus log p of the engine, of each token or each response."""
+    """Return log p of the trainer minus log p of the engine, of each token or each response."""
     difference_T = logp_T.double() - batch.behaviour_logp_T.double()
     return difference_T if level == "token" else batch.per_sequence(difference_T)
 
 
 def beyond(ratios: Tensor, given: Correction) -> Tensor:
-    """Says which ratios the bounds change."""
+    """Return which ratios the bounds change."""
     return (ratios > given.high) | (ratios < given.low)
 
 
-def factors(batch: TokenBatch, logp_T: Tensor, given: Correction) -> Tensor:
-    """Returns by how much the gradient of each token counts."""
+def correction_factors(batch: TokenBatch, logp_T: Tensor, given: Correction) -> Tensor:
+    """Return the factor of each token's gradient."""
     ratios = log_ratios(batch, logp_T, given.level).exp()
     if given.kind == "truncated":
         ratios = ratios.clamp(max=given.high)
     else:
         ratios = ratios.masked_fill(beyond(ratios, given), 0.0)
-    return (ratios if given.level == "token" else ratios[batch.sequence_T]).to(logp_T)
+    ratio_T = ratios if given.level == "token" else ratios[batch.sequence_T]
+    return ratio_T.to(logp_T)
 
 
 def correct(signal: Signal, batch: TokenBatch, given: Correction) -> Signal:
-    """Returns the signal with corrected weights."""
+    """Return the signal with corrected weights."""
     if given.kind == "off":
         return signal
-    return dataclasses.replace(signal, weights_T=signal.weights_T * factors(batch, signal.old.logp, given))
+    return dataclasses.replace(signal, weights_T=signal.weights_T * correction_factors(batch, signal.old.logp, given))

@@ -1,15 +1,14 @@
-"""Holds all logits of a call at once: nothing is computed twice, which is fastest where the vocabulary is small."""
+"""The backend that holds all logits at once: nothing is computed twice, fastest where the vocabulary is small."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from harness.tokens.head import FAR, Columns, Head
-from harness.tokens.product import wide
+from harness.tokens.head import FAR, Columns, Head, wide
 
 
-def statistics(
+def dense_statistics(
     hidden_TD: Tensor,
     head: Head,
     targets_T: Tensor,
@@ -27,8 +26,8 @@ def statistics(
     logp_TV = torch.log_softmax(logits_TV / temperature, dim=-1)
     logp_T = logp_TV.gather(1, targets_T[:, None]).squeeze(1)
     with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_grad):
-        # 0 log 0 = 0, also where a logit is -inf: there any number stands for log 0. It is a factor of the gradient on
-        # its way to p = 0, so it is no large one.
+        # 0 log 0 = 0, also where a logit is -inf: log 0 is replaced by a number. It is not a very large one, since it
+        # is a factor of the gradient on its way to p = 0.
         p_TV = logp_TV.exp()
         p_logp_TV = p_TV * logp_TV.clamp(min=FAR)
         entropy_T = -p_logp_TV.sum(-1) if entropy else None

@@ -1,14 +1,14 @@
-"""Says how an update moves the entropy: the theory's prediction from token statistics, and what was measured.
+"""The change of entropy by an update: the theory's prediction from token statistics, and the measured one.
 
 Throughout p = softmax(z / temperature) at one token, y the sampled token, S_i = p_i (H + log p_i) with sum_i S_i = 0,
 S* = S_y and N = sum_i p_i S_i (TokenStats.discriminator and .expected_discriminator). All rests on dH/dz_i = -S_i and
-dlog p_y/dz_i = 1[i = y] - p_i, each with a factor 1 / temperature: a step dz = a (e_y - p) / temperature, which is
-what gradient ascent on a log p_y does to the token's own logits, changes its entropy by
+dlog p_y/dz_i = 1[i = y] - p_i, each with a factor 1 / temperature: a step dz = a (e_y - p) / temperature, the step of
+the token's own logits under gradient ascent on a log p_y, changes its entropy by
 
     dH = -a (S* - N) / temperature^2 + O(a^2).
 
-A real update moves all logits through shared parameters, so a token's entropy also changes by what other tokens push:
-the formula predicts a direction and a proportion, not a size.
+A real update moves all logits through shared parameters, so a token's entropy also changes by the pushes of other
+tokens: the formula predicts a direction and a proportion, not a size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harness.dist import ranks
 if TYPE_CHECKING:
     from harness.composition import Method, Signal
 
-# One token, all of its vocabulary: for small vocabularies and for checking the rest.
+# One token, all of its vocabulary: for small vocabularies, and as a check of the rest.
 
 
 def entropies(p_TV: Tensor) -> Tensor:
@@ -36,23 +36,23 @@ def entropies(p_TV: Tensor) -> Tensor:
 
 
 def discriminators(p_TV: Tensor) -> Tensor:
-    """Returns S_i = p_i (H + log p_i), with 0 log 0 = 0."""
+    """Return S_i = p_i (H + log p_i), with 0 log 0 = 0."""
     return p_TV * entropies(p_TV)[:, None] - torch.special.entr(p_TV)
 
 
 def gradient_step(p_TV: Tensor, targets_T: Tensor, push_T: Tensor, temperature: float = 1.0) -> Tensor:
-    """Returns dz = a (e_y - p) / temperature: what ascent on a log p_y does to each token's own logits."""
+    """Return dz = a (e_y - p) / temperature, the step of each token's own logits under ascent on a log p_y."""
     chosen_TV = torch.zeros_like(p_TV).scatter_(1, targets_T[:, None], 1.0)
     return push_T[:, None] * (chosen_TV - p_TV) / temperature
 
 
 def first_order(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tensor:
-    """Predicts the change of entropy by a step of the logits: -sum_i S_i dz_i."""
+    """Return the predicted change of entropy by a step of the logits: -sum_i S_i dz_i."""
     return -(discriminators(p_TV) * dz_TV).sum(-1) / temperature
 
 
 def second_order(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tensor:
-    """Returns the next term of the series, 1/2 dz' (d2H/dz2) dz = -1/2 sum_i (S_i + p_i) (dz_i - p.dz)^2.
+    """Return the next term of the series, 1/2 dz' (d2H/dz2) dz = -1/2 sum_i (S_i + p_i) (dz_i - p.dz)^2.
 
     It follows from dp_i = p_i (dz_i - p.dz) and dH = -S.dz put into dS_i = dp_i (H + log p_i) + p_i (dH + dlog p_i).
     """
@@ -61,7 +61,7 @@ def second_order(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tenso
 
 
 def exact(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tensor:
-    """Returns the change of entropy by a step of the logits, whatever its size."""
+    """Return the exact change of entropy by a step of the logits of any size."""
     return entropies(torch.softmax(p_TV.log() + dz_TV / temperature, dim=-1)) - entropies(p_TV)
 
 
@@ -69,14 +69,14 @@ def exact(p_TV: Tensor, dz_TV: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def deviation(stats: TokenStats) -> Tensor:
-    """Returns S* - N."""
+    """Return S* - N."""
     return stats.discriminator - stats.expected_discriminator
 
 
 def squared_discriminators(stats: TokenStats, sampled_logp_T: Tensor) -> Tensor:
-    """Estimates sum_i S_i^2 from the sampled token alone: S*^2 over the probability that it was sampled with.
+    """Return an estimate of sum_i S_i^2 from the sampled token: S*^2 over the probability that it was sampled with.
 
-    Its expectation over the sampling is the sum, so that means over many tokens are right while single ones are noisy.
+    Its expectation over the sampling is the sum, so means over many tokens are right while single ones are noisy.
     """
     assert stats.entropy is not None
     return (2 * stats.logp - sampled_logp_T).exp() * (stats.entropy + stats.logp) ** 2
@@ -84,7 +84,7 @@ def squared_discriminators(stats: TokenStats, sampled_logp_T: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Push:
-    """Holds minus the gradient of a loss by each token's log p_y and H, times the tokens of its mini-batch.
+    """Minus the gradient of a loss by each token's log p_y and H, times the tokens of its mini-batch.
 
     For plain GRPO at ratio 1 that is A and 0, however the batch is split.
     """
@@ -93,16 +93,18 @@ class Push:
     entropy: Tensor
 
     def predicted(self, stats: TokenStats, sampled_logp_T: Tensor, temperature: float = 1.0) -> Tensor:
-        """Predicts, to first order, the change of each token's entropy when all tokens' own logits take a step of size
-        1 along the push: (entropy sum_i S_i^2 - logp (S* - N)) / temperature^2, with the sum estimated
-        (`squared_discriminators`)."""
+        """Return, to first order, the change of each token's entropy by a step of its own logits along the push.
+
+        For a step of size 1 it is (entropy sum_i S_i^2 - logp (S* - N)) / temperature^2, with the sum estimated by
+        `squared_discriminators`.
+        """
         by_entropy_T = self.entropy * squared_discriminators(stats, sampled_logp_T)
         return (by_entropy_T - self.logp * deviation(stats)) / temperature**2
 
 
-def push(method: Method, signal: Signal, current: TokenStats, minibatches: Sequence[TokenBatch]) -> Push:
-    """Finds what a method asks of each token, by the gradient of its real loss, whatever the method."""
-    found = Push(torch.zeros_like(current.logp), torch.zeros_like(current.logp))
+def push_of(method: Method, signal: Signal, current: TokenStats, minibatches: Sequence[TokenBatch]) -> Push:
+    """Return the push of any method on each token, from the gradient of its real loss."""
+    push = Push(torch.zeros_like(current.logp), torch.zeros_like(current.logp))
     for part in minibatches:
         here = current.at(part.index_T)
         assert here.entropy is not None
@@ -115,13 +117,13 @@ def push(method: Method, signal: Signal, current: TokenStats, minibatches: Seque
             loss, (logp_T, entropy_T), allow_unused=True, materialize_grads=True
         )
         tokens = part.global_tokens()
-        found.logp[part.index_T] = -by_logp_T * tokens
-        found.entropy[part.index_T] = -by_entropy_T * tokens
-    return found
+        push.logp[part.index_T] = -by_logp_T * tokens
+        push.entropy[part.index_T] = -by_entropy_T * tokens
+    return push
 
 
 def quadrants(advantages_T: Tensor, signal_T: Tensor) -> dict[str, Tensor]:
-    """Returns masks by the signs of A and of S* - N (or of S*); tokens where either is 0 are in none.
+    """Return masks by the signs of A and of S* - N (or of S*); tokens where either is 0 are in none.
 
     positive_above and negative_below push the entropy down, the other two push it up.
     """
@@ -147,80 +149,87 @@ def of_step(
     entropy_after_T: Tensor | None,
     temperature: float,
 ) -> dict[str, float]:
-    """Describes the entropy's predicted change over the updates on a rollout batch, and the measured one on the same
-    tokens where their entropy after the updates is given.
+    """Return the record of the entropy's change over the updates on a rollout batch: predicted, and perhaps measured.
 
-    `predicted` is the batch mean of `Push.predicted` at ratio 1, in nats per unit of logit step; `measured` is in nats.
+    `predicted` is the batch mean of `Push.predicted` at ratio 1, in nats per unit of logit step. `measured`, in nats,
+    is there only with `entropy_after_T`, the entropy of the same tokens after the updates.
     """
     old = signal.old
     assert old.entropy is not None
-    predicted_T = push(method, signal, old, minibatches).predicted(old, old.logp, temperature)
-    found = {
-        "predicted": batch.global_mean(predicted_T).item(),
-        **({} if entropy_after_T is None else comparison(predicted_T, entropy_after_T - old.entropy, batch)),
-        **spread("s_star", old.discriminator, batch),
-        **spread("baseline", old.expected_discriminator, batch),
-        **spread("deviation", deviation(old), batch),
-    }
+    predicted_T = push_of(method, signal, old, minibatches).predicted(old, old.logp, temperature)
+    record = {"predicted": batch.global_mean(predicted_T).item()}
+    if entropy_after_T is not None:
+        record |= comparison(predicted_T, entropy_after_T - old.entropy, batch)
+    record |= spread("s_star", old.discriminator, batch)
+    record |= spread("baseline", old.expected_discriminator, batch)
+    record |= spread("deviation", deviation(old), batch)
+    # The surrogate alone and without weights: added terms have no part in the push of dropped tokens.
     undropped = dataclasses.replace(
         signal,
         weights_T=torch.ones_like(signal.weights_T),
         scale_T=signal.term_scale_T,
         term_scale_T=torch.zeros_like(signal.term_scale_T),
     )
-    undropped_T = push(method, undropped, old, minibatches).predicted(old, old.logp, temperature)
-    found |= by_quadrant(signal, batch, predicted_T, undropped_T)
-    return {f"dynamics/{name}": value for name, value in found.items()}
+    undropped_T = push_of(method, undropped, old, minibatches).predicted(old, old.logp, temperature)
+    record |= by_quadrant(signal, batch, predicted_T, undropped_T)
+    return {f"dynamics/{name}": value for name, value in record.items()}
 
 
 def comparison(predicted_T: Tensor, measured_T: Tensor, batch: TokenBatch) -> dict[str, float]:
-    """Returns the measured change, its correlations with the predicted one over tokens and over the means of responses,
-    and the common logit step that would explain it best (least squares); leaves out those that do not exist, as where
-    no token has a signal."""
+    """Return the measured change, and how the predicted one explains it.
+
+    That is their correlation over tokens, and over the means of responses, and the common logit step of least squares.
+    Numbers that do not exist are left out, as where no token has a signal.
+    """
     columns = (predicted_T, measured_T)
     x, y = (ranks.gather(column_T.double()) for column_T in columns)
     by_sequence = [ranks.gather(batch.per_sequence(column_T.double()) / batch.lengths_B) for column_T in columns]
-    found = {
+    record = {
         "measured": batch.global_mean(measured_T).item(),
         "correlation": torch.corrcoef(torch.stack([x, y]))[0, 1].item(),
         "correlation_sequences": torch.corrcoef(torch.stack(by_sequence))[0, 1].item(),
         "slope": (x @ y / (x @ x)).item(),
     }
-    return {name: value for name, value in found.items() if np.isfinite(value)}
+    return {name: value for name, value in record.items() if np.isfinite(value)}
 
 
 def spread(name: str, x_T: Tensor, batch: TokenBatch) -> dict[str, float]:
+    """Return mean, deviation and quantiles of the tokens of all ranks."""
     # Not torch.quantile, which takes no more than 2**24 values.
-    found = np.quantile(ranks.gather(x_T).cpu().numpy(), list(QUANTILES.values()))
-    return {
-        f"{name}/mean": batch.global_mean(x_T).item(),
-        f"{name}/std": batch.global_std(x_T).item(),
-        **{f"{name}/{key}": float(value) for key, value in zip(QUANTILES, found, strict=True)},
-    }
+    quantiles = np.quantile(ranks.gather(x_T).cpu().numpy(), list(QUANTILES.values()))
+    record = {f"{name}/mean": batch.global_mean(x_T).item(), f"{name}/std": batch.global_std(x_T).item()}
+    for key, value in zip(QUANTILES, quantiles, strict=True):
+        record[f"{name}/{key}"] = float(value)
+    return record
 
 
 def by_quadrant(signal: Signal, batch: TokenBatch, predicted_T: Tensor, undropped_T: Tensor) -> dict[str, float]:
-    """Describes each quadrant, as parts of all tokens: its share, what of it was dropped, what its kept tokens add to
-    the predicted change, and what the surrogate of its dropped tokens would have added."""
+    """Return four numbers for each quadrant, all as parts of all tokens.
+
+    They are its share, the share of its dropped tokens, the part of its kept tokens in the predicted change, and the
+    part that the surrogate of its dropped tokens would have had.
+    """
     dropped_T = signal.weights_T == 0
-    found: dict[str, float] = {}
+    record: dict[str, float] = {}
     for name, mask_T in quadrants(signal.advantages_T, deviation(signal.old)).items():
-        found |= {
+        record |= {
             f"{name}/share": batch.global_mean(mask_T).item(),
             f"{name}/dropped": batch.global_mean(mask_T & dropped_T).item(),
             f"{name}/push": batch.global_mean(predicted_T * (mask_T & ~dropped_T)).item(),
             f"{name}/push_dropped": batch.global_mean(undropped_T * (mask_T & dropped_T)).item(),
         }
-    return found
+    return record
 
 
-# The lens: what a method does to the tokens of each quadrant.
+# The lens: the effect of a method on the tokens of each quadrant.
 
 
 @dataclass(frozen=True)
-class Row:
-    """Describes one quadrant of a batch under a method; sizes and changes are summed over its tokens and divided by all
-    tokens, so that rows add up."""
+class QuadrantRow:
+    """One quadrant of a batch under a method.
+
+    Sizes and changes are summed over its tokens and divided by the number of all tokens, so that rows add up.
+    """
 
     share: float  # of all tokens
     dropped: float  # share of the row's own tokens that have no gradient through the surrogate
@@ -238,28 +247,31 @@ def lens(
     minibatches: Sequence[TokenBatch],
     current: TokenStats | None = None,
     temperature: float = 1.0,
-) -> dict[str, Row]:
-    """Shows what a method does to each quadrant of a rollout batch, and to the entropy, against `plain` (GRPO).
+) -> dict[str, QuadrantRow]:
+    """Return the effect of a method on each quadrant of a rollout batch, and on the entropy, compared with `plain`.
 
-    The quadrants are those of plain's advantages, so that rows of several methods hold the same tokens; `rest` are the
-    tokens in none, `all` is everything. `old` has all that both methods need, and sum_p2. At ratio 1 (`current` not
-    given) methods that differ in their clips alone are all the same; with `current`, the policy some updates later,
-    they are not.
+    The quadrants are those of plain's advantages (GRPO), so that rows of several methods hold the same tokens; `rest`
+    holds the tokens in none, `all` all of them. `old` has the columns that both methods need, and sum_p2. Methods that
+    differ only in their clips are the same at ratio 1 (`current` None), and differ with `current`, a later policy.
     """
     current = old if current is None else current
-    signal, plain_signal = (each.signal(old, batch, list(minibatches)) for each in (method, plain))
+    signal = method.signal(old, batch, list(minibatches))
+    plain_signal = plain.signal(old, batch, list(minibatches))
     surrogate = dataclasses.replace(signal, term_scale_T=torch.zeros_like(signal.term_scale_T))
-    dropped_T = push(method, surrogate, current, minibatches).logp == 0
-    pushes = push(method, signal, current, minibatches), push(plain, plain_signal, current, minibatches)
-    predicted_T, plain_predicted_T = (each.predicted(current, old.logp, temperature) for each in pushes)
-    size_T, plain_size_T = (each.logp.abs() for each in pushes)
+    dropped_T = push_of(method, surrogate, current, minibatches).logp == 0
+    push = push_of(method, signal, current, minibatches)
+    plain_push = push_of(plain, plain_signal, current, minibatches)
+    predicted_T = push.predicted(current, old.logp, temperature)
+    plain_predicted_T = plain_push.predicted(current, old.logp, temperature)
 
-    def row(mask_T: Tensor) -> Row:
-        columns = (size_T, plain_size_T, predicted_T, plain_predicted_T)
-        return Row(
-            batch.global_mean(mask_T).item(),
-            batch.global_count(mask_T & dropped_T) / max(batch.global_count(mask_T), 1.0),
-            *(batch.global_mean(x_T * mask_T).item() for x_T in columns),
+    def row(mask_T: Tensor) -> QuadrantRow:
+        return QuadrantRow(
+            share=batch.global_mean(mask_T).item(),
+            dropped=batch.global_count(mask_T & dropped_T) / max(batch.global_count(mask_T), 1.0),
+            size=batch.global_mean(push.logp.abs() * mask_T).item(),
+            plain_size=batch.global_mean(plain_push.logp.abs() * mask_T).item(),
+            predicted=batch.global_mean(predicted_T * mask_T).item(),
+            plain_predicted=batch.global_mean(plain_predicted_T * mask_T).item(),
         )
 
     masks = quadrants(plain_signal.advantages_T, deviation(current))

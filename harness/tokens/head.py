@@ -1,9 +1,13 @@
-"""Holds the head of a language model, as the token statistics take it."""
+"""The head of a language model, and the product with its weight.
+
+Shorter types are multiplied in float32: rounded to bfloat16, a logit of 20 is off by up to 0.06, and log p with it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 FAR = -1e4  # of log p, and of a logit below the largest one: from here on p is 0 in every type
@@ -12,8 +16,28 @@ Columns = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]  # the firs
 
 @dataclass(frozen=True)
 class Head:
-    """Turns hidden states into logits: softcap * tanh((weight @ hidden + bias) / softcap), or without either."""
+    """Logits from hidden states: softcap * tanh((weight @ hidden + bias) / softcap), or without either."""
 
     weight_VD: Tensor
     bias_V: Tensor | None = None
     softcap: float | None = None
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 where it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def widened_on_cpu(x: Tensor) -> Tensor:
+    """Return a tensor widened on a CPU, which rounds products of shorter types to them and is no faster with them."""
+    return x if x.is_cuda else wide(x)
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product of two matrices in float32.
+
+    On CUDA the kernels for shorter types write float32. Autograd cannot differentiate that call (`out_dtype`), so
+    whoever needs a gradient computes it itself, as harness/tokens/streaming.py does.
+    """
+    a, b = widened_on_cpu(a), widened_on_cpu(b)
+    return torch.mm(a, b, out_dtype=torch.float32) if a.dtype.itemsize < 4 else a @ b

@@ -1,4 +1,4 @@
-"""Computes what is logged of each step from the data that flows; means are over valid tokens unless named."""
+"""The metrics of a training step, from the data that flows; means are over valid tokens unless named otherwise."""
 
 from __future__ import annotations
 
@@ -12,54 +12,58 @@ from torch import Tensor
 
 from harness.base.task import Judged
 from harness.batch import Rollout, TokenBatch
-from harness.cells import heartbeat
+from harness.cells.heartbeat import Heartbeat
 from harness.composition import Signal
 from harness.config import Correction
 from harness.dist import ranks
 from harness.tokens.correction import beyond, log_ratios
 
-LARGEST_LOG_RATIO = 80.0  # whose exponential and its square are still numbers
+LARGEST_LOG_RATIO = 80.0  # its exponential and the square of that are still finite in float64
 
 
 class Stopwatch:
-    """Measures the seconds of each phase of a step."""
+    """Measures the seconds of each phase of a step, and names the phase in the heartbeat."""
 
-    def __init__(self) -> None:
+    def __init__(self, heartbeat: Heartbeat | None = None) -> None:
+        self.heartbeat = heartbeat or Heartbeat()
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        with heartbeat.here.at(name):
+        with self.heartbeat.at(name):
             yield
             if torch.cuda.is_initialized():
-                torch.cuda.synchronize()
-        self.seconds[f"time/{name}_s"] = self.seconds.get(f"time/{name}_s", 0.0) + time.perf_counter() - start
+                torch.cuda.synchronize()  # kernels run asynchronously, and would count in the next phase
+        key = f"time/{name}_s"
+        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
 
 
-def share(mask: Tensor) -> float:
+def share_of_true(mask: Tensor) -> float:
     return mask.double().mean().item()
 
 
 def of_rollouts(groups: list[list[Rollout]], batch: TokenBatch, verdicts: list[str]) -> dict[str, float]:
+    """Return the metrics of rewards, responses and verdicts, before any method shapes rewards."""
     rewards_GN = batch.grouped(batch.rewards_B)
     distinct = [len({tuple(r.response) for r in group}) / len(group) for group in groups]
     finished = [rollout.finished for group in groups for rollout in group]
     record = {
         "reward/mean": batch.rewards_B.mean().item(),
-        "reward/groups_without_signal": share((rewards_GN == rewards_GN[:, :1]).all(dim=1)),
+        "reward/groups_without_signal": share_of_true((rewards_GN == rewards_GN[:, :1]).all(dim=1)),
         "responses/distinct": sum(distinct) / len(distinct),
         "responses/length": batch.lengths_B.double().mean().item(),
         "responses/truncated": 1 - sum(finished) / len(finished),
-        **{f"verdicts/{name}": verdicts.count(name) / len(verdicts) for name in sorted(set(verdicts))},
     }
-    return ranks.averaged(record)  # which have equally many groups
+    for name in sorted(set(verdicts)):
+        record[f"verdicts/{name}"] = verdicts.count(name) / len(verdicts)
+    return ranks.averaged(record)  # a plain mean, since all ranks have equally many groups
 
 
 def of_answers(
     judged: Sequence[Sequence[Judged]], answer_tokens: Sequence[int], signal: Signal, batch: TokenBatch
 ) -> dict[str, float]:
-    """Describe the answers of the groups apart from the text beside them.
+    """Return the metrics of the answers in responses, without the text around them.
 
     `entropy/answer` is the mean over the tokens up to the end of each answer. All tokens of a response without an
     answer count: it has no end after which tokens are idle.
@@ -67,9 +71,9 @@ def of_answers(
     assert signal.old.entropy is not None
     shares = []
     for group in judged:
-        answers = {each.text for each in group} - {None}
+        answers = {response.text for response in group} - {None}
         shares.append(len(answers) / len(group))
-    goes_on = [each.goes_on for group in judged for each in group]
+    goes_on = [response.goes_on for group in judged for response in group]
     record = {
         "responses/distinct_answers": sum(shares) / len(shares),
         "responses/after_answer": sum(goes_on) / len(goes_on),
@@ -81,12 +85,12 @@ def of_answers(
 
 
 def p99(values: Tensor) -> float:
-    """Returns the smallest value that 99 % of them do not exceed."""
+    """Return the smallest value that 99 % of the values do not exceed."""
     return values.kthvalue(math.ceil(0.99 * len(values))).values.item()
 
 
 def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[str, float]:
-    """Says how far the engine's log-probabilities are from the trainer's, on all ranks, before any correction."""
+    """Return the metrics of engine against trainer log-probabilities, on all ranks, before any correction."""
     by_level = {level: ranks.gather(log_ratios(batch, logp_T, level)) for level in ("token", "sequence")}
     difference_T = by_level["token"]
     size_T = difference_T.abs()
@@ -95,7 +99,7 @@ def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[st
         "mismatch/p99": p99(size_T),
         "mismatch/max": size_T.max().item(),
         "mismatch/k3": (difference_T.clamp(max=LARGEST_LOG_RATIO).exp() - difference_T - 1).mean().item(),
-        "mismatch/beyond": share(beyond(by_level[given.level].exp(), given)),
+        "mismatch/beyond": share_of_true(beyond(by_level[given.level].exp(), given)),
     }
     for level, differences in by_level.items():
         ratios = differences.clamp(max=LARGEST_LOG_RATIO).exp()
@@ -103,18 +107,18 @@ def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[st
             f"mismatch/{level}_ratio_mean": ratios.mean().item(),
             f"mismatch/{level}_ratio_p99": p99(ratios),
             f"mismatch/{level}_ratio_max": ratios.max().item(),
-            # The effective sample size, as a share of the tokens or responses that there are.
+            # The effective sample size, as a share of all tokens or responses.
             f"mismatch/{level}_ess": (ratios.mean() ** 2 / (ratios**2).mean()).item(),
         }
     return record
 
 
 def of_signal(signal: Signal, batch: TokenBatch) -> dict[str, float]:
-    """Describes entropy before the update, advantages, and whose gradient was dropped."""
+    """Return the metrics of entropy before the update, advantages, and dropped tokens."""
     assert signal.old.entropy is not None
     dropped_T = signal.weights_T == 0
     positive_T, negative_T = signal.advantages_T > 0, signal.advantages_T < 0
-    return {
+    record = {
         "entropy/mean": batch.global_mean(signal.old.entropy).item(),
         "advantages/std": batch.global_std(signal.advantages_T).item(),
         "advantages/zero": batch.global_mean(signal.advantages_T == 0).item(),
@@ -122,31 +126,36 @@ def of_signal(signal: Signal, batch: TokenBatch) -> dict[str, float]:
         "weights/dropped": batch.global_mean(dropped_T).item(),
         "weights/dropped_positive": batch.global_mean(dropped_T & positive_T).item(),
         "weights/dropped_negative": batch.global_mean(dropped_T & negative_T).item(),
-        **{f"weights/{name}/dropped": batch.global_mean(x_T == 0).item() for name, x_T in signal.weights_by.items()},
     }
+    for name, factor_T in signal.weights_by.items():
+        record[f"weights/{name}/dropped"] = batch.global_mean(factor_T == 0).item()
+    return record
 
 
 def of_updates(logged: list[dict[str, Tensor]]) -> dict[str, float]:
-    """Return the mean of each column that components log of an update (`Method.update_metrics`), over the tokens that
-    were trained on in all updates of a step."""
+    """Return the mean of each column of `Method.update_metrics`, over the tokens of all updates of a step."""
     means = {}
     for name in logged[0]:
         column_T = torch.cat([part[name] for part in logged]).double()
-        tokens = ranks.total(torch.tensor(float(len(column_T)), dtype=torch.float64, device=column_T.device))
-        means[f"updates/{name}"] = (ranks.total(column_T.sum()) / tokens).item()
+        tokens = ranks.sum_over_ranks(torch.tensor(float(len(column_T)), dtype=torch.float64, device=column_T.device))
+        means[f"updates/{name}"] = (ranks.sum_over_ranks(column_T.sum()) / tokens).item()
     return means
 
 
 def of_ratios(log_ratios: list[Tensor], touched: list[dict[str, Tensor]]) -> dict[str, float]:
-    """Describes the importance ratio, and which tokens the objective clips and gates close (`Method.touched`), over the
-    tokens that were trained on in all updates of a step."""
+    """Return the metrics of the importance ratio, of clips, and of gates, over the tokens of all updates of a step."""
     ratio_T = ranks.gather(torch.cat(log_ratios)).exp()
-    shares = {name: share(ranks.gather(torch.cat([part[name] for part in touched]))) for name in touched[0]}
-    return {
+    shares = {}
+    for name in touched[0]:
+        mask_T = torch.cat([part[name] for part in touched])
+        shares[name] = share_of_true(ranks.gather(mask_T))
+    record = {
         "ratio/mean": ratio_T.double().mean().item(),
         "ratio/max": ratio_T.max().item(),
         "ratio/min": ratio_T.min().item(),
         "ratio/clipped_low": shares.pop("clipped_low"),
         "ratio/clipped_high": shares.pop("clipped_high"),
-        **{f"gates/{name}": found for name, found in shares.items()},
     }
+    for name, closed in shares.items():
+        record[f"gates/{name}"] = closed
+    return record

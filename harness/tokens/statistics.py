@@ -1,4 +1,4 @@
-"""Is the one seam for token statistics: hidden states and head in, log-probabilities and entropy statistics out."""
+"""The seam for token statistics: hidden states and head in, log-probabilities and entropy statistics out."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from harness.tokens.head import Columns, Head
 
 
 class Backend(Protocol):
-    """Computes the statistics of softmax(logits / temperature), in float32, or in float64 where the inputs are.
+    """A function that computes the statistics of softmax(logits / temperature).
 
-    A logit may be -inf. The gradient goes through logp always, through the entropy where `entropy_grad` says so, and
-    never through the other two, which are None unless asked for, as the entropy is.
+    It computes in float32, or in float64 if the inputs are. A logit may be -inf. The gradient goes through logp always,
+    through the entropy with `entropy_grad`, and never through the other two. All but logp are None unless requested.
     """
 
     def __call__(
@@ -32,8 +32,8 @@ class Backend(Protocol):
     ) -> Columns: ...
 
 
-BACKENDS: dict[str, Backend] = {"dense": dense.statistics, "torch": streaming.statistics}
-SMALL = 2**12  # vocabularies up to here are not worth a second pass through the head
+BACKENDS: dict[str, Backend] = {"dense": dense.dense_statistics, "torch": streaming.streaming_statistics}
+SMALL = 2**12  # up to this vocabulary, all logits at once are cheaper than computing them again for the gradient
 
 
 def token_stats(
@@ -47,10 +47,10 @@ def token_stats(
     sum_p2: bool = False,
     backend: str | None = None,
 ) -> TokenStats:
-    """Computes them by the backend that is named, or by the one for the size of the vocabulary."""
+    """Return the statistics of the targets, by the named backend or the one for the size of the vocabulary."""
     backend = backend or ("dense" if len(head.weight_VD) <= SMALL else "torch")
     if torch.is_autocast_enabled(hidden_TD.device.type):
-        # Once for all pieces; what follows computes in the types that it is given.
+        # Cast once, for all blocks: inside, autocast is off and the backends compute in the types of their inputs.
         dtype = torch.get_autocast_dtype(hidden_TD.device.type)
         hidden_TD, head = hidden_TD.to(dtype), Head(head.weight_VD.to(dtype), head.bias_V, head.softcap)
     with torch.autocast(hidden_TD.device.type, enabled=False):

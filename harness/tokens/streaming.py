@@ -1,11 +1,11 @@
-"""Passes over the vocabulary once, a block of logits at a time, with centred accumulators; holds nothing of size T x V.
+"""The backend that passes over the vocabulary once, block by block, and holds nothing of size tokens x vocabulary.
 
-With m the running maximum, d = z - m and e = exp(d), the pass keeps s = sum e, t = sum d e, q = sum e^2, r = sum d e^2:
+With m the running maximum, d = z - m and e = exp(d), it accumulates s = sum e, t = sum d e, q = sum e^2, r = sum d e^2:
 
     log p_y = z_y - m - log s        sum p^2       = q / s^2
     H       = log s - t / s          sum p^2 log p = r / s^2 - log s q / s^2
 
-Accumulators of z itself would lose digits where logits are far from 0. The backward pass computes each block again.
+Accumulators of z itself would lose digits where logits are far from 0. The backward pass recomputes each block.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.tokens.head import FAR, Columns, Head
-from harness.tokens.product import product, widened
+from harness.tokens.head import FAR, Columns, Head, wide_product, widened_on_cpu
 
-BLOCK = {"cpu": (2**7, 2**10), "cuda": (2**11, 2**14)}  # tokens x vocabulary; on a CPU it stays near the core
+BLOCK = {"cpu": (2**7, 2**10), "cuda": (2**11, 2**14)}  # tokens x vocabulary; on a CPU a block fits into the cache
 
 
-def statistics(
+def streaming_statistics(
     hidden_TD: Tensor,
     head: Head,
     targets_T: Tensor,
@@ -37,13 +36,14 @@ def statistics(
 
 
 def spans(size: int, step: int) -> Iterator[slice]:
-    """Yields at least one span, be it empty."""
-    return (slice(start, min(start + step, size)) for start in range(0, max(size, 1), step))
+    """Yield the slices of a size; always at least one, possibly empty."""
+    for start in range(0, max(size, 1), step):
+        yield slice(start, min(start + step, size))
 
 
 def block(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> tuple[Tensor, Tensor | None]:
-    """Computes the logits of some tokens over some of the vocabulary, and tanh where they are capped."""
-    z = product(hidden, weight.T)
+    """Return the logits of some tokens over a part of the vocabulary, and tanh where they are capped."""
+    z = wide_product(hidden, weight.T)
     if bias is not None:
         z += bias
     if softcap is None:
@@ -52,8 +52,8 @@ def block(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | 
     return softcap * tanh, tanh
 
 
-def placed(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Returns where the targets lie in a block, and whether they do."""
+def places_in_block(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+    """Return the columns of the targets in a block, and whether they are in it."""
     inside = (targets >= columns.start) & (targets < columns.stop)
     return torch.where(inside, targets - columns.start, 0), inside
 
@@ -73,19 +73,19 @@ class Streaming(torch.autograd.Function):
         entropy, entropy_grad, sum_p2 = which
         masked = bias_V is not None  # only a bias can make a logit -inf
         tokens, vocabulary = BLOCK[hidden_TD.device.type]
-        found: dict[str, list[Tensor]] = {
+        columns_by_row: dict[str, list[Tensor]] = {
             name: [] for name in ("m", "log_s", "logp", "entropy", "sum_p2", "sum_p2_logp")
         }
         for rows in spans(len(hidden_TD), tokens):
             hidden, targets = hidden_TD[rows], targets_T[rows]
-            # A few numbers a token: in double they cost nothing, and rounding is left to the sums within a block.
+            # A few numbers for each token: in double they cost nothing, and only the sums within a block round.
             zero = torch.zeros(len(hidden), dtype=torch.float64, device=hidden.device)
             m, chosen, s, t, q, r = torch.full_like(zero, torch.finfo(torch.float32).min / 4), *[zero] * 5
             for columns in spans(len(weight_VD), vocabulary):
                 z, _ = block(hidden, weight_VD[columns], None if bias_V is None else bias_V[columns], softcap)
                 if temperature != 1:
                     z /= temperature
-                place, inside = placed(targets, columns)
+                place, inside = places_in_block(targets, columns)
                 chosen = torch.where(inside, z.gather(1, place[:, None]).squeeze(1).double(), chosen)
                 before, m = m, torch.maximum(m, z.amax(dim=1).double())
                 delta = (before - m).clamp(min=FAR)
@@ -101,16 +101,16 @@ class Streaming(torch.autograd.Function):
                     r = (r + delta * q) * shrink**2 + z.mul_(e).sum(dim=1).double()
                     q = q * shrink**2 + e.square_().sum(dim=1).double()
             log_s = s.log()
-            found["m"].append(m)
-            found["log_s"].append(log_s)
-            found["logp"].append(chosen - m - log_s)
+            columns_by_row["m"].append(m)
+            columns_by_row["log_s"].append(log_s)
+            columns_by_row["logp"].append(chosen - m - log_s)
             if entropy:
-                found["entropy"].append(log_s - t / s)
+                columns_by_row["entropy"].append(log_s - t / s)
             if sum_p2:
-                found["sum_p2"].append(q / s**2)
-                found["sum_p2_logp"].append((r - log_s * q) / s**2)
+                columns_by_row["sum_p2"].append(q / s**2)
+                columns_by_row["sum_p2_logp"].append((r - log_s * q) / s**2)
         exact = torch.promote_types(hidden_TD.dtype, torch.float32)
-        whole = {name: torch.cat(parts).to(exact) if parts else None for name, parts in found.items()}
+        whole = {name: torch.cat(parts).to(exact) if parts else None for name, parts in columns_by_row.items()}
         ctx.save_for_backward(hidden_TD, weight_VD, bias_V, targets_T, whole["m"], whole["log_s"], whole["entropy"])
         ctx.softcap, ctx.temperature, ctx.entropy_grad = softcap, temperature, entropy_grad
         fixed = [whole["sum_p2"], whole["sum_p2_logp"], None if entropy_grad else whole["entropy"]]
@@ -119,7 +119,7 @@ class Streaming(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_logp: Tensor, by_entropy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """Adds up gradients by dlog p_y / dz_i = [i = y] - p_i and dH / dz_i = -p_i (H + log p_i)."""
+        """Return the gradients, by dlog p_y / dz_i = [i = y] - p_i and dH / dz_i = -p_i (H + log p_i)."""
         hidden_TD, weight_VD, bias_V, targets_T, m_T, log_s_T, entropy_T = ctx.saved_tensors
         by_hidden, by_weight, by_bias = (
             torch.zeros_like(given, dtype=m_T.dtype) if asked else None
@@ -140,18 +140,18 @@ class Streaming(torch.autograd.Function):
                 if ctx.entropy_grad:
                     pull = z.clamp_(min=FAR).add_(entropy_T[rows, None]).mul_(-by_entropy[rows, None]).add_(pull)
                 slope = p.mul_(pull)
-                place, inside = placed(targets, columns)
+                place, inside = places_in_block(targets, columns)
                 slope.scatter_add_(1, place[:, None], torch.where(inside, by_logp[rows], 0)[:, None])
                 slope /= ctx.temperature
                 if tanh is not None:
                     slope *= 1 - tanh**2
                 if by_bias is not None:
                     by_bias[columns] += slope.sum(dim=0)
-                slope = slope.to(widened(hidden).dtype)
+                slope = slope.to(widened_on_cpu(hidden).dtype)
                 if by_hidden is not None:
-                    by_hidden[rows] += product(slope, weight)
+                    by_hidden[rows] += wide_product(slope, weight)
                 if by_weight is not None:
-                    by_weight[columns] += product(slope.T, hidden)
+                    by_weight[columns] += wide_product(slope.T, hidden)
         cast = (
             None if grad is None else grad.to(given.dtype)
             for grad, given in ((by_hidden, hidden_TD), (by_weight, weight_VD), (by_bias, bias_V))

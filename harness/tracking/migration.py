@@ -43,7 +43,7 @@ def make_ready(path: Path) -> None:
             if there.runs:
                 raise unfinished(path, error) from error
             print(f"{path} was left half made and holds no run; it is made again", file=sys.stderr, flush=True)
-            files.remove(copy)
+            files.remove_path(copy)
             work_on(copy, fresh=True)
             put(copy, path)
             return
@@ -90,11 +90,11 @@ def looked_at(path: Path) -> Looked:
 def room(path: Path) -> Iterator[Path]:
     """Yield where a database is made, in a folder beside its place; remove first what a killed process left there."""
     for left in path.parent.glob(f".{path.name}.*"):
-        files.remove(left)
-    with files.place(path) as folder:
+        files.remove_path(left)
+    with files.temporary_path(path) as folder:
         folder.mkdir()
         yield folder / path.name
-        files.remove(folder)
+        files.remove_path(folder)
 
 
 def work_on(path: Path, *, fresh: bool) -> None:
@@ -114,10 +114,10 @@ def work_on(path: Path, *, fresh: bool) -> None:
 def put(made: Path, path: Path) -> None:
     """Give a database its name in full. A journal of an earlier one would be applied to it, so that goes first."""
     for end in SIDE:
-        files.remove(path.with_name(path.name + end))
-    files.sync(made)
+        files.remove_path(path.with_name(path.name + end))
+    files.flush_to_disk(made)
     os.replace(made, path)
-    files.sync(path.parent)
+    files.flush_to_disk(path.parent)
 
 
 def copied(source: Path, target: Path) -> None:

@@ -65,7 +65,7 @@ def sync(folder: Path, uri: str) -> None:
         tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
         told = outcome(folder, spec, lines) if state.state == "done" else None
         if told is not None:
-            tags[OUTCOME_TAG] = identities.digest(told)
+            tags[OUTCOME_TAG] = identities.hash_of(told)
         unsent = list(missing(folder, artifacts)) if state.ended else []
         lacking = unsent or (told is not None and not artifacts.holds(OUTCOME, json.dumps(told)))
         if not holds_records(run, spec, lines[:sent], uri):
@@ -74,7 +74,7 @@ def sync(folder: Path, uri: str) -> None:
             unsure = int(run.data.tags.get(SENDING, sent))  # some of these were sent, before they were run again
         if tags.items() <= run.data.tags.items() and not lacking:
             return
-        for damage, _ in checksums.changed(folder) if state.state == "done" else ():
+        for damage, _ in checksums.changed_records(folder) if state.state == "done" else ():
             raise damage
         repeated = held(client, run, lines[sent:unsure])
         if lines and lines[-1]["step"] > state.durable_step:
@@ -144,12 +144,12 @@ def run_of(
                 raise
         else:
             theirs = run.data.tags.get("cell"), run.data.tags.get("attempt")
-            if run.info.lifecycle_stage == "active" and theirs == (spec.cell, attempt):
+            if run.info.lifecycle_stage == "active" and theirs == (spec.id, attempt):
                 return run
     experiment = experiment_of(client, spec.matrix, uri)
     found: list[Run] = []
     for each in dict.fromkeys((attempt, "")):
-        same = f"tags.cell = '{spec.cell}' and tags.attempt = '{each}'"
+        same = f"tags.cell = '{spec.id}' and tags.attempt = '{each}'"
         found += client.search_runs([experiment], same, order_by=["attributes.start_time ASC"])
     run = found[0] if found else new_run(client, experiment, spec, made, lines)
     if made is not None and run.data.tags["attempt"] != attempt:
@@ -172,11 +172,11 @@ def known_run(kept: Path) -> str | None:
 def new_run(
     client: MlflowClient, experiment: str, spec: CellSpec, made: Made | None, lines: list[dict[str, Any]]
 ) -> Run:
-    tags = {key: str(getattr(spec, key)) for key in ("cell", "matrix", "method", "task", "model", "seed")}
+    tags = {"cell": spec.id, "matrix": spec.matrix, **spec.key.tags()}
     tags |= made.tags() if made else {"attempt": ""}
     tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
     start = int((made.started if made else lines[0]["time"]) * 1000) if made or lines else None
-    return client.create_run(experiment, start, tags, run_name=f"{spec.method} s{spec.seed}")
+    return client.create_run(experiment, start, tags, run_name=spec.key.run_name)
 
 
 def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
@@ -240,7 +240,7 @@ def send_params(client: MlflowClient, run_id: str, spec: CellSpec) -> None:
 
 def params_of(spec: CellSpec) -> dict[str, str]:
     """Returns the factors of a cell as MLflow keeps them; an option of a method is method.clip_b.share."""
-    factors = {key: getattr(spec, key) for key in ("method", "task", "model", "seed")}
+    factors = spec.key.factors()
     for component in spec.identity.get("method", []):
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", component["component"]).lower()
         factors |= {f"method.{name}.{key}": value for key, value in component.items() if key != "component"}
@@ -257,7 +257,7 @@ def send_origin(client: MlflowClient, run: Run, spec: CellSpec, made: Made | Non
         return
     from mlflow.exceptions import MlflowException
 
-    given = [dataset(spec.task, spec.identity.get("task"))]
+    given = [dataset(spec.key.task, spec.identity.get("task"))]
     try:
         client.log_inputs(run.info.run_id, given)
     except MlflowException:  # as where somebody else sends the same problems at the same time: now they are there

@@ -18,17 +18,17 @@ def write(folder: Path, logs: Path) -> None:
         raise UserError("W&B is not installed; `pip install 'entrobench[wandb]'` does it") from error
 
     spec = CellSpec.read(folder)
-    for old in (logs / "wandb").glob(f"offline-run-*-{spec.cell}"):
+    for old in (logs / "wandb").glob(f"offline-run-*-{spec.id}"):
         shutil.rmtree(old)
-    factors = {key: getattr(spec, key) for key in ("method", "task", "model", "seed")}
+    factors = spec.key.factors()
     logs.mkdir(parents=True, exist_ok=True)  # without it wandb would write into a temporary folder
     with wandb.init(
         mode="offline",
         dir=logs,
         project=spec.matrix,
-        id=spec.cell,  # of which there is one on the server, however often it is uploaded
-        name=f"{spec.method} s{spec.seed}",
-        group=spec.method,
+        id=spec.id,  # of which there is one on the server, however often it is uploaded
+        name=spec.key.run_name,
+        group=spec.key.method,
         config=factors | {part: spec.settings[part] for part in ("train", "rollout", "correction", "eval")},
         settings=wandb.Settings(
             console="off",

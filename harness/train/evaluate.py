@@ -1,7 +1,7 @@
-"""Evaluation through lm-eval: its task files and metrics, our engine for the sampling.
+"""Evaluation through lm-eval: its task files and metrics, with samples from our engines.
 
 lm-eval sees an ordinary task (tasks/<name>/<name>.yaml) and an ordinary model. The verdict on every single response is
-kept beside its metrics, since intervals and comparisons need it.
+kept along with its metrics, since intervals and comparisons need it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate as lm_evaluate
 from lm_eval.tasks import TaskManager
-from lm_eval.tasks._yaml_loader import load_yaml  # what is public there builds the task at once
+from lm_eval.tasks._yaml_loader import load_yaml  # the public functions build the task at once
 
 import tasks
 from harness.base import files, seeds
 from harness.base.errors import UserError
 from harness.base.task import Countable, Judged
-from harness.dist.together import Work
+from harness.dist.ranks import Work
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import PLAIN, Chat, left_out, render
 from harness.verify.background import Alongside, Read, read
@@ -41,32 +41,32 @@ if TYPE_CHECKING:
     from harness.batch import Rollout
 
 T = TypeVar("T")
-# Of a problem: its id, the prompt, responses, lengths in tokens, finished, distinct, verdicts, answers in the task's
-# normal form, and whether the response goes on after its answer
+# The record of a problem: its id, the prompt, responses, lengths in tokens, finished, distinct, verdicts, answers in
+# the task's normal form, and whether each response continues after its answer
 Record = dict[str, Any]
 
-FILTER = "all"
+FILTER = "all"  # the name under which lm-eval reports the metrics over all samples
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     task: str
     problems: list[str]  # ids
     right: list[list[int]]  # problem by sample, 0 or 1
-    right_distinct: list[int]  # distinct right answers to each problem
+    right_distinct: list[int]  # distinct right answers found for each problem
     solutions: list[int] | None  # right answers that each problem has; None where the task cannot count them
     verdicts: dict[str, int]  # how many of each
     metrics: dict[str, float]
     samples: list[Record]
 
 
-def silent(done: int, of: int) -> None:
-    """Says nothing, where nobody waits to hear how many problems have been asked."""
+def ignore_progress(done: int, of: int) -> None:
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """An engine and how it is asked."""
+    """An engine with the settings of an evaluation."""
 
     engine: Sampling  # of this rank
     tokenizer: PreTrainedTokenizerBase
@@ -75,15 +75,15 @@ class Sampler:
     context: int | None = None  # tokens of a prompt with its response, at most
     kept: Path | None = None  # a folder for batches that need not be sampled again
     together: int = 1  # responses of such a batch
-    heard: Callable[[int, int], None] = silent
+    heard: Callable[[int, int], None] = ignore_progress
     helped: Work | None = None  # `sample`, done by all ranks; None: by this one alone
 
     def ask(
         self, task: Task, verifier: Verifier, problems: Sequence[Problem], n: int, temperature: float, budget: int
     ) -> list[Record]:
-        """Returns n responses to each problem, judged.
+        """Return n judged responses to each problem, sampled or read from kept batches.
 
-        A batch depends on its problems alone, not on what was kept.
+        The division into batches depends on the problems alone, so that kept ones are found again.
         """
         self.check_room(task.name, [len(self.rendered(problem.prompt)) for problem in problems], budget)
         settings: dict[str, Any] = {"n": n, "temperature": temperature, "budget": budget}
@@ -92,20 +92,20 @@ class Sampler:
             return sample(problems, **settings)
         records: list[Record] = []
         for path, batch in self.batches(problems, n):
-            found = known(path, batch)
-            if found is None:
-                found = sample(batch, **settings)
-                files.write_lines(path, found)
-            else:  # how answers are judged may have changed since
-                for problem, record in zip(batch, found, strict=True):
+            of_batch = known_records(path, batch)
+            if of_batch is None:
+                of_batch = sample(batch, **settings)
+                files.write_lines(path, of_batch)
+            else:  # the rules of judging may have changed since
+                for problem, record in zip(batch, of_batch, strict=True):
                     record |= of_judged(judged(task, verifier, problem, record["responses"]))
-                rejudge(path, found)
-            records += found
+                rejudge(path, of_batch)
+            records += of_batch
             self.heard(len(records), len(problems))
         return records
 
     def batches(self, of_problems: Sequence[T], n: int) -> Iterator[tuple[Path, Sequence[T]]]:
-        """Yields the files that are kept, each with the part that belongs into it."""
+        """Yield the file of each batch, with its problems."""
         assert self.kept is not None
         together = max(self.together // n, 1)
         for number, start in enumerate(range(0, len(of_problems), together)):
@@ -124,7 +124,7 @@ class Sampler:
         temperature: float,
         budget: int,
     ) -> list[Record]:
-        """Returns n responses to each problem, which are judged while others are sampled."""
+        """Return n responses to each problem, judged while others are sampled."""
         with Alongside(partial(read, task, verifier, self.tokenizer, problems)) as reading:
             groups = self.engine.generate(
                 [self.rendered(problem.prompt) for problem in problems],
@@ -134,24 +134,26 @@ class Sampler:
                 max_new_tokens=budget,
                 on_group=reading.add,
             )
-            found = iter(reading.results())
-        return [
-            self.record(problem, group, list(islice(found, n))) for problem, group in zip(problems, groups, strict=True)
-        ]
+            results = iter(reading.results())
+        records = []
+        for problem, group in zip(problems, groups, strict=True):
+            records.append(self.record(problem, group, list(islice(results, n))))
+        return records
 
-    def record(self, problem: Problem, group: Sequence[Rollout], found: Sequence[Read]) -> Record:
+    def record(self, problem: Problem, group: Sequence[Rollout], results: Sequence[Read]) -> Record:
         """Return the record of the responses to one problem."""
         return {
             "problem": problem.id,
             "prompt": problem.prompt,
-            "responses": [each.text for each in found],
+            "responses": [result.text for result in results],
             "lengths": [len(rollout.response) for rollout in group],
             "finished": [rollout.finished for rollout in group],
             "distinct": len({tuple(rollout.response) for rollout in group}),
-            **of_judged([each.judged for each in found]),
+            **of_judged([result.judged for result in results]),
         }
 
     def check_room(self, task: str, lengths: Sequence[int], budget: int) -> None:
+        """Raise UserError where a prompt with its response may exceed the context of the model."""
         if self.context is None or max(lengths) + budget <= self.context:
             return
         number = sum(length + budget > self.context for length in lengths)
@@ -164,29 +166,33 @@ class Sampler:
         )
 
     def notes(self, prompts: Sequence[str]) -> list[str]:
-        """Returns a note for readers if the tokenizer has no token for some characters and just leaves them out."""
+        """Return a note for readers if the tokenizer leaves out characters that it has no token for."""
         some, _ = left_out(self.tokenizer, prompts, self.chat)
         return [f"the tokenizer leaves letters out of {some} of {len(prompts)} prompts"] if some else []
 
 
-def of_judged(found: Sequence[Judged]) -> Record:
-    """Return the part of a record that depends on how responses are judged."""
+def of_judged(responses: Sequence[Judged]) -> Record:
+    """Return the part of a record that depends on the rules of judging."""
     return {
-        "verdicts": [each.verdict for each in found],
-        "answers": [each.text for each in found],
-        "goes_on": [each.goes_on for each in found],
+        "verdicts": [response.verdict for response in responses],
+        "answers": [response.text for response in responses],
+        "goes_on": [response.goes_on for response in responses],
     }
 
 
-def known(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
-    """Returns the responses that were kept if they are to the same prompts, whatever else was asked; else None."""
-    found = {record["problem"]: record for record in files.read_lines(path)} if path.exists() else {}
-    same = all(problem.id in found and found[problem.id]["prompt"] == problem.prompt for problem in batch)
-    return [found[problem.id] for problem in batch] if same else None
+def known_records(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
+    """Return the kept records of a batch; None unless there is one for each problem, with the same prompt."""
+    if not path.exists():
+        return None
+    by_problem = {record["problem"]: record for record in files.read_lines(path)}
+    for problem in batch:
+        if problem.id not in by_problem or by_problem[problem.id]["prompt"] != problem.prompt:
+            return None
+    return [by_problem[problem.id] for problem in batch]
 
 
 def rejudge(path: Path, records: Sequence[Record]) -> None:
-    """Keeps new verdicts; a file may hold more responses than were asked for this time."""
+    """Write new verdicts into a kept file, which may hold more problems than this evaluation has."""
     by_problem = {record["problem"]: record for record in records}
     files.write_lines(path, [by_problem.get(kept["problem"], kept) for kept in files.read_lines(path)])
 
@@ -204,10 +210,11 @@ class EngineLM(LM):
         problems = {request.doc["id"]: problem_of(request.doc) for request in requests}
         settings = requests[0].args[1]
         assert all(request.args[0] == request.doc["prompt"] for request in requests), "a prompt is the problem's"
-        assert len(set(repeats.values())) == 1, "every problem is asked equally often"
+        assert len(set(repeats.values())) == 1, "every problem has the same number of samples"
         assert not settings["until"], "the engine stops at the end of a sequence and nowhere else"
-        given = (repeats[requests[0].doc["id"]], settings["temperature"], settings["max_gen_toks"])
-        records = self.sampler.ask(self.task, self.verifier, list(problems.values()), *given)
+        samples = repeats[requests[0].doc["id"]]
+        temperature, budget = settings["temperature"], settings["max_gen_toks"]
+        records = self.sampler.ask(self.task, self.verifier, list(problems.values()), samples, temperature, budget)
         self.records = {record["problem"]: record for record in records}
         texts = {record["problem"]: iter(record["responses"]) for record in records}
         return [next(texts[request.doc["id"]]) for request in requests]
@@ -219,7 +226,7 @@ class EngineLM(LM):
         raise NotImplementedError("an engine samples; it scores no given text")
 
 
-def evaluate(
+def evaluate_task(
     task: Task,
     sampler: Sampler,
     verifier: Verifier,
@@ -230,11 +237,11 @@ def evaluate(
     temperature: float,
     max_new_tokens: int,
     max_failures: float,
-) -> Evaluation:
-    """Asks for `samples` responses to each of the first `problems` problems of a split (None: all), judged by the task.
+) -> EvaluationResult:
+    """Sample responses to the first `problems` problems of a split (None: all); return their verdicts and metrics.
 
-    What is drawn for a problem depends on the weights, the problem and the seed alone, so that models which are
-    evaluated with the same seed are compared sample by sample.
+    The samples of a problem depend on the weights, the problem and the seed alone, so that models that are evaluated
+    with the same seed are compared sample by sample.
     """
     available = task.problems(split)
     if not 1 <= (problems or len(available)) <= len(available):
@@ -242,8 +249,8 @@ def evaluate(
     model = EngineLM(sampler, task, verifier)
     overrides = {
         "custom_dataset": lambda **_: {split: dataset_of(available[:problems])},
-        # No partial: lm-eval copies what it is given, and a verifier has processes.
-        "process_results": lambda doc, results: scored(task, problem_of(doc), model.records[doc["id"]]),
+        # Not a partial: lm-eval deep-copies its arguments, which a verifier with its processes does not allow.
+        "process_results": lambda doc, results: scores_of_record(task, problem_of(doc), model.records[doc["id"]]),
         "test_split": split,
         "repeats": samples,
         "filter_list": [{"name": FILTER, "filter": [{"function": "take_first_k", "k": samples}]}],
@@ -256,52 +263,60 @@ def evaluate(
         },
     }
     with quiet():
-        # By its file alone: a name that lm-eval has, too, means ours, and beside a plugin's file may lie anything.
+        # By its file alone: lm-eval may have a task of the same name, and would read all files in a plugin's folder.
         loaded = TaskManager(include_defaults=False).load({**load_yaml(tasks.file(task)), **overrides})
         result = lm_evaluate(model, {**loaded, "groups": {}}, bootstrap_iters=0, log_samples=True)
     assert result is not None
     rows = sorted(result["samples"][task.name], key=lambda row: row["doc_id"])
     records = [model.records[row["doc"]["id"]] for row in rows]
-    check_failures((verdict for record in records for verdict in record["verdicts"]), max_failures)
-    found = {key: value for key, value in result["results"][task.name].items() if key.endswith(f",{FILTER}")}
-    metrics = {key.removesuffix(f",{FILTER}"): value for key, value in found.items() if "_stderr" not in key}
-    asked = [problem_of(row["doc"]) for row in rows]
-    counts = [solutions(task, problem) for problem in asked]
-    return Evaluation(
+    right, right_distinct, verdicts = [], [], Counter[str]()
+    for record in records:
+        right.append([int(Verdict(verdict).reward) for verdict in record["verdicts"]])
+        right_distinct.append(distinct_right(record["verdicts"], record["answers"]))
+        verdicts.update(record["verdicts"])
+    check_failures(verdicts.elements(), max_failures)
+    metrics = {}
+    for key, value in result["results"][task.name].items():
+        if key.endswith(f",{FILTER}") and "_stderr" not in key:
+            metrics[key.removesuffix(f",{FILTER}")] = value
+    counts = [solutions(task, problem_of(row["doc"])) for row in rows]
+    return EvaluationResult(
         task=task.name,
         problems=[record["problem"] for record in records],
-        right=[[int(verdict == Verdict.RIGHT) for verdict in record["verdicts"]] for record in records],
-        right_distinct=[distinct_right(record["verdicts"], record["answers"]) for record in records],
+        right=right,
+        right_distinct=right_distinct,
         solutions=[count for count in counts if count is not None] or None,
-        verdicts=dict(Counter(verdict for record in records for verdict in record["verdicts"])),
+        verdicts=dict(verdicts),
         metrics=metrics | of_tokens(records),
         samples=records,
     )
 
 
-def scored(task: Task, problem: Problem, record: Record) -> dict[str, Any]:
+def scores_of_record(task: Task, problem: Problem, record: Record) -> dict[str, Any]:
     """Return the metrics of one problem."""
     kept = (record["responses"], record["verdicts"], record["answers"], record["goes_on"])
     return scores(*kept, solutions(task, problem))
 
 
 def of_tokens(records: Sequence[Record]) -> dict[str, float]:
-    """Returns the metrics of tokens, which lm-eval cannot tell from the text alone."""
-    lengths = [length for record in records for length in record["lengths"]]
-    finished = [end for record in records for end in record["finished"]]
+    """Return the metrics of tokens, which lm-eval cannot compute from the text."""
+    lengths: list[int] = []
+    finished: list[bool] = []
+    distinct: list[float] = []
+    for record in records:
+        lengths += record["lengths"]
+        finished += record["finished"]
+        distinct.append(record["distinct"] / len(record["lengths"]))
     return {
         "truncated": finished.count(False) / len(finished),
         "length": sum(lengths) / len(lengths),
-        "distinct": sum(record["distinct"] / len(record["lengths"]) for record in records) / len(records),
+        "distinct": sum(distinct) / len(records),
     }
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences lm-eval's bar over the problems, and its hint on metadata for every dataset made by a function.
-
-    All else passes.
-    """
+    """Silence lm-eval's bar over the problems, and its hint about metadata for datasets made by a function."""
 
     def wanted(record: logging.LogRecord) -> bool:
         return "Custom kwargs can be passed to `--metadata`" not in record.getMessage()

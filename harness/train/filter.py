@@ -1,7 +1,7 @@
-"""The problems that a cell trains on: those whose prompts are short enough and which the model solves sometimes.
+"""The difficulty filter: problems with short enough prompts that the model before training solves sometimes.
 
-How often the model before training solves a problem is measured once for everyone: the counts are kept in the cache by
-the model, the problems as the model sees them, and the sampling. The bounds choose among them afterwards.
+The number of right responses to each problem is measured once for all cells: counts are cached by the model, the
+problems as the model sees them, and the sampling. The bounds are applied to cached counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.base.errors import Damaged, UserError
 from harness.base.locks import lock
 from harness.base.task import Problem, Task, Verdict, Verifier
 from harness.config import Filter, RolloutConfig
-from harness.dist.together import Work
+from harness.dist.ranks import Work
 from harness.rollout.rendering import PLAIN, Chat, render
 from harness.verify.background import Alongside, read
 from harness.verify.failures import check_failures
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
     from harness.rollout.protocol import Sampling
 
-VERSION = 1  # of how pass rates are measured: another one measures again
+VERSION = 1  # of the measurement of counts: raising it measures all again
 
-# Responses that each rank is asked for at a time: so many times what its engine samples at once that few of its places
-# are empty while the last ones end. A process that is killed loses no more.
+# Responses requested from each rank at a time: several engine batches, so that the engine stays full. A killed process
+# loses no more than these.
 RESPONSES = 4096
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Pool:
-    """The problems that a cell trains on, and how they came about."""
+class TrainingPool:
+    """The problems that a cell trains on, and the numbers of their selection."""
 
     problems: list[Problem]
     record: dict[str, float]  # logged before the first step
@@ -51,7 +51,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Asker:
-    """The model before training, and how it is asked."""
+    """The model before training, with the settings of its sampling."""
 
     model: dict[str, Any]  # its identity
     task: Task
@@ -59,26 +59,26 @@ class Asker:
     tokenizer: PreTrainedTokenizerBase
     verifier: Verifier
     rollout: RolloutConfig
-    max_failures: float  # share of answers that the verifier may fail on
+    max_failures: float  # the largest share of answers on which the verifier may fail
     chat: Chat = PLAIN
 
     def prompt(self, problem: Problem) -> list[int]:
         return render(self.tokenizer, problem.prompt, self.chat)
 
     def identity(self, prompts: Mapping[Problem, list[int]], n: int) -> dict[str, Any]:
-        """Returns all that decides how often a problem is solved."""
-        seen = [[problem.id, prompt, problem.answer] for problem, prompt in prompts.items()]
+        """Return everything that determines the counts."""
+        as_seen = [[problem.id, prompt, problem.answer] for problem, prompt in prompts.items()]
         return {
             "version": VERSION,
             "model": self.model,
-            "task": identities.of(self.task),
-            "problems": identities.digest(seen),
-            "engine": self.rollout.engine,  # which draws the responses
+            "task": identities.component_identity(self.task),
+            "problems": identities.hash_of(as_seen),
+            "engine": self.rollout.engine,  # engines draw different responses by the same seed
             "sampling": [n, self.rollout.temperature, self.rollout.max_new_tokens],
         }
 
     def verdicts(self, problems: Sequence[Problem], *, n: int, key: str) -> list[list[Verdict]]:
-        """Judges n responses to each problem while others are sampled; the same whatever else is asked beside it."""
+        """Return the verdicts on n responses to each problem; they do not depend on the other problems."""
         with Alongside(partial(read, self.task, self.verifier, self.tokenizer, problems)) as judging:
             self.engine.generate(
                 [self.prompt(problem) for problem in problems],
@@ -88,14 +88,14 @@ class Asker:
                 max_new_tokens=self.rollout.max_new_tokens,
                 on_group=judging.add,
             )
-            found = [each.judged.verdict for each in judging.results()]
-        return [found[start : start + n] for start in range(0, len(found), n)]
+            verdicts = [result.judged.verdict for result in judging.results()]
+        return [verdicts[start : start + n] for start in range(0, len(verdicts), n)]
 
 
-def pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at_once: int, say: Say) -> Pool:
-    """Returns the training problems that are not too long and, where a filter is given, neither too hard nor too easy.
+def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at_once: int, say: Say) -> TrainingPool:
+    """Return the training problems that are not too long and, with a filter, neither too hard nor too easy.
 
-    Problems whose counts are not in the cache are asked `at_once` at a time, by the asker's `verdicts` of all ranks.
+    Problems whose counts are not cached are sampled `at_once` at a time, by `ask`: the asker's `verdicts` on all ranks.
     """
     problems, longest = asker.task.problems("train"), asker.rollout.max_prompt_tokens
     record = {"given": len(problems)}
@@ -110,16 +110,16 @@ def pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at_once: in
         key = identities.key(identity)
 
         def right(batch: Sequence[Problem]) -> list[int]:
-            found: list[list[Verdict]] = ask(batch, n=given.n, key=key)
-            check_failures((verdict for row in found for verdict in row), asker.max_failures)
-            return [row.count(Verdict.RIGHT) for row in found]
+            rows: list[list[Verdict]] = ask(batch, n=given.n, key=key)
+            check_failures((verdict for row in rows for verdict in row), asker.max_failures)
+            return [row.count(Verdict.RIGHT) for row in rows]
 
         path = cache / "filters" / f"{asker.task.name}-{key}.json"
-        found = measured(path, identity, problems, right, at_once, say)
+        counts = measured_counts(path, identity, problems, right, at_once, say)
         fewest, most = given.bounds()
-        record["too_hard"] = sum(found[problem.id] < fewest for problem in problems)
-        record["too_easy"] = sum(found[problem.id] > most for problem in problems)
-        problems = [problem for problem in problems if fewest <= found[problem.id] <= most]
+        record["too_hard"] = sum(counts[problem.id] < fewest for problem in problems)
+        record["too_easy"] = sum(counts[problem.id] > most for problem in problems)
+        problems = [problem for problem in problems if fewest <= counts[problem.id] <= most]
     record["kept"] = len(problems)
     summary = ", ".join(f"{number:,} {what.replace('_', ' ')}" for what, number in record.items())
     if not problems:
@@ -128,10 +128,10 @@ def pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at_once: in
             "larger rollout.max_prompt_tokens"
         )
     say(f"training problems: {summary}")
-    return Pool(problems, {f"problems/{what}": float(number) for what, number in record.items()})
+    return TrainingPool(problems, {f"problems/{what}": float(number) for what, number in record.items()})
 
 
-def measured(
+def measured_counts(
     path: Path,
     identity: dict[str, Any],
     problems: Sequence[Problem],
@@ -139,15 +139,14 @@ def measured(
     at_once: int,
     say: Say,
 ) -> dict[str, int]:
-    """Counts how many responses to each problem, by its id, are right.
+    """Return the number of right responses to each problem, by its id: the cached counts, or new ones.
 
-    The counts are kept batch by batch, so that a killed process costs one batch. Whoever comes first counts; others
-    wait.
+    They are written batch by batch, so that a killed process loses one batch. The first process measures; others wait.
     """
     assert len({problem.id for problem in problems}) == len(problems)
-    found = counts(path)
-    if len(found) == len(problems):
-        return found
+    counts = cached_counts(path)
+    if len(counts) == len(problems):
+        return counts
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -155,21 +154,22 @@ def measured(
             f"the cache {path.parent} cannot be written ({error.strerror}); set ENTROBENCH_CACHE"
         ) from error
     with exclusive(path.with_suffix(".lock"), say):
-        found = counts(path)
-        todo = [problem for problem in problems if problem.id not in found]
+        counts = cached_counts(path)  # again: another process may have measured them in the meantime
+        todo = [problem for problem in problems if problem.id not in counts]
         started = time.monotonic()
         for start in range(0, len(todo), at_once):
             batch = todo[start : start + at_once]
-            found |= dict(zip((problem.id for problem in batch), right(batch), strict=True))
-            files.write_json(path, {"identity": identity, "right": found})
+            for problem, count in zip(batch, right(batch), strict=True):
+                counts[problem.id] = count
+            files.write_json(path, {"identity": identity, "right": counts})
             done = start + len(batch)
             left = (time.monotonic() - started) / done * (len(todo) - done)
-            say(f"difficulty filter: {len(found):,} of {len(problems):,} problems asked, {ceil(left / 60)} min left")
-    return found
+            say(f"difficulty filter: {len(counts):,} of {len(problems):,} problems asked, {ceil(left / 60)} min left")
+    return counts
 
 
-def counts(path: Path) -> dict[str, int]:
-    """Returns what was counted before; nothing where that cannot be read, so that it is counted again."""
+def cached_counts(path: Path) -> dict[str, int]:
+    """Return the counts in a file; none if it cannot be read, so that they are measured again."""
     try:
         return dict(files.read_json(path)["right"])
     except (FileNotFoundError, NotADirectoryError, Damaged):
@@ -178,6 +178,7 @@ def counts(path: Path) -> dict[str, int]:
 
 @contextmanager
 def exclusive(path: Path, say: Say) -> Iterator[None]:
+    """Hold the lock of a measurement, after the process that holds it now."""
     held = lock(path)
     try:
         held.acquire(timeout=0)

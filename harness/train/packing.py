@@ -1,8 +1,8 @@
-"""Runs sequences in one row, one after the other and without padding, and each prompt once for all of its group there.
+"""Packed forward passes: sequences in one row without padding, and each prompt once for its group in the row.
 
-Attention alone has to know where sequences begin and end. It puts each one together, prompt and response, computes them
-apart from each other, and gives back a result for each place of the row. So it costs what it costs one by one, and all
-else is computed once for each token of the row.
+Only attention has to know where sequences begin and end. It assembles each one, prompt and response, computes them
+apart from each other, and returns a result for each place of the row. So attention costs as much as for single
+sequences, and everything else is computed once for each token of the row.
 """
 
 from __future__ import annotations
@@ -20,70 +20,76 @@ from transformers.masking_utils import sdpa_mask
 
 from harness.batch import TokenBatch
 
-# Whose attention is causal, perhaps within a window that it names, and takes its positions from what it is given.
+# Model types whose attention is causal, perhaps within a window that it passes on, and uses the given positions.
 ARCHITECTURES = ("gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3")
 
-ATTENTION = "sdpa_or_packed"  # the name that transformers knows ours by
+ATTENTION = "sdpa_or_packed"  # the name under which it is registered with transformers
 
 
 @dataclass(frozen=True)
-class Row:
-    """Holds where the sequences of a batch stand in a row (_R) and in what attention reads, where each has its prompt
-    (_A)."""
+class PackedRow:
+    """The places of sequences in a row (_R), and in attention's input (_A), where each sequence has its prompt."""
 
     tokens_R: Tensor
     places_R: Tensor  # of the tokens in their sequences, 0 ...
-    whole_A: Tensor  # the sequences, by places of the row
-    back_R: Tensor  # where attention computes each place of the row
-    asked_T: Tensor  # the places of the row from which the response tokens are predicted
-    ends: Tensor  # 0, and where each sequence ends for attention
+    whole_A: Tensor  # the sequences of attention's input, as places of the row
+    back_R: Tensor  # the place in attention's input of each place of the row
+    predicting_T: Tensor  # the places of the row from which the response tokens are predicted
+    ends: Tensor  # 0, and the end of each sequence in attention's input
     lengths: list[int]  # of the sequences there, without the last token, from which nothing is predicted
 
     @classmethod
-    def of(cls, batch: TokenBatch, device: str) -> Row:
+    def of(cls, batch: TokenBatch, device: str) -> PackedRow:
+        """Return the row of a batch; a prompt is in it once for all neighboring responses of its group."""
         prompts, groups = batch.prompt_lengths_B.tolist(), batch.groups_B.tolist()
         lengths = [len(sequence) - 1 for sequence in batch.sequences]
-        tokens, places, whole, back, asked = (list[Tensor]() for _ in range(5))
-        row = seen = start = 0  # the places that are taken: of the row, and for attention; where the prompt begins
+        tokens, places, whole, back, predicting = (list[Tensor]() for _ in range(5))
+        row_end = attention_end = 0  # of the sequences so far: in the row, and in attention's input
+        prompt_start = 0  # of the present group's prompt, in the row
         for number, (sequence, prompt, length) in enumerate(zip(batch.sequences, prompts, lengths, strict=True)):
-            fresh = number == 0 or groups[number] != groups[number - 1]
-            first = 0 if fresh else prompt  # token that the row does not have yet
-            if fresh:
-                start = row
-            own = torch.arange(row, row + length - first)
+            new_group = number == 0 or groups[number] != groups[number - 1]
+            first = 0 if new_group else prompt  # the first token that the row does not have yet
+            own_places = torch.arange(row_end, row_end + length - first)
+            if new_group:
+                prompt_start = row_end
+                sequence_places = own_places
+            else:
+                sequence_places = torch.cat([torch.arange(prompt_start, prompt_start + prompt), own_places])
             tokens.append(sequence[first:length])
             places.append(torch.arange(first, length))
-            back.append(torch.arange(seen + first, seen + length))
-            whole.append(own if fresh else torch.cat([torch.arange(start, start + prompt), own]))
-            asked.append(whole[-1][prompt - 1 :])
-            row, seen = row + length - first, seen + length
+            back.append(torch.arange(attention_end + first, attention_end + length))
+            whole.append(sequence_places)
+            predicting.append(sequence_places[prompt - 1 :])
+            row_end += length - first
+            attention_end += length
 
         def flat(parts: list[Tensor]) -> Tensor:
             return torch.cat(parts).to(device, non_blocking=True)
 
         ends = torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
-        return cls(flat(tokens), flat(places), flat(whole), flat(back), flat(asked), ends, lengths)
+        return cls(flat(tokens), flat(places), flat(whole), flat(back), flat(predicting), ends, lengths)
 
 
-def hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
-    """Returns the hidden state from which each response token is predicted, flat; of a model that is `prepared`."""
-    row = Row.of(batch, device)
+def packed_hidden_states(backbone: PreTrainedModel, batch: TokenBatch, device: str) -> Tensor:
+    """Return the hidden state from which each response token is predicted, flat; for a prepared model."""
+    row = PackedRow.of(batch, device)
     hidden_1RD = backbone(
         input_ids=row.tokens_R[None],
         position_ids=row.places_R[None],
-        attention_mask=torch.empty(1, 1, 0, 0, device=device),  # in the place of one over the whole row
+        # A mask of four dimensions is passed on as it is: without one transformers would build one over the whole row.
+        attention_mask=torch.empty(1, 1, 0, 0, device=device),
         use_cache=False,
         row=row,
     ).last_hidden_state
-    return hidden_1RD[0].index_select(0, row.asked_T)
+    return hidden_1RD[0].index_select(0, row.predicting_T)
 
 
-def prepared(model: PreTrainedModel) -> bool:
-    """Gives the model an attention that can take a row apart, and says whether that is possible."""
-    able = model.config.model_type in ARCHITECTURES
-    if able:
+def prepare_for_packing(model: PreTrainedModel) -> bool:
+    """Give the model an attention that can take a row apart, if its type allows that; return whether it does."""
+    possible = model.config.model_type in ARCHITECTURES
+    if possible:
         model.set_attn_implementation(ATTENTION)
-    return able
+    return possible
 
 
 def attention(
@@ -93,41 +99,42 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    row: Row | None = None,
+    row: PackedRow | None = None,
     sliding_window: int | None = None,
     scaling: float | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Returns what torch's attention does, of a row for each of its sequences apart."""
+    """Return torch's own attention; of a packed row, that of each of its sequences apart."""
     if row is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **settings)
     q, k, v = (x_1HRD.index_select(2, row.whole_A) for x_1HRD in (query, key, value))
     if fused(v):
         q_AHD, k_AHD, v_AHD = (x_1HAD[0].transpose(0, 1).to(v.dtype) for x_1HAD in (q, k, v))
-        longest, window = max(row.lengths), (-1 if sliding_window is None else sliding_window - 1, 0)
+        longest = max(row.lengths)
+        # Tokens back, and forward: -1 is no limit, and a window of n tokens holds the token itself.
+        window = (-1 if sliding_window is None else sliding_window - 1, 0)
         ends = (row.ends, row.ends, longest, longest)  # of queries and keys
-        found = varlen_attn(q_AHD, k_AHD, v_AHD, *ends, scale=scaling, window_size=window, enable_gqa=True)
-        assert isinstance(found, Tensor)
-        found_1AHD = found[None]
+        result_AHD = varlen_attn(q_AHD, k_AHD, v_AHD, *ends, scale=scaling, window_size=window, enable_gqa=True)
+        assert isinstance(result_AHD, Tensor)
+        result_1AHD = result_AHD[None]
     else:
         apart = zip(*(x_1HAD.split(row.lengths, 2) for x_1HAD in (q, k, v)), strict=True)
-        masks = (band(length, sliding_window, query.device) for length in row.lengths)
-        parts = [
-            sdpa_attention_forward(module, *part, mask, scaling=scaling, **settings)[0]
-            for part, mask in zip(apart, masks, strict=True)
-        ]
-        found_1AHD = torch.cat(parts, dim=1)
-    return found_1AHD.index_select(1, row.back_R), None
+        parts = []
+        for qkv, length in zip(apart, row.lengths, strict=True):
+            mask = band(length, sliding_window, query.device)
+            parts.append(sdpa_attention_forward(module, *qkv, mask, scaling=scaling, **settings)[0])
+        result_1AHD = torch.cat(parts, dim=1)
+    return result_1AHD.index_select(1, row.back_R), None
 
 
 def fused(value: Tensor) -> bool:
-    """Says whether torch has one kernel for sequences of many lengths here."""
-    able = value.is_cuda and value.dtype == torch.bfloat16 and torch.cuda.get_device_capability() >= (8, 0)
-    return able and "enable_gqa" in inspect.signature(varlen_attn).parameters  # which earlier torch does not have
+    """Return whether torch has one kernel for sequences of many lengths here."""
+    possible = value.is_cuda and value.dtype == torch.bfloat16 and torch.cuda.get_device_capability() >= (8, 0)
+    return possible and "enable_gqa" in inspect.signature(varlen_attn).parameters  # older versions of torch lack it
 
 
 def band(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Returns the mask of a sequence that is longer than the window; None stands for that of all earlier tokens."""
+    """Return the mask of a sequence that is longer than the window; None means all earlier tokens."""
     if window is None or length <= window:
         return None
     place = torch.arange(length, device=device)

@@ -1,9 +1,9 @@
-"""All that a cell trains with, and how it is built."""
+"""The parts of a cell: everything that it trains with, built from its specification."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,17 +12,17 @@ from transformers import AutoTokenizer
 import baselines
 import tasks
 from harness.base.errors import UserError
-from harness.cells import heartbeat
+from harness.cells import provenance
+from harness.cells.heartbeat import Heartbeat
 from harness.cells.spec import CellSpec
-from harness.composition import Method
+from harness.composition import Method, method_classes
 from harness.config import Config
 from harness.dist import ranks
-from harness.dist.together import led
-from harness.rollout import choice, engines, models, templates
+from harness.rollout import engines, models, templates
 from harness.rollout.proof import check_weights
 from harness.rollout.protocol import Engine
 from harness.rollout.rendering import Chat, instructed, left_out
-from harness.train.filter import RESPONSES, Asker, Pool, pool
+from harness.train.filter import RESPONSES, Asker, TrainingPool, training_pool
 from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.train.weights import opened
 from tasks import Task, Verifier
@@ -30,15 +30,15 @@ from tasks import Task, Verifier
 
 @dataclass(frozen=True)
 class Parts:
-    """All that a cell trains with."""
+    """Everything that a cell trains with."""
 
-    cell: str  # its key
+    cell: str  # its id
     config: Config
     seed: int
     method: Method
     task: Task
     evaluation_tasks: dict[str, Task]  # by the names of their evaluations
-    pool: Pool  # the problems that are trained on
+    pool: TrainingPool  # the problems that are trained on
     policy: Policy
     critic: Critic | None
     reference: Policy | None  # the model before training
@@ -46,65 +46,80 @@ class Parts:
     tokenizer: Any
     verifier: Verifier
     chat: Chat
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
 
-def device_of(config: Config) -> tuple[str, torch.dtype]:
-    device = config.hardware.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+def training_device(config: Config) -> tuple[str, torch.dtype]:
+    """Return the device and the compute type of a settled configuration."""
+    device, dtype = config.hardware.device, config.train.dtype
+    assert "auto" not in (device, dtype)
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("hardware.device is 'cuda', but torch sees no CUDA device here; allowed: auto, cpu")
-    if config.train.dtype == "auto":
-        return device, torch.bfloat16 if device == "cuda" else torch.float32
-    return device, getattr(torch, config.train.dtype)
+    return device, getattr(torch, dtype)
 
 
-def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print) -> Parts:
-    """Returns all that a cell trains with."""
+def source_classes(spec: CellSpec) -> dict[str, type]:
+    """Return the classes of a cell's method and tasks, whose source is part of its provenance, by their names."""
     config = spec.config
-    device, dtype = device_of(config)
+    methods = baselines.table(config.plugins)
+    method = Method.of(spec.key.method, methods, config.method_options)
+    built = [tasks.build(name, config.plugins) for name in (spec.key.task, *config.eval.tasks)]
+    components = [*method.components, *built]
+    return provenance.component_classes(components, method_classes(methods), tasks.table(config.plugins))
+
+
+def build_parts(
+    spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print, heartbeat: Heartbeat | None = None
+) -> Parts:
+    """Return everything that a cell trains with; `heartbeat` follows its progress."""
+    heartbeat = heartbeat or Heartbeat()
+    config = spec.config
+    device, dtype = training_device(config)
     torch.set_num_threads(config.hardware.threads)
     if device == "cuda":
         torch.cuda.set_per_process_memory_fraction(config.hardware.share)
-    method = Method.of(spec.method, baselines.table(config.plugins), config.method_options)
-    model = models.resolve(spec.model)
+    method = Method.of(spec.key.method, baselines.table(config.plugins), config.method_options)
+    model = models.resolve(spec.key.model)
     base = model.folder()
     templates.warm_up(base)
-    common = (config.train, config.rollout.temperature, device, dtype, config.hardware)
+    common = (config.train, config.rollout.temperature, device, dtype, config.hardware, heartbeat.forward)
     policy = Policy(base, *common)
     critic = None
     if "values" in method.needs:
-        critic_lr = vars(method.objective)["critic_lr"]  # every objective that needs values has one
-        critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware)
+        critic_lr = vars(method.objective)["critic_lr"]  # an option of every objective that needs values
+        critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware, heartbeat.forward)
     tokenizer = opened(AutoTokenizer, base)
     check_vocabulary(tokenizer, policy.module, base)
-    chosen = choice.resolve(config.rollout.engine, device, model.shape())
-    engine = engines.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
-    torch.manual_seed(spec.seed)  # after the engine, since vLLM seeds what all of the process draw from
-    task = instructed(tasks.build(spec.task, config.plugins), model.chat)
+    engine = engines.build(
+        config.rollout.engine, base, tokenizer.eos_token_id, device, dtype, config.hardware, heartbeat.forward
+    )
+    torch.manual_seed(spec.key.seed)  # after the engine, since vLLM sets the process-wide seed
+    task = instructed(tasks.build(spec.key.task, config.plugins), model.chat)
     if config.train.filter is not None:
-        engine.load(policy.module)  # which has not been trained yet
-        check_weights(engine, policy.module, dtype, spec.seed)
+        engine.load(policy.module)  # not trained yet
+        check_weights(engine, policy.module, dtype, spec.key.seed)
     most, given = config.verify.max_failures, config.train.filter
     weights = {**model.identity(), "digest": model.digest(base)}
     asker = Asker(weights, task, engine, tokenizer, verifier, config.rollout, most, model.chat)
-    found = None
-    with heartbeat.here.at("filter"), led(asker.verdicts) as ask:
+    selected = None
+    with heartbeat.at("filter"), ranks.on_all_ranks(asker.verdicts) as ask:
         if ask is not None:
             at_once = ranks.count() * max(RESPONSES // given.n, 1) if given else 0
-            found = pool(asker, ask, given, models.default_cache(), at_once, say)
-    problems = ranks.of_first(found)
+            selected = training_pool(asker, ask, given, models.default_cache(), at_once, say)
+    problems = ranks.of_first(selected)
     assert problems is not None
+    evaluation_tasks = {}
+    for name in config.eval.tasks or [spec.key.task]:
+        built = tasks.build(name, config.plugins)
+        # Named before the model's instruction is added: scores of several models share the name of their evaluation.
+        evaluation_tasks[tasks.evaluation_name(built)] = instructed(built, model.chat)
     return Parts(
-        cell=spec.cell,
+        cell=spec.id,
         config=config,
-        seed=spec.seed,
+        seed=spec.key.seed,
         method=method,
         task=task,
-        evaluation_tasks={
-            tasks.evaluation_name(each): instructed(each, model.chat)  # whose instruction is the model's, not a name's
-            for each in (tasks.build(named, config.plugins) for named in config.eval.tasks or [spec.task])
-        },
+        evaluation_tasks=evaluation_tasks,
         pool=problems,
         policy=policy,
         critic=critic,
@@ -113,29 +128,30 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
         tokenizer=tokenizer,
         verifier=verifier,
         chat=model.chat,
+        heartbeat=heartbeat,
     )
 
 
-LOOKED_AT = 512  # training prompts; all of a large set would take longer than a cell has to start
+LOOKED_AT = 512  # training prompts; all prompts of a large set would take too long at the start of a cell
 
 
 def unread(parts: Parts, spec: CellSpec) -> str | None:
-    """Returns a warning, which the log holds too, where the tokenizer leaves letters out of prompts to train on.
+    """Return a warning, printed too, if the tokenizer leaves letters out of training prompts.
 
-    Some letters may be missed by nobody. But where no letter is left of any prompt, all problems look the same, and
-    rewards would teach nothing: that is refused.
+    Some letters may not matter. But if none is left of any prompt, all problems look the same to the model, and rewards
+    would teach nothing: UserError.
     """
     problems = parts.pool.problems
     prompts = [problem.prompt for problem in problems[:: -(-len(problems) // LOOKED_AT)]]
     some, everything = left_out(parts.tokenizer, prompts, parts.chat)
     if everything == len(prompts):
         raise UserError(
-            f"the tokenizer of {spec.model} has no token for any letter or digit of {everything} prompts of "
-            f"{spec.task}, which would all look the same; train a model that can read them"
+            f"the tokenizer of {spec.key.model} has no token for any letter or digit of {everything} prompts of "
+            f"{spec.key.task}, which would all look the same; train a model that can read them"
         )
     if not some:
         return None
     warning = f"warning: the tokenizer leaves letters out of {some} of {len(prompts)} training prompts"
-    if ranks.number() == 0:
+    if ranks.own_rank() == 0:
         print(warning, flush=True)
     return warning

@@ -1,4 +1,4 @@
-"""The weights of a model from its folder: whole on one process, and of several each reads only the rows that it has."""
+"""The weights of a model from its folder: whole on one process; on several ranks each reads only its own rows."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from harness.base.errors import UserError, short
 from harness.dist import ranks
 
-# Of reading weights. Files of pickles are never read, since they may run code.
+# Arguments for reading weights. Pickled files are never read, since they may run code.
 HOW: Mapping[str, Any] = {"attn_implementation": "sdpa", "use_safetensors": True}
 
 MAPPINGS = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 NEWLINE = "\n"
 
-warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that DCP works on one process is no surprise
+warnings.filterwarnings("ignore", "torch.distributed is disabled")  # DCP warns whenever it runs on one process
 
 
 def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Returns the whole language model."""
-    return checked(opened(AutoModelForCausalLM, folder, dtype=dtype, **HOW), folder)
+    """Return the whole language model."""
+    return with_linear_head(opened(AutoModelForCausalLM, folder, dtype=dtype, **HOW), folder)
 
 
-def opened(kind: Any, folder: Path | str, **given: Any) -> Any:
-    """Returns what a class of transformers makes of a model's folder, without running any code that lies there."""
+def opened(kind: Any, folder: Path | str, **settings: Any) -> Any:
+    """Return an object of a transformers class from a model's folder, without running code from that folder."""
     try:
-        return kind.from_pretrained(folder, trust_remote_code=False, **given)
+        return kind.from_pretrained(folder, trust_remote_code=False, **settings)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the parsers of JSON, tokenizers and weights share no base class
@@ -50,13 +50,13 @@ def opened(kind: Any, folder: Path | str, **given: Any) -> Any:
 
 
 def culprit(folder: Path, kind: Any) -> str | None:
-    """Return the file of a model's folder that is at fault, and its fault; None where no file is known to be."""
+    """Return the faulty file of a model's folder, with its fault; None if no file is known to be faulty."""
     for file in sorted(folder.glob("*.json")):
         try:
             content = json.loads(file.read_bytes())
         except ValueError as error:
-            return f"{file.name} is no JSON ({error})"
-        # The list of tokens that a vocabulary adds may be a list; all else holds names.
+            return f"{file.name} is not valid JSON ({error})"
+        # Only these must be mappings: the file of added tokens may hold a list.
         if not isinstance(content, dict) and file.name in MAPPINGS:
             return f"{file.name} holds {type(content).__name__} where a mapping of keys belongs"
     if kind is AutoTokenizer:
@@ -65,7 +65,7 @@ def culprit(folder: Path, kind: Any) -> str | None:
 
 
 def fault_of_tokenizer(file: Path) -> str | None:
-    """Return the fault that the library of tokenizers finds in its file."""
+    """Return the fault that the tokenizers library finds in its file."""
     if not file.is_file():
         return None
     try:
@@ -76,12 +76,12 @@ def fault_of_tokenizer(file: Path) -> str | None:
 
 
 def fault_of_weights(folder: Path) -> str | None:
-    """Return the first file of weights that cannot be read, or has a tensor of another shape than config.json says."""
+    """Return the first weights file that cannot be read, or has a tensor of another shape than by config.json."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception:  # config.json is at fault, whose error the caller has
+    except Exception:  # config.json is at fault, and the caller has its error
         return None
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     for file in sorted(folder.glob("*.safetensors")):
@@ -96,16 +96,16 @@ def fault_of_weights(folder: Path) -> str | None:
     return None
 
 
-def checked(model: PreTrainedModel, folder: Path | str) -> PreTrainedModel:
+def with_linear_head(model: PreTrainedModel, folder: Path | str) -> PreTrainedModel:
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         raise UserError(f"model {folder} has no linear head, which the token statistics need")
     return model
 
 
 def outline(folder: Path, kind: Any) -> PreTrainedModel:
-    """Returns a model in float32, as an AutoModel class has it. On several ranks it has no memory before `settle`.
+    """Return a model in float32. On several ranks it is on the meta device, without memory, until `settle`.
 
-    Where the folder does not hold the weights by their names it is whole there as well.
+    There too it is whole if the folder does not hold the weights under their names.
     """
     if ranks.several():
         config = opened(AutoConfig, folder)
@@ -120,36 +120,38 @@ def outline(folder: Path, kind: Any) -> PreTrainedModel:
 
 
 def stored(model: PreTrainedModel, folder: Path) -> dict[str, str]:
-    """Returns the names in the folder's files by those in the model; a body may be stored with a head, or without."""
+    """Return the names in the folder's files by the names in the model; a body may be stored with or without a head."""
     keys: set[str] = set()
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
             keys.update(opened.keys())
     prefix = f"{model.base_model_prefix}."
-    found = {}
+    stored_names = {}
     for name, _ in model.named_parameters():  # a tied head once
         for key in (name, f"{prefix}{name}", name.removeprefix(prefix)):
             if key in keys:
-                found[name] = key
+                stored_names[name] = key
                 break
-    return found
+    return stored_names
 
 
 @torch.no_grad()
 def settle(network: nn.Module, model: PreTrainedModel, folder: Path, device: str) -> None:
-    """Gives memory to an outlined model that is sharded by now, and to the rest of its network, which starts at zero;
-    then reads this rank's shards."""
+    """Give memory to a sharded outline and its network, and read this rank's shards.
+
+    Weights of the network that are not the model's, such as the critic's head, start at zero.
+    """
     network.to_empty(device=device)
     model.tie_weights()
     for parameter in network.parameters():
         parameter.zero_()
     for module in model.modules():
         if module._buffers:
-            model._init_weights(module)  # what is in no file, such as the frequencies of a rotary embedding
+            model._init_weights(module)  # buffers that are in no file, such as the frequencies of rotary embeddings
     weights = dict(model.named_parameters())
     fill({key: weights[name] for name, key in stored(model, folder).items()}, folder)
 
 
 def fill(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Reads tensors by name from the safetensors files of a folder, of shards only the rows that are here."""
+    """Read tensors by name from the safetensors files of a folder; of shards only this rank's rows."""
     dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)

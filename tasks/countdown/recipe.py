@@ -50,7 +50,7 @@ class Recipe:
 
     def identity(self) -> dict[str, Any]:
         """Returns all that defines the model; two ways to write the same task make no difference."""
-        task = identities.of(self.countdown)
+        task = identities.component_identity(self.countdown)
         return {"recipe": {**dataclasses.asdict(self), "task": task}, "version": VERSION}
 
     def summary(self) -> str:

@@ -58,7 +58,7 @@ def test_a_cell_whose_disk_is_full_keeps_its_state(narrow: tuple[Path, str]) -> 
     place, why = narrow
     cell = place / "cell"
     cell.mkdir()
-    with lease.held(cell):
+    with lease.hold(cell):
         State("running", durable_step=3).write(cell)
         with pytest.raises(Unwritten, match=why):
             State("failed", "y" * 2 * ROOM).write(cell)
@@ -85,3 +85,16 @@ def test_a_command_names_the_file_and_the_cause(
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"entrobench: {place / 'table.txt'} cannot be written: {why}; ")
     assert not os.listdir(place)
+
+
+def test_others_can_read_a_folder_whose_files_were_made_for_their_owner_alone(tmp_path: Path) -> None:
+    """As safetensors makes them."""
+    with files.atomic_folder(tmp_path / "model") as folder:
+        (folder / "model.safetensors").touch(mode=0o600)
+        (folder / "run.sh").touch(mode=0o700)
+    (tmp_path / "usual").touch()
+    usual = (tmp_path / "usual").stat().st_mode & 0o777
+    assert usual & 0o044, "this test needs a umask that lets others read"
+    assert (tmp_path / "model/model.safetensors").stat().st_mode & 0o777 == usual
+    assert (tmp_path / "model/run.sh").stat().st_mode & 0o777 == usual | 0o700
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "run.sh"}

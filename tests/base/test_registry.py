@@ -70,7 +70,7 @@ def test_nothing_else_is_a_value(written: str) -> None:
 
 @pytest.mark.parametrize("character", ["\x00", "\n", "\x1b", "\x7f", "\u202e", "\u2028", "\ud800"])
 def test_what_cannot_be_seen_is_in_no_spec(character: str) -> None:
-    with pytest.raises(UserError, match="holds a character that cannot be seen"):
+    with pytest.raises(UserError, match="holds an invisible character"):
         registry.parse(f"aime24(instruction='a{character}b')")
 
 

@@ -19,7 +19,7 @@ from harness.base import registry
 from harness.base.errors import UserError
 from harness.base.schema import ALLOWED, Range, check, choice, number, numbers, section, typed
 from harness.base.shape import Shape
-from harness.composition import components
+from harness.composition import method_classes
 from harness.config import Config
 from harness.study.assess import Wanted
 from tasks.countdown import Countdown
@@ -160,7 +160,7 @@ def sections(given: Any, where: str) -> Iterator[tuple[Any, str]]:
             yield from sections(inner(), f"{where}{each.name}.")
 
 
-SPECS: dict[str, type] = {**components(METHODS), "countdown": Countdown}
+SPECS: dict[str, type] = {**method_classes(METHODS), "countdown": Countdown}
 SETTINGS = [
     *sections(Config(), ""),
     *((cls(), f"{name}.") for name, cls in SPECS.items()),

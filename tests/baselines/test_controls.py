@@ -148,9 +148,21 @@ def check(m: Method, c: Case, oracles: Callable[[Sequence[int]], Oracle], normal
         torch.testing.assert_close(c.logits_TV.grad, torch.tensor(by_token, dtype=torch.float64), rtol=RTOL, atol=ATOL)
 
 
-@pytest.mark.parametrize("normalise", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("template", ORACLES)
-def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str, normalise: str) -> None:
+def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str) -> None:
+    c = case(2, groups=6, size=4)
+    check(method(template.format("normalise=token")), c, lambda rows: ORACLES[template](c, rows), "token")
+
+
+# The denominator is the objective's, whatever the control; so one control of each kind of denominator is enough. Clip_B
+# (test_clips.py) and SIREN below have all three as well.
+KEEPS = "grpo({})+top_entropy(share=0.33, reference_denominator=true)"
+ADDS = "grpo({})+kl_cov(coefficient=0.4)"
+
+
+@pytest.mark.parametrize("normalise", ["sequence", "constant"])
+@pytest.mark.parametrize("template", [KEEPS, ADDS])
+def test_other_denominators_add_up_to_the_loops_too(template: str, normalise: str) -> None:
     c = case(2, groups=6, size=4)
     check(method(template.format(f"normalise={normalise}")), c, lambda rows: ORACLES[template](c, rows), normalise)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ from loops import Oracle
 from ragged import Case, case, stats_of
 
 import baselines
+from baselines.ppo import Ppo
 from harness.base.errors import UserError
 from harness.composition import Method, Signal
 from harness.method import Composition
@@ -158,7 +161,8 @@ def test_gae_is_its_double_sum(gamma: float, lam: float, longest: int) -> None:
     c = case(4, longest=longest)
     m = method(f"ppo(gamma={gamma}, lam={lam})")
     expected = loops.gae(c, gamma, lam)
-    raw = m.objective.advantages(c.old, c.batch)
+    assert isinstance(m.objective, Ppo)
+    raw = m.objective.estimated(c.old, c.batch)
     assert raw.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
     signal = m.signal(c.old, c.batch, [c.batch])
     assert signal.advantages_T.tolist() == pytest.approx(loops.whitened(expected), rel=1e-10, abs=1e-10)
@@ -366,3 +370,15 @@ def test_every_method_says_in_a_line_what_it_is_and_where_it_comes_from(name: st
     assert first.endswith(".")
     assert "(" not in first, "the text that a dataclass without docstring gets"
     assert "arXiv:" in found.source
+
+
+# Their comparisons are tests of their own, or part of a composition's.
+ELSEWHERE = {"bapo", "adaptive_entropy", "overlong", "siren"}
+
+
+def test_every_method_is_compared_with_loops() -> None:
+    controls, objectives = importlib.import_module("test_controls"), importlib.import_module("test_objectives")
+    objective_specs = [spec for spec, *_ in objectives.CASES]
+    compared = [*ORACLES, *controls.ORACLES, *controls.RELEASES, *objective_specs]
+    names = set(re.findall(r"\w+", " ".join(compared)))
+    assert set(baselines.METHODS) - names == ELSEWHERE

@@ -31,7 +31,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hold(folder: Path, ready: Event, seconds: float = 60) -> None:
-    with lease.held(folder):
+    with lease.hold(folder):
         ready.set()
         time.sleep(seconds)
 
@@ -60,10 +60,10 @@ def writes(folder: Path) -> None:
 def test_one_process_holds_a_cell_and_gives_it_back(tmp_path: Path) -> None:
     assert lease.holder(tmp_path) is None
     for number in (1, 2):
-        with lease.held(tmp_path) as mine:
+        with lease.hold(tmp_path) as mine:
             assert mine == lease.Lease(tmp_path, number)
             assert lease.holder(tmp_path) == lease.Owner.me()
-            with lease.held(tmp_path, wait=0) as second:
+            with lease.hold(tmp_path, wait=0) as second:
                 assert second is None
             writes(tmp_path)
         assert lease.holder(tmp_path) is None
@@ -76,12 +76,12 @@ def test_a_dead_owner_is_known_at_once_on_its_machine(tmp_path: Path, other: Bas
     found = lease.holder(tmp_path)
     assert found is not None
     assert found.process == other.pid
-    with lease.held(tmp_path, wait=0) as mine:
+    with lease.hold(tmp_path, wait=0) as mine:
         assert mine is None
     other.kill()
     while lease.holder(tmp_path):  # until the kernel has ended it; nobody has read its exit code yet
         time.sleep(0.01)
-    with lease.held(tmp_path, wait=0) as mine:
+    with lease.hold(tmp_path, wait=0) as mine:
         assert mine is not None
         assert mine.number == 2
 
@@ -106,7 +106,7 @@ def test_on_another_machine_an_owner_is_dead_after_a_while_without_a_sign(
     process.kill()
     process.join()
     assert lease.holder(tmp_path) is not None, "so soon nobody knows"
-    with lease.held(tmp_path, wait=30) as mine:
+    with lease.hold(tmp_path, wait=30) as mine:
         assert mine is not None
 
 
@@ -119,7 +119,7 @@ def test_an_owner_that_wakes_up_writes_nothing_and_ends(tmp_path: Path) -> None:
     assert process.pid is not None
     assert ready.wait(30)
     os.kill(process.pid, signal.SIGSTOP)
-    with lease.held(tmp_path, wait=30) as mine:
+    with lease.hold(tmp_path, wait=30) as mine:
         assert mine is not None
         State("done").write(tmp_path)
         os.kill(process.pid, signal.SIGCONT)
@@ -145,7 +145,7 @@ def test_what_was_taken_over_is_fenced_wherever_its_owner_was(tmp_path: Path) ->
             with lease.fenced(new):
                 MetricsLog(tmp_path).truncate(1)
             line.write("late")
-        files.rooms[tmp_path] = old.room
+        files.lease_dirs[tmp_path] = old.room
         for context in (half, folder):
             with pytest.raises(Taken, match="another process has taken"):
                 context.__exit__(None, None, None)
@@ -164,7 +164,7 @@ def test_what_was_taken_over_is_fenced_wherever_its_owner_was(tmp_path: Path) ->
 
 def taker(folder: Path, meeting: Event, won: Path) -> None:
     meeting.wait()
-    with lease.held(folder, wait=0) as mine:
+    with lease.hold(folder, wait=0) as mine:
         if mine is not None:
             (won / str(os.getpid())).touch()
             time.sleep(0.3)
@@ -189,13 +189,13 @@ def test_of_many_that_take_it_at_once_one_gets_it(tmp_path: Path) -> None:
 def test_a_racer_who_looked_long_ago_gets_no_second_lease(tmp_path: Path) -> None:
     first = lease.take(tmp_path)
     assert first is not None
-    with lease.held(tmp_path, wait=0) as none:
+    with lease.hold(tmp_path, wait=0) as none:
         assert none is None
     second = lease.next_after(tmp_path, first)
     third = lease.next_after(tmp_path, second)
     assert third is not None
     assert lease.next_after(tmp_path, first) is None, "of number 2, whose place is empty again"
-    assert lease.last(tmp_path) == third
+    assert lease.newest_lease(tmp_path) == third
 
 
 def test_a_cell_is_removed_by_its_owner(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_copy_belongs_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     elsewhere(monkeypatch)
     os.utime(tmp_path / "leases" / "1" / "owner", (1e9, 1e9))
     assert lease.holder(tmp_path) is None
-    with lease.held(tmp_path, wait=0) as mine:
+    with lease.hold(tmp_path, wait=0) as mine:
         assert mine is not None
 
 
@@ -226,7 +226,7 @@ def test_a_lease_dated_ahead_of_the_clock_is_free_after_the_usual_while(
     os.utime(tmp_path / "leases" / "1" / "owner", (ahead, ahead))
     assert lease.holder(tmp_path) is not None, "so soon nobody knows"
     began = time.monotonic()
-    with lease.held(tmp_path, wait=30) as mine:
+    with lease.hold(tmp_path, wait=30) as mine:
         assert mine is not None
         assert time.monotonic() - began < 10
 
@@ -241,7 +241,7 @@ def test_an_owner_whose_clock_is_ahead_keeps_its_lease(tmp_path: Path, monkeypat
         process.start()
     assert ready.wait(30)
     elsewhere(monkeypatch)
-    with lease.held(tmp_path, wait=2) as mine:
+    with lease.hold(tmp_path, wait=2) as mine:
         assert mine is None
     process.kill()
     process.join()

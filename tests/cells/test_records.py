@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from harness import config, matrix
 from harness.base.errors import Damaged
 from harness.cells import checksums, lease, state
-from harness.cells.log import TAIL, MetricsLog, collapse, last_line, last_lines
+from harness.cells.log import TAIL, MetricsLog, collapse, last_lines
 from harness.cells.spec import CellSpec
 from harness.cells.state import Progress, State
 
@@ -21,7 +23,7 @@ def test_a_cell_is_what_its_folder_says(tmp_path: Path) -> None:
         read = CellSpec.read(tmp_path)
         assert read == planned.spec
         assert read.config == planned.settled
-        assert (read.cell, read.identity) == (planned.key, planned.identity)
+        assert (read.id, read.identity) == (planned.id, planned.identity)
 
 
 def test_the_state_changes_by_field(tmp_path: Path) -> None:
@@ -31,10 +33,10 @@ def test_the_state_changes_by_field(tmp_path: Path) -> None:
     assert state.change(tmp_path, reason="halfway") == State("running", "halfway", 4, 2.5)
     assert State.read(tmp_path) == State("running", "halfway", 4, 2.5)
     assert Progress.read(tmp_path).state == "stale", "nobody works on it"
-    with lease.held(tmp_path):
+    with lease.hold(tmp_path):
         assert Progress.read(tmp_path).state == "running"
     MetricsLog(tmp_path).append(7, 1.0, {"entropy/mean": 0.5})
-    checksums.write(tmp_path)
+    checksums.write_checksums(tmp_path)
     state.change(tmp_path, state="done", reason=None)
     assert Progress.read(tmp_path) == Progress("done", None, 7, {"entropy/mean": 0.5}, 2.5)
     state.change(tmp_path, collapsed=7)
@@ -64,9 +66,13 @@ def test_a_cell_collapses_at_the_first_step_with_less_entropy_than_the_bound(
 @pytest.mark.parametrize("name", ["state.json", "config.yaml", "metrics.jsonl"])
 def test_a_damaged_record_is_named(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape") + b"\n" * (name == "metrics.jsonl"))
-    read = {"state.json": State.read, "config.yaml": CellSpec.read, "metrics.jsonl": last_line}[name]
+    readers: dict[str, Callable[[Path], object]] = {
+        "state.json": State.read,
+        "config.yaml": CellSpec.read,
+        "metrics.jsonl": partial(last_lines, count=1),
+    }
     with pytest.raises(Damaged, match=f"^{tmp_path / name} is damaged: .") as error:
-        read(tmp_path)
+        readers[name](tmp_path)
     assert "\n" not in str(error.value)
 
 
@@ -95,4 +101,4 @@ def test_the_last_lines_are_whole_whatever_their_length(tmp_path: Path) -> None:
     with open(log.path, "a") as file:
         file.write('{"step": 5')
     assert steps(2) == [3, 4], "what is being written is no line yet"
-    assert last_line(tmp_path)["step"] == 4
+    assert steps(1) == [4]

@@ -13,14 +13,14 @@ from trainers import records
 
 from harness import cell as process
 from harness import config, matrix
-from harness.base import seal
+from harness.base import files, seal
 from harness.base.errors import Damaged
-from harness.cells import checkpoint_seal, checksums, evaluation_files, provenance, state
+from harness.cells import attempts, checkpoint_seal, checksums, evaluation_files, state
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
 from harness.commands import leaderboard, sync
-from harness.launch.launcher import prepare
+from harness.launch.launcher import prepare_cell
 from harness.matrix import Cell
 from harness.table.frames import BASE_MODEL
 
@@ -38,7 +38,7 @@ def cell_in(results: Path) -> Cell:
 
 def run(cell: Cell) -> None:
     """Does what a launcher and the process of a cell do."""
-    prepare(cell)
+    prepare_cell(cell)
     process.main(str(cell.folder), wait=0)
 
 
@@ -62,10 +62,10 @@ def interrupted(cell: Cell) -> None:
     """Makes a cell that is done one that was killed after its fourth step, with checkpoints of the second and that."""
     folder = cell.folder
     fifth = folder / "checkpoints" / "step-000005"
-    files_of = checkpoint_seal.read(fifth, cell.key)
+    files_of = checkpoint_seal.read_seal(fifth, cell.id)
     for step in (2, 4):
         copy = shutil.copytree(fifth, folder / "checkpoints" / f"step-{step:06d}")
-        checkpoint_seal.write(copy, cell.key, step, files_of)
+        checkpoint_seal.write_seal(copy, cell.id, step, files_of)
     shutil.rmtree(fifth)
     for path in folder.glob("*/*-000005.json*"):
         path.unlink()
@@ -136,25 +136,25 @@ def answer(path: Path) -> None:
 
 
 WRITTEN = "it is written again, with the hardware of the present configuration"
-GOES_ON, ANEW = "the cell goes on", "the cell begins anew, and the earlier attempt is kept in"
+RESUMES, AGAIN = "the cell resumes", "training starts at step 0, and the earlier attempt is kept in"
 HARM = [
-    ("state.json", empty, GOES_ON),
-    ("state.json", Path.unlink, GOES_ON),
-    ("sums.json", empty, GOES_ON),
-    ("sums.json", Path.unlink, GOES_ON),
-    ("sums.json", nothing, GOES_ON),
-    ("sums.json", null, GOES_ON),
+    ("state.json", empty, RESUMES),
+    ("state.json", Path.unlink, RESUMES),
+    ("sums.json", empty, RESUMES),
+    ("sums.json", Path.unlink, RESUMES),
+    ("sums.json", nothing, RESUMES),
+    ("sums.json", null, RESUMES),
     ("config.yaml", key, WRITTEN),
-    ("metrics.jsonl", digit, ANEW),
-    ("metrics.jsonl", Path.unlink, ANEW),
-    ("metrics.jsonl", cut, ANEW),
-    ("metrics.jsonl", garble, ANEW),
-    ("evals/countdown-000005.json", cut, ANEW),
-    ("evals/countdown-000000.json", Path.unlink, ANEW),
-    ("evals/countdown-000005.json", tamper, ANEW),
-    ("samples/evaluate-countdown-000005.jsonl", cut, ANEW),
-    (MODEL, cut, GOES_ON),
-    (MODEL, flip, GOES_ON),
+    ("metrics.jsonl", digit, AGAIN),
+    ("metrics.jsonl", Path.unlink, AGAIN),
+    ("metrics.jsonl", cut, AGAIN),
+    ("metrics.jsonl", garble, AGAIN),
+    ("evals/countdown-000005.json", cut, AGAIN),
+    ("evals/countdown-000000.json", Path.unlink, AGAIN),
+    ("evals/countdown-000005.json", tamper, AGAIN),
+    ("samples/evaluate-countdown-000005.jsonl", cut, AGAIN),
+    (MODEL, cut, RESUMES),
+    (MODEL, flip, RESUMES),
 ]
 
 
@@ -176,10 +176,10 @@ def test_a_cell_that_was_done_is_named_and_done_again(
     assert cell.progress().state == "done"
     assert records(cell.folder) == before
     assert (cell.folder / MODEL).read_bytes() == model
-    assert not list(checksums.changed(cell.folder))
+    assert not list(checksums.changed_records(cell.folder))
     again = Made.read(cell.folder)
-    assert (again == first) == (then != ANEW)
-    assert len(provenance.earlier(cell.folder)) == (then == ANEW)
+    assert (again == first) == (then != AGAIN)
+    assert len(attempts.earlier_attempts(cell.folder)) == (then == AGAIN)
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_a_cell_that_was_done_is_named_and_done_again(
 def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
     name: str, harm: Callable[[Path], None], kept: int | None, cell: Cell
 ) -> None:
-    """By the checkpoint that all steps before are there for; None: there is none, and it begins anew."""
+    """By the checkpoint that all steps before are there for; None: there is none, and training starts at step 0."""
     interrupted(cell)
     harm(cell.folder / name)
-    prepare(cell)
+    prepare_cell(cell)
     saved = {int(path.name.removeprefix("step-")) for path in (cell.folder / "checkpoints").glob("step-*")}
     if name == "made.json":
         noted = Made.read(cell.folder)
@@ -214,7 +214,7 @@ def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
     assert saved == ({step for step in (2, 4) if step <= kept} if kept else set())
     assert State.read(cell.folder).state == ("running" if kept else "planned")
     if name != "config.yaml":
-        assert (GOES_ON if kept else ANEW) in (cell.folder / "log.txt").read_text()
+        assert (RESUMES if kept else AGAIN) in (cell.folder / "log.txt").read_text()
     assert cell.spec == type(cell.spec).read(cell.folder)
     if kept == 2:
         assert State.read(cell.folder).durable_step == 2
@@ -257,8 +257,8 @@ def test_a_done_cell_keeps_its_numbers_without_a_model_and_a_checkpoint_to_make_
     assert str(now.reason).endswith("no checkpoint is left to make the model from, and the numbers are whole")
     assert (cell.folder / "model.damaged").is_dir()
     assert not (cell.folder / "model").exists()
-    assert not list(checksums.changed(cell.folder))
-    assert not provenance.earlier(cell.folder)
+    assert not list(checksums.changed_records(cell.folder))
+    assert not attempts.earlier_attempts(cell.folder)
 
 
 @pytest.mark.parametrize("lacking", ["a step", "an evaluation"])
@@ -274,7 +274,7 @@ def test_without_a_checkpoint_a_cell_keeps_no_numbers_that_are_not_whole(lacking
         (cell.folder / "evals" / "countdown-000005.json").unlink()
     run(cell)
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
-    assert len(provenance.earlier(cell.folder)) == 1
+    assert len(attempts.earlier_attempts(cell.folder)) == 1
 
 
 def test_a_state_that_says_done_too_early_is_not_believed(cell: Cell) -> None:
@@ -292,11 +292,11 @@ def test_a_cell_with_no_checkpoint_but_one_of_another_cell_begins_anew(cell: Cel
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     fourth = cell.folder / "checkpoints" / "step-000004"
-    checkpoint_seal.write(fourth, "0123456789ab", 4, checkpoint_seal.read(fourth, cell.key))
+    checkpoint_seal.write_seal(fourth, "0123456789ab", 4, checkpoint_seal.read_seal(fourth, cell.id))
     shutil.rmtree(cell.folder / "checkpoints" / "step-000002")
     run(cell)
     said = (cell.folder / "log.txt").read_text()
-    assert f"{fourth} is damaged: it is of the cell 0123456789ab, not of {cell.key}" in said
+    assert f"{fourth} is damaged: it is of the cell 0123456789ab, not of {cell.id}" in said
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
     assert (cell.folder / MODEL).read_bytes() == model
 
@@ -307,10 +307,12 @@ def test_a_cell_whose_checkpoints_are_all_damaged_begins_anew(cell: Cell, capsys
     for path in cell.folder.glob("checkpoints/step-*/shard-*"):
         flip(path)
     run(cell)
-    assert "begins anew: the earlier attempt was left without a whole checkpoint" in capsys.readouterr().out
+    assert (
+        "training starts at step 0: the earlier attempt was left without a whole checkpoint" in capsys.readouterr().out
+    )
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
     assert (cell.folder / MODEL).read_bytes() == model
-    assert len(provenance.earlier(cell.folder)) == 1
+    assert len(attempts.earlier_attempts(cell.folder)) == 1
 
 
 def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, tmp_path: Path) -> None:
@@ -319,12 +321,12 @@ def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, 
     cell.folder.rename(other.folder)
     now = other.progress()
     assert (now.state, now.metrics) == ("failed", {})
-    assert now.reason == f"{other.folder / 'config.yaml'} is damaged: it is of the cell {cell.key}"
-    prepare(other)
+    assert now.reason == f"{other.folder / 'config.yaml'} is damaged: it is of the cell {cell.id}"
+    prepare_cell(other)
     assert other.progress().state == "planned"
     assert type(other.spec).read(other.folder) == other.spec
-    [aside] = provenance.earlier(other.folder)
-    assert type(cell.spec).read(aside).cell == cell.key
+    [aside] = attempts.earlier_attempts(other.folder)
+    assert type(cell.spec).read(aside).id == cell.id
 
 
 def test_a_configuration_that_was_changed_costs_its_cell_alone(
@@ -337,8 +339,8 @@ def test_a_configuration_that_was_changed_costs_its_cell_alone(
     assert f"{cell.folder / 'config.yaml'} is damaged: it does not fit its sum" in " ".join(
         capsys.readouterr().out.split()
     )
-    assert any(checksums.changed(cell.folder)), "by which `run` takes it up"
-    prepare(cell)
+    assert any(checksums.changed_records(cell.folder)), "by which `run` takes it up"
+    prepare_cell(cell)
     assert sync.sync(cell.config, [cell])[1] == 0
     [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
     assert json.loads(outcome.read_text())["hours"] == hours
@@ -354,15 +356,15 @@ def test_no_line_that_was_changed_is_sent(harm: Callable[[Path], None], cell: Ce
 
 def test_scores_that_do_not_follow_from_the_answers_are_named(cell: Cell) -> None:
     for line in MetricsLog(cell.folder).read():
-        for path, record in evaluation_files.every(cell.folder):
+        for path, record in evaluation_files.all_evaluations(cell.folder):
             if record["step"] == line["step"]:
-                evaluation_files.check(path, record, line["metrics"])
+                evaluation_files.check_scores(path, record, line["metrics"])
     metrics = MetricsLog(cell.folder).read()[-1]["metrics"]
     path = cell.folder / "evals" / "countdown-000005.json"
     for name in ("avg", "pass@2"):
         wrong = {**metrics, f"eval/countdown/{name}": metrics[f"eval/countdown/{name}"] + 1 / 6}
         with pytest.raises(Damaged, match=rf"its answers give eval/countdown/{name} = "):
-            evaluation_files.check(path, evaluation_files.read(path), wrong)
+            evaluation_files.check_scores(path, evaluation_files.read_evaluation(path), wrong)
 
 
 def test_a_model_is_read_again_if_it_was_written_since_and_may_be_removed(
@@ -372,24 +374,24 @@ def test_a_model_is_read_again_if_it_was_written_since_and_may_be_removed(
     for path in (tmp_path / "metrics.jsonl", tmp_path / MODEL):
         path.write_text("as it was")
     (tmp_path / "config.yaml").write_text(seal.close_yaml("{}\n"))
-    checksums.write(tmp_path)
+    checksums.write_checksums(tmp_path)
     read: list[str] = []
-    digest = checksums.digest
+    digest = files.sha256_of
 
     def noting(path: Path) -> str:
         read.append(path.name)
         return digest(path)
 
-    monkeypatch.setattr(checksums, "digest", noting)
-    assert not list(checksums.changed(tmp_path))
+    monkeypatch.setattr(files, "sha256_of", noting)
+    assert not list(checksums.changed_records(tmp_path))
     (tmp_path / MODEL).touch()
-    assert not list(checksums.changed(tmp_path))
+    assert not list(checksums.changed_records(tmp_path))
     assert read == ["metrics.jsonl", "metrics.jsonl", "model.safetensors"]
     (tmp_path / MODEL).unlink()
-    assert [name for _, name in checksums.changed(tmp_path)] == [MODEL]
+    assert [name for _, name in checksums.changed_records(tmp_path)] == [MODEL]
     (tmp_path / "model").rmdir()
     checksums.check_sizes(tmp_path)
-    assert not list(checksums.changed(tmp_path))
+    assert not list(checksums.changed_records(tmp_path))
 
 
 def test_sums_that_are_no_sums_are_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import cli, config
-from harness.cells import lease, provenance
+from harness.cells import attempts, lease, provenance
 from harness.cells.state import State
 from harness.matrix import cells, claim
 
@@ -26,10 +26,10 @@ def results(tmp_path: Path) -> Path:
     claim(ours)
     for cell in (*cells(ours), *cells(others)):
         cell.spec.write(cell.folder)
-        attempt = provenance.begin(cell.folder, {"grpo": "1"}, "cpu", None)
+        attempt = provenance.begin_attempt(cell.folder, {"grpo": "1"}, "cpu", None)
         State("done").write(cell.folder)
-    aside = provenance.set_aside(
-        cells(ours)[0].folder, provenance.begin(cells(ours)[0].folder, {"grpo": "1"}, "cpu", None)
+    aside = attempts.set_aside(
+        cells(ours)[0].folder, provenance.begin_attempt(cells(ours)[0].folder, {"grpo": "1"}, "cpu", None)
     )
     assert aside.is_dir()
     assert attempt.sources
@@ -81,7 +81,7 @@ def test_what_no_configuration_means_goes_and_the_rest_stays(results: Path, caps
     assert told.count("left by a process that ended while it wrote") == 2
     assert "removed 5 of 5" in told
     clean(results, code=0)
-    assert "holds nothing but what this configuration means" in capsys.readouterr().out
+    assert "holds only cells of this configuration: nothing to clean" in capsys.readouterr().out
 
 
 def test_nobody_to_ask(results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +116,8 @@ def test_a_cell_that_a_process_works_on_stays(results: Path, capsys: pytest.Capt
     ours, other = (
         cells(config.load("smoke", [f"results={results}", *more]))[0].folder for more in ([], ["train.lr=0.5"])
     )
-    [aside] = provenance.earlier(ours)
-    with lease.held(ours), lease.held(other):
+    [aside] = attempts.earlier_attempts(ours)
+    with lease.hold(ours), lease.hold(other):
         clean(results, "--yes", code=0)
     assert other.is_dir()
     assert aside.is_dir(), "its process may be moving files there"

@@ -39,7 +39,7 @@ SHIPPED = ", ".join(sorted(path.stem for path in (REPOSITORY / "configs").glob("
         ),
         (["run", "demo", "--jobs", "two"], "--jobs is 'two'; it must be a whole number"),
         (["run", "demo", "--jobs"], "run: --jobs: expected one argument"),
-        (["list", "models", "more"], "list does not know what to do with 'more'; see entrobench list --help"),
+        (["list", "models", "more"], "list does not take the argument 'more'; see entrobench list --help"),
         (["data", "prepar"], "unknown action 'prepar'; did you mean 'prepare'?"),
         (["status", "dem\x1b[2Jo"], "no configuration is called 'dem\\x1b[2Jo'; allowed: "),
     ],
@@ -59,9 +59,9 @@ def test_alone_it_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_overrides_may_stand_behind_options() -> None:
-    arguments = cli.parse(["run", "demo", "a=1", "--jobs", "2", "b=2"])
+    arguments = cli.parse_command(["run", "demo", "a=1", "--jobs", "2", "b=2"])
     assert (arguments.config, arguments.overrides, arguments.jobs) == ("demo", ["a=1", "b=2"], 2)
-    assert cli.parse(["run", "demo"]).overrides == []
+    assert cli.parse_command(["run", "demo"]).overrides == []
 
 
 def test_the_version_names_the_commit_of_a_checkout(

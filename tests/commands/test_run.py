@@ -1,12 +1,20 @@
-"""How many cells `entrobench run` puts side by side where nobody says it."""
+"""How many cells `entrobench run` puts side by side, and when it asks before it trains."""
 
 from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
 
 import pytest
 
 from harness import config
 from harness.base.errors import UserError
+from harness.cells import attempts, checksums, provenance
+from harness.cells.state import State
 from harness.commands import run
+from harness.matrix import Cell, cells
 from harness.plan.machine import Device, Machine
 from harness.rollout import models
 
@@ -42,7 +50,7 @@ def test_cells_share_the_cores(
 def test_cells_share_the_gpus(overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(run.devices, "gpus", lambda: ["a", "b", "c", "d"])
-    found = run.local(config.load("demo", overrides), None)
+    found = run.local(config.load("demo", ["hardware.device=cuda", *overrides]), None)
     assert (found.jobs, found.pool is None) == (jobs, "hardware.device=cpu" in overrides)
 
 
@@ -55,5 +63,89 @@ def test_the_base_models_are_named_by_their_digests() -> None:
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(run.devices, "gpus", lambda: ["a", "b"])
-    with pytest.raises(UserError, match=r"hardware.ranks is 4, and each needs a GPU of its own; here are 2"):
-        run.local(config.load("demo", ["hardware.ranks=4"]), None)
+    with pytest.raises(
+        UserError, match=r"hardware.ranks is 4, and each rank needs its own GPU, but this machine has 2 GPUs"
+    ):
+        run.local(config.load("demo", ["hardware.device=cuda", "hardware.ranks=4"]), None)
+
+
+@pytest.mark.parametrize(
+    ("uri", "hint"),
+    [
+        ("sqlite:///results/mlflow.db", "mlflow ui --backend-store-uri sqlite:///results/mlflow.db"),
+        ("http://tracking.local:5000", "MLflow at http://tracking.local:5000"),
+        ("HTTPS://tracking.local", "MLflow at HTTPS://tracking.local"),
+        ("databricks", "MLflow at databricks"),
+    ],
+)
+def test_the_hint_names_a_command_that_works_or_the_server(uri: str, hint: str) -> None:
+    assert run.mlflow_hint(uri) == hint
+
+
+# Cells that are done and were edited since
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> list[Cell]:
+    """Return two cells that are done, the second by another version of its method."""
+    planned = cells(config.load("smoke", [f"results={tmp_path}"]))
+    for cell in planned:
+        sources = dict(cell.sources)
+        if cell.method == "clip_b":
+            sources["clip_b"] = "another"
+        cell.spec.write(cell.folder)
+        provenance.begin_attempt(cell.folder, sources, "cpu", None)
+        (cell.folder / "metrics.jsonl").write_text("")
+        checksums.write_checksums(cell.folder)
+        State("done").write(cell.folder)
+    return planned
+
+
+WHY = r"1 cell was made by another version of clip_b \(clip_b seed 0\)"
+
+
+def test_without_a_terminal_edited_cells_are_not_trained_again(
+    done: list[Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    todo = run.unfinished(done, keep_stale=False)
+    assert [cell.method for cell in todo] == ["clip_b"]
+    with pytest.raises(UserError, match=rf"{WHY}; .* use --rerun-edited .*, to keep the numbers use --keep-stale"):
+        run.may_train_again(todo, rerun_edited=False)
+    assert run.may_train_again(todo, rerun_edited=True)
+    assert run.unfinished(done, keep_stale=True) == []
+    State("failed").write(todo[0].folder)
+    assert run.may_train_again(todo, rerun_edited=False), "only numbers that count are worth a question"
+
+
+@pytest.mark.parametrize(("answer", "agreed"), [("y", True), ("Yes", True), ("n", False), ("", False)])
+def test_on_a_terminal_it_asks(
+    answer: str, agreed: bool, done: list[Cell], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions: list[str] = []
+
+    def answering(question: str) -> str:
+        questions.append(question)
+        return answer
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", answering)
+    assert run.may_train_again(done[1:], rerun_edited=False) == agreed
+    assert questions == ["Train 1 cell that is done again from step 0? [y/N] "]
+    assert re.search(WHY, capsys.readouterr().out)
+
+
+def test_an_edit_that_is_undone_needs_no_question(done: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    folder = done[1].folder
+    made = provenance.Made.read(folder)
+    assert made is not None
+    dataclasses.replace(made, sources=done[1].sources).write(folder)
+    attempts.set_aside(folder, dataclasses.replace(made, sources=done[1].sources))
+    provenance.begin_attempt(folder, done[1].sources | {"clip_b": "another"}, "cpu", None)
+    State("done").write(folder)
+    todo = run.unfinished(done, keep_stale=False)
+    assert todo == done[1:]
+    assert run.may_train_again(todo, rerun_edited=False)
+    assert run.take_back_undone_edits(todo)
+    assert run.unfinished(done, keep_stale=False) == []

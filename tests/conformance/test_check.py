@@ -407,7 +407,7 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
     "deaf": (Deaf, "rewards", "the advantages do not follow shaped rewards"),
     "explodes": (Explodes, "edges", r"the loss is not finite where log ratios of \+-30"),
     "forgetful": (Forgetful, "memory", "state leaves something out"),
-    "half_forgetful": (HalfForgetful, "memory", "load_state does not bring back"),
+    "half_forgetful": (HalfForgetful, "memory", "a loaded memory is not the one"),
     "gossip": (Gossip, "memory", "the memory is shared"),
     "falsely_silent": (FalselySilent, "silence", "a response whose tokens have no advantage has a gradient"),
     "unused": (Unused, "needs", "unused declares the need 'sum_p2' and reads nothing that it gives"),
@@ -601,7 +601,7 @@ def test_no_method_takes_the_findings_of_another(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(miniature, "ROUNDS", 2)
     specs = ["bare", "beyond", "bare_log", "abrupt", "five", "half"]
-    assert command.call(cli.parse(["check", *specs, "--plugin", "neighbours", "--format", "json"])) == 1
+    assert command.call(cli.parse_command(["check", *specs, "--plugin", "neighbours", "--format", "json"])) == 1
     reports = json.loads(capsys.readouterr().out)
     assert [each["method"] for each in reports] == specs
     found = {each["method"]: {row["check"]: row for row in each["findings"]} for each in reports}
@@ -644,13 +644,13 @@ def test_a_failure_of_a_check_is_a_failure_of_the_command_and_says_what_to_do(
     monkeypatch.setattr(miniature, "ROUNDS", 2)
     wrong = Finding("ranks", False, "they are others", "sort it")
     monkeypatch.setattr(two_ranks, "check", lambda specs, plugins: dict.fromkeys(specs, wrong))
-    assert command.call(cli.parse(["check", "grpo"])) == 1
+    assert command.call(cli.parse_command(["check", "grpo"])) == 1
     printed = capsys.readouterr().out
     assert "grpo, ranks: they are others. Sort it." in printed
     assert "1 of 1 method failed" in printed
     right = Finding("ranks", True, "they are the same")
     monkeypatch.setattr(two_ranks, "check", lambda specs, plugins: dict.fromkeys(specs, right))
-    assert command.call(cli.parse(["check", "grpo", "ppo", "--format", "json"])) == 0
+    assert command.call(cli.parse_command(["check", "grpo", "ppo", "--format", "json"])) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(each["method"], each["passed"]) for each in found] == [("grpo", True), ("ppo", True)]
     numbers = [{name: x for finding in each["findings"] for name, x in finding["numbers"].items()} for each in found]
@@ -687,7 +687,7 @@ def test_what_a_clip_drops_is_told_by_quadrant() -> None:
 )
 def test_mistakes_get_one_sentence(arguments: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        command.call(cli.parse(["check", *arguments]))
+        command.call(cli.parse_command(["check", *arguments]))
 
 
 # Ranks

@@ -42,7 +42,7 @@ def test_where_a_cell_computes(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert devices.kind(wanted) == kind
+    assert devices.resolve_device(wanted) == kind
 
 
 def test_what_torch_was_built_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_gpu_that_is_cut_into_parts_is_its_parts() -> None:
   MIG 3g.40gb     Device  1: (UUID: MIG-8f1e2a3c-0000-5555-8888-1234567890ac)
 GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-1f7a1a05-bf75-e5b2-7b8f-0e2f1c1e9d6f)
 """
-    assert devices.listed(told) == [
+    assert devices.parse_gpu_list(told) == [
         "MIG-8f1e2a3c-0000-5555-8888-1234567890ab",
         "MIG-8f1e2a3c-0000-5555-8888-1234567890ac",
         "GPU-1f7a1a05-bf75-e5b2-7b8f-0e2f1c1e9d6f",

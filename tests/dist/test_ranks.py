@@ -27,7 +27,7 @@ from harness.cells.state import State
 from harness.tokens import metrics
 from harness.tokens import statistics as tokenstats
 from harness.tokens.metrics import Stopwatch
-from harness.train.collect import Answered, Collected, dealt
+from harness.train.collect import Answered, Collected, shared_out
 from harness.train.policy import Policy
 from tasks import Problem, Verdict, Verifier
 from tasks.countdown import Countdown
@@ -173,7 +173,7 @@ def test_two_ranks_log_the_mean_of_all_tokens_of_an_update(tmp_path: Path) -> No
 
 def of_rank(rank: int, whole: Collected) -> list[Answered]:
     """Returns half of each of two mini-batches, with about half of its tokens."""
-    owners = dealt([each.tokens for each in whole.answered], 2, 2)
+    owners = shared_out([each.tokens for each in whole.answered], 2, 2)
     assert owners != [0, 0, 1, 1, 0, 0, 1, 1], "otherwise no group moves to another rank than the one that sampled it"
     return [each for each, owner in zip(whole.answered, owners, strict=True) if owner == rank]
 
@@ -188,13 +188,13 @@ def plain(found: Answered) -> tuple[object, ...]:
 def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one_rank_fails.py").write_text(
         "from dataclasses import dataclass\n"
-        "from harness.base import ranks\n"
+        "from harness.dist import ranks\n"
         "from harness.method import Control\n"
         "from harness.train.policy import CellFailure\n"
         "@dataclass(frozen=True)\n"
         "class Failing(Control):\n"
         "    def weights(self, old, advantages_T, batch):\n"
-        "        if ranks.number() == 1:\n"
+        "        if ranks.own_rank() == 1:\n"
         "            raise CellFailure('the second rank has had enough')\n"
         "        return 1.0\n"
         "METHODS = {'failing': Failing}\n"
@@ -240,7 +240,7 @@ def trained(folder: Path, groups: Sequence[int], recompute: bool) -> dict[str, t
             assert current.entropy is not None
             policy.backward((0.1 * current.entropy - 0.5 * current.logp).sum() / 500)
         found[f"norm {update}"] = torch.tensor(policy.step(1))
-    return found | {name: ranks.whole(weight.detach()) for name, weight in policy.module.named_parameters()}
+    return found | {name: ranks.whole_weight(weight.detach()) for name, weight in policy.module.named_parameters()}
 
 
 UNEQUAL = ([0, 1, 2], [3, 4, 5, 6, 7])
@@ -306,3 +306,30 @@ def test_activations_computed_again_are_the_same(tmp_path: Path) -> None:
     assert norm_again == pytest.approx(norm, rel=1e-4)
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
+
+
+# Work that rank 0 alone asks for
+
+
+def tenfold(items: list[int], *, plus: int) -> list[int]:
+    assert items, "nobody is asked for nothing"
+    return [10 * item + plus + ranks.own_rank() for item in items]
+
+
+def share_main(rank: int, folder: Path) -> None:
+    with ranks.on_all_ranks(tenfold) as work:
+        found = None if work is None else [work([1, 2, 3], plus=4), work([7], plus=0)]
+    files.write_json(folder / f"{rank}.json", {"found": found})
+
+
+@pytest.mark.processes
+def test_two_ranks_share_what_the_first_one_asks_for(tmp_path: Path) -> None:
+    on_ranks(share_main, tmp_path)
+    assert files.read_json(tmp_path / "0.json")["found"] == [[14, 25, 34], [70]]
+    assert files.read_json(tmp_path / "1.json")["found"] is None
+
+
+def test_alone_the_work_is_done_here() -> None:
+    with ranks.on_all_ranks(lambda items: [-item for item in items]) as work:
+        assert work is not None
+        assert work([1, 2]) == [-1, -2]

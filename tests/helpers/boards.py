@@ -41,7 +41,7 @@ class Made:
         """
         cell.spec.write(cell.folder)
         log, start = MetricsLog(cell.folder), next(self.clock)
-        attempt = provenance.Made(cell.key, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
+        attempt = provenance.Made(cell.id, start, "0.1.0", "c" * 40, False, cell.sources, {}, "a processor", "cpu")
         if noted:
             dataclasses.replace(attempt, **fields).write(cell.folder)
         evaluated = {"eval/countdown/distinct_answers": 0.25, "eval/countdown/after_answer": 0.125}
@@ -55,8 +55,8 @@ class Made:
                 distinct = [min(sum(row), MOST_DISTINCT) for row in right]
                 told = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
                 told |= {"right_distinct": distinct, "solutions": [2 * MOST_DISTINCT] * len(PROBLEMS)}
-                evaluation_files.write(cell.folder, told)
-        checksums.write(cell.folder)
+                evaluation_files.write_evaluation(cell.folder, told)
+        checksums.write_checksums(cell.folder)
         State(state, durable_step=1, seconds=1800, device="cpu").write(cell.folder)
         sync.sync(cell.folder, self.config.tracking_uri)
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness import cell, config
 from harness.cells.state import State
-from harness.matrix import Cell, Shared
+from harness.matrix import Cell
 
 # Critic, reference model, entropy with gradient, a control with a memory, batch statistics: all that ranks may share.
 METHOD = "ppo(kl_coef=0.01)+clip_b(share=0.05)+adaptive_entropy(target=9,delta=0.01,highest=1)"
@@ -21,7 +21,7 @@ SETTINGS += ["eval.every=2", "eval.problems=9", "eval.samples=4", "eval.k=2", "h
 def write(folder: Path, *overrides: str, method: str = METHOD) -> None:
     """What a launcher leaves for the process of a cell."""
     settings = config.load("demo", [*SETTINGS, *overrides])
-    Cell(settings, method, "countdown", "countdown-tiny", seed=0, shared=Shared(settings)).spec.write(folder)
+    Cell.of(settings, method, "countdown", "countdown-tiny", seed=0).spec.write(folder)
     State("running").write(folder)
 
 

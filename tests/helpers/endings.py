@@ -15,5 +15,5 @@ def end(folder: Path, **fields: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     before = State.known(folder)
     (folder / log.FILE).touch()
-    checksums.write(folder)
+    checksums.write_checksums(folder)
     dataclasses.replace(before, state="done", **{"reason": None, **fields}).write(folder)

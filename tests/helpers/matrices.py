@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.base import files
 from harness.cells import checksums, evaluation_files
+from harness.cells.key import CellKey
 from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
@@ -37,7 +38,7 @@ def specs(
     for number, (seed, task, model, method) in enumerate(itertools.product(seeds, tasks, models, methods)):
         identity = {"method": [{"component": "Invented", "share": 0.02}], "train": {"lr": 0.1}, "seed": seed}
         settings = dataclasses.asdict(config)
-        found.append(CellSpec(f"{number:012x}", name, method, task, model, seed, identity, settings))
+        found.append(CellSpec(f"{number:012x}", name, CellKey(method, task, model, seed), identity, settings))
     return found
 
 
@@ -91,13 +92,13 @@ def fill(
     log = MetricsLog(folder)
     log.append(0, began, {"time/evaluate_s": 0.5})
     for step in range(1, STEPS + 1):
-        log.append(step, began + 60.0 * step, metrics_of(level, spec.seed, step))
+        log.append(step, began + 60.0 * step, metrics_of(level, spec.key.seed, step))
     for task, step in itertools.product(tasks, (0, 2, STEPS)):
-        right = right_of(level, spec.seed, step)
+        right = right_of(level, spec.key.seed, step)
         record = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
         distinct = [distinct_right(level, problem, row) for problem, row in zip(PROBLEMS, right, strict=True)]
         record |= {"right_distinct": distinct, "solutions": SOLUTIONS}
-        evaluation_files.write(folder, record)
+        evaluation_files.write_evaluation(folder, record)
         files.write_lines(
             folder / "samples" / f"evaluate-{task}-{step:06d}.jsonl",
             [
@@ -111,7 +112,7 @@ def fill(
                 for problem, verdicts in zip(PROBLEMS, right, strict=True)
             ],
         )
-    checksums.write(folder)
+    checksums.write_checksums(folder)
     State("done", durable_step=STEPS, device="cpu").write(folder)
 
 
@@ -120,7 +121,7 @@ def fail(folder: Path, spec: CellSpec, reason: str) -> None:
     spec.write(folder)
     log = MetricsLog(folder)
     log.append(0, BEGAN, {"time/evaluate_s": 0.5})
-    log.append(1, BEGAN, metrics_of(9, spec.seed, 1))
+    log.append(1, BEGAN, metrics_of(9, spec.key.seed, 1))
     State("failed", reason=reason, durable_step=1, device="cpu").write(folder)
 
 
@@ -139,11 +140,11 @@ def experiment(
     """Feeds MLflow with a matrix in which some methods and seeds failed; each task is evaluated by itself."""
     cells = specs(name, methods, tasks, models, seeds)
     for spec in cells:
-        folder = root / spec.cell
-        if (spec.method, spec.seed) in failed:
+        folder = root / spec.id
+        if (spec.key.method, spec.key.seed) in failed:
             fail(folder, spec, f"out of memory {text}")
         else:
-            fill(folder, spec, [spec.task], [*methods].index(spec.method), text)
+            fill(folder, spec, [spec.key.task], [*methods].index(spec.key.method), text)
         sync.sync(folder, uri)
     return cells
 

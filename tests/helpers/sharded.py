@@ -93,7 +93,7 @@ class Gathered:
     alive: weakref.WeakSet[Tensor] = field(default_factory=weakref.WeakSet)
 
     def counting(self) -> AbstractContextManager[object]:
-        gather = ranks.whole
+        gather = ranks.whole_weight
 
         def whole(weight: Tensor) -> Tensor:
             assert isinstance(weight, DTensor)
@@ -142,7 +142,7 @@ def work(engine: E, name: str, dtype: torch.dtype, rank: int, leaving: Leaving[E
                 seen["groups"].append(sample(engine, shares[rank]))
             dist.barrier()
 
-    old = {key: ranks.whole(weight) for key, weight in model.state_dict().items()}
+    old = {key: ranks.whole_weight(weight) for key, weight in model.state_dict().items()}
     for fault, names in (("absent on rank 1", ""), ("partial on rank 1", STALE)):
         change(shards)
         with leaving(engine, names, old) if rank == 1 else contextlib.nullcontext():

@@ -10,7 +10,7 @@ import torch
 
 from harness import config
 from harness.batch import Rollout
-from harness.matrix import Cell, Shared
+from harness.matrix import Cell
 from harness.tokens.metrics import Stopwatch
 from harness.train import parts
 from harness.trainer import Trainer
@@ -32,8 +32,8 @@ SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=0"]
 def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
     torch.set_num_threads(1)
     settings = config.load("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
-    planned = Cell(settings, method, "countdown", "countdown-tiny", seed=0, shared=Shared(settings))
-    trainer = Trainer(parts.build(planned.spec, Verifier()), folder)  # which Countdown asks nothing
+    planned = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0)
+    trainer = Trainer(parts.build_parts(planned.spec, Verifier()), folder)  # which Countdown asks nothing
     trainer.engine.load(trainer.policy.module)
     return trainer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from harness.launch.snapshot import Snapshot
 from harness.matrix import Cell
 
 
@@ -13,8 +14,8 @@ class Watcher:
 
     def starting(self, running: list[Cell], waiting: int) -> None: ...
 
-    def tick(self, running: list[Cell], waiting: int) -> None:
-        self.act(running)
+    def tick(self, running: list[Snapshot], waiting: int) -> None:
+        self.act([snapshot.cell for snapshot in running])
 
     def elsewhere(self, cell: Cell, owner: str) -> None: ...
 

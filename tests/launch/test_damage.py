@@ -35,7 +35,7 @@ def records(folder: Path) -> None:
 
 def spoil(name: str, content: bytes) -> Callable[[Path], None]:
     def work(folder: Path) -> None:
-        with lease.held(folder):
+        with lease.hold(folder):
             records(folder)
             (folder / name).write_bytes(content)
             os._exit(1)
@@ -44,16 +44,16 @@ def spoil(name: str, content: bytes) -> Callable[[Path], None]:
 
 
 def say_what_no_encoding_holds(folder: Path) -> None:
-    with lease.held(folder):
+    with lease.hold(folder):
         records(folder)
         State("failed", "it said \udcff", durable_step=1, device="cpu").write(folder)
         os._exit(1)
 
 
 def finish(folder: Path) -> None:
-    with lease.held(folder):
+    with lease.hold(folder):
         records(folder)
-        checksums.write(folder)
+        checksums.write_checksums(folder)
         State("done", durable_step=1, device="cpu").write(folder)
 
 
@@ -83,11 +83,11 @@ def test_each_fails_alone_and_names_its_file(
         process.start()
         return process
 
-    monkeypatch.setattr(local, "start", start)
+    monkeypatch.setattr(local, "fork_cell", start)
     monkeypatch.setattr(local.forkserver, "ensure_running", lambda: None)
     out = io.StringIO()
     with LiveView(Console(file=out, width=1000), cells, cells, mlflow_uri) as view:
-        launcher.run(cells, Local(2, 1), view, poll=0.05)
+        launcher.run_cells(cells, Local(2, 1), view, poll=0.05)
     found = {name: cell.progress() for name, cell in zip(WORKS, cells, strict=True)}
     for name in ("state.json", "metrics.jsonl", "made.json"):
         folder = cells[list(WORKS).index(name)].folder

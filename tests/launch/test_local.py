@@ -28,18 +28,12 @@ from harness.matrix import Cell
 pytestmark = pytest.mark.processes
 
 
-class Silent:
+class Silent(launcher.NullWatcher):
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def starting(self, running: list[Cell], waiting: int) -> None: ...
-
-    def tick(self, running: list[Cell], waiting: int) -> None: ...
-
-    def elsewhere(self, cell: Cell, owner: str) -> None: ...
-
     def ended(self, cell: Cell, reason: str | None) -> None:
-        self.heard.append(cell.key)
+        self.heard.append(cell.id)
 
 
 def sleep(folder: Path) -> None:
@@ -68,7 +62,7 @@ def forked(work_of: Callable[[Cell], Callable[[Path], None]], patch: pytest.Monk
         process.start()
         return process
 
-    patch.setattr(local, "start", start)
+    patch.setattr(local, "fork_cell", start)
     patch.setattr(local.forkserver, "ensure_running", lambda: None)
 
 
@@ -77,8 +71,8 @@ def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.
     cell, other = matrix.cells(settings)
     forked(lambda each: work if each is cell else print, patch)
     watcher = Silent()
-    launcher.run([cell, other], Local(1, 1), watcher, poll=0.05)
-    assert {*watcher.heard} == {cell.key, other.key}, "the others go on"
+    launcher.run_cells([cell, other], Local(1, 1), watcher, poll=0.05)
+    assert {*watcher.heard} == {cell.id, other.id}, "the others go on"
     return cell, State.read(cell.folder)
 
 
@@ -89,7 +83,7 @@ def test_a_cell_that_has_ended_leaves_no_files_open(tmp_path: Path, monkeypatch:
     numbers: list[int] = []
     watcher = Silent()
     monkeypatch.setattr(watcher, "ended", lambda *_: numbers.append(len(os.listdir("/proc/self/fd"))))
-    launcher.run(cells, Local(1, 1), watcher, poll=0.05)
+    launcher.run_cells(cells, Local(1, 1), watcher, poll=0.05)
     assert numbers == numbers[:1] * len(cells)
 
 
@@ -119,7 +113,7 @@ def test_a_limit_of_time_says_nothing_of_a_cell_that_another_run_works_on(
     """One process works and holds the lease; the other run's process, which waits for that, takes too long."""
 
     def work_for_a_second(folder: Path) -> None:
-        with lease.held(folder):
+        with lease.hold(folder):
             State("running").write(folder)
             time.sleep(1.5)
             State("done").write(folder)
@@ -148,10 +142,10 @@ def test_a_server_that_dies_while_it_imports_is_started_again_or_named(
     monkeypatch.setattr(local, "PAUSE", 0.0)
     cell, _ = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))
     deaths += [EOFError(), ConnectionRefusedError()]
-    assert local.start(cell, ()).daemon
+    assert local.fork_cell(cell, ()).daemon
     deaths += [EOFError()] * local.STARTS
-    with pytest.raises(UserError, match=r"^the process that imports torch for all cells was ended 3 times"):
-        local.start(cell, ())
+    with pytest.raises(UserError, match=r"^the process that imports torch for all cells died 3 times"):
+        local.fork_cell(cell, ())
 
 
 def test_a_cell_that_dies_before_it_wrote_anything_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ from harness.cells import state
 from harness.config import Hardware
 from harness.launch import launcher, local
 from harness.launch.local import Local
-from harness.launch.pool import Pool, room
-from harness.matrix import Cell
+from harness.launch.pool import GpuPool, cells_on
+from harness.launch.snapshot import Snapshot
 
 
 def test_each_rank_has_a_gpu_of_its_own() -> None:
-    pool, pair = Pool(["a", "b", "c"]), Hardware(ranks=2)
+    pool, pair = GpuPool(["a", "b", "c"]), Hardware(ranks=2)
     taken = pool.take(pair)
     assert taken is not None
     assert taken.gpus == ("a", "b")
@@ -34,7 +34,7 @@ def test_each_rank_has_a_gpu_of_its_own() -> None:
 
 
 def test_small_cells_fill_a_gpu_before_they_begin_the_next() -> None:
-    pool, small = Pool(["a", "b"]), Hardware(share=0.3)
+    pool, small = GpuPool(["a", "b"]), Hardware(share=0.3)
     taken = [pool.take(small) for _ in range(7)]
     assert [each.gpus[0] if each else None for each in taken] == ["a", "a", "a", "b", "b", "b", None]
     assert taken[1] is not None
@@ -42,7 +42,7 @@ def test_small_cells_fill_a_gpu_before_they_begin_the_next() -> None:
     pool.give_back(taken[4])
     pool.give_back(taken[1])
     assert pool.take(Hardware()) is None, "none is all free"
-    third = Pool(["a"])
+    third = GpuPool(["a"])
     assert [third.take(Hardware(share=0.1)) is not None for _ in range(11)] == [True] * 10 + [False]
 
 
@@ -57,31 +57,25 @@ def test_small_cells_fill_a_gpu_before_they_begin_the_next() -> None:
     ],
 )
 def test_how_many_cells_there_is_room_for(gpus: int, hardware: Hardware, number: int) -> None:
-    pool = Pool([str(gpu) for gpu in range(gpus)])
+    pool = GpuPool([str(gpu) for gpu in range(gpus)])
     pool.check(hardware)
-    assert room(gpus, hardware) == number
+    assert cells_on(gpus, hardware) == number
     assert sum(pool.take(hardware) is not None for _ in range(number + 1)) == number
 
 
 def test_too_few_gpus_are_one_sentence() -> None:
-    with pytest.raises(UserError, match=r"hardware.ranks is 4, .* here are 2"):
-        Pool(["a", "b"]).check(Hardware(ranks=4))
+    with pytest.raises(UserError, match=r"hardware.ranks is 4, .* has 2 GPUs"):
+        GpuPool(["a", "b"]).check(Hardware(ranks=4))
 
 
-class Log:
-    """Notes how many cells ran side by side."""
+class Log(launcher.NullWatcher):
+    """Notes the highest number of cells that ran side by side."""
 
     def __init__(self) -> None:
         self.most = 0
 
-    def starting(self, running: list[Cell], waiting: int) -> None: ...
-
-    def tick(self, running: list[Cell], waiting: int) -> None:
+    def tick(self, running: list[Snapshot], waiting: int) -> None:
         self.most = max(self.most, len(running))
-
-    def elsewhere(self, cell: Cell, owner: str) -> None: ...
-
-    def ended(self, cell: Cell, reason: str | None) -> None: ...
 
 
 def note(folder: str, gpus: tuple[str, ...]) -> None:
@@ -97,9 +91,9 @@ def note(folder: str, gpus: tuple[str, ...]) -> None:
 @pytest.mark.processes
 def test_cells_run_side_by_side_each_on_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = config.load("demo", ["seeds=[0]", "hardware.ranks=2", "train.prompts=12", f"results={tmp_path}"])
-    cells, log, pool = matrix.cells(settings), Log(), Pool(["a", "b", "c", "d", "e"])
-    monkeypatch.setattr(local, "work", note)
-    launcher.run(cells, Local(9, 1, pool), log, poll=0.05)
+    cells, log, pool = matrix.cells(settings), Log(), GpuPool(["a", "b", "c", "d", "e"])
+    monkeypatch.setattr(local, "run_forked_cell", note)
+    launcher.run_cells(cells, Local(9, 1, pool), log, poll=0.05)
     assert log.most == 2, "for a third there are too few"
     seen = [(cell.folder / "gpus").read_text().split() for cell in cells]
     assert {gpus for gpus, *_ in seen} <= {"a,b", "c,d", "e,a", "b,c", "d,e", "a,c", "b,d", "c,e"} | {"b,e", "a,d"}

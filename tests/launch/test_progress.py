@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from harness import config, matrix
-from harness.cells import checksums, lease
+from harness.cells import checksums, lease, state
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
-from harness.launch import progress
-from harness.launch.progress import QUIET_SECONDS, RECENT, LiveView, sparkline
+from harness.launch import launcher, progress
+from harness.launch.progress import QUIET_SECONDS, LiveView, sparkline
+from harness.launch.snapshot import RECENT, Snapshot
 from harness.matrix import Cell
 from harness.tracking.feeder import Feeder
 
@@ -99,12 +102,12 @@ def leave(cell: Cell, state: str, steps: int, reason: str | None = None, durable
         records[-1] |= {"eval/countdown/avg": 0.25}
     lines = [{"step": step, "time": 0.0, "metrics": metrics} for step, metrics in enumerate(records)]
     MetricsLog(cell.folder).write(lines)
-    checksums.write(cell.folder)
+    checksums.write_checksums(cell.folder)
 
 
 def start(cell: Cell, alive: ExitStack, steps: int = 0, reason: str | None = None) -> None:
     leave(cell, "running", steps, reason)
-    alive.enter_context(lease.held(cell.folder))
+    alive.enter_context(lease.hold(cell.folder))
 
 
 def in_a_terminal(cells: list[Cell], monkeypatch: pytest.MonkeyPatch, width: int = 100) -> tuple[LiveView, Terminal]:
@@ -121,6 +124,10 @@ def seen(view: LiveView, terminal: Terminal) -> list[str]:
     return terminal.shown()
 
 
+def looks(*cells: Cell) -> list[Snapshot]:
+    return [Snapshot.take(cell) for cell in cells]
+
+
 @pytest.mark.usefixtures("fed")
 def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
     cells: list[Cell], alive: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
@@ -129,17 +136,17 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
     leave(before, "done", 4)
     view, terminal = in_a_terminal(cells, monkeypatch)
     with view:
-        assert seen(view, terminal) == ["0 min 00 s: 1 of 4 cells done, 0 running, 3 waiting; time left unknown yet"]
+        assert seen(view, terminal) == ["0 min 00 s: 1 of 4 cells done, 0 running, 3 waiting; time left not known yet"]
         view.starting([one], 2)
         clock.now += 2
         assert seen(view, terminal) == [
-            "0 min 02 s: 1 of 4 cells done, 1 running, 2 waiting; time left unknown yet",
+            "0 min 02 s: 1 of 4 cells done, 1 running, 2 waiting; time left not known yet",
             "cell step entropy reward now",
             "clip_b seed 0 0/4 starting its process",
         ], "the clock goes on while the launcher waits"
         start(one, alive, reason="12 of 90 problems are neither too hard nor too easy")
         start(other, alive)
-        view.tick([one, other], 1)
+        view.tick(looks(one, other), 1)
         assert seen(view, terminal)[1:] == [
             "cell step entropy reward now",
             "clip_b seed 0 0/4 12 of 90 problems are neither too hard nor too easy",
@@ -147,16 +154,16 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
         ]
         leave(one, "running", 0, device="cpu")
         leave(other, "running", 1)
-        view.tick([one, other], 1)
+        view.tick(looks(one, other), 1)
         assert seen(view, terminal) == [
-            "0 min 02 s: 1 of 4 cells done, 2 running, 1 waiting; time left unknown yet",
+            "0 min 02 s: 1 of 4 cells done, 2 running, 1 waiting; time left not known yet",
             "cell step entropy reward now",
             "clip_b seed 0 0/4 evaluating before training",
             "grpo seed 1 1/4 1.750 ▅ 0.100 ▅",
         ], "the first steps start the clock of the time left"
         clock.now += 40
         leave(one, "running", 3)
-        view.tick([one, other], 1)
+        view.tick(looks(one, other), 1)
         # 3 steps in 40 seconds; of 12 steps 4 are done.
         assert seen(view, terminal) == [
             "0 min 42 s: 1 of 4 cells done, 2 running, 1 waiting; about 1 min 47 s left",
@@ -167,7 +174,7 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
         leave(one, "done", 4)
         view.ended(one, None)
         start(last, alive)
-        view.tick([other, last], 0)
+        view.tick(looks(other, last), 0)
         assert seen(view, terminal) == [
             "done clip_b seed 0: Avg@K 0.250, entropy 1.000",
             "0 min 42 s: 2 of 4 cells done, 2 running, 0 waiting; about 1 min 10 s left",
@@ -178,7 +185,7 @@ def test_a_terminal_shows_how_far_each_cell_is_and_the_time_left(
         leave(other, "failed", 1, "its process ended by SIGKILL (out of memory?)")
         view.ended(other, None)
         leave(last, "running", 2)
-        view.tick([last], 0)
+        view.tick(looks(last), 0)
         # 6 steps less 1 at the first look, in 40 seconds. Only the last cell goes on, with 2 steps.
         assert seen(view, terminal)[2].endswith(
             "2 of 4 cells done, 1 failed, 1 running, 0 waiting; about 0 min 13 s left"
@@ -205,10 +212,10 @@ def test_steps_of_an_earlier_run_take_no_time(
     view, terminal = in_a_terminal(cells, monkeypatch)
     with view:
         start(resumed, alive, steps=2)
-        view.tick([resumed], 0)
+        view.tick(looks(resumed), 0)
         clock.now += 30
         leave(resumed, "running", 3)
-        view.tick([resumed], 0)
+        view.tick(looks(resumed), 0)
         assert seen(view, terminal)[0].endswith("3 of 4 cells done, 1 running, 0 waiting; about 0 min 30 s left")
 
 
@@ -226,12 +233,12 @@ def test_a_cell_that_begins_anew_is_told_and_fed_from_its_first_step(
     with view:
         view.starting([anew, failed], 0)
         assert seen(view, terminal) == [
-            "0 min 00 s: 2 of 4 cells done, 2 running, 0 waiting; time left unknown yet",
+            "0 min 00 s: 2 of 4 cells done, 2 running, 0 waiting; time left not known yet",
             "cell step entropy reward now",
             "grpo seed 0 0/4 starting its process",
             "clip_b seed 0 2/4 1.250 █▅▁ 0.300 ▁▅█ starting its process",
         ], "steps that are run again are none"
-        view.tick([anew, failed], 0)
+        view.tick(looks(anew, failed), 0)
         fed.clear()
         begun(anew, "second")
         start(anew, alive)
@@ -241,7 +248,7 @@ def test_a_cell_that_begins_anew_is_told_and_fed_from_its_first_step(
             clock.now += 10
             leave(anew, "running", steps, durable=durable)
             leave(failed, "running", 2, durable=2)
-            view.tick([anew, failed], 0)
+            view.tick(looks(anew, failed), 0)
             fed_by.append(fed.count(anew.folder.name))
         assert fed_by == [0, 1, 1, 2], "though the first attempt was fed up to step 4"
         assert fed.count(failed.folder.name) == 0, "up to step 2 it was fed before"
@@ -270,7 +277,7 @@ def test_a_sparkline_shows_the_last_steps(cells: list[Cell], alive: ExitStack, m
     view, terminal = in_a_terminal(cells, monkeypatch)
     with view:
         start(cells[0], alive, steps=RECENT + 5)
-        view.tick(cells[:1], 3)
+        view.tick(looks(*cells[:1]), 3)
         row = seen(view, terminal)[2].split()
     # In 10 steps of one size: 0, 7/9, 14/9 ... of the way, rounded, up to 7.
     assert row[-1] == "▁▂▃▃▄▅▆▆▇█"
@@ -286,7 +293,7 @@ def test_no_row_is_wider_than_the_terminal(
     with view:
         start(cells[0], alive, steps=12, reason="a reason \x1b[2J that is longer than any terminal is wide, " * 3)
         start(cells[1], alive, steps=12)
-        view.tick(cells[:2], 2)
+        view.tick(looks(*cells[:2]), 2)
         assert view.table is not None
         lines = view.console.render_lines(view.table)
         texts = ["".join(segment.text for segment in line) for line in lines]
@@ -302,7 +309,7 @@ def test_what_takes_its_time_has_a_clock_on_a_terminal_alone(clock: Clock, monke
     for wanted, expected in ((True, ["making it: 1 min 05 s"]), (False, [])):
         out = Terminal()
         console = Console(file=out, force_terminal=wanted, width=60, legacy_windows=False)
-        with progress.clock(console, "making it"):
+        with progress.show_elapsed(console, "making it"):
             clock.now += 65
             if wanted:
                 console.print("said meanwhile")  # with which it is drawn anew
@@ -320,7 +327,7 @@ def test_mlflow_is_fed_at_each_checkpoint_and_at_the_end(
     counts = []
     for steps, durable in ((1, -1), (2, 2), (3, 2), (4, 4)):
         leave(one, "running", steps, durable=durable)
-        view.tick([one, other], 2)
+        view.tick(looks(one, other), 2)
         counts.append(len(fed))
     leave(one, "done", 4, durable=4)
     view.ended(one, None)
@@ -339,19 +346,89 @@ def test_without_a_terminal_a_line_is_said_now_and_then(cells: list[Cell], alive
         view.starting([one, other], 2)
         start(one, alive, reason="making the base model")
         start(other, alive)
-        view.tick([one, other], 2)
+        view.tick(looks(one, other), 2)
         clock.now += QUIET_SECONDS
-        view.tick([one, other], 2)
+        view.tick(looks(one, other), 2)
         assert out.getvalue() == "starting the processes\n"
         clock.now += 1
-        view.tick([one, other], 2)
+        view.tick(looks(one, other), 2)
         clock.now += 1
-        view.tick([one, other], 2)
+        view.tick(looks(one, other), 2)
         leave(other, "failed", 0, "it took too long")
         view.ended(other, None)
     assert out.getvalue().splitlines() == [
         "starting the processes",
-        "0 of 4 cells done, 2 running, 2 waiting; time left unknown yet",
+        "0 of 4 cells done, 2 running, 2 waiting; time left not known yet",
         "grpo seed 0: making the base model",
         "failed  clip_b seed 0: it took too long",
     ]
+
+
+class Busy:
+    """A process that never ends."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+
+    def waits(self) -> None:
+        return None
+
+    def code(self) -> None:
+        return None
+
+    def reason(self) -> str:
+        return ""
+
+    def kill(self) -> None: ...
+
+
+class BusyLauncher:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def start(self, waiting: Sequence[Cell]) -> list[Busy]:
+        return [Busy(cell) for cell in waiting]
+
+
+@pytest.mark.usefixtures("fed")
+def test_the_records_of_a_running_cell_are_read_once_a_tick(
+    cells: list[Cell], alive: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for cell in cells:
+        start(cell, alive, steps=3)
+        leave(cell, "running", 3, durable=2)
+    view, _ = in_a_terminal(cells, monkeypatch)
+    reads: Counter[Path] = Counter()
+    ticks: list[Counter[Path]] = []
+
+    def read_state(folder: Path, read: Callable[[Path], State] = State.read) -> State:
+        reads[folder / "state.json"] += 1
+        return read(folder)
+
+    def read_tail(folder: Path, count: int, read: Any = state.last_lines) -> Any:
+        reads[folder / "metrics.jsonl"] += 1
+        return read(folder, count)
+
+    def read_holder(folder: Path, read: Any = lease.holder) -> Any:
+        reads[folder / lease.NAME] += 1
+        return read(folder)
+
+    monkeypatch.setattr(State, "read", read_state)
+    monkeypatch.setattr(state, "last_lines", read_tail)
+    monkeypatch.setattr(lease, "holder", read_holder)
+    tick = view.tick
+
+    def count_a_tick(running: list[Snapshot], waiting: int) -> None:
+        tick(running, waiting)
+        ticks.append(Counter(reads))
+        reads.clear()
+        if len(ticks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(view, "tick", count_a_tick)
+    with view, pytest.raises(KeyboardInterrupt):
+        launcher.run_cells(cells, BusyLauncher(), view, poll=0.0)
+    records = [cell.folder / name for cell in cells for name in ("state.json", "metrics.jsonl", lease.NAME)]
+    # Before the first tick the state is also read for the process that starts, and for the first cell of the view.
+    assert ticks[1:] == [Counter(records)] * 2

@@ -16,7 +16,7 @@ import pytest
 from cells import METHOD, SETTINGS, lines
 from watchers import Watcher
 
-from benchmarks.patience import patient
+from benchmarks.patience import HANG, patient
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # it listens on loopback alone; read when Ray is imported
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -29,7 +29,7 @@ from harness.config import Config
 from harness.launch import launcher
 from harness.launch import ray as clusters
 from harness.launch.ray import Ray
-from harness.matrix import Cell, Shared
+from harness.matrix import Cell
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -58,7 +58,7 @@ def address(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def planned(folder: Path, *overrides: str) -> Cell:
     settings = config.load("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
-    return Cell(settings, METHOD, "countdown", "countdown-tiny", 0, Shared(settings))
+    return Cell.of(settings, METHOD, "countdown", "countdown-tiny", 0)
 
 
 class Losing(Watcher):
@@ -84,24 +84,20 @@ class Losing(Watcher):
             self.lost = True
 
 
-@pytest.mark.parametrize(
-    ("machines", "shared", "steps"), [(2, True, 10), (1, False, 24)], ids=["two that share", "apart"]
-)
-def test_a_cell_one_of_whose_machines_is_lost_goes_on_elsewhere(
-    machines: int, shared: bool, steps: int, cluster: Any, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("machines", "steps"), [(2, 10), (1, 24)], ids=["two", "one"])
+def test_a_cell_that_loses_one_of_its_machines_resumes_elsewhere(
+    machines: int, steps: int, cluster: Any, address: str, tmp_path: Path
 ) -> None:
-    if not shared:
-        monkeypatch.setattr(clusters, "sees", os.path.islink)  # as the probe is none
     there = planned(tmp_path / "there", f"train.steps={steps}", f"hardware.nodes={machines}")
     there.folder.mkdir(parents=True)
     ray = Ray(there.config, "cpu")
     watcher = Losing(there, ray, cluster)
-    launcher.run([there], ray, watcher, poll=0.05)
+    launcher.run_cells([there], ray, watcher, poll=0.05)
     assert watcher.lost
     assert [each.label for each in watcher.heard] == [there.label]
     found = State.read(there.folder)
     assert (found.state, found.where) == ("done", [socket.gethostname()] * machines), found
-    assert "it is started again, 1 of 3" in (there.folder / "log.txt").read_text()
+    assert "restart 1 of 3" in (there.folder / "log.txt").read_text()
     assert [*lines(there.folder)] == [*range(steps + 1)]
     if machines == 1:
         here = planned(tmp_path / "here", f"train.steps={steps}")
@@ -114,7 +110,7 @@ def test_a_cell_that_takes_too_long_is_not_started_again(cluster: Any, address: 
     slow = planned(tmp_path, "hardware.timeout_minutes=0.005")
     slow.folder.mkdir(parents=True)
     ray = Ray(slow.config, "cpu")
-    launcher.run([slow], ray, Watcher(), poll=0.05)
+    launcher.run_cells([slow], ray, Watcher(), poll=0.05)
     found = State.read(slow.folder)
     assert (found.state, found.reason) == ("failed", "it took longer than hardware.timeout_minutes (0.005)")
 
@@ -130,32 +126,32 @@ def refusal(settings: Config) -> str:
 
 def test_cells_too_large_for_the_cluster_are_refused(address: str, tmp_path: Path) -> None:
     said = refusal(planned(tmp_path, "hardware.threads=3").config)
-    assert "a cell needs 1 of the cluster's machines with 3 CPUs each" in said
-    assert "and 0 of 3 have as much" in said
+    assert "a cell needs 1 machine of the cluster with 3 CPUs each" in said
+    assert "but only 0 of its 3 machines have that" in said
 
 
-def test_a_results_folder_that_not_all_machines_of_a_cell_see_is_refused(
+def test_a_machine_that_does_not_see_the_results_folder_is_refused(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clusters, "sees", os.path.islink)  # as the probe is none
-    said = refusal(planned(tmp_path, "hardware.nodes=2").config)
-    assert f"does not see {tmp_path}" in said
-    assert "choose results= on a file system that all share" in said
+    monkeypatch.setattr(clusters, "sees", os.path.islink)  # which the probe file is not
+    said = refusal(planned(tmp_path).config)
+    assert f"does not see the results folder {tmp_path}" in said
+    assert "choose results= on a file system that all its machines share" in said
 
 
-@pytest.mark.parametrize("listens", [False, True], ids=["nobody there", "no Ray there"])
-def test_an_address_without_a_cluster_is_refused(
-    listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("listens", [False, True], ids=["no server", "not Ray"])
+def test_an_address_without_a_cluster_is_refused(listens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own, because Ray goes on trying to connect."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
+    code = "from harness.launch import ray; ray.ANSWER = 3.0; ray.connect({'CPU': 1.0})"
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = f"127.0.0.1:{server.getsockname()[1]}"
         if not listens:
             server.close()
         monkeypatch.setenv("RAY_ADDRESS", place)
-        said = refusal(planned(tmp_path).config)
-    assert f"no Ray cluster answers at {place}" in said
-    assert "RAY_ADDRESS must be HOST:PORT of a running cluster" in said
+        ran = subprocess.run(python(code), capture_output=True, text=True, timeout=HANG, check=False)
+    assert f"UserError: no Ray cluster answers at {place} within 3 s" in ran.stderr
+    assert "RAY_ADDRESS must be HOST:PORT of a running cluster" in ran.stderr
 
 
 def test_a_cluster_of_our_own_listens_on_loopback_alone_and_asks_for_a_secret() -> None:

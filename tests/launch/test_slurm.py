@@ -26,8 +26,8 @@ from harness.cells.state import State
 from harness.commands import status
 from harness.commands.common import console
 from harness.launch import launcher, slurm
-from harness.launch.slurm import Job, Slurm, private
-from harness.matrix import Cell, Shared
+from harness.launch.slurm import Job, SlurmArray, private_folder
+from harness.matrix import Cell
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -98,14 +98,14 @@ def until(true: Any) -> None:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Looks often, and keeps what is submitted with what else the test leaves."""
-    monkeypatch.setattr(slurm, "private", lambda name: tmp_path)
+    monkeypatch.setattr(slurm, "private_folder", lambda name: tmp_path)
     monkeypatch.setattr(slurm, "LOOKS", 0.2)
     monkeypatch.setattr(slurm, "SETTLING", 5.0)
 
 
 def planned(folder: Path, *overrides: str) -> Cell:
     settings = config.load("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
-    return Cell(settings, METHOD, "countdown", "countdown-tiny", 0, Shared(settings))
+    return Cell.of(settings, METHOD, "countdown", "countdown-tiny", 0)
 
 
 def undisturbed(folder: Path, *overrides: str) -> dict[int, dict[str, float]]:
@@ -135,11 +135,11 @@ def test_only_ctrl_c_takes_the_array_out_of_the_queue(
 ) -> None:
     """A terminal that is closed, or a login node that restarts, leaves it there."""
     cancelled: list[str] = []
-    monkeypatch.setattr(slurm, "cancel", lambda *jobs: cancelled.extend(jobs))
-    monkeypatch.setattr(slurm, "queue", lambda: {"7": Job("RUNNING", "")})
+    monkeypatch.setattr(slurm, "cancel_jobs", lambda *jobs: cancelled.extend(jobs))
+    monkeypatch.setattr(slurm, "squeue", lambda: {"7": Job("RUNNING", "")})
     one = planned(tmp_path)
-    array = Slurm(one.config, "cpu")
-    array.tasks = [slurm.Task(one, "7", array)]
+    array = SlurmArray(one.config, "cpu")
+    array.cells = [slurm.SlurmCell(one, "7", array)]
     with pytest.raises(KeyboardInterrupt), array:
         raise KeyboardInterrupt(sent)
     assert cancelled == gone
@@ -157,10 +157,10 @@ def test_a_cell_whose_machines_are_taken_away_goes_on_from_a_checkpoint(
     inside = f"unshare --mount env PATH={Path(sys.executable).parent}:/usr/bin:/bin"  # as a container has it
     container = [f"launch.slurm.container='{inside}'"] if machines == 1 else []
     wide = planned(tmp_path, f"hardware.nodes={machines}", "train.steps=8", "checkpoint.every=2", *container)
-    array = Slurm(wide.config, "cpu")
+    array = SlurmArray(wide.config, "cpu")
 
     def interrupt() -> None:
-        [task] = array.tasks
+        [task] = array.cells
         subprocess.run([*command, task.job], check=True)
         until(lambda: task.waits() == "SLURM: pending (BeginTime)")
         # SLURM would wait for as long as the credential of the first life is good, and counts in seconds: a job that
@@ -169,7 +169,7 @@ def test_a_cell_whose_machines_are_taken_away_goes_on_from_a_checkpoint(
         subprocess.run(["scontrol", "update", f"JobId={task.job}", "StartTime=now"], check=True)
 
     watcher = Interrupting(wide, interrupt)
-    launcher.run([wide], array, watcher, poll=0.05)
+    launcher.run_cells([wide], array, watcher, poll=0.05)
     found = State.read(wide.folder)
     assert (found.state, found.where) == ("done", [socket.gethostname()] * machines), found
     stops = (wide.folder / "log.txt").read_text().count("stopped, as it was asked to; the next run goes on from here")
@@ -185,7 +185,7 @@ def test_what_is_left_in_the_queue_is_found_there_and_told(
 ) -> None:
     settings = planned(tmp_path, "launch.slurm.extra={hold: true}", "methods=[grpo,clip_b]", "seeds=[0]").config
     cells = matrix.cells(settings)
-    first, second = Slurm(settings, "cpu"), Slurm(settings, "cpu")
+    first, second = SlurmArray(settings, "cpu"), SlurmArray(settings, "cpu")
     with second:
         tasks = first.start(cells)
         array, _, _ = tasks[0].job.partition("_")
@@ -198,24 +198,24 @@ def test_what_is_left_in_the_queue_is_found_there_and_told(
             status.call(argparse.Namespace())
         assert shown.get().count("SLURM: pending (JobHeldUser)") == 2
     until(lambda: all(task.code() is not None for task in tasks))  # whoever leaves takes them out of the queue
-    assert slurm.queued(settings) == {}
+    assert slurm.queued_cells(settings) == {}
     assert [State.read(each.folder) for each in cells] == [State(), State()]
 
 
 @pytest.mark.slurm
 def test_a_partition_that_is_not_there_is_refused_in_the_words_of_sbatch(cluster: None, tmp_path: Path) -> None:
     lost = planned(tmp_path, "launch.slurm.partition=nowhere")
-    with pytest.raises(UserError) as error, Slurm(lost.config, "cpu") as array:
+    with pytest.raises(UserError) as error, SlurmArray(lost.config, "cpu") as array:
         array.start([lost])
     said = str(error.value)
     assert said.startswith("sbatch refuses the jobs: ")
-    assert "nvalid partition name specified; launch.slurm and hardware ask for partition=nowhere, time=240" in said
+    assert "nvalid partition name specified; launch.slurm and hardware request partition=nowhere, time=240" in said
 
 
 @pytest.mark.slurm
 def test_a_job_that_does_not_come_to_its_cell_says_where_to_look(cluster: None, tmp_path: Path) -> None:
     broken = planned(tmp_path, "launch.slurm.setup=['echo no such module >&2; exit 3']")
-    launcher.run([broken], Slurm(broken.config, "cpu"), Watcher(), poll=0.05)
+    launcher.run_cells([broken], SlurmArray(broken.config, "cpu"), Watcher(), poll=0.05)
     found = State.read(broken.folder)
     assert found.state == "failed"
     assert found.reason is not None
@@ -229,11 +229,11 @@ class Jobs:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.jobs: list[Any] = []
-        patch.setattr(Slurm, "executor", lambda array, cells: self.executor(array))
-        patch.setattr(slurm, "queue", self.queue)
-        patch.setattr(slurm, "cancel", lambda *jobs: None)
+        patch.setattr(SlurmArray, "executor", lambda array, cells: self.executor(array))
+        patch.setattr(slurm, "squeue", self.queue)
+        patch.setattr(slurm, "cancel_jobs", lambda *jobs: None)
 
-    def executor(self, array: Slurm) -> Any:
+    def executor(self, array: SlurmArray) -> Any:
         import submitit
 
         given = submitit.LocalExecutor(array.place, max_num_timeout=slurm.LIVES)
@@ -267,7 +267,7 @@ def test_a_job_that_runs_out_of_time_goes_on_with_the_same_numbers(local: Jobs, 
     steps = ("train.steps=8", "checkpoint.every=2")
     there = planned(tmp_path / "there", *steps)
     watcher = Interrupting(there, local.out_of_time)
-    launcher.run([there], Slurm(there.config, "cpu"), watcher, poll=0.05)
+    launcher.run_cells([there], SlurmArray(there.config, "cpu"), watcher, poll=0.05)
     assert State.read(there.folder).state == "done"
     assert (there.folder / "log.txt").read_text().count("stopped, as it was asked to") == 1
     assert lines(there.folder) == undisturbed(tmp_path / "here", *steps)
@@ -277,41 +277,41 @@ def test_a_job_that_runs_out_of_time_goes_on_with_the_same_numbers(local: Jobs, 
     ("override", "why"),
     [
         ("launch.slurm.notice_minutes=240", "launch.slurm.notice_minutes is 240; allowed: less than minutes (240)"),
-        ("hardware.share=0.5", "hardware.share is 0.5; allowed with --launcher slurm: 1, as a job has whole GPUs"),
+        ("hardware.share=0.5", "hardware.share is 0.5; allowed with --launcher slurm: 1, because a job gets"),
     ],
 )
 def test_what_no_job_can_have_is_refused(override: str, why: str, tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="the extra slurm is not installed")
     with pytest.raises(UserError, match=re.escape(why)):
-        Slurm(planned(tmp_path, override).config, "cpu")
+        SlurmArray(planned(tmp_path, override).config, "cpu")
 
 
 def test_nobody_else_can_write_what_a_job_runs(local: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does a pickle lie among the results, which others may have the right to write to."""
-    monkeypatch.setattr(slurm, "private", private)
+    monkeypatch.setattr(slurm, "private_folder", private_folder)
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
     one = planned(tmp_path / "results")
-    array = Slurm(one.config, "cpu")
+    array = SlurmArray(one.config, "cpu")
     [task] = array.start([one])
     local.jobs[0].cancel()
     folder = tmp_path / "cache" / f"slurm-{os.getuid()}"
     assert folder.stat().st_mode & 0o077 == 0
     assert [path.parent.parent for path in tmp_path.rglob("*.pkl")] == [folder]
-    assert slurm.jobs(one.config) == {one.key: task.job}
+    assert slurm.submitted_jobs(one.config) == {one.id: task.job}
     folder.chmod(0o770)
-    with pytest.raises(UserError, match=f"others may write to {folder}"):
-        Slurm(one.config, "cpu")
+    with pytest.raises(UserError, match=f"other users may write to {folder}"):
+        SlurmArray(one.config, "cpu")
 
 
 def test_where_there_is_no_slurm_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit", reason="the extra slurm is not installed")
     monkeypatch.setenv("PATH", str(tmp_path))
     alone = planned(tmp_path)
-    with pytest.raises(UserError, match="there is none on this machine"), Slurm(alone.config, "cpu") as array:
+    with pytest.raises(UserError, match="sbatch, which is not installed"), SlurmArray(alone.config, "cpu") as array:
         array.start([alone])
 
 
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match="needs the extra slurm"):
-        Slurm(planned(tmp_path).config, "cpu")
+        SlurmArray(planned(tmp_path).config, "cpu")

@@ -131,7 +131,7 @@ def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_ur
     fresh, kept = told({}), told({"clip_b": "as it was"})
     assert (fresh.methods, fresh.baseline, fresh.notes) == (["grpo", "clip_b"], "clip_b", [])
     assert (kept.methods, kept.baseline) == (["grpo", "clip_b †"], "clip_b †")
-    assert kept.notes == ["† clip_b seed 1: made by another source: clip_b; `entrobench run` runs it again."]
+    assert kept.notes == ["† clip_b seed 1: made by another version of clip_b; `entrobench run` runs it again."]
     assert named(kept) == [[name.replace("clip_b", "clip_b †") for name in names] for names in named(fresh)]
     assert ["grpo", "clip_b †"] in named(kept)
     for ours, theirs in zip(every_figure(fresh), every_figure(kept), strict=True):
@@ -160,12 +160,12 @@ def test_a_cell_knows_its_work_and_its_ends(told: PageContent) -> None:
 def test_the_newest_run_that_is_done_counts(tmp_path: Path, mlflow_uri: str) -> None:
     first, *_ = specs("matrix", ["grpo"], ["countdown"], ["tiny"], [0])
     for number, level in enumerate((0, 1)):
-        spec = dataclasses.replace(first, cell=f"cell{number}")
-        fill(tmp_path / spec.cell, spec, ["countdown"], level, began=BEGAN + level)
-        sync.sync(tmp_path / spec.cell, mlflow_uri)
-    spec = dataclasses.replace(first, cell="cell2")
-    fail(tmp_path / spec.cell, spec, "no memory")
-    sync.sync(tmp_path / spec.cell, mlflow_uri)
+        spec = dataclasses.replace(first, id=f"cell{number}")
+        fill(tmp_path / spec.id, spec, ["countdown"], level, began=BEGAN + level)
+        sync.sync(tmp_path / spec.id, mlflow_uri)
+    spec = dataclasses.replace(first, id="cell2")
+    fail(tmp_path / spec.id, spec, "no memory")
+    sync.sync(tmp_path / spec.id, mlflow_uri)
     told = content_of_experiment(mlflow_uri, "matrix")
     [cell] = told.cells
     assert cell.state == "done"

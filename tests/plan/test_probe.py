@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from harness import config, matrix
 from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
-from harness.plan import cost, estimate, probe
+from harness.plan import cost, probe
+from harness.plan.estimate import plan_for
 from harness.plan.machine import this_machine
 
 SMALL = ["methods=[grpo,ppo]", "seeds=[0]", "train.steps=50"]
@@ -20,10 +22,10 @@ SMALL = ["methods=[grpo,ppo]", "seeds=[0]", "train.steps=50"]
 def test_the_largest_cell_is_measured_and_all_is_scaled(tmp_path: Path) -> None:
     settings = config.load("demo", [*SMALL, f"results={tmp_path}"])
     cells = matrix.cells(settings)
-    plan = estimate.of(settings, cells, this_machine(settings))
-    cell = probe.largest(plan, cells)
+    plan = plan_for(settings, cells, this_machine(settings))
+    cell = probe.largest_cell(plan)
     assert cell.method == "ppo", "which has a critic"
-    short = probe.short(cell, tmp_path / "elsewhere")
+    short = probe.short_cell(cell, tmp_path / "elsewhere")
     assert (short.spec.config.train.steps, short.spec.config.eval.problems) == (3, 1)
     assert short.folder.is_relative_to(tmp_path / "elsewhere")
     log = MetricsLog(short.folder)
@@ -32,24 +34,22 @@ def test_the_largest_cell_is_measured_and_all_is_scaled(tmp_path: Path) -> None:
         times = {"time/update_s": spent, "time/judging_s": 50.0, "time/evaluate_s": 60.0}
         log.append(step, 0.0, times | {"responses/length": 10.0})
     end(short.folder)
-    found = probe.read(cell, short, plan)
+    found = probe.read_probe(cell, short, plan)
     own = next(each for each in plan.footprints if "ppo" in each.methods)
-    closed = cost.stepping(own.shape, settings, own.needs, 4, cost.SPEEDS["cpu"], cost.EMBEDDED)
+    closed = cost.step_seconds(own.shape, settings, own.needs, 4, cost.SPEEDS["cpu"], cost.EMBEDDED)
     assert (found.measured, found.assumed, found.length, found.allowed) == (3.0, closed, 10.0, 20)
-    said = probe.told(found, plan)
+    said = probe.probe_lines(found, plan)
     assert said[0].endswith(f"so it is off by a factor of {3.0 / closed:.2g}")
     assert plan.assumed is not None
-    assert f"the 2 cells take about {round(3.0 / closed * plan.assumed) // 60} min" in said[1]
+    assert f"2 cells will take about {round(3.0 / closed * plan.assumed) // 60} min" in said[1]
 
 
 def test_a_cell_that_fails_is_no_measurement(tmp_path: Path) -> None:
     settings = config.load("demo", [*SMALL, f"results={tmp_path}"])
     cells = matrix.cells(settings)
-    plan = estimate.of(settings, cells, this_machine(settings))
+    plan = plan_for(settings, cells, this_machine(settings))
     State("failed", "out of memory").write(cells[0].folder)
     with pytest.raises(UserError, match="the measured cell, grpo seed 0, failed: out of memory"):
-        probe.read(cells[0], cells[0], plan)
-    for cell in cells:
-        end(cell.folder)
-    with pytest.raises(UserError, match="--probe measures a cell that is to run"):
-        probe.largest(plan, [])
+        probe.read_probe(cells[0], cells[0], plan)
+    with pytest.raises(UserError, match="--probe measures a missing cell, but all are done"):
+        probe.largest_cell(dataclasses.replace(plan, progress=[]))

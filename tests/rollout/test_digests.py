@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness import config, matrix
+from harness.base import files
 from harness.rollout import digests, models
 from harness.rollout.models import Model
 from tasks.countdown import base_model
@@ -61,7 +62,7 @@ def sha256(content: bytes) -> str:
 
 
 def keys(*given: str) -> list[str]:
-    return [cell.key for cell in matrix.cells(config.load("smoke", ["methods=[grpo]", *given]))]
+    return [cell.id for cell in matrix.cells(config.load("smoke", ["methods=[grpo]", *given]))]
 
 
 def test_the_digest_is_that_of_the_names_and_contents(folder: Path) -> None:
@@ -79,7 +80,7 @@ def test_the_digest_is_that_of_the_names_and_contents(folder: Path) -> None:
 
 def test_files_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    read = digests.read
+    read = files.sha256_of
 
     def heard(path: Path) -> str:
         asked.append(path.name)
@@ -91,7 +92,7 @@ def test_files_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         asked.clear()
         return digests.remembered(folder)
 
-    monkeypatch.setattr(digests, "read", heard)
+    monkeypatch.setattr(files, "sha256_of", heard)
     first = again()
     assert asked == ["config.json", "model.safetensors", "tokenizer.json"]
     assert (again(), asked) == (first, [])

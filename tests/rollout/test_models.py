@@ -65,7 +65,7 @@ def test_an_unknown_model_is_named() -> None:
         ("path: a\nshape: 5", "shape of .*mine.yaml is 5; it must be a mapping of keys"),
         ("recipe: {}", "recipe.task is missing; allowed: countdown"),
         ("recipe: {steps: 3}", "recipe.task is missing; allowed: countdown"),
-        ("recipe: {task: 5}", "'5' is no specification"),
+        ("recipe: {task: 5}", "'5' is not a valid spec"),
         ("recipe: {task: gsm8k}", "recipe.task is 'gsm8k', a task that no model is made for; allowed: countdown"),
         ("recipe: {task: countdown(count=9)}", "countdown.count is 9; allowed: 2 to 5"),
         ("recipe: {task: countdown, stepps: 3}", r"unknown key recipe.stepps; .*did you mean 'steps'"),
@@ -338,7 +338,7 @@ def test_the_hubs_own_client_fetches_a_model_by_its_revision(hub: tuple[str, lis
     planned = python("", *plan, **places)
     assert planned.returncode == 0, planned.stderr
     assert "- tiny is not on this machine; the first run downloads me/tiny@small" in planned.stdout
-    assert "the shape of tiny, so that neither memory nor time is known before it is here" in planned.stdout
+    assert "the shape of tiny is unknown until it is downloaded, and with it memory and time" in planned.stdout
     assert asked == [], "a plan asks nobody"
 
     fetch = "import sys; from harness.rollout import models; print(models.resolve(sys.argv[1]).folder(say=print))"

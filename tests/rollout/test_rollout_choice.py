@@ -71,7 +71,7 @@ def test_the_engine_is_part_of_who_a_cell_is_and_auto_is_not(monkeypatch: pytest
 
     for present, meant, other in (({}, "embedded", "vllm"), ({"vllm": "0.32.0"}, "vllm", "embedded")):
         install(monkeypatch, **present)
-        keys = {name: [cell.key for cell in cells(f"rollout.engine={name}")] for name in ("auto", meant, other)}
+        keys = {name: [cell.id for cell in cells(f"rollout.engine={name}")] for name in ("auto", meant, other)}
         assert keys["auto"] == keys[meant]
         assert not set(keys["auto"]) & set(keys[other])
         cell = cells()[0]

@@ -30,7 +30,7 @@ import tasks
 from harness import cli
 from harness.base import identities
 from harness.base.errors import UserError
-from harness.cells import provenance
+from harness.cells.source_digest import SourceDigests
 from harness.commands import eval as command
 from harness.data import cache, check, prepare
 from harness.rollout import models
@@ -260,11 +260,11 @@ def test_mlflow_holds_a_run_for_each_task(
     )
     tags = puzzles.data.tags
     assert (tags["model"], tags["task"], tags["device"]) == ("countdown-tiny", "countdown(target=50)", "cpu")
-    assert tags["source.countdown"] == provenance.digest(Countdown)
+    assert tags["source.countdown"] == SourceDigests().of(Countdown)
     assert {"code.version", "processor", "version.torch", "attempt"} <= tags.keys()
     asked = Countdown(target=50).problems("test")[:4]
     assert result["metrics"]["avg"] > 0
-    assert tags["problems.fingerprint"] == identities.digest([[p.id, p.prompt, p.answer] for p in asked])
+    assert tags["problems.fingerprint"] == identities.hash_of([[p.id, p.prompt, p.answer] for p in asked])
     assert "dataset.fingerprint" not in tags
     assert contest.data.tags["dataset.fingerprint"] == cache.card("amc23")["fingerprint"]
     assert contest.data.tags["notes"].endswith("the tokenizer leaves letters out of 4 of 4 prompts")
@@ -287,12 +287,12 @@ def test_other_numbers_have_a_run_of_their_own(
     called(monkeypatch, capsys, *arguments)
     called(monkeypatch, capsys, *arguments, "--problems", "2")
     assert [run.data.params["eval.problems"] for run in held(place)] == ["4", "2"]
-    digest = provenance.digest
-    monkeypatch.setattr(provenance, "digest", lambda cls: f"edited {digest(cls)}")
+    digest = SourceDigests().of(Countdown)
+    monkeypatch.setattr(SourceDigests, "of", lambda digests, cls: f"{digest}-edited")
     called(monkeypatch, capsys, *arguments)
     first, _, edited = held(place)
     assert first.data.metrics == edited.data.metrics, "what was sampled is kept"
-    assert edited.data.tags["source.countdown"] == f"edited {digest(Countdown)}"
+    assert edited.data.tags["source.countdown"] == f"{digest}-edited"
     assert edited.data.tags["attempt"] != first.data.tags["attempt"]
 
 
@@ -303,7 +303,7 @@ def test_a_store_that_is_away_loses_nothing(
     told = called(monkeypatch, capsys, *arguments, "--uri", "http://someone:hidden@127.0.0.1:9")
     [line] = [line for line in told if "MLflow" in line]
     assert line.startswith("MLflow is not fed: the MLflow store at http://***@127.0.0.1:9 cannot be used: ")
-    assert line.endswith(". The same command again feeds it, without sampling.")
+    assert line.endswith(". Repeat the command to feed it; nothing is sampled again.")
     calls.clear()
     told = called(monkeypatch, capsys, *arguments)
     assert f"MLflow: 1 run in the experiment eval at {place}" in told
@@ -412,7 +412,7 @@ def test_a_verifier_that_fails_too_often_ends_it_with_a_reason(
     assert ended.value.code == 1
     told = capsys.readouterr().out
     assert "16 of 16 answers (100.0%) could not be verified" in told
-    assert "what was sampled is kept in" in told
+    assert "the samples are kept in" in told
     assert [record["verdicts"] for record in records(tmp_path / "out", "aime24")] == [["timeout"] * 4] * 4
     assert len(closed) == 1
 

@@ -21,7 +21,7 @@ Rows = dict[tuple[str, str, str], dict[str, float]]
 
 
 def explained(capsys: pytest.CaptureFixture[str], methods: str) -> Rows:
-    arguments = cli.parse(["explain", methods, "demo", *SMALL, "--batches", "2", "--format", "json"])
+    arguments = cli.parse_command(["explain", methods, "demo", *SMALL, "--batches", "2", "--format", "json"])
     assert command.call(arguments) == 0
     found = json.loads(capsys.readouterr().out)
     return {(row.pop("method"), row.pop("moment"), row.pop("quadrant")): row for row in found}
@@ -90,4 +90,4 @@ def test_the_documentation_shows_what_was_measured() -> None:
 )
 def test_mistakes_get_one_sentence(arguments: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        command.call(cli.parse(["explain", *arguments]))
+        command.call(cli.parse_command(["explain", *arguments]))

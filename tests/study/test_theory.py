@@ -73,7 +73,7 @@ def test_the_command_writes_all_that_was_measured(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(theory, "VOCABULARIES", (64, 128))
     runs = []
     for _ in range(2):
-        assert command.call(cli.parse(["dynamics", "demo", *SMALL, "--steps", "2"])) == 0
+        assert command.call(cli.parse_command(["dynamics", "demo", *SMALL, "--steps", "2"])) == 0
         found = json.loads((tmp_path / "results/demo/dynamics/dynamics.json").read_text())
         timed = found.pop("overhead")
         assert [row["vocabulary"] for row in timed] == [64, 128]
@@ -107,4 +107,4 @@ def test_the_documentation_shows_what_was_measured() -> None:
 )
 def test_mistakes_get_one_sentence(arguments: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        command.call(cli.parse(["dynamics", *arguments]))
+        command.call(cli.parse_command(["dynamics", *arguments]))

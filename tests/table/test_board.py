@@ -281,7 +281,7 @@ def test_bad_input_is_one_sentence(
     )
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         for run in Experiment(source, "made", mlflow_uri).runs:
-            if run.tags["cell"] == made.cells[0].key:
+            if run.tags["cell"] == made.cells[0].id:
                 client.delete_run(run.id)
     assert "Of 6 cells: 5 done, 1 without a run." in told(capsys, *asked)
     with closing(sqlite3.connect(mlflow_uri.removeprefix("sqlite:///"))) as connection, connection:
@@ -316,11 +316,11 @@ def test_a_done_cell_that_nobody_noted_is_told_alike_by_its_folder_and_by_the_ta
     publish(made.config, made.cells)
     states = [cell.progress() for cell in made.cells]
     assert [(each.state, each.reason) for each in states] == [
-        ("outdated", "made by a source that nobody noted"),
+        ("outdated", "made by unknown code (no record of it was kept)"),
         *[("done", None)] * 5,
     ]
     rows = {row["method"]: row["flags"] for row in trained(listed(capsys, "--experiment", "made", *at))}
-    assert rows == {"grpo": ["made by a source that nobody noted"], "clip_b": [], "ppo": []}
+    assert rows == {"grpo": ["made by unknown code (no record of it was kept)"], "clip_b": [], "ppo": []}
     made.end(made.cells[1], "failed", noted=False)  # of an attempt that failed, MLflow has no numbers
     (made.cells[1].folder / "made.json").unlink()
     assert made.cells[1].progress().state == "failed"
@@ -336,7 +336,7 @@ def test_runs_of_an_older_source_are_flagged_without_a_summary_too(
         oldest, *_ = Experiment(source, "made", mlflow_uri).runs
         client.set_tag(oldest.id, "source.grpo", "another")
     rows = {row["method"]: row["flags"] for row in trained(listed(capsys, "--experiment", "made", *at))}
-    assert rows == {"grpo": ["made by another source: grpo"], "clip_b": [], "ppo": []}
+    assert rows == {"grpo": ["made by another version of grpo"], "clip_b": [], "ppo": []}
 
 
 def test_the_newest_complete_attempt_counts_and_a_later_failure_does_not(
@@ -346,7 +346,7 @@ def test_the_newest_complete_attempt_counts_and_a_later_failure_does_not(
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         before = Experiment(source, "made", mlflow_uri)
         number = client.get_experiment_by_name("made").experiment_id
-        old = before.done[made.cells[0].key]
+        old = before.done[made.cells[0].id]
         client.create_run(number, 1, {**old.tags, "attempt": "older", "outcome": "of the past"})
         client.create_run(number, 10**7, {**old.tags, "attempt": "failed", "status": "failed"})
     with reader(mlflow_uri) as source:

@@ -15,6 +15,7 @@ from intervals import slow_difference_interval, slow_share_interval
 
 from harness.base.errors import UserError
 from harness.cells import checksums, evaluation_files
+from harness.cells.key import CellKey
 from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
@@ -68,7 +69,7 @@ class Matrix:
         if right is None:
             return
         folder = self.root / cell
-        CellSpec(cell, "demo", method, trained_on, "tiny", seed, identity={}, settings=SETTINGS).write(folder)
+        CellSpec(cell, "demo", CellKey(method, trained_on, "tiny", seed), identity={}, settings=SETTINGS).write(folder)
         log = MetricsLog(folder)
         log.append(0, 0.0, {"eval/avg": 0.0})
         for step, value in enumerate(entropy, start=1):
@@ -79,8 +80,8 @@ class Matrix:
                 told = (flags or {}).get(task, [])
                 result = {"task": task, "step": step, "problems": problems, "right": matrix.tolist(), "flags": told}
                 result |= {"right_distinct": matrix.any(axis=1).astype(int).tolist(), "solutions": None}
-                evaluation_files.write(folder, result)
-        checksums.write(folder)
+                evaluation_files.write_evaluation(folder, result)
+        checksums.write_checksums(folder)
         State(state, durable_step=len(entropy)).write(folder)
         sync.sync(folder, self.uri)
 

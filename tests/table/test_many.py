@@ -47,7 +47,7 @@ def leave(matrix: Sequence[Cell]) -> None:
             (cell.folder / "evals" / f"countdown-{step:06d}.json").write_text("{}")
         State("done", durable_step=STEPS - 1, device="cpu").write(cell.folder)
         Made(f"{number:032x}", 1e9, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
-        checksums.write(cell.folder)
+        checksums.write_checksums(cell.folder)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def call(settings: list[str], capsys: pytest.CaptureFixture[str]) -> Callable[[s
     """Calls a command, and returns what it says and the seconds of CPU that it took, of two calls the fewest."""
 
     def called(command: str) -> tuple[str, float]:
-        arguments, seconds = cli.parse([command, "demo", *settings]), []
+        arguments, seconds = cli.parse_command([command, "demo", *settings]), []
         for _ in range(2):
             capsys.readouterr()
             began = time.process_time()

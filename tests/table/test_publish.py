@@ -63,23 +63,23 @@ def test_final_numbers_stand_at_each_run_once(tmp_path: Path, mlflow_uri: str) -
     publish.publish(made.config, made.cells)
     _, _, runs = held(mlflow_uri)
     drawn = {
-        cell.key: (np.random.default_rng([cell.seed, *cell.method.encode()]).random((6, 16)) < 0.3).mean()
+        cell.id: (np.random.default_rng([cell.seed, *cell.method.encode()]).random((6, 16)) < 0.3).mean()
         for cell in made.cells
     }
     for cell in made.cells:
         (baseline,) = [other for other in made.cells if (other.method, other.seed) == ("grpo", cell.seed)]
-        metrics = runs[cell.key].data.metrics
-        assert metrics["final/avg_at_k"] == pytest.approx(drawn[cell.key], abs=1e-12)
-        assert metrics["final/delta_avg_at_k"] == pytest.approx(drawn[cell.key] - drawn[baseline.key], abs=1e-12)
+        metrics = runs[cell.id].data.metrics
+        assert metrics["final/avg_at_k"] == pytest.approx(drawn[cell.id], abs=1e-12)
+        assert metrics["final/delta_avg_at_k"] == pytest.approx(drawn[cell.id] - drawn[baseline.id], abs=1e-12)
         assert {"final/pass_at_8", "final/delta_pass_at_8"} <= metrics.keys()
-        assert runs[cell.key].inputs.dataset_inputs[0].dataset.name == "countdown"
-    assert runs[made.cells[1].key].data.params["method.clip_b.share"] == "0.02"
+        assert runs[cell.id].inputs.dataset_inputs[0].dataset.name == "countdown"
+    assert runs[made.cells[1].id].data.params["method.clip_b.share"] == "0.02"
     with store.store(mlflow_uri, write=False) as client:
-        of_one = runs[made.cells[1].key].info.run_id
+        of_one = runs[made.cells[1].id].info.run_id
         assert len(client.get_metric_history(of_one, "final/delta_avg_at_k")) == 1
     made.config.baseline = "ppo"
     publish.publish(made.config, made.cells)
-    assert held(mlflow_uri)[2][made.cells[2].key].data.metrics["final/delta_avg_at_k"] == 0
+    assert held(mlflow_uri)[2][made.cells[2].id].data.metrics["final/delta_avg_at_k"] == 0
 
 
 def test_copies_of_outcomes_are_read_only_where_they_are_the_same(
@@ -94,7 +94,7 @@ def test_copies_of_outcomes_are_read_only_where_they_are_the_same(
     for place in places:
         place.unlink()
     assert told(capsys, *asked) == whole
-    cell = made.cells[1].key
+    cell = made.cells[1].id
     with store.store(mlflow_uri, write=True) as client:
         client.set_tag(runs[cell].info.run_id, "outcome", "another")
     assert told(capsys, *asked).endswith(f"the MLflow run of cell {cell} has no outcome.json among its artifacts\n")
@@ -137,7 +137,7 @@ def test_a_server_is_fed_and_read_as_a_file_is(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     rows = listed(capsys, "--experiment", "made")
     assert [(row["method"], row["seeds_done"]) for row in rows] == [("base model", 1), ("grpo", 1), ("clip_b", 1)]
-    assert sorted(held(server)[2]) == sorted(cell.key for cell in made.cells)
+    assert sorted(held(server)[2]) == sorted(cell.id for cell in made.cells)
     if name == "guarded":
         monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
         assert "knows no user" in told(capsys, "--experiment", "made")

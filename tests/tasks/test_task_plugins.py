@@ -87,8 +87,8 @@ def test_a_plan_knows_the_problems_of_a_plugin(example: str) -> None:
         "smoke", [f"plugins=[{example}]", "tasks=['example_sums(largest=5)']", "train.filter={n: 8}"]
     )
     settings.eval.problems = None
-    assert cost.scored(settings)["example_sums(largest=5)"] == cost.Asked(13, 16)
-    assert cost.filtered(settings)["example_sums"] == cost.Asked(12, 8)
+    assert cost.evaluation_responses(settings)["example_sums(largest=5)"] == cost.ResponseCount(13, 16)
+    assert cost.filter_responses(settings)["example_sums"] == cost.ResponseCount(12, 8)
     (first, _) = matrix.cells(settings)
     assert first.identity["task"] == {"component": "Sums", "largest": 5}
 

@@ -204,7 +204,7 @@ def trainer(tmp_path: Path) -> Trainer:
     planned = matrix.cells(settings)[0]
     assert planned.identity["model"]["chat"] == {"system": "4", "template": TEMPLATE, "template_options": {"end": "6"}}
     planned.spec.write(planned.folder)
-    built = Trainer(parts.build(CellSpec.read(planned.folder), Verifier()), planned.folder)
+    built = Trainer(parts.build_parts(CellSpec.read(planned.folder), Verifier()), planned.folder)
     built.engine.load(built.policy.module)
     return built
 

@@ -20,7 +20,7 @@ from harness.batch import Rollout, TokenBatch
 from harness.composition import Method, Signal
 from harness.config import Correction
 from harness.tokens import correction, metrics
-from harness.tokens.correction import correct, factors
+from harness.tokens.correction import correct, correction_factors
 from harness.tokens.metrics import Stopwatch
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ def test_factors_are_those_of_the_loops(given: Correction) -> None:
     seen = set()
     for seed in range(5):
         made = drifted(seed)
-        found_T = factors(made.batch, made.old.logp, given)
+        found_T = correction_factors(made.batch, made.old.logp, given)
         torch.testing.assert_close(
             found_T, torch.tensor(expected(made, given), dtype=torch.float64), rtol=1e-12, atol=0
         )
@@ -195,7 +195,7 @@ def test_ratios_correct_an_expectation_over_the_engine_to_one_over_the_trainer()
     f = torch.rand(9, dtype=torch.float64, generator=generator)
     batch = TokenBatch.of([[Rollout([1], [y], [0.0], True) for y in range(9)]], [0.0] * 9, 1, "cpu")
     batch = dataclasses.replace(batch, behaviour_logp_T=q.log())
-    factors_T = factors(batch, p.log(), Correction("truncated", high=1e9))
+    factors_T = correction_factors(batch, p.log(), Correction("truncated", high=1e9))
     assert (q * factors_T * f).sum().item() == pytest.approx((p * f).sum().item(), rel=1e-12)
     assert (q * f).sum().item() != pytest.approx((p * f).sum().item(), rel=1e-3)
 
@@ -236,8 +236,8 @@ def test_a_ratio_beyond_all_numbers_stays_a_number() -> None:
     found = metrics.of_mismatch(batch, made.old.logp, Correction())
     assert all(map(math.isfinite, found.values()))
     assert found["mismatch/max"] == pytest.approx(1000)
-    assert set(factors(batch, made.old.logp, Correction("truncated")).tolist()) == {2.0}
-    assert set(factors(batch, made.old.logp, Correction("masked")).tolist()) == {0.0}
+    assert set(correction_factors(batch, made.old.logp, Correction("truncated")).tolist()) == {2.0}
+    assert set(correction_factors(batch, made.old.logp, Correction("masked")).tolist()) == {0.0}
 
 
 # The configuration
@@ -245,7 +245,7 @@ def test_a_ratio_beyond_all_numbers_stays_a_number() -> None:
 
 def test_a_correction_makes_other_cells_and_settings_that_nobody_reads_do_not() -> None:
     def key(*overrides: str) -> str:
-        return matrix.cells(config.load("smoke", overrides))[0].key
+        return matrix.cells(config.load("smoke", overrides))[0].id
 
     plain = key()
     assert key("correction.level=sequence", "correction.high=3") == plain, "it is off"

@@ -226,7 +226,7 @@ def prepared(spec: str, drift: float = 0.3) -> tuple[Case, Method, Signal]:
 def test_the_push_is_the_gradient_of_the_real_loss_with_respect_to_the_logits(spec: str) -> None:
     c, method, signal = prepared(spec)
     minibatches = list(c.batch.split(2))
-    found = dynamics.push(method, signal, detached(c), minibatches)
+    found = dynamics.push_of(method, signal, detached(c), minibatches)
     p_TV = c.logits_TV.detach().softmax(-1)
     ascent_TV = dynamics.gradient_step(p_TV, c.targets_T, found.logp)
     ascent_TV -= found.entropy[:, None] * dynamics.discriminators(p_TV)
@@ -249,7 +249,7 @@ def test_the_push_of_plain_grpo_is_the_advantage_however_the_batch_is_split() ->
     for parts in (1, 2, 4):
         minibatches = list(c.batch.split(parts))
         signal = method.signal(c.old, c.batch, minibatches)
-        found = dynamics.push(method, signal, c.old, minibatches)
+        found = dynamics.push_of(method, signal, c.old, minibatches)
         close(found.logp, torch.tensor(loops.group_advantages(c), dtype=torch.float64))
         assert not found.entropy.any()
 
@@ -326,9 +326,9 @@ def test_the_lens_against_loops_over_tokens_and_the_vocabulary(spec: str, drift:
     p_TV, n = c.logits_TV.detach().softmax(-1), len(c.targets_T)
     s_TV = dynamics.discriminators(p_TV)
     advantages, deviations = loops.group_advantages(c), []
-    pushes = [dynamics.push(m, m.signal(c.old, c.batch, minibatches), current, minibatches) for m in (method, plain)]
+    pushes = [dynamics.push_of(m, m.signal(c.old, c.batch, minibatches), current, minibatches) for m in (method, plain)]
     no_terms = dataclasses.replace(signal, term_scale_T=torch.zeros_like(signal.term_scale_T))
-    surrogate_T = dynamics.push(method, no_terms, current, minibatches).logp
+    surrogate_T = dynamics.push_of(method, no_terms, current, minibatches).logp
     changes: list[list[float]] = [[], []]
     for t, y in enumerate(c.targets_T.tolist()):
         deviations.append(float(s_TV[t, y] - p_TV[t] @ s_TV[t]))
@@ -361,7 +361,7 @@ def test_the_lens_against_loops_over_tokens_and_the_vocabulary(spec: str, drift:
         )
 
 
-def rows_of(spec: str, *, moved: bool = False) -> dict[str, dynamics.Row]:
+def rows_of(spec: str, *, moved: bool = False) -> dict[str, dynamics.QuadrantRow]:
     c, method, _ = prepared(spec, 0.5)
     current = detached(c) if moved else None
     return dynamics.lens(method, Method.of("grpo", TABLE), c.old, c.batch, list(c.batch.split(2)), current)
@@ -425,7 +425,7 @@ def test_methods_do_not_observe_the_instrument(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_instrument_does_not_define_a_cell() -> None:
-    keys = [matrix.cells(config.load("demo", [f"dynamics.every={every}"]))[0].key for every in (0, 1, 7)]
+    keys = [matrix.cells(config.load("demo", [f"dynamics.every={every}"]))[0].id for every in (0, 1, 7)]
     assert len(set(keys)) == 1
     with pytest.raises(errors.UserError, match=r"dynamics\.every is -1; allowed: 0 and more"):
         config.load("demo", ["dynamics.every=-1"])

@@ -76,7 +76,7 @@ def fed(uri: str, folder: Path) -> list[str]:
     feeding = Feeder(uri, said.append)
     for step in range(1, STEPS + 1):
         began = time.perf_counter()
-        checksums.write(folder)
+        checksums.write_checksums(folder)
         State("done" if step == STEPS else "running", durable_step=step, device="cpu").write(folder)
         feeding.feed(folder)
         assert time.perf_counter() - began < patient(AT_ONCE)
@@ -118,7 +118,7 @@ def test_interrupted_nobody_waits_for_a_store_that_never_answers(
 ) -> None:
     folder = begun(tmp_path / "cell", "deaf")
     program = (
-        "import sys, pathlib; from harness.base.deadline import within; from harness.record import feeder, sync; "
+        "import sys, pathlib; from harness.base.deadline import within; from harness.tracking import feeder, sync; "
         "folder, uri = pathlib.Path(sys.argv[1]), sys.argv[2]; "
         "feeder.Feeder(uri, print).feed(folder); within(600, lambda: sync.sync(folder, uri))"
     )

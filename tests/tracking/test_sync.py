@@ -22,6 +22,7 @@ from benchmarks.patience import HANG
 from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.cells import checksums, evaluation_files
+from harness.cells.key import CellKey
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec
@@ -52,7 +53,8 @@ EVALUATION = {"task": "countdown", "step": 2, "problems": ["p"], "right": [[0, 1
 
 def make_cell(folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0.02)", seed: int = 1) -> Path:
     settings = dataclasses.asdict(Config(train=Train(lr=1e-3, steps=4, group=8), eval=Eval(k=4, tasks=["x" * 2000])))
-    spec = CellSpec(cell, "demo", method, "countdown", "tiny", seed, identity={"seed": seed}, settings=settings)
+    key = CellKey(method, "countdown", "tiny", seed)
+    spec = CellSpec(cell, "demo", key, identity={"seed": seed}, settings=settings)
     spec.write(folder)
     MADE.write(folder)
     set_state(folder, "running", durable=-1)
@@ -61,7 +63,7 @@ def make_cell(folder: Path, cell: str = CELL, method: str = "grpo+clip_b(share=0
 
 def set_state(folder: Path, state: str, durable: int, reason: str | None = None) -> None:
     if state == "done":
-        checksums.write(folder)
+        checksums.write_checksums(folder)
     State(state, reason, durable, device="cpu").write(folder)
 
 
@@ -122,7 +124,7 @@ def test_log_passes_over_a_line_that_was_cut_off(tmp_path: Path) -> None:
 def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "a cell")
     log_steps(folder, 0, 1, 2)
-    evaluation_files.write(folder, EVALUATION)
+    evaluation_files.write_evaluation(folder, EVALUATION)
     files.write_lines(folder / "samples" / "train-000001.jsonl", [{"a": 1}])
     set_state(folder, "done", durable=2)
     sync.sync(folder, mlflow_uri)
@@ -184,7 +186,7 @@ def test_sync_sends_everything_of_a_cell_that_is_done(tmp_path: Path, mlflow_uri
         "device": "cpu",
         "collapsed": "",
         "baseline": "grpo",
-        "outcome": identities.digest(told),
+        "outcome": identities.hash_of(told),
         "lines": "3",
         "attempt": "a" * 32,
         "code.version": "0.1.0",
@@ -223,7 +225,7 @@ def test_sync_holds_back_steps_that_may_run_again(tmp_path: Path, mlflow_uri: st
 def test_a_cell_that_collapsed_says_so(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2)
-    checksums.write(folder)
+    checksums.write_checksums(folder)
     State("done", durable_step=2, device="cpu", collapsed=2).write(folder)
     sync.sync(folder, mlflow_uri)
     (run,) = runs(mlflow_uri)
@@ -284,7 +286,7 @@ def test_a_sync_killed_at_any_call_is_made_good_by_the_next(
 ) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1, 2)
-    evaluation_files.write(folder, EVALUATION)
+    evaluation_files.write_evaluation(folder, EVALUATION)
     set_state(folder, "done", durable=2)
     client_of = store.client_of
 
@@ -493,7 +495,7 @@ def finished(folder: Path, uri: str) -> Path:
     make_cell(folder)
     log_steps(folder, 0, 1)
     for step in (0, 1):
-        evaluation_files.write(folder, {**EVALUATION, "step": step})
+        evaluation_files.write_evaluation(folder, {**EVALUATION, "step": step})
     set_state(folder, "done", durable=1)
     sync.sync(folder, uri)
     return folder
@@ -559,7 +561,7 @@ def test_a_copy_is_fed_and_the_original_is_not(copied: str, tmp_path: Path, mlfl
     shutil.copytree(tmp_path / "original" / "cell", copy / "cell")
     if copied == "all":
         shutil.copytree(tmp_path / "mlartifacts", copy / "mlartifacts")
-    evaluation_files.write(copy / "cell", EVALUATION)
+    evaluation_files.write_evaluation(copy / "cell", EVALUATION)
     part = Path("mlartifacts") / "demo" / run.info.run_id / "artifacts"
     before = sorted((tmp_path / part).rglob("*")), (tmp_path / "mlflow.db").read_bytes()
     uri = f"sqlite:///{copy / 'mlflow.db'}"
@@ -660,7 +662,7 @@ def test_a_first_use_is_silent_and_leaves_nothing_in_the_working_directory(tmp_p
     set_state(folder, "done", durable=1)
     (tmp_path / "here").mkdir()
     code = (
-        "import sys; from pathlib import Path; from harness.record import sync; "
+        "import sys; from pathlib import Path; from harness.tracking import sync; "
         "assert 'mlflow' not in sys.modules; "
         f"sync.sync(Path({str(folder)!r}), 'sqlite:///results/mlflow.db'); assert 'torch' not in sys.modules"
     )

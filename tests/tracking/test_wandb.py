@@ -30,7 +30,7 @@ def test_offline_runs_hold_the_metrics(tmp_path: Path, monkeypatch: pytest.Monke
     one, other = specs("demo", ["grpo", "clip_b"], ["countdown"], ["tiny"], [3])
     logs = tmp_path / "logs"
     for spec in (one, other):
-        folder = tmp_path / spec.cell
+        folder = tmp_path / spec.id
         spec.write(folder)
         for step in range(3):
             MetricsLog(folder).append(step, 1e9 + step, {"entropy/mean": 2.0 - step / 2, "eval/avg": step / 4})
@@ -38,11 +38,11 @@ def test_offline_runs_hold_the_metrics(tmp_path: Path, monkeypatch: pytest.Monke
             wandb.write(folder, logs)  # each time anew
     found = {path.stem.removeprefix("run-"): path for path in logs.glob("wandb/offline-run-*/*.wandb")}
     assert sorted(found) == sorted(path.name[-12:] for path in logs.glob("wandb/offline-run-*"))
-    assert found.keys() == {one.cell, other.cell}
+    assert found.keys() == {one.id, other.id}
 
-    records = [Record.FromString(data) for data in records_of(found[other.cell].read_bytes())]
+    records = [Record.FromString(data) for data in records_of(found[other.id].read_bytes())]
     [run] = [record.run for record in records if record.HasField("run")]
-    assert (run.run_id, run.project, run.display_name, run.run_group) == (other.cell, "demo", "clip_b s3", "clip_b")
+    assert (run.run_id, run.project, run.display_name, run.run_group) == (other.id, "demo", "clip_b s3", "clip_b")
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert config["method"] == "clip_b"
     assert config["train"] == json.loads(json.dumps(other.settings["train"]))
@@ -51,7 +51,7 @@ def test_offline_runs_hold_the_metrics(tmp_path: Path, monkeypatch: pytest.Monke
         for record in records
         if record.HasField("history")
     ]
-    lines = [json.loads(line) for line in (tmp_path / other.cell / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / other.id / "metrics.jsonl").read_text().splitlines()]
     expected = [{**line["metrics"], "_step": line["step"], "_timestamp": line["time"]} for line in lines]
     assert [{key: row[key] for key in expected[0]} for row in rows] == expected
 

@@ -104,7 +104,7 @@ def null(path: Path) -> None:
 
 
 def of_another_cell(path: Path) -> None:
-    seals.write(path, "another", 4, seals.read(path, CELL))
+    seals.write_seal(path, "another", 4, seals.read_seal(path, CELL))
 
 
 def unsealed_file(path: Path) -> None:
@@ -128,13 +128,13 @@ def test_a_checkpoint_of_another_name_is_passed_over(tmp_path: Path) -> None:
 def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, complete, x = threading.Event(), checkpoint.complete, torch.ones(3)
+    go, complete, x = threading.Event(), checkpoint.publish_checkpoint, torch.ones(3)
 
     def slow(partial: Path, path: Path) -> None:
         assert go.wait(60)
         complete(partial, path)
 
-    monkeypatch.setattr(checkpoint, "complete", slow)
+    monkeypatch.setattr(checkpoint, "publish_checkpoint", slow)
     found = Checkpoints(tmp_path, CELL)
     found.save(2, {"policy.x": x}, {})
     x.zero_()
@@ -228,8 +228,8 @@ def hand_over(folder: Path, source: str | None, target: str) -> Found:
     checkpoints = Checkpoints(folder / target, CELL)
     checkpoints.save(1, tensors, {})
     checkpoints.written(wait=True)
-    return {name: ranks.whole(x) for name, x in tensors.items()} | {
-        f"{who} {name}": ranks.whole(x)
+    return {name: ranks.whole_weight(x) for name, x in tensors.items()} | {
+        f"{who} {name}": ranks.whole_weight(x)
         for who, each in learners.items()
         for name, x in each.module.state_dict().items()
     }

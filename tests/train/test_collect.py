@@ -17,7 +17,7 @@ from harness.base import seeds
 from harness.base.errors import CellFailure
 from harness.batch import Rollout
 from harness.tokens.metrics import Stopwatch
-from harness.train.collect import Collected, chosen, dealt
+from harness.train.collect import Collected, kept_places, shared_out
 from harness.trainer import Trainer
 from tasks import Verdict
 
@@ -34,11 +34,11 @@ def tokens(groups: Sequence[Sequence[Rollout]]) -> list[list[list[int]]]:
 
 
 def test_ranks_get_equally_many_groups_of_each_minibatch_and_about_equally_many_tokens() -> None:
-    assert dealt([5, 1, 1, 1, 9, 2, 3, 4], updates=2, world=2) == [0, 1, 1, 0, 0, 0, 1, 1]
-    assert dealt([90, 9, 1, 8, 2, 7], updates=1, world=2) == [0, 1, 0, 1, 0, 1], "the rest cannot make up for one"
+    assert shared_out([5, 1, 1, 1, 9, 2, 3, 4], updates=2, world=2) == [0, 1, 1, 0, 0, 0, 1, 1]
+    assert shared_out([90, 9, 1, 8, 2, 7], updates=1, world=2) == [0, 1, 0, 1, 0, 1], "the rest cannot make up for one"
     sizes = np.random.default_rng(0).lognormal(7.0, 0.6, 256).astype(int).tolist()
     for updates, world in ((1, 8), (2, 4), (4, 8), (2, 1)):
-        owners = np.array(dealt(sizes, updates, world)).reshape(updates, -1)
+        owners = np.array(shared_out(sizes, updates, world)).reshape(updates, -1)
         load = np.zeros((updates, world))
         for update, rank in itertools.product(range(updates), range(world)):
             assert (owners[update] == rank).sum() == 256 // updates // world
@@ -148,7 +148,7 @@ def test_the_groups_that_are_kept(prompts: int) -> None:
     """For all ways in which 6 candidates may have a signal."""
     for signals in itertools.product((False, True), repeat=6):
         given = dict(reversed(list(enumerate(signals))))
-        kept, filled = chosen(given, prompts)
+        kept, filled = kept_places(given, prompts)
         assert kept == sorted(kept)
         able = [place for place in range(6) if signals[place]]
         assert len(kept) == prompts

@@ -19,7 +19,7 @@ from harness.rollout import models
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import render
-from harness.train.evaluate import EngineLM, Sampler, evaluate, quiet
+from harness.train.evaluate import EngineLM, Sampler, evaluate_task, quiet
 from harness.verify.pool import Verifier
 from tasks.countdown import Countdown, base_model, parse_key
 from tasks.scoring import metric_list
@@ -92,7 +92,7 @@ def canned() -> Canned:
 
 
 def test_every_verdict_is_kept_and_every_metric_is_right(canned: Canned) -> None:
-    result = evaluate(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
+    result = evaluate_task(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
     asked = TASK.problems("test")[:7]
     assert result.task == "countdown"
     assert result.problems == [problem.id for problem in asked]
@@ -156,7 +156,7 @@ def test_equal_responses_are_decoded_and_judged_once(canned: Canned, monkeypatch
 
     monkeypatch.setattr(Countdown, "verdicts", verdicts)
     monkeypatch.setattr(encoder, "batch_decode", batch_decode)
-    result = evaluate(TASK, Sampler(canned, encoder, 3), UNASKED, **SETTINGS)
+    result = evaluate_task(TASK, Sampler(canned, encoder, 3), UNASKED, **SETTINGS)
     once = [list(dict.fromkeys(sample["responses"])) for sample in result.samples]
     assert {len(texts) for texts in once} == {3, 4}  # of 8
     wanted = [(problem, text) for problem, texts in zip(TASK.problems("test")[:7], once, strict=True) for text in texts]
@@ -165,7 +165,7 @@ def test_equal_responses_are_decoded_and_judged_once(canned: Canned, monkeypatch
 
 
 def test_repeats_are_one_call_with_what_was_asked(canned: Canned) -> None:
-    evaluate(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
+    evaluate_task(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
     (call,) = canned.calls
     assert (call["n"], call["temperature"], call["length"]) == (8, 0.7, 12)
     assert call["prompts"] == [render(ENCODER, problem.prompt) for problem in TASK.problems("test")[:7]]
@@ -173,7 +173,7 @@ def test_repeats_are_one_call_with_what_was_asked(canned: Canned) -> None:
 
 def test_seeds_depend_on_the_seed_and_the_problem_alone(canned: Canned) -> None:
     def drawn(**changes: Any) -> dict[tuple[int, ...], int]:
-        evaluate(TASK, Sampler(canned, ENCODER, changes.pop("seed", 3)), UNASKED, **{**SETTINGS, **changes})
+        evaluate_task(TASK, Sampler(canned, ENCODER, changes.pop("seed", 3)), UNASKED, **{**SETTINGS, **changes})
         call = canned.calls[-1]
         return dict(zip(map(tuple, call["prompts"]), call["seeds"], strict=True))
 
@@ -188,7 +188,7 @@ def test_seeds_depend_on_the_seed_and_the_problem_alone(canned: Canned) -> None:
 
 
 def test_metrics_go_up_to_the_samples_that_there_are(canned: Canned) -> None:
-    result = evaluate(TASK, Sampler(canned, ENCODER, 3), UNASKED, **{**SETTINGS, "samples": 5})
+    result = evaluate_task(TASK, Sampler(canned, ENCODER, 3), UNASKED, **{**SETTINGS, "samples": 5})
     assert {key for key in result.metrics if key.startswith("pass")} == {"pass@1", "pass@2", "pass@4"}
     assert [len(row) for row in result.right] == [5] * 7
 
@@ -196,7 +196,7 @@ def test_metrics_go_up_to_the_samples_that_there_are(canned: Canned) -> None:
 def test_options_of_the_task_and_the_split_reach_the_problems() -> None:
     task = Countdown(largest=9, target=30)
     engine = Canned(task, "validation", 4)
-    result = evaluate(
+    result = evaluate_task(
         task, Sampler(engine, ENCODER, 0), UNASKED, **{**SETTINGS, "split": "validation", "problems": 4, "samples": 4}
     )
     assert result.problems == [problem.id for problem in task.problems("validation")[:4]]
@@ -206,7 +206,9 @@ def test_options_of_the_task_and_the_split_reach_the_problems() -> None:
 def test_without_a_number_all_problems_are_asked() -> None:
     task = Countdown(largest=5, target=20)
     count = len(task.problems("test"))
-    result = evaluate(task, Sampler(Canned(task, "test", count), ENCODER, 0), UNASKED, **{**SETTINGS, "problems": None})
+    result = evaluate_task(
+        task, Sampler(Canned(task, "test", count), ENCODER, 0), UNASKED, **{**SETTINGS, "problems": None}
+    )
     assert result.problems == [problem.id for problem in task.problems("test")]
 
 
@@ -219,7 +221,7 @@ def test_without_a_number_all_problems_are_asked() -> None:
 )
 def test_mistakes_are_named(changes: dict[str, Any], sentence: str, canned: Canned) -> None:
     with pytest.raises(UserError, match=sentence):
-        evaluate(TASK, Sampler(canned, ENCODER, 0), UNASKED, **{**SETTINGS, **changes})
+        evaluate_task(TASK, Sampler(canned, ENCODER, 0), UNASKED, **{**SETTINGS, **changes})
 
 
 @pytest.mark.processes
@@ -234,7 +236,7 @@ def test_it_is_silent_and_leaves_random_numbers_alone(
     canned: Canned, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     states = (np.random.get_state(legacy=False)["state"]["key"].tolist(), torch.get_rng_state().tolist())
-    evaluate(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
+    evaluate_task(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
     assert (np.random.get_state(legacy=False)["state"]["key"].tolist(), torch.get_rng_state().tolist()) == states
     assert capfd.readouterr() == ("", "")
     assert caplog.messages == []
@@ -244,7 +246,7 @@ def test_it_is_silent_and_leaves_random_numbers_alone(
 
 
 def test_the_task_file_says_the_same_to_lm_eval_itself() -> None:
-    """With its own command there are no overrides; the file alone must give what evaluate() gives."""
+    """With its own command there are no overrides; the file alone must give what evaluate_task() gives."""
     folder = Path(tasks.__file__).parent
     with quiet():
         loaded = TaskManager(include_path=folder, include_defaults=False).load("countdown")
@@ -255,7 +257,7 @@ def test_the_task_file_says_the_same_to_lm_eval_itself() -> None:
             EngineLM(Sampler(Canned(TASK, "test", 32), ENCODER, 3), TASK, UNASKED), loaded, limit=5, bootstrap_iters=0
         )
     sampler = Sampler(Canned(TASK, "test", 32), ENCODER, 3)
-    ours = evaluate(TASK, sampler, UNASKED, **{**SETTINGS, "problems": 5, "samples": 32}).metrics
+    ours = evaluate_task(TASK, sampler, UNASKED, **{**SETTINGS, "problems": 5, "samples": 32}).metrics
     theirs = {key.removesuffix(",all"): value for key, value in result["results"]["countdown"].items()}
     assert {key: theirs[key] for key in theirs if key in ours} == {
         key: ours[key] for key in ours if key not in ("truncated", "length", "distinct")
@@ -272,8 +274,8 @@ def test_the_base_model_knows_how_to_answer_and_has_much_to_learn() -> None:
     engine.load(AutoModelForCausalLM.from_pretrained(folder))
     settings = {**SETTINGS, "split": "validation", "problems": 128, "samples": 32, "temperature": 1.0}
     settings["max_new_tokens"] = 24
-    result = evaluate(TASK, Sampler(engine, encoder, 0), UNASKED, **settings)
-    again = evaluate(TASK, Sampler(engine, encoder, 0), UNASKED, **{**settings, "problems": 16})
+    result = evaluate_task(TASK, Sampler(engine, encoder, 0), UNASKED, **settings)
+    again = evaluate_task(TASK, Sampler(engine, encoder, 0), UNASKED, **{**settings, "problems": 16})
     assert 0.12 < result.metrics["avg"] < 0.28
     assert result.metrics["pass@16"] > 0.75
     assert result.metrics["truncated"] == 0

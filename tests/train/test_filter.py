@@ -28,7 +28,7 @@ from harness.rollout import models
 from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import Chat
 from harness.train import filter, parts
-from harness.train.filter import Asker, Pool
+from harness.train.filter import Asker, TrainingPool
 from harness.trainer import Trainer
 from harness.verify.failures import TooManyFailures
 from harness.verify.pool import Verifier as Pooled
@@ -112,11 +112,11 @@ def asker(**changes: Any) -> Asker:
     return Asker(**(values | changes))
 
 
-def ask(who: Asker, cache: Path, given: Filter | None = Filter(), at_once: int = 5) -> Pool:  # noqa: B008
-    return filter.pool(who, who.verdicts, given, cache, at_once, lambda text: None)
+def ask(who: Asker, cache: Path, given: Filter | None = Filter(), at_once: int = 5) -> TrainingPool:  # noqa: B008
+    return filter.training_pool(who, who.verdicts, given, cache, at_once, lambda text: None)
 
 
-def ids(pool: Pool) -> list[str]:
+def ids(pool: TrainingPool) -> list[str]:
     return [problem.id for problem in pool.problems]
 
 
@@ -173,7 +173,7 @@ def test_a_filter_that_makes_no_sense_is_one_sentence(override: str, words: str)
 @pytest.mark.slow
 def test_the_filter_defines_the_cell() -> None:
     def key(*overrides: str) -> str:
-        return matrix.cells(config.load("demo", overrides))[0].key
+        return matrix.cells(config.load("demo", overrides))[0].id
 
     keys = [key(), key("train.filter={}"), key("train.filter.n=8"), key("train.filter.high=0.9")]
     assert len(set(keys)) == 4
@@ -293,9 +293,9 @@ def test_killed_and_run_again_it_goes_on_and_ends_the_same(tmp_path: Path) -> No
     said: list[str] = []
     first, second = asker(engine=Mortal(2)), asker()
     with pytest.raises(Killed):
-        filter.pool(first, first.verdicts, Filter(), tmp_path / "killed", 5, said.append)
+        filter.training_pool(first, first.verdicts, Filter(), tmp_path / "killed", 5, said.append)
     assert said[-1].startswith("difficulty filter: 10 of 17 problems asked")
-    found = filter.pool(second, second.verdicts, Filter(), tmp_path / "killed", 5, said.append)
+    found = filter.training_pool(second, second.verdicts, Filter(), tmp_path / "killed", 5, said.append)
     assert said[-1] == "training problems: 17 given, 2 too hard, 2 too easy, 13 kept"
 
     def asked(*who: Asker) -> list[tuple[list[int], int]]:
@@ -325,7 +325,7 @@ class Slow(Numbered):
 def cell_process(cache: Path, out: Path) -> None:
     said: list[str] = []
     who = asker(engine=Slow(cache / "log"))
-    found = filter.pool(who, who.verdicts, Filter(), cache, 5, said.append)
+    found = filter.training_pool(who, who.verdicts, Filter(), cache, 5, said.append)
     files.write_json(out / f"{os.getpid()}.json", {"kept": ids(found), "said": said})
 
 
@@ -378,7 +378,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def spec(*overrides: str) -> CellSpec:
     settings = config.load("demo", [*SHORT, *overrides])
-    return matrix.Cell(settings, "grpo", "countdown", "countdown-tiny", 0, matrix.Shared(settings)).spec
+    return matrix.Cell.of(settings, "grpo", "countdown", "countdown-tiny", 0).spec
 
 
 def counted(cache: Path) -> dict[str, int]:
@@ -393,7 +393,7 @@ def test_a_cell_trains_on_what_its_base_model_solves_sometimes(
 ) -> None:
     torch.set_num_threads(1)
     said: list[str] = []
-    trainer = Trainer(parts.build(spec(), UNASKED, said.append), tmp_path / "cell")
+    trainer = Trainer(parts.build_parts(spec(), UNASKED, said.append), tmp_path / "cell")
     right = counted(cache)
     kept = {name for name, count in right.items() if 1 < count < 7}
     assert 0 < len(kept) < 48, "the tiny model solves some of these problems sometimes"
@@ -407,5 +407,5 @@ def test_a_cell_trains_on_what_its_base_model_solves_sometimes(
     (path,) = cache.glob("filters/*.json")
     path.unlink()
     monkeypatch.setattr(parts, "RESPONSES", 24)  # in threes of 8
-    parts.build(spec(), UNASKED, said.append)
+    parts.build_parts(spec(), UNASKED, said.append)
     assert counted(cache) == right, "nor does it matter how many problems are asked at a time"

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from companions import on_ranks
 from trainers import build
 
 from harness.base.errors import CellFailure
-from harness.batch import Rollout, TokenBatch, TokenStats
+from harness.batch import TokenStats
 from harness.tokens.metrics import Stopwatch
 from harness.train import invariants
 
@@ -34,14 +33,8 @@ def stats(logp: float, entropy: float) -> TokenStats:
 )
 def test_statistics_that_no_distribution_has_are_named(logp: float, entropy: float, sentence: str) -> None:
     invariants.check_statistics(stats(0.0, math.log(10)), 10)
-    with pytest.raises(CellFailure, match=f"^this must hold and does not: {sentence}"):
+    with pytest.raises(CellFailure, match=f"^invariant violated: {sentence}"):
         invariants.check_statistics(stats(logp, entropy), 10)
-
-
-def test_rewards_are_0_or_1() -> None:
-    invariants.check_rewards([0.0, 1.0, 1.0])
-    with pytest.raises(CellFailure, match=r"rewards are 0 or 1; there is 0.5$"):
-        invariants.check_rewards([0.0, 0.5])
 
 
 def test_a_rare_token_may_be_off_in_bfloat16_alone() -> None:
@@ -53,43 +46,13 @@ def test_a_rare_token_may_be_off_in_bfloat16_alone() -> None:
 
 def test_an_update_that_changes_nothing_is_named_unless_there_was_no_gradient() -> None:
     weights = {"a": torch.zeros(20, 20), "bias": torch.zeros(3)}
-    before = invariants.sample(weights)
+    before = invariants.sampled_numbers(weights)
     invariants.check_changed(before, weights, norm=1e-7, lr=1e-3)
     invariants.check_changed(before, weights, norm=1.0, lr=0.0)
     with pytest.raises(CellFailure, match="an update changes weights; none has changed, at a gradient of norm 1 and"):
         invariants.check_changed(before, weights, norm=1.0, lr=1e-3)
     weights["a"][0, 7] = 1e-6
     invariants.check_changed(before, weights, norm=1.0, lr=1e-3)
-
-
-def test_an_evaluation_that_leaves_out_a_problem_or_a_sample_is_named() -> None:
-    invariants.check_evaluation(["a", "b"], ["a", "b"], [[0, 1], [1, 1]], 2)
-    name = "an evaluation asks every problem so many times; "
-    with pytest.raises(CellFailure, match=f"{name}1 of 2 were not asked 2 times"):
-        invariants.check_evaluation(["a"], ["a", "b"], [[0, 1]], 2)
-    with pytest.raises(CellFailure, match=name):
-        invariants.check_evaluation(["a", "b"], ["a", "b"], [[0, 1], [1]], 2)
-
-
-def divide_by_another_number(rank: int, folder: Path) -> None:
-    batch = TokenBatch.of([[Rollout([1], [2] * 3, [-1.0] * 3, True)]], [1.0], 8, "cpu")
-    invariants.check_denominators(batch, [batch])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TokenBatch, "global_tokens", lambda batch: 6.0 + rank)
-        with pytest.raises(CellFailure) as failure:
-            invariants.check_denominators(batch, [batch])
-    (folder / f"{rank}").write_text(str(failure.value))
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_ranks_that_divide_by_other_numbers_are_named(tmp_path: Path) -> None:
-    on_ranks(divide_by_another_number, tmp_path)
-    for rank in "01":
-        assert (tmp_path / rank).read_text() == (
-            "this must hold and does not: ranks divide by the same numbers of tokens; these are theirs: "
-            "[[6.0, 6.0], [7.0, 7.0]]"
-        )
 
 
 def test_a_trainer_keeps_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from harness.batch import Rollout, TokenBatch
-from harness.train import packing, policy
+from harness.train import hidden, packing
 
 WINDOW = 7
 SIZES = {
@@ -65,7 +65,7 @@ UNEQUAL = batch([[1, 30, 5], [2, 1, 1], [12, 3, 25]])
 def computed(network: PreTrainedModel, parts: list[TokenBatch]) -> tuple[Tensor, list[Tensor]]:
     """Returns the hidden states of all parts and the gradient of a sum over them in which each number has a weight."""
     network.zero_grad()
-    found = torch.cat([policy.hidden_states(network.base_model, part, "cpu") for part in parts])
+    found = torch.cat([hidden.hidden_states(network.base_model, part, "cpu") for part in parts])
     (found * torch.linspace(-1, 1, found.numel(), dtype=found.dtype).view_as(found)).sum().backward()
     return found.detach(), [x.grad.clone() for x in network.base_model.parameters() if x.grad is not None]
 
@@ -74,7 +74,7 @@ def computed(network: PreTrainedModel, parts: list[TokenBatch]) -> tuple[Tensor,
 def test_states_and_gradients_are_those_of_one_by_one(architecture: str) -> None:
     network = model(architecture)
     alone = computed(network, [UNEQUAL.take([row]) for row in range(len(UNEQUAL))])
-    assert packing.prepared(network)
+    assert packing.prepare_for_packing(network)
     row = computed(network, [dataclasses.replace(UNEQUAL, packed=True)])
     torch.testing.assert_close(row[0], alone[0], rtol=1e-10, atol=1e-12)
     for one, other in zip(row[1], alone[1], strict=True):  # added up in float32 by the models' norms
@@ -114,7 +114,7 @@ def varlen_attn(
 @pytest.mark.parametrize("architecture", ["mistral", "qwen3"])
 def test_one_kernel_for_all_lengths_is_asked_for_the_same(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = model(architecture)
-    packing.prepared(network)
+    packing.prepare_for_packing(network)
     row = dataclasses.replace(UNEQUAL, packed=True)
     states = computed(network, [row])[0]
     monkeypatch.setattr(packing, "fused", lambda value: True)
@@ -123,7 +123,7 @@ def test_one_kernel_for_all_lengths_is_asked_for_the_same(architecture: str, mon
 
 
 def test_each_token_is_run_once_and_each_prompt_once_for_its_group() -> None:
-    row = packing.Row.of(UNEQUAL, "cpu")
+    row = packing.PackedRow.of(UNEQUAL, "cpu")
     first, other, last = ([s.tolist() for s in UNEQUAL.sequences[i : i + 3]] for i in (0, 3, 6))
     expected = [first[0][:-1] + first[1][1:-1] + first[2][1:-1], other[0][:-1], last[0][:-1] + last[1][5:-1]]
     assert row.tokens_R.tolist() == [token for part in [*expected, last[2][5:-1]] for token in part]
@@ -133,5 +133,5 @@ def test_each_token_is_run_once_and_each_prompt_once_for_its_group() -> None:
 
 def test_other_architectures_keep_their_padding() -> None:
     network = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", n_embd=8, n_layer=1, n_head=2))
-    assert not packing.prepared(network)
+    assert not packing.prepare_for_packing(network)
     assert network.config._attn_implementation == "sdpa"

@@ -13,7 +13,7 @@ from trainers import build
 
 from harness import cell
 from harness.cells.state import Progress, State
-from harness.matrix import Cell, Shared
+from harness.matrix import Cell
 from harness.rollout.rendering import Chat, left_out
 from harness.train import parts
 from tasks import Problem
@@ -102,5 +102,5 @@ def test_few_prompts_are_all_looked_at(tmp_path: Path, written: Any, monkeypatch
     monkeypatch.setattr(Countdown, "problems", lambda task, split: problems(task, split)[:5])
     written(lambda i, prompt: f"x{prompt}" if i == 4 else prompt)
     trainer = build(tmp_path)
-    spec = Cell(trainer.config, "grpo", "countdown", "countdown-tiny", 0, Shared(trainer.config)).spec
+    spec = Cell.of(trainer.config, "grpo", "countdown", "countdown-tiny", 0).spec
     assert parts.unread(trainer.parts, spec) == "warning: the tokenizer leaves letters out of 1 of 5 training prompts"

@@ -166,7 +166,7 @@ def cut(folder: Path) -> None:
             lambda folder: (folder / "config.json").write_text("[1]"),
             "config.json holds list where a mapping",
         ),
-        (AutoConfig, lambda folder: (folder / "config.json").write_text("{"), "config.json is no JSON"),
+        (AutoConfig, lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
         (
             AutoTokenizer,
             lambda folder: (folder / "tokenizer.json").write_text("[]"),

@@ -557,7 +557,7 @@ def test_a_cell_owns_a_verifier_and_closes_it_when_it_fails(
         seen.append((verifier, running(worker)))
         raise error
 
-    monkeypatch.setattr(cell, "build", build)
+    monkeypatch.setattr(cell, "build_parts", build)
     with pytest.raises(SystemExit):
         cell.work(tmp_path)
     ((verifier, pid),) = seen

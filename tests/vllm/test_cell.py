@@ -15,7 +15,7 @@ from harness import cell, config
 from harness.base import files
 from harness.cells.spec import CellSpec
 from harness.cells.state import State
-from harness.matrix import Cell, Shared
+from harness.matrix import Cell
 from harness.rollout.vllm import VllmEngine
 from harness.study import theory
 from harness.train import parts
@@ -29,12 +29,12 @@ SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2"]
 def spec_of(engine: str, seed: int, overrides: Sequence[str]) -> CellSpec:
     given = [f"rollout.engine={engine}", "hardware.cache_gib=0.25", "train.steps=30", "eval.samples=8", *overrides]
     settings = config.load("smoke", given)
-    return Cell(settings, "grpo", "countdown", "countdown-tiny", seed, Shared(settings)).spec
+    return Cell.of(settings, "grpo", "countdown", "countdown-tiny", seed).spec
 
 
 def build(folder: Path, engine: str, seed: int, overrides: Sequence[str] = ()) -> Trainer:
     torch.set_num_threads(1)
-    return Trainer(parts.build(spec_of(engine, seed, overrides), Verifier()), folder)
+    return Trainer(parts.build_parts(spec_of(engine, seed, overrides), Verifier()), folder)
 
 
 def write(folder: Path, engine: str, seed: int, overrides: Sequence[str]) -> None:

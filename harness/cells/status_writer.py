@@ -1,0 +1,129 @@
+"""The process of a cell as others see it: its state and its reason of failure, and when it ends on its own."""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import resource
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.base.errors import CellFailure, UserError
+from harness.cells import lease, state
+from harness.cells.heartbeat import Heartbeat
+from harness.cells.state import State
+from harness.dist import ranks
+
+LOOK = 0.5  # seconds between two looks at whether the launcher is there
+MORE_MEMORY = (
+    "lower hardware.micro_tokens, set hardware.recompute=true or hardware.offload=true, or give it more hardware.ranks"
+)
+
+
+class StatusWriter:
+    """Writes the state of a cell while this process, or this rank, works on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.launcher = folder, os.getppid()
+        self.heartbeat = Heartbeat()
+        self.started, self.earlier = time.monotonic(), State.known(folder).seconds
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of work so far, over all processes that worked on the cell."""
+        return self.earlier + time.monotonic() - self.started
+
+    # What is written
+
+    def note(self, **changes: Any) -> None:
+        """Change fields of the cell's state; the first rank does it for all."""
+        if ranks.own_rank() == 0:
+            state.change(self.folder, **changes, seconds=self.seconds)
+
+    def say(self, text: str) -> None:
+        """Write to the log, and show it as what the cell is busy with."""
+        print(text, flush=True)
+        self.note(reason=text)
+
+    def failed(self, reason: str, unless: Sequence[str] = ("done", "failed")) -> None:
+        """Write that the cell failed, unless it is in one of these states or another process works on it by now.
+
+        The reason of the first rank that fails is kept: the other ranks fail because they miss it, or are stopped.
+        """
+        with lease.briefly(self.folder) as ours:
+            if ours and not self.orphaned and State.known(self.folder).state not in unless:
+                state.change(self.folder, state="failed", reason=reason, seconds=self.seconds)
+
+    @contextmanager
+    def ending(self, unless: Sequence[str] = ("done", "failed")) -> Iterator[None]:
+        """End this process with exit code 1 on any error, after its reason is written as `failed` does."""
+        try:
+            yield
+        except Exception as error:  # any error: it ends this cell alone, and the launcher goes on with the others
+            reason = self.reason_of(error)
+            self.failed(reason, unless)
+            sys.exit(f"failed: {reason}")
+
+    def reason_of(self, error: Exception) -> str:
+        """Return an error as one sentence with its phase; the traceback of an unforeseen error goes to the log."""
+        where = f" (in {self.heartbeat})" if str(self.heartbeat) else ""
+        if isinstance(error, CellFailure | UserError):
+            return f"{error}{where}"
+        traceback.print_exception(error)
+        if lacks_memory(error):
+            return f"out of memory{where}: {memory_peak()}; {MORE_MEMORY}"
+        message = str(error).strip() or "no message"
+        return f"{type(error).__name__}: {message.splitlines()[0]}{where}"
+
+    # When the process ends on its own
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the process that started this one is gone, or the process for which a server forked this one."""
+        launcher = multiprocessing.parent_process()
+        return os.getppid() != self.launcher or (launcher is not None and not launcher.is_alive())
+
+    def end_with_launcher(self) -> None:
+        """End this process soon after its launcher has ended. Work since the last checkpoint is lost, and every file is
+        whole."""
+
+        def watch() -> None:
+            while not self.orphaned:
+                time.sleep(LOOK)
+            print("stopped: the launcher is gone; the next run goes on from here", flush=True)
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    def end_when_stalled(self, room: Path, minutes: float) -> None:
+        """End this process if no rank makes progress for so long; the log then has the stack of each thread."""
+
+        def end(who: str) -> None:
+            faulthandler.dump_traceback(2)
+            self.failed(f"{who} for {minutes:g} minutes (hardware.stall_minutes)")
+            os._exit(1)
+
+        arguments = (room, ranks.own_rank(), 60 * minutes, end)
+        threading.Thread(target=self.heartbeat.watch, args=arguments, daemon=True).start()
+
+
+def lacks_memory(error: Exception) -> bool:
+    # On a CPU torch raises RuntimeError, as for anything else.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def memory_peak() -> str:
+    """Return the largest amount of memory that this process used, as a phrase."""
+    if torch.cuda.is_initialized():
+        return f"at most {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of the GPU were in use"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB
+    return f"at most {peak / 2**20:.1f} GiB were in use"

@@ -1,0 +1,52 @@
+"""What exists, as a person sees it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import baselines
+from harness import cli
+from harness.commands import list as listing
+from harness.method import Composition
+from harness.terminal.layout import SafeConsole
+
+
+def listed(*arguments: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["list", *arguments])
+    assert end.value.code == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_alone_it_counts_what_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed(capsys=capsys)
+    assert [line.split()[0] for line in lines] == ["methods", "tasks", "models", "configs"]
+    assert all(line.rstrip().endswith(f"entrobench list {line.split()[0]}") for line in lines)
+    numbers = map(int, re.findall(r"\d+", lines[0]))
+    assert sum(numbers) == len(baselines.METHODS)
+
+
+def test_methods_come_in_their_three_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed("methods", capsys=capsys)
+    headings = [number for number, line in enumerate(lines) if not line.startswith(" ")]
+    objectives, controls, compositions = (lines[number].split()[1].rstrip(":") for number in headings)
+    assert (objectives, controls, compositions) == ("objectives", "controls", "compositions")
+    place = {line.split()[0]: number for number, line in enumerate(lines) if line.startswith(" ")}
+    assert place.keys() == baselines.METHODS.keys()
+    assert headings[0] < place["ce_gppo"] < headings[1] < place["clip_b"] < headings[2] < place["dapo"]
+    dapo = baselines.METHODS["dapo"]
+    assert isinstance(dapo, Composition)
+    assert f"Stands for {dapo.spec} ({dapo.source})" in lines[place["dapo"]]
+
+
+def test_on_a_narrow_terminal_no_word_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = SafeConsole(force_terminal=True, width=80, color_system=None, highlight=False, legacy_windows=False)
+    monkeypatch.setattr(listing, "console", console)
+    lines = listed("methods", capsys=capsys)
+    assert max(map(len, lines)) <= 80
+    words = {word for line in lines for word in line.split()}
+    assert {"generalised", "(arXiv:2402.03300)", "normalise=constant,"} <= words
