@@ -401,7 +401,7 @@ def facts(entry: type[Component] | Composition) -> Iterator[str]:
         words.append("a forward pass of each mini-batch before its update")
     if words:
         yield f"Needs {' and '.join(words)}."
-    if isinstance(component, Control) and overrides(component, "state"):
+    if isinstance(component, Control) and overrides(component, "remembered"):
         yield "Its memory is saved in checkpoints."
 
 

@@ -70,12 +70,12 @@ def test_the_docstring_of_a_method_has_its_parts_in_order(name: str) -> None:
     assert len(paragraphs) == len(labels) or not generate.LABEL.match(paragraphs[0])
     assert not any(generate.LABEL.match(paragraph) for paragraph in paragraphs[: -len(labels) or None])
     logs = not isinstance(entry, Composition) and logs_numbers(entry())
-    assert ("Logs" in labels) == logs, "what `metrics` and `state` return is part of the docstring"
+    assert ("Logs" in labels) == logs, "what `metrics` and `remembered` return is part of the docstring"
 
 
 def logs_numbers(component: object) -> bool:
     assert isinstance(component, generate.Component)
-    return overrides(component, "metrics") or (isinstance(component, Control) and overrides(component, "state"))
+    return overrides(component, "metrics") or (isinstance(component, Control) and overrides(component, "remembered"))
 
 
 # Metrics

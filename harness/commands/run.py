@@ -41,6 +41,7 @@ EXAMPLES = (
     "entrobench run demo train.lr=3e-4 'seeds=[0,1]' --jobs 2",
     "entrobench run demo --only clip_b --only clip_v --retry-failed",
     "entrobench run paper --launcher slurm --plugin my_methods --keep-stale",
+    "entrobench run demo --rerun-edited",
 )
 
 

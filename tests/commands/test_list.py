@@ -49,4 +49,4 @@ def test_on_a_narrow_terminal_no_word_is_cut(
     lines = listed("methods", capsys=capsys)
     assert max(map(len, lines)) <= 80
     words = {word for line in lines for word in line.split()}
-    assert {"generalised", "(arXiv:2402.03300)", "normalise=constant,"} <= words
+    assert {"generalized", "(arXiv:2402.03300)", "normalise=constant,"} <= words
