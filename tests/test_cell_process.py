@@ -13,6 +13,7 @@ import pytest
 from endings import end
 
 import baselines
+from benchmarks.patience import HANG
 from harness import cell, config, matrix
 from harness.base import files
 from harness.cells import attempts, lease, source_digest, state
@@ -213,7 +214,7 @@ def test_a_cell_that_stands_still_is_ended_and_says_where(tmp_path: Path) -> Non
     process = multiprocessing.get_context("fork").Process(target=stand_still, args=(tmp_path,))
     began = time.monotonic()
     process.start()
-    process.join(30)
+    process.join(HANG)
     assert process.exitcode == 1
     assert time.monotonic() - began > 4.0, "as long as one of them comes forward, it goes on"
     reason = "rank 1 has stood still in rollout of step 3 for 0.03 minutes (hardware.stall_minutes)"

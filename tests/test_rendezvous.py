@@ -16,6 +16,7 @@ import pytest
 from cells import lines, write
 from living import at_work, wait_until
 
+from benchmarks.patience import HANG
 from harness import cell
 from harness.base.errors import UserError
 from harness.cells import lease
@@ -66,7 +67,7 @@ def test_two_machines_do_what_one_process_does(tmp_path: Path) -> None:
     cell.work(tmp_path / "alone")
     write(tmp_path / "cell", *settings, "hardware.nodes=2")
     with machines(tmp_path / "cell", "-m", "harness.cell") as agents:
-        assert [agent.wait(300) for agent in agents] == [0, 0]
+        assert [agent.wait(HANG) for agent in agents] == [0, 0]
     state = State.read(tmp_path / "cell")
     assert (state.state, state.where) == ("done", [socket.gethostname()] * 2)
     alone, found = lines(tmp_path / "alone"), lines(tmp_path / "cell")
@@ -97,10 +98,10 @@ def test_a_rank_that_is_gone_ends_all_with_a_reason(sent: signal.Signals, told: 
         assert first is not None
         [second] = [process for process in ranks_of(folder) if process != first.process]
         os.kill(second, sent)
-        assert agents[0].wait(60) != 0
+        assert agents[0].wait(HANG) != 0
         with contextlib.suppress(ProcessLookupError):
             os.kill(second, signal.SIGCONT)
-        assert agents[1].wait(60) != 0
+        assert agents[1].wait(HANG) != 0
     assert not ranks_of(folder)
     state = State.read(folder)
     assert state.state == "failed"

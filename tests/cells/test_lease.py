@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.patience import HANG
 from harness.base import files
 from harness.base.errors import Taken
 from harness.cells import lease
@@ -42,7 +43,7 @@ def other(tmp_path: Path) -> Iterator[BaseProcess]:
     ready = fork.Event()
     process = fork.Process(target=hold, args=(tmp_path, ready))
     process.start()
-    assert ready.wait(30)
+    assert ready.wait(HANG)
     yield process
     if process.is_alive():
         process.kill()
@@ -98,7 +99,7 @@ def test_on_another_machine_an_owner_is_dead_after_a_while_without_a_sign(
     ready = fork.Event()
     process = fork.Process(target=hold, args=(tmp_path, ready))
     process.start()
-    assert ready.wait(30)
+    assert ready.wait(HANG)
     elsewhere(monkeypatch)
     monkeypatch.setattr(lease.time, "time", lambda: 1e9)  # a clock that is wrong has no say
     time.sleep(0.6)
@@ -117,13 +118,13 @@ def test_an_owner_that_wakes_up_writes_nothing_and_ends(tmp_path: Path) -> None:
     process = fork.Process(target=hold, args=(tmp_path, ready))
     process.start()
     assert process.pid is not None
-    assert ready.wait(30)
+    assert ready.wait(HANG)
     os.kill(process.pid, signal.SIGSTOP)
     with lease.hold(tmp_path, wait=30) as mine:
         assert mine is not None
         State("done").write(tmp_path)
         os.kill(process.pid, signal.SIGCONT)
-        process.join(30)
+        process.join(HANG)
         assert process.exitcode == 1
         assert lease.holder(tmp_path) == lease.Owner.me()
     assert State.read(tmp_path) == State("done")
@@ -239,7 +240,7 @@ def test_an_owner_whose_clock_is_ahead_keeps_its_lease(tmp_path: Path, monkeypat
         patch.setattr(lease.os, "utime", lambda path: utime(path, (time.time() + 3600,) * 2))
         process = fork.Process(target=hold, args=(tmp_path, ready))
         process.start()
-    assert ready.wait(30)
+    assert ready.wait(HANG)
     elsewhere(monkeypatch)
     with lease.hold(tmp_path, wait=2) as mine:
         assert mine is None

@@ -105,7 +105,8 @@ def joined_frames(*parts: Frames) -> Frames:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Returns what `entrobench leaderboard` prints; of an error, its sentence."""
+    """Return the output of `entrobench leaderboard`, or its sentence if it fails."""
+    capsys.readouterr()  # leaves out what MLflow logged while the test made its records
     with pytest.raises(SystemExit) as end:
         cli.main(["leaderboard", *arguments])
     out, err = capsys.readouterr()

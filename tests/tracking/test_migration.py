@@ -22,6 +22,7 @@ from mlflow.store.db.utils import _get_alembic_config
 from mlflow.store.tracking.dbmodels.initial_models import Base
 from places import REPOSITORY
 
+from benchmarks.patience import HANG
 from harness.base.errors import UserError
 from harness.tracking import migration, store
 
@@ -75,7 +76,7 @@ def test_a_store_whose_maker_is_ended_is_made_by_the_next_one(ending: signal.Sig
             time.sleep(0.001)
         time.sleep(dice.random() * 0.5)
         process.send_signal(ending)
-        process.communicate(timeout=60)
+        process.communicate(timeout=HANG)
         assert not path.exists() or migration.looked_at(path).version == migration.newest()
         send(path, "second")
         assert {"Default", "second"} <= {*experiments(path)}
@@ -88,7 +89,7 @@ def test_two_that_make_a_store_at_once_both_send(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     processes = [sender(path, name) for name in ("one", "other")]
     for process in processes:
-        said, errors = process.communicate(timeout=120)
+        said, errors = process.communicate(timeout=HANG)
         assert (process.returncode, said) == (0, "sent\n"), errors
     assert experiments(path) == ["Default", "one", "other"]
 
@@ -185,7 +186,7 @@ def test_an_old_store_outlives_the_process_that_changes_it(tmp_path: Path) -> No
             time.sleep(0.001)
         time.sleep(dice.random() * 0.5)
         os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=HANG)
         assert "old" in experiments(path)
         send(path, "second")
         assert {"old", "second"} <= {*experiments(path)}

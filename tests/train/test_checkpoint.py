@@ -17,6 +17,7 @@ from torch import Tensor
 from trainers import build, records, same, weights
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.patience import HANG
 from harness.base.errors import CellFailure, Unwritten
 from harness.cells import checkpoint_seal as seals
 from harness.config import Hardware, Train
@@ -131,7 +132,7 @@ def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began
     go, complete, x = threading.Event(), checkpoint.publish_checkpoint, torch.ones(3)
 
     def slow(partial: Path, path: Path) -> None:
-        assert go.wait(60)
+        assert go.wait(HANG)
         complete(partial, path)
 
     monkeypatch.setattr(checkpoint, "publish_checkpoint", slow)

@@ -523,9 +523,9 @@ def test_daemonic_processes_have_verifiers_of_their_own(method: str, verifier: V
     ours, theirs = context.Pipe()
     process = context.Process(target=judge_in_child, args=(theirs,), daemon=True)
     process.start()
-    assert ours.poll(60)
+    assert ours.poll(HANG)
     assert ours.recv() == [Verdict.RIGHT, Verdict.WRONG]
-    process.join(20)
+    process.join(HANG)
     assert process.exitcode == 0
     assert verifier.verdicts(boxed("3+3", "2+4")) == [Verdict.WRONG, Verdict.WRONG]
 
@@ -627,12 +627,12 @@ def test_groups_are_judged_while_others_are_sampled_and_together_what_came_meanw
     def judge(groups: dict[int, list[Rollout]]) -> list[Verdict]:
         rounds.append(list(groups))
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(HANG)
         return written(groups)
 
     with Alongside(judge) as judging:
         judging.add(3, group(R))
-        assert begun.wait(10), "nobody asked for verdicts yet"
+        assert begun.wait(HANG), "nobody asked for verdicts yet"
         for number in (2, 0, 1):
             judging.add(number, group(W))
         assert rounds == [[3]]
@@ -666,7 +666,7 @@ def test_what_goes_wrong_in_the_sampling_does_not_wait_for_verdicts() -> None:
     def sample() -> None:
         with Alongside(judge) as judging:
             judging.add(0, group(R))
-            assert begun.wait(10)
+            assert begun.wait(HANG)
             judging.add(1, group(R))
             raise FloatingPointError
 
