@@ -8,12 +8,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
+from harness.base import seal
 from harness.base.errors import Damaged, Taken, Unwritten, UserError
 
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
@@ -143,14 +144,25 @@ def parse_yaml(content: bytes, path: Path) -> Any:
         raise Damaged(path, f"it is no YAML ({str(error).splitlines()[0]})") from error
 
 
-def read_lines(path: Path) -> list[Any]:
-    return parse_lines(path.read_bytes())
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return parse_lines(path.read_bytes(), path)
 
 
-def parse_lines(content: bytes) -> list[Any]:
-    """One JSON value a line, whatever else counts as the end of a line in Unicode."""
-    return [json.loads(line) for line in content.split(b"\n") if line]
+def parse_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
+    """Return the record of each sealed line, whatever else ends a line in Unicode; refuse lines that were changed.
+
+    Earlier versions wrote no sums: a file in which no line has one is read as it is.
+    """
+    lines = [line for line in content.split(b"\n") if line]
+    if any(seal.has_sum(line) for line in lines):
+        lines = [seal.open_json(line, path, "one of its lines") for line in lines]
+    try:
+        return [json.loads(line) for line in lines]
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, f"one of its lines is not JSON ({error})") from error
 
 
-def write_lines(path: Path, records: Iterable[Any]) -> None:
-    write_text(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write a sealed line of JSON for each record."""
+    sealed = [seal.close_json(json.dumps(record, allow_nan=False)) for record in records]
+    write_text(path, "".join(f"{line}\n" for line in sealed))

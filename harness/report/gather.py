@@ -52,10 +52,11 @@ def of_folders(config: Config, matrix: Sequence[Cell], rows: list[Row], command:
     cells = [dataclasses.replace(told := of_folder(*each), method=named(told.method)) for each in found]
     rows = [dataclasses.replace(row, method=named(row.method), baseline=named(row.baseline)) for row in rows]
     places = {cell.axes: place.folder for cell, place in zip(cells, matrix, strict=True)}
+    notes = [f"{OLD} {cell.label}: {now.reason}; `entrobench run` runs it anew." for cell, now in old]
 
     def samples(cell: Told, task: str, step: int) -> list[Record]:
         path = places[cell.axes] / "samples" / f"evaluate-{task}-{step:06d}.jsonl"
-        return files.read_lines(path) if path.exists() else []
+        return whole_answers(path.read_bytes(), path, notes) if path.exists() else []
 
     return assembled(
         cells,
@@ -67,8 +68,17 @@ def of_folders(config: Config, matrix: Sequence[Cell], rows: list[Row], command:
         baseline=named(config.baseline),
         methods=[named(method) for method in config.methods],
         settings=dataclasses.asdict(config),
-        notes=[f"{OLD} {cell.label}: {now.reason}; `entrobench run` runs it anew." for cell, now in old],
+        notes=notes,
     )
+
+
+def whole_answers(content: bytes, path: Path, notes: list[str]) -> list[Record]:
+    """Return the answers in a file; of one that is damaged none, and a note that says so."""
+    try:
+        return files.parse_lines(content, path)
+    except Damaged as damage:
+        notes.append(f"Answers are left out: {damage}.")
+        return []
 
 
 def of_folder(cell: Cell, progress: Progress) -> Told:
@@ -146,8 +156,9 @@ def of_experiment(uri: str, name: str) -> Story:
             notes.append(f"The experiment holds {len(others) + 1} matrices, of which this is the newest.")
 
         def samples(cell: Told, task: str, step: int) -> list[Record]:
-            [text] = source.texts([places[cell.axes]], f"samples/evaluate-{task}-{step:06d}.jsonl")
-            return [] if text is None else files.parse_lines(text)
+            run, path = places[cell.axes], f"samples/evaluate-{task}-{step:06d}.jsonl"
+            [text] = source.texts([run], path)
+            return [] if text is None else whole_answers(text, Path(run.name, path), notes)
 
         return assembled(
             cells,

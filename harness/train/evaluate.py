@@ -25,7 +25,7 @@ from lm_eval.tasks._yaml_loader import load_yaml  # what is public there builds 
 
 import tasks
 from harness.base import files, seeds
-from harness.base.errors import UserError
+from harness.base.errors import Damaged, UserError
 from harness.base.task import Countable, Judged
 from harness.rollout.protocol import Sampling
 from harness.rollout.rendering import PLAIN, Chat, left_out, render
@@ -180,7 +180,10 @@ def of_judged(found: Sequence[Judged]) -> Record:
 
 def known(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
     """Returns the responses that were kept if they are to the same prompts, whatever else was asked; else None."""
-    found = {record["problem"]: record for record in files.read_lines(path)} if path.exists() else {}
+    try:
+        found = {record["problem"]: record for record in files.read_lines(path)} if path.exists() else {}
+    except Damaged as damage:
+        raise UserError(f"{damage}; remove this file, and the same command asks for its responses again") from damage
     same = all(problem.id in found and found[problem.id]["prompt"] == problem.prompt for problem in batch)
     return [found[problem.id] for problem in batch] if same else None
 

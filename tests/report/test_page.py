@@ -115,6 +115,33 @@ def test_folders_and_mlflow_tell_the_same_story(
     assert "Avg@K over train.lr" in page.render_page(here)
 
 
+def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow_uri: str) -> None:
+    settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0]", "eval.k=2", "eval.samples=4"]
+    config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
+    matrix = cells(config)
+    for cell in matrix:
+        fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
+        Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
+        sync.sync(cell.folder, mlflow_uri)
+
+    def told() -> list[Story]:
+        rows = leaderboard.rows(config, matrix)
+        return [gather.of_folders(config, matrix, rows, None), of_experiment(mlflow_uri, "matrix")]
+
+    assert all(board.questions for each in told() for board in each.boards)
+    name = f"evaluate-countdown-{STEPS:06d}.jsonl"
+    here = matrix[1].folder / "samples" / name
+    [there] = [path for path in tmp_path.glob(f"mlartifacts/**/{name}") if path.read_bytes() == here.read_bytes()]
+    for path in (here, there):
+        path.write_text(path.read_text().replace("answer", "Answer", 1))
+    for each, path in zip(told(), (here, Path("clip_b s0/samples", name)), strict=True):
+        assert [board.questions for board in each.boards] == [[]]
+        assert [note for note in each.notes if "left out" in note] == [
+            f"Answers are left out: {path} is damaged: one of its lines does not fit its sum."
+        ]
+        assert "does not fit its sum" in page.render_page(each)
+
+
 def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_uri: str) -> None:
     settings = ["name=matrix", "methods=[grpo,clip_b]", "baseline=clip_b", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
     config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
