@@ -72,7 +72,7 @@ def work(folder: Path, wait: float | None = None) -> None:
             ranks.joined(world, device, diary.failed),
             owned(folder, wait) as room,
             standing.here.kept(room, ranks.number()),
-            ending(diary.failed),
+            ending(diary.failed, diary.first_to_fail),
         ):
             if minutes is not None:
                 diary.end_when_still(room, minutes)

@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 
-from harness.base import ranks, standing
+from harness.base import files, ranks, standing
 from harness.base.errors import CellFailure, UserError
 from harness.record import lease, state
 from harness.record.state import State
 
 LOOK = 0.5  # seconds from one look at whether the launcher is there to the next
+FAILED = "failed"  # a file beside the lease: one rank of this attempt has failed
+ENDING = 10.0  # seconds for the rank that failed first to note its reason, by which all ranks are ended
 
 
 class Diary:
@@ -80,17 +82,34 @@ class Diary:
             if ours and not self.orphaned and State.known(self.folder).state not in unless:
                 state.change(self.folder, state="failed", reason=reason, seconds=self.seconds)
 
+    def first_to_fail(self) -> bool:
+        """Return whether no other rank has failed before this one."""
+        room = files.rooms.get(self.folder)
+        if room is None or not ranks.several():
+            return True
+        try:
+            os.close(os.open(room / FAILED, os.O_CREAT | os.O_EXCL))  # which succeeds for one rank alone
+        except FileExistsError:
+            return False
+        except FileNotFoundError:  # another process has taken the cell over
+            return True
+        return True
+
     def say(self, text: str) -> None:
         print(text, flush=True)
         self.note(reason=text)
 
 
 @contextmanager
-def ending(note: Callable[[str], None]) -> Iterator[None]:
-    """Ends this process where something goes wrong, with a reason that is noted before."""
+def ending(note: Callable[[str], None], first: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """End this process at an error, with a reason that is noted before. Of several ranks only the first to fail gives
+    its reason: the others meet the same fault, or miss that rank."""
     try:
         yield
     except Exception as error:  # whatever it is, it ends this cell alone
+        if not first():
+            time.sleep(ENDING)  # an exit code now would have the first rank killed before it has noted its reason
+            sys.exit(1)
         note(reason := reason_of(error))
         sys.exit(f"failed: {reason}")
 
