@@ -6,13 +6,14 @@ import math
 import sqlite3
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.record.artifacts import place
-from harness.record.store import store
+from harness.record.store import answered, is_server, store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -131,6 +132,18 @@ def next_token(page: Any, token: str | None) -> str | None:
     return following
 
 
+class InThisThread(Executor):
+    """An executor without threads. Python waits at its exit for the threads of any other, whatever they wait for."""
+
+    def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*given, **named))
+        except Exception as error:  # which whoever asks for the result is to see
+            future.set_exception(error)
+        return future
+
+
 class Client:
     def __init__(self, client: MlflowClient) -> None:
         self.client = client
@@ -165,15 +178,17 @@ class Client:
             return list(threads.map(lambda run: self.text(run, path, Path(folder)), runs))
 
     def text(self, run: Run, path: str, folder: Path) -> bytes | None:
-        from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-        own = folder / run.id
+        own, uri = folder / run.id, self.client.tracking_uri
         own.mkdir()
-        # By the place that is known already: by its id MLflow would ask for the whole run first, and for its models.
-        address = f"{run.artifacts}/{path}"
         try:
-            found = download_artifacts(address, dst_path=str(own), tracking_uri=self.client.tracking_uri)
+            # By the place, which is known: by the id MLflow would ask for the whole run first, and for its models.
+            repository = get_artifact_repository(run.artifacts, uri)
+            repository.thread_pool = InThisThread()
+            download = partial(repository.download_artifacts, path, str(own))
+            found = answered(uri, download) if is_server(uri) else download()
             return Path(found).read_bytes()
         except (MlflowException, OSError):
             if path in self.listed(run, str(PurePosixPath(path).parent)):

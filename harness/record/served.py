@@ -11,11 +11,8 @@ from urllib.parse import quote
 
 import requests
 
-from harness.base.addresses import visible_address
-from harness.base.deadline import within
-from harness.base.errors import UserError
 from harness.record.runs import FINAL, PAGE, TOGETHER, Client, Curves, Run
-from harness.record.store import ENVIRONMENT, answer_limit, foreign, store
+from harness.record.store import ENVIRONMENT, answered, foreign, store
 
 T = TypeVar("T")
 ACTIVE = "ACTIVE_ONLY"  # not deleted
@@ -80,18 +77,8 @@ class Served:
 
     def ask(self, method: str, path: str, **given: Any) -> requests.Response:
         timeout = float(os.environ.get(name := "MLFLOW_HTTP_REQUEST_TIMEOUT", ENVIRONMENT[name]))
-        answers: list[requests.Response] = []
-
-        def send() -> None:
-            address = f"{self.uri.rstrip('/')}/api/{path}"
-            answers.append(self.session.request(method, address, timeout=timeout, **given))
-
-        limit = answer_limit()  # of all of it; the timeout is of each read
-        if not within(limit, send):
-            raise UserError(
-                f"the MLflow store at {visible_address(self.uri)} did not answer in full within {limit:g} s"
-            )
-        [answer] = answers
+        address = f"{self.uri.rstrip('/')}/api/{path}"
+        answer = answered(self.uri, lambda: self.session.request(method, address, timeout=timeout, **given))
         answer.raise_for_status()
         return answer
 

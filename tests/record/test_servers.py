@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,8 +15,9 @@ import pytest
 import requests
 from matrices import BEGAN, STEPS, experiment, fill, right_of
 from rich.console import Console
-from servers import PASSWORD
+from servers import PASSWORD, between
 
+from benchmarks.patience import HANG, patient
 from harness import cli
 from harness import config as configs
 from harness.base import files
@@ -187,6 +190,34 @@ except SystemExit as end:
 """
     told = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
     assert [row["method"] for row in csv.DictReader(told.splitlines())] == ["base model", "grpo"]
+
+
+@pytest.mark.parametrize(
+    ("command", "through_client", "slow"),
+    [
+        ("leaderboard", False, "/runs/search"),
+        ("leaderboard", True, "/mlflow-artifacts/artifacts/"),  # a file, which MLflow fetches in a thread of its own
+        ("report", False, "/metrics/get-history"),
+        ("report", True, "/runs/get?"),
+    ],
+)
+def test_a_server_that_gets_slow_after_its_first_answers_holds_no_command(
+    command: str, through_client: bool, slow: str, server: str, tmp_path: Path
+) -> None:
+    name = f"slow-{command}-{through_client}"
+    experiment(tmp_path, server, name=name, methods=["grpo"], seeds=[0])
+    environment = {**os.environ, "MLFLOW_HTTP_REQUEST_TIMEOUT": "3", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    environment |= {"MLFLOW_TRACKING_TOKEN": "anything"} if through_client else {}
+    with between(server) as (uri, found):
+        found.drips = lambda path: slow in path
+        asked = [sys.executable, "-m", "harness.cli", command, "--experiment", name, "--uri", uri]
+        began = time.monotonic()
+        ended = subprocess.run(
+            asked, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=HANG
+        )
+    sentence = f"entrobench: the MLflow store at {uri} did not answer in full within 12 s\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", sentence)
+    assert time.monotonic() - began < patient(90), "nor does the process wait for the rest when it ends"
 
 
 @pytest.mark.parametrize(
