@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from harness.cells import evaluation_files
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import Collected
 from harness.train.policy import Policy, check_vocabulary
+from tasks.countdown import evaluate
 
 pytestmark = pytest.mark.slow
 
@@ -335,3 +337,43 @@ def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> 
 def test_cells_of_a_matrix_have_their_own_folders(tmp_path: Path) -> None:
     planned = matrix.cells(config.load("demo", [f"results={tmp_path}"]))
     assert len({c.folder for c in planned}) == 21
+
+
+def test_a_step_counts_answers_and_ends_their_entropy_with_them(tmp_path: Path) -> None:
+    """Compare with a loop over the texts: the first box of each, and the tokens that spell the text up to its end."""
+    trainer = build(tmp_path, "grpo", "rollout.temperature=1.5")
+    collect, stats_before = trainer.collector.collect, trainer.stats_before
+    seen: list[Any] = []
+
+    def heard(value: Any) -> Any:
+        seen.append(value)
+        return value
+
+    trainer.collector.collect = lambda *given: heard(collect(*given))  # type: ignore[method-assign]
+    trainer.stats_before = lambda *given, **named: heard(stats_before(*given, **named))  # type: ignore[method-assign]
+    record = trainer.train_step(1, Stopwatch())
+    collected, stats = seen
+
+    shares, tails, kept, place = [], [], list[float](), 0
+    for group in collected.groups:
+        answers = set()
+        for rollout in group:
+            letters = [trainer.parts.tokenizer.decode([token]) for token in rollout.response]
+            text = "".join(letters[:-1] if rollout.finished else letters)
+            box = re.search(r"\\boxed\{([^{}]*)\}", text)
+            whole = box is not None and box[0] == text
+            answer = evaluate(box[1]) if box is not None and whole else None
+            answers |= {answer.normal} if answer is not None else set()
+            tails.append(box is not None and box.end() < len(text))
+            end = len(letters)
+            if box is not None:
+                end = next(n for n in range(len(letters)) if len("".join(letters[:n])) >= box.end())
+            kept += stats.entropy[place : place + end].tolist()
+            place += len(letters)
+        shares.append(len(answers) / len(group))
+    assert place == len(stats.entropy)
+    assert record["responses/distinct_answers"] == pytest.approx(sum(shares) / len(shares))
+    assert record["responses/after_answer"] == pytest.approx(sum(tails) / len(tails))
+    assert record["entropy/answer"] == pytest.approx(sum(kept) / len(kept), rel=1e-5)
+    assert 0 < sum(tails) < len(tails), "otherwise nothing follows an answer"
+    assert abs(record["entropy/answer"] / record["entropy/mean"] - 1) > 1e-3

@@ -8,13 +8,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import file_digest
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
+from harness.base import seal
 from harness.base.errors import Damaged, Taken, Unwritten, UserError
 
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
@@ -173,14 +174,25 @@ def parse_yaml(content: bytes, path: Path) -> Any:
         raise Damaged(path, f"it is not YAML ({str(error).splitlines()[0]})") from error
 
 
-def read_lines(path: Path) -> list[Any]:
-    return parse_lines(path.read_bytes())
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return parse_lines(path.read_bytes(), path)
 
 
-def parse_lines(content: bytes) -> list[Any]:
-    """Parse one JSON value a line; other line ends of Unicode are part of a value."""
-    return [json.loads(line) for line in content.split(b"\n") if line]
+def parse_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
+    """Return the record of each sealed line, and refuse a line that was changed.
+
+    Other line ends of Unicode are part of a value. Earlier versions wrote no sums: a file without any is read as it is.
+    """
+    lines = [line for line in content.split(b"\n") if line]
+    if any(seal.has_sum(line) for line in lines):
+        lines = [seal.open_json(line, path, "one of its lines") for line in lines]
+    try:
+        return [json.loads(line) for line in lines]
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, f"one of its lines is not JSON ({error})") from error
 
 
-def write_lines(path: Path, records: Iterable[Any]) -> None:
-    write_text(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write a sealed line of JSON for each record."""
+    sealed = [seal.close_json(json.dumps(record, allow_nan=False)) for record in records]
+    write_text(path, "".join(f"{line}\n" for line in sealed))

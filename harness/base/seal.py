@@ -28,6 +28,11 @@ def close_json(text: str) -> str:
     return f'{text[:-1]}, "sum": "{sum_of(text.encode())}"}}'
 
 
+def has_sum(content: bytes) -> bool:
+    """Return whether JSON text ends with a sum, which need not be the right one."""
+    return JSON_END.fullmatch(content[-JSON_LENGTH:]) is not None
+
+
 def open_json(content: bytes, path: Path, name: str = "it") -> bytes:
     """Return JSON text without its sum; refuse text that does not fit it. `name` says which part of the file it is."""
     rest, end = content[:-JSON_LENGTH] + b"}", JSON_END.fullmatch(content[-JSON_LENGTH:])

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from harness.base import files
 from harness.base.errors import CellFailure, UserError
 from harness.cells import lease, state
 from harness.cells.heartbeat import Heartbeat
@@ -24,6 +25,8 @@ from harness.cells.state import State
 from harness.dist import ranks
 
 LOOK = 0.5  # seconds between two looks at whether the launcher is there
+FAILED = "failed"  # a file in the directory of the lease: a rank of this attempt has failed
+ENDING = 10.0  # seconds for the first rank that fails to record its reason, after which all ranks are ended
 MORE_MEMORY = (
     "lower hardware.micro_tokens, set hardware.recompute=true or hardware.offload=true, or give it more hardware.ranks"
 )
@@ -63,12 +66,31 @@ class StatusWriter:
             if ours and not self.orphaned and State.known(self.folder).state not in unless:
                 state.change(self.folder, state="failed", reason=reason, seconds=self.seconds)
 
+    def first_to_fail(self) -> bool:
+        """Return whether no other rank has failed before this one; True as well without a lease on the cell."""
+        room = files.lease_dirs.get(self.folder)
+        if room is None or not ranks.several():
+            return True
+        try:
+            os.close(os.open(room / FAILED, os.O_CREAT | os.O_EXCL))  # succeeds for one rank alone
+        except FileExistsError:
+            return False
+        except FileNotFoundError:  # another process has taken the cell over
+            return True
+        return True
+
     @contextmanager
     def ending(self, unless: Sequence[str] = ("done", "failed")) -> Iterator[None]:
-        """End this process with exit code 1 on any error, after its reason is written as `failed` does."""
+        """End this process with exit code 1 on any error, after its reason is written as `failed` does.
+
+        Of several ranks only the first to fail gives its reason: the others meet the same fault, or miss that rank.
+        """
         try:
             yield
         except Exception as error:  # any error: it ends this cell alone, and the launcher goes on with the others
+            if not self.first_to_fail():
+                time.sleep(ENDING)  # an exit now would have the first rank killed before its reason is recorded
+                sys.exit(1)
             reason = self.reason_of(error)
             self.failed(reason, unless)
             sys.exit(f"failed: {reason}")

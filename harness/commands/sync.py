@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def call(arguments: argparse.Namespace) -> int:
     config = load(arguments)
     matrix = cells(config)
     fed, damaged = sync(config, matrix)
-    publish(config, matrix)
+    in_time(config, partial(publish, config, matrix), "the table")
     held = f"what {'1 cell has' if fed == 1 else f'{fed} cells have'} recorded"
     console.print(f"MLflow at {visible_address(config.tracking_uri)} holds {held}")
     if arguments.tensorboard:
@@ -61,20 +62,25 @@ def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
     """
     from harness.tracking.sync import sync as feed
 
-    fed, damaged, uri = set[Path](), 0, config.tracking_uri
-    limit = 60 * config.tracking.patience_minutes
+    fed, damaged = set[Path](), 0
     present = {cell.folder for cell in matrix}
     for folder in (each for cell in matrix for each in (*earlier_attempts(cell.folder), cell.folder)):
         if not ((folder / "state.json").exists() or (folder / "metrics.jsonl").exists()):
             continue
         try:
-            if not within(limit, partial(feed, folder, uri)):
-                raise UserError(
-                    f"the MLflow store at {visible_address(uri)} took longer than tracking.patience_minutes "
-                    f"({config.tracking.patience_minutes:g}) for {folder.name}; the same command goes on from there"
-                )
+            in_time(config, partial(feed, folder, config.tracking_uri), folder.name)
             fed.add(folder)
         except Damaged as damage:
             damaged += 1
             console.print(f"MLflow is not fed: {damage}; `entrobench run` repairs the cell", style="yellow")
     return len(fed & present), damaged
+
+
+def in_time(config: Config, work: Callable[[], object], what: str) -> None:
+    """Work with MLflow for as long as tracking.patience_minutes allows; `what` says in the error what it was for."""
+    minutes = config.tracking.patience_minutes
+    if not within(60 * minutes, work):
+        raise UserError(
+            f"the MLflow store at {visible_address(config.tracking_uri)} took longer than tracking.patience_minutes "
+            f"({minutes:g}) for {what}; the same command goes on from there"
+        )

@@ -7,13 +7,14 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from harness.base import files
 from harness.base.addresses import visible_address
-from harness.base.errors import UserError
+from harness.base.errors import Damaged, UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.provenance import by_another_source, sources_in
 from harness.cells.spec import CellSpec
@@ -100,9 +101,12 @@ def content_of_board(
     cells = [begun.get(each.cell) or planned_record(each) for each in board.expected]
     runs_by_key = {record.key: runs[cell] for cell, record in begun.items()}
 
+    page_notes = list(notes)  # more are added as the samples are read
+
     def samples(record: CellRecord, task: str, step: int) -> list[Record]:
-        [text] = experiment.source.texts([runs_by_key[record.key]], f"samples/evaluate-{task}-{step:06d}.jsonl")
-        return [] if text is None else files.parse_lines(text)
+        run, path = runs_by_key[record.key], f"samples/evaluate-{task}-{step:06d}.jsonl"
+        [text] = experiment.source.texts([run], path)
+        return [] if text is None else undamaged_answers(text, Path(run.name, path), page_notes)
 
     if settings is None:
         known = [spec.settings for spec in specs.values() if spec is not None]
@@ -118,8 +122,17 @@ def content_of_board(
         baseline=board.baseline,
         methods=list(dict.fromkeys(each.method for each in board.expected)),
         settings=dict(settings),
-        notes=list(notes),
+        notes=page_notes,
     )
+
+
+def undamaged_answers(content: bytes, path: Path, notes: list[str]) -> list[Record]:
+    """Return the answers in a file; none if it is damaged, and add a note that says so."""
+    try:
+        return files.parse_lines(content, path)
+    except Damaged as damage:
+        notes.append(f"Answers are left out: {damage}.")
+        return []
 
 
 def planned_record(expected: Expected) -> CellRecord:

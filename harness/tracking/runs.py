@@ -6,14 +6,15 @@ import math
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.tracking.artifacts import place
-from harness.tracking.store import foreign, store
+from harness.tracking.store import answered, foreign, is_server, store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -123,6 +124,18 @@ class DatabaseReader:
         return {key: sorted(points) for key, points in sorted(curves.items())}
 
 
+class InThisThread(Executor):
+    """An executor without threads. When it exits, Python waits for the threads of any other, even if they hang."""
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*arguments, **named))
+        except Exception as error:  # raised where the result is asked for
+            future.set_exception(error)
+        return future
+
+
 class ClientReader:
     """Reads a store through MLflow's client."""
 
@@ -173,15 +186,17 @@ class ClientReader:
             return list(threads.map(lambda run: self.text(run, path, Path(folder)), runs))
 
     def text(self, run: Run, path: str, folder: Path) -> bytes | None:
-        from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-        own = folder / run.id
+        own, uri = folder / run.id, self.client.tracking_uri
         own.mkdir()
-        # By the address that is known already: by the run's id MLflow would first ask for the run and its models.
-        address = f"{run.artifacts}/{path}"
         try:
-            copy = download_artifacts(address, dst_path=str(own), tracking_uri=self.client.tracking_uri)
+            # By the address that is known already: by the run's id MLflow would first ask for the run and its models.
+            repository = get_artifact_repository(run.artifacts, uri)
+            repository.thread_pool = InThisThread()
+            download = partial(repository.download_artifacts, path, str(own))
+            copy = answered(uri, download) if is_server(uri) else download()
             return Path(copy).read_bytes()
         except (MlflowException, OSError):
             if path in self.listed(run, str(PurePosixPath(path).parent)):

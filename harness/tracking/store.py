@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from harness.base.addresses import visible_address, without_address
 from harness.base.deadline import within
@@ -20,6 +21,8 @@ from harness.tracking import migration
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+T = TypeVar("T")
 
 ENVIRONMENT = {  # of MLflow's client, where nobody has set it
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -49,7 +52,10 @@ def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        yield client
+        if is_server(uri) and not write:
+            yield cast("MlflowClient", Limited(client, uri))
+        else:  # a file that is sent may be of any size, so that its answer has no limit but that of the whole sync
+            yield client
     except (MlflowException, SQLAlchemyError, OSError, UnicodeDecodeError) as error:
         raise unusable(uri, error) from error
 
@@ -93,9 +99,35 @@ def foreign(uri: str, why: object) -> UserError:
     )
 
 
+def is_server(uri: str) -> bool:
+    return uri.startswith(("http://", "https://"))
+
+
 def answer_limit() -> float:
     """Return the seconds in which a server must have sent the whole of an answer."""
     return PATIENCE * float(os.environ.get(name := "MLFLOW_HTTP_REQUEST_TIMEOUT", ENVIRONMENT[name]))
+
+
+def answered(uri: str, ask: Callable[[], T]) -> T:
+    """Return the answer of a server; refuse one that is not here in full within the limit."""
+    answers: list[T] = []
+    limit = answer_limit()
+    if not within(limit, lambda: answers.append(ask())):
+        raise UserError(f"the MLflow store at {visible_address(uri)} did not answer in full within {limit:g} s")
+    return answers[0]
+
+
+class Limited:
+    """MLflow's client of a server, each of whose calls must end within the limit."""
+
+    def __init__(self, client: MlflowClient, uri: str) -> None:
+        self.client, self.uri = client, uri
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.client, name)
+        if not callable(found):
+            return found
+        return lambda *given, **named: answered(self.uri, partial(found, *given, **named))
 
 
 def refusal(error: Exception) -> str | None:
@@ -168,7 +200,7 @@ def client_of(uri: str) -> MlflowClient:
 
     try:
         client = MlflowClient(tracking_uri=uri)
-        if uri.startswith(("http://", "https://")):
+        if is_server(uri):
             check_server(client, uri)
     except (MlflowException, SQLAlchemyError, ImportError, UnicodeDecodeError) as error:
         raise unusable(uri, error) from error  # ImportError: of the database's driver
@@ -188,6 +220,4 @@ def check_server(client: MlflowClient, uri: str) -> None:
         except (ParseError, json.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
             raise foreign(uri, error) from error
 
-    limit = answer_limit()
-    if not within(limit, ask):
-        raise UserError(f"the MLflow store at {visible_address(uri)} did not answer in full within {limit:g} s")
+    answered(uri, ask)

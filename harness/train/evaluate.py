@@ -25,7 +25,7 @@ from lm_eval.tasks._yaml_loader import load_yaml  # the public functions build t
 
 import tasks
 from harness.base import files, seeds
-from harness.base.errors import UserError
+from harness.base.errors import Damaged, UserError
 from harness.base.task import Countable, Judged
 from harness.dist.ranks import Work
 from harness.rollout.protocol import Sampling
@@ -184,7 +184,11 @@ def known_records(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
     """Return the kept records of a batch; None unless there is one for each problem, with the same prompt."""
     if not path.exists():
         return None
-    by_problem = {record["problem"]: record for record in files.read_lines(path)}
+    try:
+        records = files.read_lines(path)
+    except Damaged as damage:
+        raise UserError(f"{damage}; remove this file, and the same command asks for its responses again") from damage
+    by_problem = {record["problem"]: record for record in records}
     for problem in batch:
         if problem.id not in by_problem or by_problem[problem.id]["prompt"] != problem.prompt:
             return None

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.api import CheckpointException
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from harness.base.errors import UserError, short
@@ -115,16 +116,22 @@ def outline(folder: Path, kind: Any) -> PreTrainedModel:
             if model.can_generate() and (folder / "generation_config.json").is_file():
                 model.generation_config = GenerationConfig.from_pretrained(folder)
             return model
-        print(f"each of {ranks.count()} ranks reads all of {folder}: its safetensors files lack weights", flush=True)
+        if ranks.own_rank() == 0:
+            print(
+                f"each of {ranks.count()} ranks reads all of {folder}: its safetensors files lack weights", flush=True
+            )
     return opened(kind, folder, dtype=torch.float32, **HOW)
 
 
 def stored(model: PreTrainedModel, folder: Path) -> dict[str, str]:
     """Return the names in the folder's files by the names in the model; a body may be stored with or without a head."""
     keys: set[str] = set()
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as opened:
-            keys.update(opened.keys())
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt") as opened:
+                keys.update(opened.keys())
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"model {short(str(folder))} cannot be read: {file.name}: {error}") from error
     prefix = f"{model.base_model_prefix}."
     stored_names = {}
     for name, _ in model.named_parameters():  # a tied head once
@@ -154,4 +161,9 @@ def settle(network: nn.Module, model: PreTrainedModel, folder: Path, device: str
 
 def fill(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Read tensors by name from the safetensors files of a folder; of shards only this rank's rows."""
-    dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    try:
+        dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    except CheckpointException as error:  # not an Exception, and its text is a traceback
+        cause, _ = next(iter(error.failures.values()))
+        reason = fault_of_weights(folder) or f"{type(cause).__name__}: {cause}"
+        raise UserError(f"the tensors in {short(str(folder))} cannot be read: {reason}") from cause

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 from harness import cli
 from harness.base import files
-from harness.base.errors import Unwritten
+from harness.base.errors import Damaged, Unwritten
 from harness.cells import lease
 from harness.cells.state import State
 from harness.commands import leaderboard
@@ -98,3 +99,27 @@ def test_others_can_read_a_folder_whose_files_were_made_for_their_owner_alone(tm
     assert (tmp_path / "model/model.safetensors").stat().st_mode & 0o777 == usual
     assert (tmp_path / "model/run.sh").stat().st_mode & 0o777 == usual | 0o700
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "run.sh"}
+
+
+RECORDS = [{"problem": "a", "responses": ["\u2028", "x"]}, {"problem": "b", "responses": []}]
+
+
+def test_a_flipped_bit_in_a_line_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    files.write_lines(path, RECORDS)
+    assert files.read_lines(path) == RECORDS
+    content = path.read_bytes()
+    for bit in range(8 * len(content)):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Damaged, match=f"^{path} is damaged: one of its lines does not "):
+            files.parse_lines(bytes(changed), path)
+
+
+def test_lines_from_before_there_were_sums_are_read_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    assert files.read_lines(path) == RECORDS
+    path.write_text("{\n")
+    with pytest.raises(Damaged, match=f"^{path} is damaged: one of its lines is not JSON "):
+        files.read_lines(path)

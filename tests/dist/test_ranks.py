@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from cells import divided, lines, write
+from cells import ONE, divided, lines, write
 from companions import on_ranks
 from living import at_work, wait_until
 from safetensors.torch import load_file
@@ -20,10 +22,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from harness import batch, cell
 from harness.base import files
-from harness.dist import ranks
+from harness.base.errors import short
 from harness.batch import Rollout, TokenBatch, TokenStats
-from harness.config import Hardware, Train
+from harness.cells import attempts
+from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.state import State
+from harness.config import Hardware, Train
+from harness.dist import ranks
+from harness.rollout import models
 from harness.tokens import metrics
 from harness.tokens import statistics as tokenstats
 from harness.tokens.metrics import Stopwatch
@@ -47,16 +53,17 @@ def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> 
     falls = second < 0.99 * first
     end = f"stop.entropy_below={(first + second) / 2}" if falls else "train.steps=2"
 
-    write(tmp_path / "relay", *shared, "train.steps=1")
+    write(tmp_path / "relay", *shared, "train.steps=1", key=ONE)
     cell.work(tmp_path / "relay")
-    write(tmp_path / "relay", *shared, end, "hardware.ranks=2", *SAVING)
+    write(tmp_path / "relay", *shared, end, "hardware.ranks=2", *SAVING, key=ONE)
     assert divided(tmp_path / "relay", 2) == 0
     state = State.read(tmp_path / "relay")
     assert (state.state, state.collapsed, state.durable_step) == ("done", 2 if falls else None, 2)
     assert list(lines(tmp_path / "relay")) == [0, 1, 2]
     of_two = load_file(tmp_path / "relay" / "model" / "model.safetensors")
-    write(tmp_path / "relay", *shared)
+    write(tmp_path / "relay", *shared, key=ONE)
     cell.work(tmp_path / "relay")
+    assert not attempts.earlier_attempts(tmp_path / "relay"), "each goes on from the checkpoint of the one before"
 
     relay = lines(tmp_path / "relay")
     assert list(relay) == list(whole) == list(range(5))
@@ -72,7 +79,8 @@ def test_a_relay_of_one_two_and_one_processes_is_one_process(tmp_path: Path) -> 
     one, other = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("whole", "relay"))
     assert one.keys() == other.keys() == of_two.keys()
     for name, weight in one.items():
-        torch.testing.assert_close(other[name], weight, rtol=1e-4, atol=1e-5)
+        # Adam makes steps of the learning rate, 1e-3, out of gradients that are almost nothing but rounding.
+        torch.testing.assert_close(other[name], weight, rtol=1e-4, atol=1e-4)
 
 
 SAVING = ["hardware.recompute=true", "hardware.offload=true"]
@@ -99,6 +107,7 @@ def test_what_two_processes_had_in_flight_when_they_were_killed_is_trained_on_by
     assert State.read(tmp_path / "relay").durable_step < 6, "otherwise nothing is left for one process"
     write(tmp_path / "relay", *AHEAD)
     cell.work(tmp_path / "relay")
+    assert not attempts.earlier_attempts(tmp_path / "relay"), "it goes on from their checkpoint"
 
     whole, relay = lines(tmp_path / "whole"), lines(tmp_path / "relay")
     assert list(relay) == list(whole) == list(range(7))
@@ -204,6 +213,62 @@ def test_the_rank_that_fails_says_why_and_ends_all(tmp_path: Path, monkeypatch: 
     assert divided(tmp_path / "cell", 2) == 1
     state = files.read_json(tmp_path / "cell" / "state.json")
     assert (state["state"], state["reason"]) == ("failed", "the second rank has had enough (in stats of step 1)")
+
+
+def cut_tensors(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+def change_width(folder: Path) -> None:
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(stated | {"intermediate_size": stated["intermediate_size"] + 1}))
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("harm", "start", "end"),
+    [
+        (cut_tensors, "model {} cannot be read: model.safetensors: ", "(in loading the model)"),
+        (change_width, "the tensors in {} cannot be read: model.safetensors has ", "(in loading the model)"),
+    ],
+)
+def test_two_ranks_say_once_why_a_model_cannot_be_read(
+    harm: Callable[[Path], None], start: str, end: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(models.resolve("countdown-tiny").folder(), model)
+    harm(model)
+    write(tmp_path / "cell", "hardware.ranks=2", f"models=[{model}]", model=str(model))
+    assert divided(tmp_path / "cell", 2) == 1
+    state, log = State.read(tmp_path / "cell"), (tmp_path / "cell" / "log.txt").read_text()
+    reason = str(state.reason)
+    assert state.state == "failed"
+    assert reason.startswith(start.format(short(str(model))))
+    assert reason.endswith(end)
+    assert [line for line in log.splitlines() if "cannot be read" in line] == [f"failed: {reason}"]
+    assert "Traceback" not in log
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_two_ranks_say_once_that_a_checkpoint_is_damaged(tmp_path: Path) -> None:
+    folder = tmp_path / "cell"
+    write(folder, "train.steps=1", "eval.every=0", key=ONE)
+    cell.work(folder)
+    [shard] = (folder / CHECKPOINTS / "step-000001").glob("shard-*")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    write(folder, "train.steps=2", "eval.every=0", "hardware.ranks=2", key=ONE)
+    assert divided(folder, 2) == 0
+    assert State.read(folder).state == "done"
+    [aside] = attempts.earlier_attempts(folder)
+    log = "".join((each / "log.txt").read_text() for each in (aside, folder))
+    assert log.count(f"warning: the checkpoint {shard.parent} is damaged ({shard.name})\n") == 1
+    assert log.count("training starts at step 0: the earlier attempt was left without a whole checkpoint") == 1
+    assert "Traceback" not in log
 
 
 SIZES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -16,12 +17,16 @@ METHOD = "ppo(kl_coef=0.01)+clip_b(share=0.05)+adaptive_entropy(target=9,delta=0
 SETTINGS = ["train.steps=6", "train.prompts=8", "train.updates=2", "train.group=8", "train.lr=1e-3"]
 SETTINGS += ["train.warmup_steps=0", "checkpoint.every=2", "dynamics.every=2", "baseline=grpo", "methods=[grpo]"]
 SETTINGS += ["eval.every=2", "eval.problems=9", "eval.samples=4", "eval.k=2", "hardware.micro_tokens=400"]
+ONE = "0123456789ab"  # the key of a cell that is asked for more and more steps
 
 
-def write(folder: Path, *overrides: str, method: str = METHOD) -> None:
-    """What a launcher leaves for the process of a cell."""
+def write(
+    folder: Path, *overrides: str, method: str = METHOD, model: str = "countdown-tiny", key: str | None = None
+) -> None:
+    """What a launcher leaves for the process of a cell; under a key of its own where other steps are the same cell."""
     settings = config.load("demo", [*SETTINGS, *overrides])
-    Cell.of(settings, method, "countdown", "countdown-tiny", seed=0).spec.write(folder)
+    spec = Cell.of(settings, method, "countdown", model, seed=0).spec
+    dataclasses.replace(spec, id=key or spec.id).write(folder)
     State("running").write(folder)
 
 

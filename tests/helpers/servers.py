@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -102,11 +103,12 @@ def wait(process: subprocess.Popen[bytes], uri: str, log: Path) -> None:
 
 
 class Between:
-    """What stands between a client and a server: it hands calls on late, refuses some of them, or answers nothing."""
+    """Stands between a client and a server: it hands calls on late, refuses some, or answers slowly, or nothing."""
 
     def __init__(self, behind: str) -> None:
         self.behind, self.late, self.calls = behind, 0.0, 0
         self.refuses: Callable[[int], bool] = lambda number: False
+        self.drips: Callable[[str], bool] = lambda path: False  # a byte a second
         self.silent = threading.Event()
         self.heard = threading.Event()
 
@@ -131,7 +133,13 @@ class Between:
         to.send_response(status)
         to.send_header("Content-Length", str(len(told)))
         to.end_headers()
-        to.wfile.write(told)
+        if self.drips(to.path):
+            with contextlib.suppress(ConnectionError):  # nobody listens any more
+                for byte in told:
+                    time.sleep(1)
+                    to.wfile.write(bytes([byte]))
+        else:
+            to.wfile.write(told)
 
 
 @contextmanager

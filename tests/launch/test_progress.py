@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import re
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +17,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from benchmarks.patience import HANG
 from harness import config, matrix
 from harness.cells import checksums, lease, state
 from harness.cells.log import MetricsLog
 from harness.cells.provenance import Made
 from harness.cells.state import State
 from harness.launch import launcher, progress
+from harness.launch.local import Local
 from harness.launch.progress import QUIET_SECONDS, LiveView, sparkline
 from harness.launch.snapshot import RECENT, Snapshot
 from harness.matrix import Cell
@@ -254,6 +259,45 @@ def test_a_cell_that_begins_anew_is_told_and_fed_from_its_first_step(
         assert fed.count(failed.folder.name) == 0, "up to step 2 it was fed before"
         # 3 steps in 30 seconds, of 4 and of the last 2 of the other.
         assert seen(view, terminal)[0].endswith("2 of 4 cells done, 2 running, 0 waiting; about 0 min 20 s left")
+
+
+def hold(cell: Cell, held: Event, known: Event) -> None:
+    """Work on a cell as another run does, and end it when this one knows of that."""
+    cell.spec.write(cell.folder)
+    with lease.hold(cell.folder):
+        State("running").write(cell.folder)
+        held.set()
+        known.wait(HANG)
+        leave(cell, "done", 4)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.usefixtures("fed")
+def test_a_run_names_the_process_for_which_it_waits(cells: list[Cell]) -> None:
+    """Two real processes meet: one holds the lease, and the one that the runner starts finds it taken."""
+    cell, context, text = cells[0], multiprocessing.get_context("fork"), io.StringIO()
+    held, known = context.Event(), context.Event()
+
+    class Told(LiveView):
+        def elsewhere(self, cell: Cell, owner: str) -> None:
+            super().elsewhere(cell, owner)
+            known.set()
+
+    holder = context.Process(target=hold, args=(cell, held, known))
+    holder.start()
+    assert held.wait(HANG)
+    try:
+        with Told(Console(file=text, width=1000), cells[:1], cells[:1], "sqlite:///nowhere.db") as view:
+            launcher.run_cells(cells[:1], Local(1, 1), view)
+    finally:
+        known.set()
+        holder.join(HANG)
+    owner = f"process {holder.pid} on {socket.gethostname()}"
+    lines = text.getvalue().splitlines()
+    assert [line for line in lines if "waits" in line] == [f"{cell.label}: waits for {owner}, which works on it"]
+    assert lines[-1] == f"done    {cell.label}: Avg@K 0.250, entropy 1.000"
+    assert f"another process works on this cell: {owner}\n" in (cell.folder / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,32 @@ def test_a_configuration_and_an_experiment_alone_give_the_same_page(
     assert "Avg@K over train.lr" in page.render_page(here)
 
 
+def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow_uri: str) -> None:
+    settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0]", "eval.k=2", "eval.samples=4"]
+    config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
+    matrix = cells(config)
+    for cell in matrix:
+        fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
+        Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
+        sync.sync(cell.folder, mlflow_uri)
+
+    def told() -> list[PageContent]:
+        return [gather.content_of_config(config, matrix, None), content_of_experiment(mlflow_uri, "matrix")]
+
+    assert all(table.questions for each in told() for table in each.tables)
+    name = f"evaluate-countdown-{STEPS:06d}.jsonl"
+    here = matrix[1].folder / "samples" / name
+    [there] = [path for path in tmp_path.glob(f"mlartifacts/**/{name}") if path.read_bytes() == here.read_bytes()]
+    damaged = Path("clip_b s0/samples", name)  # as the run names it
+    there.write_text(there.read_text().replace("answer", "Answer", 1))
+    for each in told():
+        assert [table.questions for table in each.tables] == [[]]
+        assert [note for note in each.notes if "left out" in note] == [
+            f"Answers are left out: {damaged} is damaged: one of its lines does not fit its sum."
+        ]
+        assert "does not fit its sum" in page.render_page(each)
+
+
 def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_uri: str) -> None:
     settings = ["name=matrix", "methods=[grpo,clip_b]", "baseline=clip_b", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
     config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])

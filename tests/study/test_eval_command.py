@@ -28,7 +28,7 @@ from rich.console import Console
 
 import tasks
 from harness import cli
-from harness.base import identities
+from harness.base import files, identities
 from harness.base.errors import UserError
 from harness.cells.source_digest import SourceDigests
 from harness.commands import eval as command
@@ -133,7 +133,8 @@ def test_what_was_sampled_is_not_sampled_again(tmp_path: Path, calls: list[int])
         assert len(records(tmp_path)) == 13
     assert calls == [], "to ask for less loses nothing"
     first, *_ = sorted(tmp_path.glob("countdown*/samples/*.jsonl"))
-    first.write_text(first.read_text().replace('"prompt": "', '"prompt": "8', 1))
+    one, *others = files.read_lines(first)
+    files.write_lines(first, [{**one, "prompt": f"8{one['prompt']}"}, *others])
     run(tmp_path)
     assert calls == [4], "answers to another prompt are no answers"
     calls.clear()
@@ -146,6 +147,19 @@ def test_what_was_sampled_is_not_sampled_again(tmp_path: Path, calls: list[int])
         run(tmp_path, other)
     run(tmp_path, Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=4), ["countdown(target=50)"])
     assert calls == [4] * 5, "other settings are another evaluation"
+
+
+def test_a_response_that_was_changed_is_not_judged(tmp_path: Path) -> None:
+    run(tmp_path)
+    first, *_ = sorted(tmp_path.glob("countdown*/samples/*.jsonl"))
+    first.write_text(first.read_text().replace('"responses": ["', '"responses": ["8', 1))
+    with pytest.raises(UserError, match="does not fit its sum; remove this file, and the same command asks") as error:
+        run(tmp_path)
+    assert str(error.value).startswith(f"{first} is damaged: ")
+    before = (tmp_path / "results.json").read_text()
+    first.unlink()
+    run(tmp_path)
+    assert (tmp_path / "results.json").read_text() == before
 
 
 def test_another_model_at_the_same_path_is_another_evaluation(tmp_path: Path, calls: list[int]) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,8 +15,9 @@ import pytest
 import requests
 from matrices import BEGAN, STEPS, experiment, fill, right_of
 from rich.console import Console
-from servers import PASSWORD
+from servers import PASSWORD, between
 
+from benchmarks.patience import HANG, patient
 from harness import cli
 from harness import config as configs
 from harness.base import files
@@ -165,6 +170,33 @@ def test_a_server_is_read_in_pages_and_without_deleted_runs(
         for curves in source.curves(remaining, "entropy/mean".__eq__):
             assert list(curves) == ["entropy/mean"]
             assert [point.step for point in curves["entropy/mean"]] == sorted(p.step for p in curves["entropy/mean"])
+
+
+@pytest.mark.parametrize(
+    ("command", "slow"),
+    [
+        ("leaderboard", "/runs/search"),
+        ("leaderboard", "/mlflow-artifacts/artifacts/"),  # a file, which MLflow fetches in a thread of its own
+        ("report", "/metrics/get-history"),
+        ("report", "/runs/get?"),
+    ],
+)
+def test_a_server_that_gets_slow_after_its_first_answers_holds_no_command(
+    command: str, slow: str, server: str, tmp_path: Path
+) -> None:
+    name = f"slow-{command}-{slow.count('/')}-{len(slow)}"
+    experiment(tmp_path, server, name=name, methods=["grpo"], seeds=[0])
+    environment = {**os.environ, "MLFLOW_HTTP_REQUEST_TIMEOUT": "3", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    with between(server) as (uri, found):
+        found.drips = lambda path: slow in path
+        asked = [sys.executable, "-m", "harness.cli", command, "--experiment", name, "--uri", uri]
+        began = time.monotonic()
+        ended = subprocess.run(
+            asked, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=HANG
+        )
+    sentence = f"entrobench: the MLflow store at {uri} did not answer in full within 12 s\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", sentence)
+    assert time.monotonic() - began < patient(90), "nor does the process wait for the rest when it ends"
 
 
 def test_who_may_not_is_told_so(call: Caller, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:

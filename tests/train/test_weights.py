@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from companions import on_ranks
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.distributed.tensor import DTensor
@@ -65,7 +67,10 @@ def mine(learner: Learner) -> dict[str, torch.Tensor]:
 
 def rank_main(rank: int, folder: Path) -> None:
     for path in (folder / name for name in ("tied", "untied", "body")):
-        policy, critic = Policy(path, *ARGUMENTS), Critic(path, Train(), 1e-3, "cpu", torch.float32, Hardware())
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            policy, critic = Policy(path, *ARGUMENTS), Critic(path, Train(), 1e-3, "cpu", torch.float32, Hardware())
+        assert "reads all" not in said.getvalue()
         frequencies = policy.module.model.rotary_emb.inv_freq
         tied = policy.module.lm_head.weight is policy.module.model.embed_tokens.weight
         assert tied == (path.name != "untied")
@@ -74,10 +79,9 @@ def rank_main(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_two_ranks_hold_the_rows_of_the_whole_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_ranks_hold_the_rows_of_the_whole_model(tmp_path: Path) -> None:
     paths = models(tmp_path)
     on_ranks(rank_main, tmp_path)
-    assert "reads all" not in capfd.readouterr().out
     for path in paths:
         policy = weights.load_model(path)
         body = AutoModel.from_pretrained(path, dtype=torch.float32)
@@ -184,3 +188,43 @@ def test_what_a_library_cannot_read_is_named_with_model_and_file(
     with pytest.raises(UserError, match=rf"^model .*/m cannot be read: {sentence}") as error:
         weights.opened(kind, folder)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("harm", [cut, lambda folder: (folder / "model.safetensors").write_bytes(b"no weights at all")])
+def test_a_rank_names_the_file_of_tensors_that_it_cannot_read(harm: Any, tmp_path: Path) -> None:
+    folder = folder_of_a_model(tmp_path / "m")
+    model = weights.load_model(folder)
+    harm(folder)
+    with pytest.raises(UserError, match=r"^model .*/m cannot be read: model\.safetensors: .") as error:
+        weights.stored(model, folder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_rank_names_the_tensor_of_another_shape(tmp_path: Path) -> None:
+    folder = folder_of_a_model(tmp_path / "m")
+    change(folder, "config.json", intermediate_size=25)
+    sentence = r"^the tensors in .*/m cannot be read: model\.safetensors has model\.layers\..* by config\.json .*25"
+    with pytest.raises(UserError, match=sentence) as error:
+        weights.fill({"model.layers.0.mlp.up_proj.weight": torch.zeros(25, 16)}, folder)
+    assert "\n" not in str(error.value)
+
+
+def falling_back_rank(rank: int, folder: Path) -> None:
+    """Load a model whose files lack weights, and keep what this rank prints."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        weights.outline(folder / "m", AutoModelForCausalLM)
+    (folder / f"{rank}.txt").write_text(said.getvalue())
+
+
+@pytest.mark.processes
+def test_two_ranks_say_once_that_each_reads_all_of_a_model(tmp_path: Path) -> None:
+    folder = folder_of_a_model(tmp_path / "m")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.norm.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    on_ranks(falling_back_rank, tmp_path)
+    first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in range(2))
+    assert first == f"each of 2 ranks reads all of {folder}: its safetensors files lack weights\n"
+    assert second == ""
