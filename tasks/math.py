@@ -33,7 +33,7 @@ class Math:
     def rows(self, split: str) -> list[dict[str, str]]:
         from harness.data import cache
 
-        return cache.rows(self.name, split)
+        return cache.problem_rows(self.name, split)
 
     def flags(self, trained_on: str | None) -> list[str]:
         """Returns how far the problems stand in the training set; nothing if the model was trained on another one."""

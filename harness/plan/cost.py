@@ -124,7 +124,7 @@ def number_of(task: tasks.Task, split: str) -> tuple[int, bool]:
     if task.name not in sets.SETS:
         return len(task.problems(split)), True
     card = cache.find_card(task.name)
-    if split == "validation" and card is not None and cache.whole(card):  # a part whose size no card states
+    if split == "validation" and card is not None and cache.is_intact(card):  # a part whose size no card states
         return len(task.problems(split)), True
     part = "test" if split == "test" else "train"  # of which validation is a part
     stated = card["problems"].get(part) if card else sets.SETS[task.name].splits[part].problems

@@ -17,12 +17,12 @@ import tasks
 from harness.base import identities, safe_yaml
 from harness.base.errors import UserError, nearest, short, shown
 from harness.base.files import default_cache
+from harness.base.hub import hub_errors
 from harness.base.locks import lock
 from harness.base.schema import typed
 from harness.base.shape import Shape, of_config
 from harness.base.shape import read as read_config
 from harness.config import CONFIGS
-from harness.data.sources import hub_failures
 from harness.rollout import digests
 from harness.rollout.rendering import PLAIN, Chat
 from tasks import Recipe
@@ -199,7 +199,7 @@ def downloaded(path: str, revision: str | None, name: str, say: Callable[[str], 
         say(f"fetching the model {address} from the Hugging Face hub")
     try:
         return Path(snapshot_download(path, revision=revision, allow_patterns=list(DOWNLOADED)))
-    except hub_failures() as error:
+    except hub_errors() as error:
         raise UserError(
             f"model {name!r}: {address} is neither a local folder nor to be had from the Hugging Face hub: "
             f"{str(error).splitlines()[0]}"

@@ -473,7 +473,7 @@ def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.M
     if not (REAL / "aime24.jsonl").is_file():
         pytest.skip(f"there is no aime24.jsonl in {REAL}; ENTROBENCH_DATA names the folder of the real sets")
     invented.prepare_in(tmp_path / "cache", monkeypatch)
-    prepare.prepare(["aime24", "aime25"], str(REAL))
+    prepare.prepare_sets(["aime24", "aime25"], str(REAL))
     with pytest.raises(UserError, match=r"1 of 30 prompts of aime24 that exceeds the model's max_position_embeddings"):
         run(tmp_path, Wanted(samples=2, max_new_tokens=24), ["aime24"])
     wanted = Wanted(samples=2, max_new_tokens=24, beyond_context=True)
