@@ -51,7 +51,7 @@ from baselines.unlikeliness import Unlikeliness
 from baselines.vespo import Vespo
 from baselines.w_reinforce import WReinforce, WReinforcePpo
 from harness.base.errors import UserError
-from harness.base.plugins import extended
+from harness.base.plugins import extend_table
 from harness.method import Component, Composition, Control, Objective
 
 METHODS: dict[str, type[Component] | Composition] = {
@@ -154,7 +154,7 @@ def table(
 
     With `refused` an entry that cannot be taken is left out, and its error is put there; without, the error is raised.
     """
-    return extended("method", METHODS, "METHODS", plugins, check, refused)
+    return extend_table("method", METHODS, "METHODS", plugins, check, refused)
 
 
 def check(name: str, cls: Any, plugin: str) -> None:

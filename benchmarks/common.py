@@ -15,7 +15,7 @@ from harness import config
 from harness.matrix import Cell, Shared
 from harness.train import parts
 from harness.trainer import Trainer
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 
 console = Console(width=120, highlight=False)
 logging.disable_progress_bar()
@@ -26,7 +26,7 @@ def trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer
     """A trainer of the demo's configuration, before its first step."""
     settings = config.load("demo", overrides)
     planned = Cell(settings, method, task="countdown", model="countdown-tiny", seed=0, shared=Shared(settings))
-    built = Trainer(parts.build(planned.spec, Verifier(), say=lambda _: None), folder)
+    built = Trainer(parts.build(planned.spec, VerifierPool(), say=lambda _: None), folder)
     built.engine.load(built.policy.module)
     return built
 

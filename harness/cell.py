@@ -21,7 +21,7 @@ from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once,
 import baselines
 import tasks
 from harness.base.errors import CellFailure, UserError
-from harness.base.processes import ended, python
+from harness.base.processes import python_command, wait_for_all
 from harness.cells import checksums, evaluation_files, heartbeat, lease, provenance
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.diary import Diary, ending
@@ -36,7 +36,7 @@ from harness.train import sources
 from harness.train.checkpoint import Checkpoints, NoneWhole
 from harness.train.parts import build, device_of, unread
 from harness.trainer import Trainer
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 
 # As the source was when it was imported, once for all cells: what is edited after that does not run in them.
 IMPORTED = {cls: provenance.digest(cls) for cls in (*components(baselines.METHODS).values(), *tasks.TASKS.values())}
@@ -87,7 +87,7 @@ def work(folder: Path, wait: float | None = None) -> None:
 
 
 def run(folder: Path, spec: CellSpec, diary: Diary, device: str, checkpoints: Checkpoints) -> None:
-    with Verifier.of(spec.config.verify) as verifier:
+    with VerifierPool.of(spec.config.verify) as verifier:
         with heartbeat.here.at("loading the model"):
             parts = build(spec, verifier, diary.say)
             trainer = Trainer(parts, folder, checkpoints)
@@ -144,14 +144,14 @@ def divide(folder: Path, count: int) -> None:
         shared["RENDEZVOUS"] = f"{meeting}/ranks"
         processes = [
             subprocess.Popen(
-                python("from harness import cell; cell.rank()", str(folder)),
+                python_command("from harness import cell; cell.rank()", str(folder)),
                 env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.PIPE,  # which closes when this process ends, however it does
                 start_new_session=True,  # Ctrl-C is for this process
             )
             for rank in range(count)
         ]
-        failed = ended(processes)
+        failed = wait_for_all(processes)
     if failed < 0:
         os.kill(os.getpid(), -failed)  # as the rank did, which the launcher knows how to tell
     sys.exit(failed)

@@ -40,7 +40,7 @@ class Shared:
     is made later makes all of it anew, since plugins and the files of models may have been edited."""
 
     def __init__(self, config: Config) -> None:
-        self.methods, self.tasks = baselines.table(config.plugins), tasks.table(config.plugins)
+        self.methods, self.tasks = baselines.table(config.plugins), tasks.task_table(config.plugins)
         self.method = cache(lambda spec: Method.of(spec, self.methods, config.method_options))
         self.task = cache(lambda spec: registry.build("task", self.tasks, spec))
         self.method_identity = cache(lambda spec: self.method(spec).identity())
@@ -85,7 +85,7 @@ class Settled:
         dtype = config.train.dtype
         if dtype == "auto":
             dtype = "bfloat16" if device == "cuda" else "float32"
-        engine = choice.resolve(config.rollout.engine, config.hardware.device, model.shape())
+        engine = choice.resolve_engine(config.rollout.engine, config.hardware.device, model.shape())
         settled = dataclasses.replace(
             config,
             train=dataclasses.replace(config.train, dtype=dtype),

@@ -180,7 +180,7 @@ class Trainer:
     def synchronise(self, step: int) -> None:
         """The engine takes over the policy's weights, and proves it."""
         self.engine.load(self.policy.module)
-        proof.check_weights(
+        proof.check_engine_weights(
             self.engine, self.policy.module, self.policy.dtype, seeds.derive("proof", self.parts.seed, step)
         )
 

@@ -37,16 +37,16 @@ class PlainLoader(YAML_LOADER):  # type: ignore[misc, valid-type]
 PlainLoader.add_constructor("!function", lambda loader, node: node.value)
 
 
-def read(file: Path) -> dict[str, Any]:
+def read_lm_eval_file(file: Path) -> dict[str, Any]:
     """Returns what an lm-eval file and those that it includes say."""
     given = yaml.load(file.read_text(), PlainLoader)
     if not isinstance(given, dict):
         raise UserError(f"{file} holds no mapping of keys")
     included = given.pop("include", None)
-    return (read(file.parent / included) if included else {}) | given
+    return (read_lm_eval_file(file.parent / included) if included else {}) | given
 
 
-def check(name: str, cls: Any, plugin: str) -> None:
+def check_task_plugin(name: str, cls: Any, plugin: str) -> None:
     """Raises UserError where a plugin's class is no task, or its lm-eval file does not say what is needed."""
     who = f"task {name!r} of plugin {plugin}"
     if not isinstance(cls, type):
@@ -61,12 +61,12 @@ def check(name: str, cls: Any, plugin: str) -> None:
         raise UserError(f"{who} is called {task.name!r} in its class; the two names must be the same")
     if not isinstance(task.splits, tuple) or not task.splits or not set(task.splits) <= set(SPLITS):
         raise UserError(f"splits of {who} is {task.splits!r}; it must be a tuple of some of {', '.join(SPLITS)}")
-    check_file(Path(inspect.getfile(cls)).with_name(f"{name}.yaml"), task, who)
+    check_lm_eval_file(Path(inspect.getfile(cls)).with_name(f"{name}.yaml"), task, who)
 
 
-def check_file(file: Path, task: Any, who: str) -> None:
+def check_lm_eval_file(file: Path, task: Any, who: str) -> None:
     try:
-        given = read(file)
+        given = read_lm_eval_file(file)
     except FileNotFoundError as error:
         place = "beside its class" if error.filename == str(file) else f"which {file.name} includes"
         raise UserError(f"{who} lacks the lm-eval file {error.filename}, {place}") from error

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import tasks
-from harness.base.task import Countable, Judged, Problem, Task, Verdict, Verifier, judge
+from harness.base.task import Countable, Judged, Problem, Task, Verdict, Verifier, judge_responses
 from harness.statistics import pass_at_k
 from harness.verify import pool
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @cache
 def task_of(spec: str) -> Task:
-    return tasks.build(spec)
+    return tasks.build_task(spec)
 
 
 def dataset(spec: str, **_: Any) -> dict[str, Dataset]:
@@ -37,7 +37,7 @@ def dataset(spec: str, **_: Any) -> dict[str, Dataset]:
 @cache
 def verifier() -> Verifier:
     """Returns the one verifier of lm-eval's command, which runs nothing of ours that could own it."""
-    made = pool.Verifier()
+    made = pool.VerifierPool()
     atexit.register(made.close)
     return made
 
@@ -66,7 +66,7 @@ def problem_of(doc: Mapping[str, str]) -> Problem:
 def judged(task: Task, verifier: Verifier, problem: Problem, responses: Sequence[str]) -> list[Judged]:
     """Judge all responses to a problem; equal ones are judged once, as most are to an easy problem."""
     distinct = list(dict.fromkeys(responses))
-    found = judge(task, verifier, [(problem, response) for response in distinct])
+    found = judge_responses(task, verifier, [(problem, response) for response in distinct])
     by_response = dict(zip(distinct, found, strict=True))
     return [by_response[response] for response in responses]
 

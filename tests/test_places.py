@@ -162,7 +162,7 @@ def test_a_model_that_was_changed_is_made_again(name: str, harm: str, tmp_path: 
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 0x40]) + whole[middle + 1 :]
     (folder / name).write_bytes({"cut": whole[: len(whole) * 2 // 3], "empty": b"", "flipped": flipped}[harm])
-    assert digests.harmed(folder) == f"{folder / name} is not as it was made"
+    assert digests.model_damage(folder) == f"{folder / name} is not as it was made"
     built: list[Path] = []
 
     def build(self: object, place: Path) -> None:

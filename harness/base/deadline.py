@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-def within(seconds: float, work: Callable[[], None]) -> bool:
+def finished_within(seconds: float, work: Callable[[], None]) -> bool:
     """Run work that may never end, and return whether it ended in time; its error is raised here."""
     errors: list[Exception] = []
 

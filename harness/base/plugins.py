@@ -19,7 +19,7 @@ NAME = re.compile(r"[A-Za-z_][\w-]{0,99}")  # as it is written in a configuratio
 OURS = ("baselines", "configs", "entrobench", "harness", "tasks")  # packages, which a plugin beside them cannot replace
 
 
-def extended(
+def extend_table(
     kind: str,
     ours: Mapping[str, T],
     offer: str,
@@ -32,7 +32,7 @@ def extended(
     `check` raises UserError where an offer cannot be taken; with `refused` the error is put there, by the offer's name.
     """
     table = dict(ours)
-    for name, cls, plugin in offered(offer, plugins):
+    for name, cls, plugin in plugin_entries(offer, plugins):
         if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise UserError(f"plugin {plugin} names a {kind} {shown(name)}; allowed: letters, digits, _ and -")
         try:
@@ -48,19 +48,21 @@ def extended(
     return table
 
 
-def offered(offer: str, plugins: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
+def plugin_entries(offer: str, plugins: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
     """Yields names, classes, and the modules that they come from."""
-    for point in installed(OFFERS[offer], tuple(sys.path)):
-        module = imported(point.module)
+    for point in installed_entry_points(OFFERS[offer], tuple(sys.path)):
+        module = import_plugin(point.module)
         if not hasattr(module, point.attr):
-            raise UserError(f"plugin {point.module} has no {point.attr}; it was read from {origin(module)}")
+            raise UserError(f"plugin {point.module} has no {point.attr}; it was read from {module_origin(module)}")
         yield point.name, getattr(module, point.attr), point.module
     for plugin in plugins:
         if plugin in OURS:
             raise UserError(f"plugin {plugin} has the name of a package of entrobench; give the file another name")
-        module = imported(plugin)
+        module = import_plugin(plugin)
         if not any(hasattr(module, each) for each in OFFERS):
-            raise UserError(f"plugin {plugin} has neither {' nor '.join(OFFERS)}; it was read from {origin(module)}")
+            raise UserError(
+                f"plugin {plugin} has neither {' nor '.join(OFFERS)}; it was read from {module_origin(module)}"
+            )
         given = getattr(module, offer, {})
         if not isinstance(given, Mapping):
             raise UserError(f"{offer} of plugin {plugin} is {shown(given)}; it must be a dict of names and classes")
@@ -69,12 +71,12 @@ def offered(offer: str, plugins: Iterable[str]) -> Iterator[tuple[str, Any, str]
 
 
 @cache
-def installed(group: str, path: tuple[str, ...]) -> list[EntryPoint]:
+def installed_entry_points(group: str, path: tuple[str, ...]) -> list[EntryPoint]:
     """Finds the entry points of the packages on a path, once: it takes longer than all else that a table needs."""
     return list(entry_points(group=group))
 
 
-def imported(plugin: str) -> ModuleType:
+def import_plugin(plugin: str) -> ModuleType:
     if not all(part.isidentifier() for part in plugin.split(".")):
         raise UserError(
             f"plugin {shown(plugin)} is no name of a module; write it as in an import, for example my_methods"
@@ -88,5 +90,5 @@ def imported(plugin: str) -> ModuleType:
         raise UserError(f"plugin {short(plugin)} ends in an error when it is imported ({said})") from error
 
 
-def origin(module: ModuleType) -> str:
+def module_origin(module: ModuleType) -> str:
     return getattr(module, "__file__", None) or "Python itself"

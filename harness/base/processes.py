@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 
-def python(code: str, *arguments: str) -> list[str]:
+def python_command(code: str, *arguments: str) -> list[str]:
     """Returns the command of a process that runs the code with the import path of this one, in the same order.
 
     By itself, Python would put the current folder or PYTHONPATH first, where a user's statistics.py hides Python's.
@@ -16,7 +16,7 @@ def python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}", *arguments]
 
 
-def ended(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+def wait_for_all(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """Waits for all of them, or until one fails, which ends the others; returns its exit code, or 0."""
     codes: list[int | None] = [None]
     while None in codes and not any(codes):

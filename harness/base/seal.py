@@ -19,6 +19,11 @@ YAML_END = re.compile(rb"# sum: ([0-9a-f]{%d})\n" % DIGITS)
 YAML_LENGTH = len("# sum: \n") + DIGITS
 
 
+def file_sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def sum_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:DIGITS]
 
@@ -31,7 +36,7 @@ def close_json(text: str) -> str:
 def open_json(content: bytes, path: Path, name: str = "it") -> bytes:
     """Return JSON text without its sum; refuse text that does not fit it. `name` says which part of the file it is."""
     rest, end = content[:-JSON_LENGTH] + b"}", JSON_END.fullmatch(content[-JSON_LENGTH:])
-    return checked(rest, end, path, name)
+    return without_sum(rest, end, path, name)
 
 
 def close_yaml(text: str) -> str:
@@ -41,10 +46,10 @@ def close_yaml(text: str) -> str:
 
 def open_yaml(content: bytes, path: Path) -> bytes:
     """Return YAML text without its sum; refuse text that does not fit it."""
-    return checked(content[:-YAML_LENGTH], YAML_END.fullmatch(content[-YAML_LENGTH:]), path, "it")
+    return without_sum(content[:-YAML_LENGTH], YAML_END.fullmatch(content[-YAML_LENGTH:]), path, "it")
 
 
-def checked(rest: bytes, end: re.Match[bytes] | None, path: Path, name: str) -> bytes:
+def without_sum(rest: bytes, end: re.Match[bytes] | None, path: Path, name: str) -> bytes:
     if end is None:
         raise Damaged(path, f"{name} does not end with a sum")
     if sum_of(rest) != end[1].decode():

@@ -73,7 +73,7 @@ class Shape:
         return self.body + self.embedding + self.hidden + 1
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read_model_config(folder: Path) -> dict[str, Any]:
     """Returns what the config.json in a model's folder says."""
     path = folder / "config.json"
     try:
@@ -87,7 +87,7 @@ def read(folder: Path) -> dict[str, Any]:
     return given
 
 
-def of_config(given: Mapping[str, Any]) -> Shape | None:
+def shape_of_config(given: Mapping[str, Any]) -> Shape | None:
     """Returns the shape that a config.json states; None where it states none in the terms of such decoders."""
     counts = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     if any(given.get(key) is None for key in ("model_type", *counts)):

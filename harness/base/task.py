@@ -108,7 +108,7 @@ class Judged:
         return None if self.answer is None else self.answer.text
 
 
-def judge(task: Task, verifier: Verifier, pairs: Sequence[tuple[Problem, str]]) -> list[Judged]:
+def judge_responses(task: Task, verifier: Verifier, pairs: Sequence[tuple[Problem, str]]) -> list[Judged]:
     """Judge responses to problems, and read their answers."""
     verdicts, answers = task.verdicts(pairs, verifier), task.answers(pairs)
     responses = [response for _, response in pairs]

@@ -14,7 +14,7 @@ from harness.base.errors import CellFailure, UserError
 from harness.commands.common import Commands, command, console, with_plugins
 from harness.config import Config
 from harness.rollout import models
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 
 if TYPE_CHECKING:
     from harness.rollout.models import Model
@@ -42,14 +42,14 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     model = models.resolve(arguments.model)
-    asked = [tasks.build(spec, arguments.plugin) for spec in registry.split(arguments.tasks, ",")]
+    asked = [tasks.build_task(spec, arguments.plugin) for spec in registry.split(arguments.tasks, ",")]
     from harness.study import assess  # from here on with torch: what is misspelled is known by now
 
     given = ("samples", "temperature", "max_new_tokens", "problems", "seed", "beyond_context")
     wanted = assess.Wanted(**{key: getattr(arguments, key) for key in given})
     out = arguments.out or assess.default_folder(model, console.print)
     try:
-        with Verifier() as verifier:
+        with VerifierPool() as verifier:
             found = assess.assess(model, asked, wanted, verifier, out, console.print)
     except CellFailure as failure:
         console.print(f"failed  {failure}; what was sampled is kept in {out}", style="red")

@@ -28,10 +28,10 @@ def call(arguments: argparse.Namespace) -> int:
             made_of = f" {entry.spec}" if isinstance(entry, Composition) else ""
             rows.append([name, first_line(about) + made_of, entry.source])
     elif arguments.what == "tasks":
-        for name, task in tasks.table(arguments.plugin).items():
+        for name, task in tasks.task_table(arguments.plugin).items():
             rows.append([name, first_line(task.__doc__)])
     elif arguments.what == "models":
-        for name in models.names():
+        for name in models.model_names():
             rows.append([name, models.resolve(name).summary()])
     else:
         for path in sorted(configs.CONFIGS.glob("*.yaml")):

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import baselines
-from harness.base.processes import python
+from harness.base.processes import python_command
 from harness.conformance.probe import Outcome, Probe, outcome, tied, whole
 from harness.conformance.subject import (
     Failed,
@@ -97,7 +97,7 @@ def pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     shared = {"WORLD_SIZE": str(WORLD), "GLOO_SOCKET_IFNAME": loopback, "RENDEZVOUS": f"{folder}/meeting"}
     processes = [
         subprocess.Popen(
-            python(
+            python_command(
                 "from harness.study import shared; shared.rank()", json.dumps([list(specs), list(plugins), str(folder)])
             ),
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},

@@ -15,6 +15,7 @@ from typing import Any
 from harness.base import files
 from harness.base.errors import UserError, nearest
 from harness.base.locks import lock
+from harness.base.seal import file_sha256
 from harness.data import clean, sources
 from harness.data.sets import SETS, Problems, problem_set
 
@@ -64,7 +65,7 @@ def problem_rows(name: str, split: str = "test") -> list[dict[str, str]]:
 def is_intact(about: Mapping[str, Any]) -> bool:
     """Return whether the Parquet file of a card has the checksum that the card records."""
     path = folder() / about["file"]
-    return path.exists() and sources.file_sha256(path) == about["sha256"]
+    return path.exists() and file_sha256(path) == about["sha256"]
 
 
 def fingerprint(problems: Iterable[tuple[str, str]]) -> str:

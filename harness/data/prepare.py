@@ -27,7 +27,7 @@ def prepare_sets(
     from the same files by the same rules is left as it is.
     """
     origin = origin or os.environ.get("ENTROBENCH_DATA") or None
-    available = sources.SOURCES if origin is None else sources.sources_in(origin)
+    available = sources.SOURCES if origin is None else sources.available_sources(origin)
     wanted = names or [name for name, entry in SETS.items() if entry.source in available]
     if not wanted:
         raise UserError(f"{origin} contains no file that is named after one of the sets: {', '.join(SETS)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import re
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.base.errors import UserError, short
 from harness.base.hub import hub_errors
+from harness.base.seal import file_sha256
 
 if TYPE_CHECKING:
     import pyarrow
@@ -115,7 +115,7 @@ def locate(name: str, origin: str | None, say: Callable[[str], None]) -> Located
     return Located(path.name, {"files": checksums}, lambda: {str(file): read_file(file) for file in files})
 
 
-def sources_in(origin: str) -> list[str]:
+def available_sources(origin: str) -> list[str]:
     """Return the names of the sources that a local file or folder contains."""
     path = existing_path(origin)
     return [name for name in SOURCES if local_files(name, path)]
@@ -148,11 +148,6 @@ def is_named(source: str, text: str) -> bool:
     return any(name in letters_and_digits for name in SOURCES[source].names)
 
 
-def file_sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 # Reading
 
 
@@ -181,14 +176,14 @@ def read_hub(source: Source, say: Callable[[str], None]) -> dict[str, Rows]:
 def read_file(file: Path) -> Rows:
     # JSON is not read by `datasets`, whose type inference changes answers: one integer of more than 64 bits turns a
     # column into floats.
-    return count_rows(parquet_batches(file), str(file)) if file.suffix == ".parquet" else read_json(file)
+    return count_rows(parquet_batches(file), str(file)) if file.suffix == ".parquet" else read_json_rows(file)
 
 
-def read_json(file: Path) -> Rows:
+def read_json_rows(file: Path) -> Rows:
     counts: Rows = Counter()
     for number, row in enumerate(json_objects(file), start=1):
         problem, answer = form_of(row, f"row {number} of {file}")
-        counts[value_at(row, problem), str(value_at(row, answer))] += 1
+        counts[follow_steps(row, problem), str(follow_steps(row, answer))] += 1
     return counts
 
 
@@ -265,7 +260,7 @@ def column_at(batch: Any, steps: Steps) -> Any:
 def form_of(row: Any, where: str) -> tuple[Steps, Steps]:
     """Return the steps to the problem and to the answer of a row."""
     for problem, answer in FORMS:
-        if isinstance(value_at(row, problem), str) and value_at(row, answer) is not None:
+        if isinstance(follow_steps(row, problem), str) and follow_steps(row, answer) is not None:
             return problem, answer
     fields = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
     raise UserError(
@@ -274,7 +269,7 @@ def form_of(row: Any, where: str) -> tuple[Steps, Steps]:
     )
 
 
-def value_at(row: Any, steps: Sequence[str | int]) -> Any:
+def follow_steps(row: Any, steps: Sequence[str | int]) -> Any:
     """Return the value at the end of the steps; None if a step leads nowhere."""
     for step in steps:
         try:

@@ -24,7 +24,7 @@ from typing import Any
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.base.processes import ended
+from harness.base.processes import wait_for_all
 from harness.cells import lease, state
 from harness.cells.state import State
 from harness.config import Config, Hardware
@@ -344,7 +344,7 @@ def work(folder: str, cwd: str, hardware: Hardware, node: int, place: tuple[str,
         os.chdir(cwd)
     numbers = range(hardware.ranks)
     meetings = [remote.meeting(node * hardware.ranks + n, n, hardware.world, *place) for n in numbers]
-    return ended([remote.start(folder, {**environment(hardware.threads), **each}) for each in meetings])
+    return wait_for_all([remote.start(folder, {**environment(hardware.threads), **each}) for each in meetings])
 
 
 def work_apart(

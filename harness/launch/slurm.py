@@ -20,7 +20,7 @@ from typing import Any
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.base.processes import ended
+from harness.base.processes import wait_for_all
 from harness.cells.state import State
 from harness.config import Config
 from harness.config import Slurm as Settings
@@ -244,7 +244,7 @@ class Work:
         meeting = remote.meeting(here.global_rank, here.local_rank, here.num_tasks, first, port)
         self.began, self.before = time.monotonic(), self.state.durable_step
         self.process = remote.start(self.folder, {**environment(self.threads), **meeting})
-        if code := ended([self.process]):
+        if code := wait_for_all([self.process]):
             raise SystemExit(code if code > 0 else 128 - code)
 
     @property

@@ -69,7 +69,7 @@ def scored(config: Config) -> dict[str, Asked]:
     """In one evaluation, by task."""
     found = {}
     for spec in config.eval.tasks or config.tasks:
-        task = tasks.build(spec, config.plugins)
+        task = tasks.build_task(spec, config.plugins)
         name = tasks.evaluation_name(task)
         settings = config.eval.of(name)
         number, known = (settings.problems, True) if settings.problems else number_of(task, settings.split)
@@ -82,7 +82,7 @@ def check_problems(variants: Sequence[Config]) -> None:
     sizes: dict[tuple[str, str], tuple[int, bool]] = {}  # by task and split: Countdown takes 0.1 s to list its problems
     evaluations_of = [(config, spec) for config in variants for spec in config.eval.tasks or config.tasks]
     for config, spec in evaluations_of:
-        task = tasks.build(spec, config.plugins)
+        task = tasks.build_task(spec, config.plugins)
         name = tasks.evaluation_name(task)
         settings = config.eval.of(name)
         if settings.problems is None:
@@ -113,7 +113,7 @@ def filtered(config: Config) -> dict[str, Asked]:
         return {}
     found = {}
     for spec in config.tasks:
-        task = tasks.build(spec, config.plugins)
+        task = tasks.build_task(spec, config.plugins)
         number, known = number_of(task, "train")
         found[task.name] = Asked(number, given.n, known)
     return found

@@ -39,7 +39,7 @@ def no_device(config: Config, machine: Machine, missing: Sequence[Cell], assumed
 
 def no_vllm(config: Config, kind: str, known: Iterable[Model]) -> Iterator[str]:
     shapes = [model.shape() for model in known]
-    obstacles = [choice.obstacle(kind, shape) for shape in shapes if samples_with_vllm(shape, config)]
+    obstacles = [choice.vllm_obstacle(kind, shape) for shape in shapes if samples_with_vllm(shape, config)]
     yield from dict.fromkeys(reason for reason in obstacles if reason)
 
 
@@ -132,7 +132,7 @@ def no_room(
 
 
 def not_prepared(config: Config) -> Iterator[str]:
-    named = {tasks.build(spec, config.plugins).name for spec in [*config.tasks, *config.eval.tasks]}
+    named = {tasks.build_task(spec, config.plugins).name for spec in [*config.tasks, *config.eval.tasks]}
     absent = sorted(name for name in named if name in sets.SETS and cache.find_card(name) is None)
     if absent:
         yield f"problem sets that are not prepared: {', '.join(absent)} (`entrobench data prepare {' '.join(absent)}`)"

@@ -48,4 +48,4 @@ def this_machine(config: Config) -> Machine:
 
 def samples_with_vllm(shape: Shape | None, config: Config) -> bool:
     """As the cells of this configuration would here."""
-    return choice.resolve(config.rollout.engine, config.hardware.device, shape) == "vllm"
+    return choice.resolve_engine(config.rollout.engine, config.hardware.device, shape) == "vllm"

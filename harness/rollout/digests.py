@@ -6,11 +6,11 @@ import contextlib
 import functools
 import json
 from collections.abc import Mapping
-from hashlib import file_digest
 from pathlib import Path
 
 from harness.base import files, identities
 from harness.base.errors import Damaged, Unwritten
+from harness.base.seal import file_sha256
 
 SUMS = "sums.json"  # in the folder of a model that was made here: the SHA-256 of each other file
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
@@ -22,24 +22,18 @@ SHOWN = 12  # digits of a digest that people see
 Stamp = tuple[int, int, int]  # size, time of the last change of the content, and of the entry
 
 
-def named(folder: Path) -> list[Path]:
+def model_files(folder: Path) -> list[Path]:
     """Return the files that make a model, by name."""
     every = {path for pattern in PATTERNS for path in folder.glob(pattern)}
     return sorted(path for path in every if path.is_file() and path.name != SUMS and not path.name.startswith("."))
 
 
-def read(path: Path) -> str:
-    """Return the SHA-256 of a file as it is on disk now."""
-    with open(path, "rb") as file:
-        return file_digest(file, "sha256").hexdigest()
-
-
-def sums(folder: Path) -> dict[str, str]:
+def file_checksums(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a model, all of them read now."""
-    return {path.name: read(path) for path in named(folder)}
+    return {path.name: file_sha256(path) for path in model_files(folder)}
 
 
-def of(folder: Path, known: Mapping[str, str]) -> str:
+def digest_of_files(folder: Path, known: Mapping[str, str]) -> str:
     """Return the digest of a model whose files have these sums."""
     parts = dict(known)
     for name in VERSIONED:
@@ -59,36 +53,36 @@ def unversioned(content: bytes, otherwise: str) -> str:
     return identities.digest(settings)
 
 
-def remembered(folder: Path) -> str:
+def model_digest(folder: Path) -> str:
     """Return the digest of a model, reading only files that were written since they were read last."""
-    stamps = tuple((path.name, stamp(path)) for path in named(folder))
-    return remembered_at(folder.resolve(), stamps)
+    stamps = tuple((path.name, file_stamp(path)) for path in model_files(folder))
+    return digest_at_stamps(folder.resolve(), stamps)
 
 
-def stamp(path: Path) -> Stamp:
+def file_stamp(path: Path) -> Stamp:
     status = path.stat()
     # Tools that copy with times leave an old time of the content; no tool sets the time of the entry.
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @functools.cache
-def remembered_at(folder: Path, stamps: tuple[tuple[str, Stamp], ...]) -> str:
+def digest_at_stamps(folder: Path, stamps: tuple[tuple[str, Stamp], ...]) -> str:
     kept = files.default_cache() / "digests" / f"{identities.key(str(folder))}.json"
-    before = noted(kept)
-    after = {name: [*when, sum_at(folder / name, when, before)] for name, when in stamps}
+    before = read_noted_checksums(kept)
+    after = {name: [*when, checksum_at(folder / name, when, before)] for name, when in stamps}
     if after != before:
         with contextlib.suppress(Unwritten, NotADirectoryError, FileExistsError):  # the next command reads them again
             files.write_json(kept, after)
-    return of(folder, {name: str(each[-1]) for name, each in after.items()})
+    return digest_of_files(folder, {name: str(each[-1]) for name, each in after.items()})
 
 
-def sum_at(path: Path, when: Stamp, before: Mapping[str, list[int | str]]) -> str:
+def checksum_at(path: Path, when: Stamp, before: Mapping[str, list[int | str]]) -> str:
     """Return the sum of a file: the one that was noted at these times, or else one that is read now."""
     *then, known = before.get(path.name, [""])
-    return str(known) if then == [*when] else read(path)
+    return str(known) if then == [*when] else file_sha256(path)
 
 
-def noted(kept: Path) -> dict[str, list[int | str]]:
+def read_noted_checksums(kept: Path) -> dict[str, list[int | str]]:
     """Return the sums that were noted of a folder with the times of its files; nothing if there are none."""
     try:
         found = files.read_json(kept)
@@ -101,12 +95,12 @@ def noted(kept: Path) -> dict[str, list[int | str]]:
 # Of a model that was made here
 
 
-def seal(folder: Path) -> None:
+def seal_model(folder: Path) -> None:
     """Write the sums of a model's files beside them."""
-    files.write_json(folder / SUMS, sums(folder))
+    files.write_json(folder / SUMS, file_checksums(folder))
 
 
-def harmed(folder: Path) -> str | None:
+def model_damage(folder: Path) -> str | None:
     """Return which file of a model is not as it was made, and how; None if all are."""
     try:
         known = files.read_json(folder / SUMS)
@@ -114,7 +108,7 @@ def harmed(folder: Path) -> str | None:
         return f"{folder / SUMS} is missing"
     except Damaged:
         return f"{folder / SUMS} is damaged"
-    present = sums(folder)
+    present = file_checksums(folder)
     if not isinstance(known, dict) or not known:
         return f"{folder / SUMS} is damaged"
     changed = [name for name in sorted(known.keys() | present.keys()) if known.get(name) != present.get(name)]

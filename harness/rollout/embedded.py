@@ -56,7 +56,7 @@ def uniforms(seed: int, n: int, length: int) -> Tensor:
     return torch.rand(n, length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def sample(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
     """Draws tokens from softmax(logits / temperature); returns them and their log-probabilities.
 
     A token is the first whose cumulative probability exceeds u * total. Since u < 1 there is one, and since the sum
@@ -254,7 +254,7 @@ class EmbeddedEngine:
         rows, alive = torch.arange(batch, device=self.device), torch.ones(batch, dtype=torch.bool, device=self.device)
         logits = self._prefill(cache, prompts, lengths_P, rotations).repeat_interleave(n, 0)
         for t in range(budget):
-            tokens, logp = sample(logits, temperature, uniforms_TB[t, rows])
+            tokens, logp = sample_tokens(logits, temperature, uniforms_TB[t, rows])
             tokens_TB[t, rows], logp_TB[t, rows] = tokens, logp
             alive &= tokens != self.eos
             if t + 1 == budget:

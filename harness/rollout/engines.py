@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def build(name: str, folder: Path, eos: int, device: str, dtype: torch.dtype, hardware: Hardware) -> Engine:
+def build_engine(name: str, folder: Path, eos: int, device: str, dtype: torch.dtype, hardware: Hardware) -> Engine:
     """Returns the engine of this name for the model in a folder; it samples after its first `load`."""
     if name == "embedded":
         from harness.rollout.embedded import EmbeddedEngine

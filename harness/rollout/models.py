@@ -20,8 +20,8 @@ from harness.base.files import default_cache
 from harness.base.hub import hub_errors
 from harness.base.locks import lock
 from harness.base.schema import typed
-from harness.base.shape import Shape, of_config
-from harness.base.shape import read as read_config
+from harness.base.shape import Shape, shape_of_config
+from harness.base.shape import read_model_config as read_config
 from harness.config import CONFIGS
 from harness.rollout import digests
 from harness.rollout.rendering import PLAIN, Chat
@@ -38,7 +38,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASC
 DOWNLOADED = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
-def silent(message: str) -> None:
+def no_message(message: str) -> None:
     """Says nothing, where nobody needs to hear why it takes a while."""
 
 
@@ -60,7 +60,7 @@ class Model:
         records the digest that it began from.
         """
         chat = self.chat.identity()
-        source = self.origin() if self.local is None else {"digest": digests.remembered(self.local)}
+        source = self.origin() if self.local is None else {"digest": digests.model_digest(self.local)}
         return source | ({"chat": chat} if chat else {})
 
     @property
@@ -71,8 +71,8 @@ class Model:
     def digest(self, folder: Path) -> str:
         """Return the digest of weights and tokenizer in its folder; the commit of a model of the hub."""
         if self.recipe is not None:
-            return digests.of(folder, digests.sums(folder))
-        return digests.remembered(folder) if self.local is not None else folder.name
+            return digests.digest_of_files(folder, digests.file_checksums(folder))
+        return digests.model_digest(folder) if self.local is not None else folder.name
 
     def origin(self) -> dict[str, Any]:
         """Returns where the weights come from, for the hash of the cache."""
@@ -85,25 +85,25 @@ class Model:
         """Returns its path as people write it, with the revision."""
         return f"{self.path}@{self.revision}" if self.revision is not None else str(self.path)
 
-    def folder(self, cache: Path | None = None, say: Callable[[str], None] = silent) -> Path:
+    def folder(self, cache: Path | None = None, say: Callable[[str], None] = no_message) -> Path:
         """Returns its Hugging Face folder, made or downloaded when first needed."""
         if self.recipe is not None:
             return self.made(self.recipe, cache or default_cache(), say)
         assert self.path is not None
         if self.local is not None:
-            return complete(self.local, self.name)
-        return complete(downloaded(self.path, self.revision, self.name, say), self.name)
+            return check_model_folder(self.local, self.name)
+        return check_model_folder(download(self.path, self.revision, self.name, say), self.name)
 
     def made(self, recipe: Recipe, cache: Path, say: Callable[[str], None]) -> Path:
         folder = self.cached(cache)
-        if folder.is_dir() and digests.harmed(folder) is None:
+        if folder.is_dir() and digests.model_damage(folder) is None:
             return folder
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"the cache {cache} cannot be written ({error.strerror}); set ENTROBENCH_CACHE") from error
         with lock(folder.with_suffix(".lock")):
-            wrong = digests.harmed(folder) if folder.is_dir() else None
+            wrong = digests.model_damage(folder) if folder.is_dir() else None
             if wrong is not None:
                 say(f"{wrong}; the model {self.name} is made again")
             if wrong is not None or not folder.is_dir():  # another process may have made it while this one waited
@@ -111,7 +111,7 @@ class Model:
                 partial = folder.with_suffix(".partial")
                 shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
                 recipe.build(partial)
-                digests.seal(partial)
+                digests.seal_model(partial)
                 shutil.rmtree(folder, ignore_errors=True)
                 partial.rename(folder)
         return folder
@@ -125,10 +125,10 @@ class Model:
         if self.path is None:
             folder: Path | None = self.cached(default_cache())
         else:
-            folder = self.local or snapshot(self.path, self.revision)
-        if self.path is None and folder is not None and digests.harmed(folder) is not None:
+            folder = self.local or downloaded_folder(self.path, self.revision)
+        if self.path is None and folder is not None and digests.model_damage(folder) is not None:
             return None  # it will be made again
-        return folder if folder is not None and folder.is_dir() and not missing(folder) else None
+        return folder if folder is not None and folder.is_dir() and not missing_parts(folder) else None
 
     def parameters(self) -> int | None:
         """Counts the parameters by the headers of the weights.
@@ -143,14 +143,14 @@ class Model:
         """Returns the shape that its folder states if it is here, else that of its file or its recipe."""
         folder = self.here()
         if folder is not None:
-            return of_config(read_config(folder))
+            return shape_of_config(read_config(folder))
         return self.stated if self.recipe is None else self.recipe.shape()
 
     def summary(self) -> str:
         return f"the Hugging Face model {self.address}" if self.recipe is None else self.recipe.summary()
 
 
-def header_of(file: Path) -> tuple[dict[str, Any], int]:
+def weights_header(file: Path) -> tuple[dict[str, Any], int]:
     """Returns what a file of weights says of its tensors, and the number of bytes before them."""
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -158,16 +158,16 @@ def header_of(file: Path) -> tuple[dict[str, Any], int]:
 
 
 def parameters_in(file: Path) -> int:
-    header, _ = header_of(file)
+    header, _ = weights_header(file)
     return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
-def missing(folder: Path) -> list[str]:
+def missing_parts(folder: Path) -> list[str]:
     return [what for what, patterns in NEEDED.items() if not any(any(folder.glob(p)) for p in patterns)]
 
 
-def complete(folder: Path, name: str) -> Path:
-    lacking = missing(folder)
+def check_model_folder(folder: Path, name: str) -> Path:
+    lacking = missing_parts(folder)
     if "weights" in lacking and (pickled := next(folder.glob(PICKLED), None)):
         raise UserError(
             f"model {shown(name)} has pickled weights ({pickled.name}), which may run code when they are read; save "
@@ -180,7 +180,7 @@ def complete(folder: Path, name: str) -> Path:
     return folder
 
 
-def snapshot(path: str, revision: str | None) -> Path | None:
+def downloaded_folder(path: str, revision: str | None) -> Path | None:
     """Returns where a model of the Hugging Face hub lies if it has been downloaded before."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -191,11 +191,11 @@ def snapshot(path: str, revision: str | None) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def downloaded(path: str, revision: str | None, name: str, say: Callable[[str], None]) -> Path:
+def download(path: str, revision: str | None, name: str, say: Callable[[str], None]) -> Path:
     from huggingface_hub import snapshot_download
 
     address = path if revision is None else f"{path}@{revision}"
-    if snapshot(path, revision) is None:
+    if downloaded_folder(path, revision) is None:
         say(f"fetching the model {address} from the Hugging Face hub")
     try:
         return Path(snapshot_download(path, revision=revision, allow_patterns=list(DOWNLOADED)))
@@ -206,29 +206,30 @@ def downloaded(path: str, revision: str | None, name: str, say: Callable[[str], 
         ) from error
 
 
-def names() -> list[str]:
+def model_names() -> list[str]:
     return sorted(file.stem for file in MODELS.glob("*.yaml"))
 
 
 def resolve(name: str) -> Model:
     """Finds a model: by the name of a file in configs/models/, by the path of such a file or of a Hugging Face folder,
     or by its name on the Hugging Face hub, which may end in `@` and a revision."""
-    if name in names():
-        return read(MODELS / f"{name}.yaml")
+    if name in model_names():
+        return read_model_file(MODELS / f"{name}.yaml")
     if Path(name).suffix == ".yaml" and Path(name).is_file():
-        return read(Path(name))
+        return read_model_file(Path(name))
     if Path(name).is_dir():
-        complete(Path(name), name)
+        check_model_folder(Path(name), name)
         return Model(name=Path(name).resolve().name, path=str(Path(name).resolve()))
     if Path(name).suffix != ".yaml" and HUB_NAME.fullmatch(name.partition("@")[0]):
-        path, revision = located(name)
+        path, revision = split_revision(name)
         return Model(name=Path(path).name, path=path, revision=revision, stated=shipped_shapes().get(path))
     raise UserError(
-        f"unknown model {shown(name)}; {nearest(name, names())}; or a YAML file, a folder, or owner/name on the hub"
+        f"unknown model {shown(name)}; {nearest(name, model_names())}; or a YAML file, a folder, or owner/name on the "
+        "hub"
     )
 
 
-def located(written: str) -> tuple[str, str | None]:
+def split_revision(written: str) -> tuple[str, str | None]:
     """Divides `owner/name@revision`; a local folder has no revision, whatever its name."""
     path, at, revision = written.partition("@")
     if Path(written).is_dir() or not (at and HUB_NAME.fullmatch(path)):
@@ -243,11 +244,11 @@ def located(written: str) -> tuple[str, str | None]:
 @cache
 def shipped_shapes() -> dict[str, Shape]:
     """Returns the shapes that the files in configs/models/ state, by the model's name on the hub."""
-    known = [read(file) for file in MODELS.glob("*.yaml")]
+    known = [read_model_file(file) for file in MODELS.glob("*.yaml")]
     return {model.path: model.stated for model in known if model.path is not None and model.stated is not None}
 
 
-def read(file: Path) -> Model:
+def read_model_file(file: Path) -> Model:
     given = safe_yaml.load(file)
     if not isinstance(given, dict) or ("path" in given) == ("recipe" in given):
         raise UserError(
@@ -263,8 +264,8 @@ def read(file: Path) -> Model:
     chat = typed(Chat(), given, "")
     if path is not None:
         found = None if shape is None else typed(Shape, shape, "shape.")
-        where, revision = located(path)
+        where, revision = split_revision(path)
         return Model(file.stem, path=where, revision=revision, chat=chat, stated=found)
     if shape is not None:
         raise UserError(f"{file} states the shape of a model that is made by its recipe; leave it out")
-    return Model(file.stem, recipe=tasks.recipe(recipe or {}), chat=chat)
+    return Model(file.stem, recipe=tasks.model_recipe(recipe or {}), chat=chat)

@@ -23,7 +23,7 @@ WIDTH = 16  # columns of each parameter: neighbours, which cost no more than one
 NAMED = 3  # parameters that an error names
 
 
-def columns(module: nn.Module, seed: int) -> dict[str, slice]:
+def choose_columns(module: nn.Module, seed: int) -> dict[str, slice]:
     """Chooses a few neighbouring columns of each parameter, by name, and all of a vector.
 
     A tied head has a name of its own here, since an engine may keep a copy of it.
@@ -36,13 +36,13 @@ def columns(module: nn.Module, seed: int) -> dict[str, slice]:
     return {name: slice(None) if at is None else slice(at, at + WIDTH) for name, at in starts.items()}
 
 
-def check_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, seed: int) -> None:
+def check_engine_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, seed: int) -> None:
     """Raises CellFailure where the engine does not have the module's present weights, in the type both compute in.
 
     Only the columns of a sharded module are gathered. All ranks ask for the same ones, in the same order, before any of
     them may fail.
     """
-    asked = columns(module, seed)
+    asked = choose_columns(module, seed)
     weights, arrived = ranks.held(module), engine.weights(asked)
     wrong = []
     for name, part in asked.items():

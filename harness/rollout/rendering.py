@@ -31,7 +31,7 @@ class Chat:
 PLAIN = Chat()
 
 
-def instructed(task: Task, chat: Chat) -> Task:
+def with_instruction(task: Task, chat: Chat) -> Task:
     """Returns the task with the model's instruction; a task without any, such as Countdown, stays as it is."""
     if chat.instruction is None or not getattr(task, "instruction", ""):
         return task
@@ -39,7 +39,7 @@ def instructed(task: Task, chat: Chat) -> Task:
     return dataclasses.replace(changed, instruction=chat.instruction)
 
 
-def render(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: Chat = PLAIN) -> list[int]:
+def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: Chat = PLAIN) -> list[int]:
     """Returns the tokens of a problem's prompt, in the chat template of the model if it has one."""
     template = getattr(tokenizer, "chat_template", None) if chat.template is None else chat.template
     silent = {"verbose": False}  # on length: whoever samples knows better how much room there is
@@ -53,14 +53,14 @@ def render(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: Chat = PLAIN) 
     return list(tokenizer(text, add_special_tokens=False, **silent)["input_ids"])
 
 
-def left_out(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat: Chat = PLAIN) -> tuple[int, int]:
+def count_unread(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], chat: Chat = PLAIN) -> tuple[int, int]:
     """Counts the prompts of which letters or digits are lost since the tokenizer has no token for them.
 
     Returns how many lose some, and how many lose all: of those, the model reads what its template says and no more.
     """
 
     def read(prompt: str) -> set[str]:
-        return set(tokenizer.decode(render(tokenizer, prompt, chat), skip_special_tokens=True))
+        return set(tokenizer.decode(render_prompt(tokenizer, prompt, chat), skip_special_tokens=True))
 
     frame = read("")
     some = everything = 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.base.errors import UserError
-from harness.base.processes import python
+from harness.base.processes import python_command
 
 # CPU seconds for one prompt, which takes some 100 microseconds. CPU time and not wall time: a busy machine is no fault.
 LIMIT_S = 5
@@ -32,7 +32,7 @@ class Renderer:
         self.turn = threading.Lock()
         self.limit_s = LIMIT_S
         self.process = subprocess.Popen(
-            python(f"from harness.rollout import templates; templates.serve({self.limit_s})"),
+            python_command(f"from harness.rollout import templates; templates.serve_templates({self.limit_s})"),
             stdin=subprocess.PIPE,  # whose end, when this process ends, ends the other
             stdout=subprocess.PIPE,
             start_new_session=True,  # an interrupt from the terminal is for this process alone
@@ -82,7 +82,7 @@ def render_template(template: str, messages: list[dict[str, str]], options: dict
     return answer["text"]
 
 
-def serve(limit_s: int) -> None:
+def serve_templates(limit_s: int) -> None:
     """Answer requests until there are none, in the process of a Renderer."""
     from transformers.utils.chat_template_utils import render_jinja_template
 

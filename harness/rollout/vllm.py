@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.base.errors import UserError, at_least, short
-from harness.base.shape import Shape, of_config, read
+from harness.base.shape import Shape, read_model_config, shape_of_config
 from harness.batch import Rollout
 from harness.cells import heartbeat
 from harness.dist import ranks
@@ -52,7 +52,7 @@ CPU_ENVIRONMENT = {
 }
 
 
-def imported(device: str, shape: Shape | None = None) -> Any:
+def import_vllm(device: str, shape: Shape | None = None) -> Any:
     """Returns the package vllm, after it has checked everything that would make vLLM fail later."""
     check_vllm(device, shape)
     os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if device == "cpu" else {}))
@@ -118,7 +118,7 @@ def register_transfer() -> None:
     WeightTransferEngineFactory.register_engine(TRANSFER, InProcess)
 
 
-def weights_of(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def stream_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights one after the other, in the order of the layers.
 
     vLLM takes in each layer when its last tensor has come, so no more than a layer's are gathered at any time. Shards
@@ -130,7 +130,7 @@ def weights_of(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Ten
 
 
 @torch.inference_mode()
-def weights_in(model: Any, columns: Mapping[str, slice]) -> dict[str, Tensor]:
+def read_weights(model: Any, columns: Mapping[str, slice]) -> dict[str, Tensor]:
     """Returns columns of the parameters in vLLM's model, by the names of ours, which vLLM joins where it can."""
     packed = model.packed_modules_mapping.items()
     joined = {part: (name, i) for name, parts in packed for i, part in enumerate(parts) if part != name}
@@ -140,14 +140,14 @@ def weights_in(model: Any, columns: Mapping[str, slice]) -> dict[str, Tensor]:
         above, dot, leaf = path.rpartition(".")
         theirs, place = joined.get(leaf, (leaf, 0))
         module = model.get_submodule(f"{above}{dot}{theirs}")
-        rows = columns_of(module, wanted) if kind == "weight" else module.bias
+        rows = read_columns(module, wanted) if kind == "weight" else module.bias
         found[name] = rows.split(module.output_sizes)[place] if leaf in joined else rows
         if hasattr(module, "org_vocab_size"):
             found[name] = found[name][: module.org_vocab_size]  # the rest is padding
     return found
 
 
-def columns_of(module: Any, wanted: slice) -> Tensor:
+def read_columns(module: Any, wanted: slice) -> Tensor:
     """Returns columns of a module's weight, as vLLM computes with it.
 
     On a CPU the weight is packed. Its columns are then the outputs at unit vectors, which is exact, since all other
@@ -174,8 +174,8 @@ class VllmEngine:
         share: float = 1.0,
     ) -> None:
         self.eos, self.device, self.dtype = eos, device, dtype
-        on_cpu, model = device == "cpu", read(folder)
-        self.vllm = imported(device, of_config(model))
+        on_cpu, model = device == "cpu", read_model_config(folder)
+        self.vllm = import_vllm(device, shape_of_config(model))
         gc.collect()  # vLLM's state is the process's: a dead engine that is found later would take this one's with it
         if on_cpu and cache_gib is None:
             cache_gib = CPU_CACHE_GIB
@@ -228,13 +228,13 @@ class VllmEngine:
     def load(self, model: PreTrainedModel) -> None:
         self._wake("weights")
         self.llm.start_weight_update()
-        self.llm.update_weights({"update_info": {"weights": weights_of(model, self.dtype)}})
+        self.llm.update_weights({"update_info": {"weights": stream_weights(model, self.dtype)}})
         self.llm.finish_weight_update()
         self._wake("kv_cache")
         assert self.llm.reset_prefix_cache(), "prompts are still being read"
 
     def weights(self, columns: Mapping[str, slice]) -> dict[str, Tensor]:
-        return self.llm.apply_model(partial(weights_in, columns=columns))[0]
+        return self.llm.apply_model(partial(read_weights, columns=columns))[0]
 
     def rest(self) -> None:
         if self.device == "cuda" and not self.resting:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import requests
 
 from harness.base.addresses import visible_address
-from harness.base.deadline import within
+from harness.base.deadline import finished_within
 from harness.base.errors import UserError
 from harness.tracking.runs import FINAL, PAGE, TOGETHER, Client, Curves, Run
 from harness.tracking.store import ENVIRONMENT, answer_limit, foreign, store
@@ -87,7 +87,7 @@ class Served:
             answers.append(self.session.request(method, address, timeout=timeout, **given))
 
         limit = answer_limit()  # of all of it; the timeout is of each read
-        if not within(limit, send):
+        if not finished_within(limit, send):
             raise UserError(
                 f"the MLflow store at {visible_address(self.uri)} did not answer in full within {limit:g} s"
             )

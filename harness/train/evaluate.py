@@ -29,9 +29,9 @@ from harness.base.errors import UserError
 from harness.base.task import Countable, Judged
 from harness.dist.together import Work
 from harness.rollout.protocol import Sampling
-from harness.rollout.rendering import PLAIN, Chat, left_out, render
-from harness.verify.background import Alongside, Read, read
-from harness.verify.failures import check_failures
+from harness.rollout.rendering import PLAIN, Chat, count_unread, render_prompt
+from harness.verify.background import BackgroundJudge, JudgedRollout, judge_rollouts
+from harness.verify.pool import check_failures
 from tasks import Problem, Task, Verdict, Verifier
 from tasks.scoring import dataset_of, distinct_right, judged, metric_list, problem_of, scores, solutions
 
@@ -112,7 +112,7 @@ class Sampler:
             yield self.kept / f"{number:04d}.jsonl", of_problems[start : start + together]
 
     def rendered(self, prompt: str) -> list[int]:
-        return render(self.tokenizer, prompt, self.chat)
+        return render_prompt(self.tokenizer, prompt, self.chat)
 
     def sample(
         self,
@@ -125,7 +125,7 @@ class Sampler:
         budget: int,
     ) -> list[Record]:
         """Returns n responses to each problem, which are judged while others are sampled."""
-        with Alongside(partial(read, task, verifier, self.tokenizer, problems)) as reading:
+        with BackgroundJudge(partial(judge_rollouts, task, verifier, self.tokenizer, problems)) as reading:
             groups = self.engine.generate(
                 [self.rendered(problem.prompt) for problem in problems],
                 n,
@@ -139,7 +139,7 @@ class Sampler:
             self.record(problem, group, list(islice(found, n))) for problem, group in zip(problems, groups, strict=True)
         ]
 
-    def record(self, problem: Problem, group: Sequence[Rollout], found: Sequence[Read]) -> Record:
+    def record(self, problem: Problem, group: Sequence[Rollout], found: Sequence[JudgedRollout]) -> Record:
         """Return the record of the responses to one problem."""
         return {
             "problem": problem.id,
@@ -165,7 +165,7 @@ class Sampler:
 
     def notes(self, prompts: Sequence[str]) -> list[str]:
         """Returns a note for readers if the tokenizer has no token for some characters and just leaves them out."""
-        some, _ = left_out(self.tokenizer, prompts, self.chat)
+        some, _ = count_unread(self.tokenizer, prompts, self.chat)
         return [f"the tokenizer leaves letters out of {some} of {len(prompts)} prompts"] if some else []
 
 
@@ -257,7 +257,7 @@ def evaluate(
     }
     with quiet():
         # By its file alone: a name that lm-eval has, too, means ours, and beside a plugin's file may lie anything.
-        loaded = TaskManager(include_defaults=False).load({**load_yaml(tasks.file(task)), **overrides})
+        loaded = TaskManager(include_defaults=False).load({**load_yaml(tasks.lm_eval_file(task)), **overrides})
         result = lm_evaluate(model, {**loaded, "groups": {}}, bootstrap_iters=0, log_samples=True)
     assert result is not None
     rows = sorted(result["samples"][task.name], key=lambda row: row["doc_id"])

@@ -19,9 +19,9 @@ from harness.config import Config
 from harness.dist import ranks
 from harness.dist.together import led
 from harness.rollout import choice, engines, models, templates
-from harness.rollout.proof import check_weights
+from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Engine
-from harness.rollout.rendering import Chat, instructed, left_out
+from harness.rollout.rendering import Chat, count_unread, with_instruction
 from harness.train.filter import RESPONSES, Asker, Pool, pool
 from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.train.weights import opened
@@ -78,13 +78,13 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
         critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware)
     tokenizer = opened(AutoTokenizer, base)
     check_vocabulary(tokenizer, policy.module, base)
-    chosen = choice.resolve(config.rollout.engine, device, model.shape())
-    engine = engines.build(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
+    chosen = choice.resolve_engine(config.rollout.engine, device, model.shape())
+    engine = engines.build_engine(chosen, base, tokenizer.eos_token_id, device, dtype, config.hardware)
     torch.manual_seed(spec.seed)  # after the engine, since vLLM seeds what all of the process draw from
-    task = instructed(tasks.build(spec.task, config.plugins), model.chat)
+    task = with_instruction(tasks.build_task(spec.task, config.plugins), model.chat)
     if config.train.filter is not None:
         engine.load(policy.module)  # which has not been trained yet
-        check_weights(engine, policy.module, dtype, spec.seed)
+        check_engine_weights(engine, policy.module, dtype, spec.seed)
     most, given = config.verify.max_failures, config.train.filter
     weights = {**model.identity(), "digest": model.digest(base)}
     asker = Asker(weights, task, engine, tokenizer, verifier, config.rollout, most, model.chat)
@@ -102,8 +102,9 @@ def build(spec: CellSpec, verifier: Verifier, say: Callable[[str], None] = print
         method=method,
         task=task,
         evaluation_tasks={
-            tasks.evaluation_name(each): instructed(each, model.chat)  # whose instruction is the model's, not a name's
-            for each in (tasks.build(named, config.plugins) for named in config.eval.tasks or [spec.task])
+            # The instruction is the model's: it is not part of the name.
+            tasks.evaluation_name(each): with_instruction(each, model.chat)
+            for each in (tasks.build_task(named, config.plugins) for named in config.eval.tasks or [spec.task])
         },
         pool=problems,
         policy=policy,
@@ -127,7 +128,7 @@ def unread(parts: Parts, spec: CellSpec) -> str | None:
     """
     problems = parts.pool.problems
     prompts = [problem.prompt for problem in problems[:: -(-len(problems) // LOOKED_AT)]]
-    some, everything = left_out(parts.tokenizer, prompts, parts.chat)
+    some, everything = count_unread(parts.tokenizer, prompts, parts.chat)
     if everything == len(prompts):
         raise UserError(
             f"the tokenizer of {spec.model} has no token for any letter or digit of {everything} prompts of "

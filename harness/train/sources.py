@@ -15,5 +15,6 @@ def components(spec: CellSpec) -> dict[str, type]:
     config = spec.config
     methods = baselines.table(config.plugins)
     method = Method.of(spec.method, methods, config.method_options)
-    built = [tasks.build(each, config.plugins) for each in (spec.task, *config.eval.tasks)]
-    return provenance.named([*method.components, *built], composition.components(methods), tasks.table(config.plugins))
+    built = [tasks.build_task(each, config.plugins) for each in (spec.task, *config.eval.tasks)]
+    table = tasks.task_table(config.plugins)
+    return provenance.named([*method.components, *built], composition.components(methods), table)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from harness.base.task import Judged, Problem, Task, Verifier, judge
+from harness.base.task import Judged, Problem, Task, Verifier, judge_responses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,7 +24,7 @@ T = TypeVar("T")
 REPLACEMENT = "\ufffd"
 
 
-class Alongside(Generic[T]):
+class BackgroundJudge(Generic[T]):
     """Judges groups in a thread of its own as they come, in whatever order; use it as a context manager.
 
     Groups that have come in the meantime are judged together, which keeps the workers busy and judges equal answers
@@ -60,7 +60,7 @@ class Alongside(Generic[T]):
             each.result()
         return [each for _, found in sorted(self.found.items()) for each in found]
 
-    def __enter__(self) -> Alongside:
+    def __enter__(self) -> BackgroundJudge:
         return self
 
     def __exit__(
@@ -70,7 +70,7 @@ class Alongside(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Read:
+class JudgedRollout:
     """A response with its text."""
 
     text: str  # without the end of the sequence
@@ -78,13 +78,13 @@ class Read:
     answer_tokens: int  # up to the end of the answer; all where there is none
 
 
-def read(
+def judge_rollouts(
     task: Task,
     verifier: Verifier,
     tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[Problem],
     groups: Mapping[int, list[Rollout]],
-) -> list[Read]:
+) -> list[JudgedRollout]:
     """Return each response to some of the problems, by their numbers, with its text and its judgment.
 
     The text holds every token but the end of the sequence. Other special tokens stay: a policy could fill its responses
@@ -96,7 +96,7 @@ def read(
     whole = tokenizer.batch_decode([response for _, response in once], skip_special_tokens=False)
     texts = [text.removesuffix(tokenizer.eos_token) for text in whole]
     asked = [(problems[number], text) for (number, _), text in zip(once, texts, strict=True)]
-    judged = judge(task, verifier, asked)
+    judged = judge_responses(task, verifier, asked)
     found = {}
     for key, text, with_end, each in zip(once, texts, whole, judged, strict=True):
         response = key[1]
@@ -104,7 +104,7 @@ def read(
         if each.answer is not None:
             body = response if text == with_end else response[:-1]
             tokens = len(body) - tail_tokens(tokenizer, body, text[each.answer.end :])
-        found[key] = Read(text, each, tokens)
+        found[key] = JudgedRollout(text, each, tokens)
     return [found[key] for key in given]
 
 

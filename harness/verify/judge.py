@@ -73,11 +73,11 @@ class Exhausted(BaseException):
     """Memory or stack is used up. Not an Exception: the libraries turn all of those into `not equal`."""
 
 
-class Reader(_Latex2Sympy):
+class LatexParser(_Latex2Sympy):
     """The parser of math-verify, but numbers are read literally."""
 
     def parse_number(self, text: str) -> sympy.Number:
-        return number(text)
+        return literal_number(text)
 
     def convert_postfix_list(self, arr: list[Any], i: int = 0) -> Any:
         """Returns a product, unless it is written as a mixed number; the parser itself takes 2(3) for 2 + 3."""
@@ -100,7 +100,7 @@ class Reader(_Latex2Sympy):
         return sympy.binomial(self.convert_expr(binom.upper), self.convert_expr(binom.lower), evaluate=False)
 
 
-def number(text: str) -> sympy.Number:
+def literal_number(text: str) -> sympy.Number:
     """Reads a number, in place of the parser's own function, which lets Python evaluate the text."""
     text = re.sub("[, ]", "", text)
     if is_digits(text):
@@ -114,7 +114,7 @@ def is_digits(text: str) -> bool:
     return re.fullmatch(r"[0-9]+", text) is not None
 
 
-def read(text: str, is_real: bool) -> Basic | MatrixBase:
+def parse_latex(text: str, is_real: bool) -> Basic | MatrixBase:
     """Reads a text as mathematics.
 
     Raises Unparsed where the grammar has no place for the text, and what the libraries raise where they break.
@@ -122,39 +122,39 @@ def read(text: str, is_real: bool) -> Basic | MatrixBase:
     normal = normalize_latex(text, NORMAL)
     percent = PERCENT.fullmatch(normal)
     if percent:
-        return convert_to_pct(read(percent[1], is_real))
+        return convert_to_pct(parse_latex(percent[1], is_real))
     try:
-        read_as = Reader(is_real=is_real).parse(normal)
+        read_as = LatexParser(is_real=is_real).parse(normal)
     except Exception as error:
         last = get_last_eq(normal)
         if last != normal:
-            return read(last, is_real)
+            return parse_latex(last, is_real)
         if type(error) is Exception:  # so the parser raises its syntax errors
             raise Unparsed(str(error).splitlines()[0]) from error
         raise
-    return approximated(read_as)
+    return as_decimal(read_as)
 
 
-def approximated(x: Basic | MatrixBase) -> Basic | MatrixBase:
+def as_decimal(x: Basic | MatrixBase) -> Basic | MatrixBase:
     """Returns one decimal for a term with decimals, since sympy calls no decimal equal to an integer."""
     known = isinstance(x, Expr) and x.is_number and x.has(Float) and not x.has(sympy.UnevaluatedExpr)
-    return x.evalf() if known and not too_large(x) else x
+    return x.evalf() if known and not has_too_large_number(x) else x
 
 
-def judge(gold_text: str, answer_text: str) -> tuple[str, str]:
+def judge_answer(gold_text: str, answer_text: str) -> tuple[str, str]:
     """Returns a verdict, and the reason for it where it is neither right nor wrong."""
     is_real = not (should_treat_as_complex(gold_text) or should_treat_as_complex(answer_text))
     try:
-        gold = read(gold_text, is_real)
+        gold = parse_latex(gold_text, is_real)
     except Unparsed as error:
         return "error", f"the gold answer cannot be read: {error}"
     try:
-        answer = read(answer_text, is_real)
+        answer = parse_latex(answer_text, is_real)
     except Unparsed as error:
         return "unparsed", str(error)
     if certainly_different(gold, answer):
         return "wrong", ""
-    if too_large(answer):
+    if has_too_large_number(answer):
         return "error", f"numbers of more than {TOO_LARGE:,} digits in it"
     equal = math_verify.grader.verify(
         gold,
@@ -176,7 +176,7 @@ def certainly_different(gold: Basic, answer: Basic) -> bool:
     """
     if isinstance(gold, sympy.Eq) != isinstance(answer, sympy.Eq):
         gold, answer = last_side(gold), last_side(answer)
-    of_gold, of_answer = size(gold), size(answer)
+    of_gold, of_answer = number_size(gold), number_size(answer)
     if of_gold is None or of_answer is None:
         return False
     if isinstance(gold, Symbol) or isinstance(answer, Symbol):
@@ -185,7 +185,7 @@ def certainly_different(gold: Basic, answer: Basic) -> bool:
         return not math.isclose(of_gold[1], of_answer[1], rel_tol=1e-6)
     if gold.has(sympy.UnevaluatedExpr) or answer.has(sympy.UnevaluatedExpr):
         return False  # a percentage, which may be meant as the number of percents
-    values = {symbol: value(symbol) for symbol in gold.free_symbols | answer.free_symbols}
+    values = {symbol: symbol_value(symbol) for symbol in gold.free_symbols | answer.free_symbols}
     gold_value = gold.evalf(subs=values)
     return abs(gold_value - answer.evalf(subs=values)) > max(1e-4 * abs(gold_value), 1e-12)
 
@@ -194,13 +194,13 @@ def last_side(expression: Basic) -> Basic:
     return expression.args[-1] if isinstance(expression, sympy.Eq) else expression
 
 
-def value(symbol: Symbol) -> float:
+def symbol_value(symbol: Symbol) -> float:
     """Returns any number, but always the same for a symbol: expressions that are equal are so for all values."""
     return 1 + zlib.crc32(symbol.name.encode()) / 2**32
 
 
-def too_large(x: Basic) -> bool:
-    return any(is_beyond(TOO_LARGE, size(part)) for part in sympy.preorder_traversal(x))
+def has_too_large_number(x: Basic) -> bool:
+    return any(is_beyond(TOO_LARGE, number_size(part)) for part in sympy.preorder_traversal(x))
 
 
 def is_beyond(digits: int, found: Size | None) -> bool:
@@ -208,7 +208,7 @@ def is_beyond(digits: int, found: Size | None) -> bool:
     return found is not None and found[1] != -math.inf and abs(found[1]) > digits
 
 
-def size(x: Basic) -> Size | None:
+def number_size(x: Basic) -> Size | None:
     """Returns the size of a number without evaluating it; None for what is no number, or where it is not certain."""
     if isinstance(x, Rational):
         return (x.p > 0) - (x.p < 0), math.log10(abs(x.p)) - math.log10(x.q) if x.p and x.q else -math.inf
@@ -216,11 +216,11 @@ def size(x: Basic) -> Size | None:
         number = float(x)
         return ((number > 0) - (number < 0), math.log10(abs(number))) if number and math.isfinite(number) else None
     if isinstance(x, Symbol):
-        return 1, math.log10(value(x))
+        return 1, math.log10(symbol_value(x))
     rule = SIZES.get(type(x))
     if rule is None:
         return None
-    parts = [size(part) for part in x.args]
+    parts = [number_size(part) for part in x.args]
     return None if None in parts else rule(*parts)
 
 
@@ -278,7 +278,7 @@ def places(gold: Basic) -> int:
     """Returns the decimals to compare, as many as show the leading digits of a small number."""
     if isinstance(gold, Integer):
         return EXACT_PLACES
-    found = size(gold)
+    found = number_size(gold)
     return PLACES if found is None or not -300 < found[1] < -1 else PLACES - 1 - math.floor(found[1])
 
 
@@ -337,10 +337,10 @@ def exactly_equal(gold: Basic, answer: Basic) -> bool | None:
         return None
     symbols = gold.free_symbols | answer.free_symbols
     if not symbols:
-        gold, answer = evaluated(gold), evaluated(answer)
+        gold, answer = try_doit(gold), try_doit(answer)
         if isinstance(gold, Rational) and isinstance(answer, Rational):
             return bool(gold == answer)
-    values = {symbol: value(symbol) for symbol in symbols}
+    values = {symbol: symbol_value(symbol) for symbol in symbols}
     equal_here = None if symbols else True
     try:
         # Strict: both digits of the difference are right, however much of it cancels; a zero has none to give.
@@ -371,7 +371,7 @@ def numbers_only(evaluate: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def loud(function: Callable[..., Any]) -> Callable[..., Any]:
+def unswallowed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function whose callers swallow every Exception, so that a lack of memory or stack still shows."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -383,52 +383,54 @@ def loud(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def evaluated(expression: Any) -> Any:
+def try_doit(expression: Any) -> Any:
     """Evaluates an expression as far as that goes."""
     try:
-        return loud(expression.doit)()
+        return unswallowed(expression.doit)()
     except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):
         return expression
 
 
-def harden() -> None:
+def patch_libraries() -> None:
     """Keeps sympy from evaluating strings as Python wherever it meets them.
 
     Its own constants, such as S("3/2"), are all it may evaluate.
     """
     sympy.parsing.sympy_parser.eval_expr = numbers_only(sympy.parsing.sympy_parser.eval_expr)
-    latex2sympy2_extended.latex2sympy2.convert_number = number
+    latex2sympy2_extended.latex2sympy2.convert_number = literal_number
     grader = math_verify.grader
-    grader.simplify, grader.solve, grader.safe_sympy_doit = loud(grader.simplify), loud(grader.solve), evaluated
+    grader.simplify = unswallowed(grader.simplify)
+    grader.solve = unswallowed(grader.solve)
+    grader.safe_sympy_doit = try_doit
     grader.sympy_numeric_eq = comparing_values(grader.sympy_numeric_eq)
     grader.sympy_symbolic_eq = proving_equal(grader.sympy_symbolic_eq)
     logging.disable()  # math-verify warns that its own timeouts are off
 
 
-def answer(line: bytes) -> tuple[str, str]:
+def answer_question(line: bytes) -> tuple[str, str]:
     clear_cache()  # so that a verdict does not depend on the answers before it
     sympy.core.random.seed(0)
     try:
-        return judge(*json.loads(line))
+        return judge_answer(*json.loads(line))
     except Exception as error:  # whatever the libraries raise: the verdict says that it happened
         return "error", f"{type(error).__name__}: {str(error)[:200]}"
     except Exhausted as error:
         return "error", str(error)
 
 
-def reply(out: int, verdict: str, reason: str) -> None:
+def write_reply(out: int, verdict: str, reason: str) -> None:
     os.write(out, json.dumps([verdict, reason]).encode() + b"\n")
 
 
-def serve(out: int, limit_s: float) -> int:
+def answer_questions(out: int, limit_s: float) -> int:
     """Answers questions until there are none; the kernel ends what takes longer, whatever the interpreter is doing."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_REAL, limit_s)
-        verdict, reason = answer(line)
+        verdict, reason = answer_question(line)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        reply(out, verdict, reason)
+        write_reply(out, verdict, reason)
         if verdict == "error":
             return SEEN_ENOUGH
     return 0
@@ -440,22 +442,22 @@ def main(limit_s: float, memory: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    harden()
+    patch_libraries()
     for text in WARM_UP:
-        judge(text, text)
+        judge_answer(text, text)
     gc.collect()
     gc.freeze()
-    reply(out, "ready", "")
+    write_reply(out, "ready", "")
     while True:
         child = os.fork()
         if child == 0:
-            os._exit(serve(out, limit_s))
+            os._exit(answer_questions(out, limit_s))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code == 0:
             return
         if code == -signal.SIGALRM:
-            reply(out, "timeout", f"more than {limit_s:g} s")
+            write_reply(out, "timeout", f"more than {limit_s:g} s")
         elif code != SEEN_ENOUGH:
-            reply(
+            write_reply(
                 out, "error", f"the process ended by {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
             )

@@ -15,17 +15,20 @@ import queue
 import select
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
-from harness.base.processes import python
+from harness.base.errors import CellFailure
+from harness.base.processes import python_command
 from harness.base.task import Verdict
 from harness.config import Verify as Settings
-from harness.verify.failures import FAILURES
-from harness.verify.text import extract, quickly, tidy
+from harness.verify.text import extract, quick_verdict, tidy
 
 log = logging.getLogger(__name__)
+FAILURES = (Verdict.TIMEOUT, Verdict.ERROR)  # of the verifier, not of the model
+FEWEST_FAILURES = 5  # fewer say nothing about their share
 MEMORY = 2 << 30  # bytes of address space of a worker
 LATEST_START_S = 120.0
 PATIENCE_S = 30.0  # beyond the limit, which a worker enforces by itself: after that, all of the worker is replaced
@@ -59,7 +62,7 @@ class Worker:
     def start(self) -> None:
         # A session of its own, so that an interrupt from the terminal is for the caller alone.
         self.process = subprocess.Popen(
-            python(f"from harness.verify import judge; judge.main({self.limit_s!r}, {MEMORY})"),
+            python_command(f"from harness.verify import judge; judge.main({self.limit_s!r}, {MEMORY})"),
             bufsize=0,  # a reply too many must stay where poll sees it
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -99,7 +102,7 @@ class Worker:
         self.process = None
 
 
-class Verifier:
+class VerifierPool:
     """Judges answers in processes of its own, which start when the first answer needs one.
 
     Use it as a context manager: its end closes them. Any number of threads may share it, but no other process: a fork
@@ -117,7 +120,7 @@ class Verifier:
         self.threads = ThreadPoolExecutor(workers, "verify")
 
     @classmethod
-    def of(cls, settings: Settings) -> Verifier:
+    def of(cls, settings: Settings) -> VerifierPool:
         """Returns a verifier with the settings of a configuration."""
         return cls(settings.workers, settings.limit_s)
 
@@ -140,7 +143,7 @@ class Verifier:
     def quickly(self, gold: str, answer: str | None) -> Verdict | None:
         if answer is None or len(answer) > self.longest:
             return Verdict.UNPARSED
-        return quickly(tidy(gold), tidy(answer))
+        return quick_verdict(tidy(gold), tidy(answer))
 
     def judge(self, pair: tuple[str, str]) -> Verdict:
         worker = self.idle.get()
@@ -157,10 +160,29 @@ class Verifier:
         for worker in self.workers:
             worker.close()
 
-    def __enter__(self) -> Verifier:
+    def __enter__(self) -> VerifierPool:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+# The share of failures
+
+
+class TooManyFailures(CellFailure):
+    """The verifier fails so often that scores would say more about it than about the model."""
+
+
+def check_failures(verdicts: Iterable[str], threshold: float) -> None:
+    """Raise TooManyFailures if timeouts and errors are more than this share of the verdicts."""
+    counts = Counter(verdicts)
+    total = counts.total()
+    failed = sum(counts[verdict] for verdict in FAILURES)
+    if failed >= FEWEST_FAILURES and failed > threshold * total:
+        raise TooManyFailures(
+            f"{failed} of {total} answers ({failed / total:.1%}) could not be verified ({counts[Verdict.TIMEOUT]} "
+            f"timeouts, {counts[Verdict.ERROR]} errors); allowed are {threshold:.1%}"
+        )

@@ -105,10 +105,10 @@ def boxed_answer(response: str) -> Answer | None:
     if box is None:
         return None
     text = extract(response)
-    return Answer(None if text is None else normal(text), box.end)
+    return Answer(None if text is None else normal_answer(text), box.end)
 
 
-def normal(text: str) -> str:
+def normal_answer(text: str) -> str:
     """Return an answer in one way of writing."""
     number = integer(text)
     return spelling(tidy(text)) if number is None else str(number)
@@ -248,7 +248,7 @@ def integer_of_tidy(text: str) -> int | None:
 # Judging
 
 
-def quickly(gold: str, answer: str) -> Verdict | None:
+def quick_verdict(gold: str, answer: str) -> Verdict | None:
     """Returns the verdict on tidy answers where that is plain to see, else None."""
     wanted, given = integer_of_tidy(gold), integer_of_tidy(answer)
     if wanted is not None and given is not None:

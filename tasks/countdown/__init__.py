@@ -56,7 +56,7 @@ class Countdown:
     def problems(self, split: str) -> list[Problem]:
         """Returns the problems of all multisets of numbers, or of a seeded draw of 1,000 where there are more."""
         check_split(self, split)
-        return [problem(*key) for key in keys(self, split)]
+        return [make_problem(*key) for key in puzzle_keys(self, split)]
 
     def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         return [self.verdict(problem, response) for problem, response in pairs]
@@ -67,7 +67,7 @@ class Countdown:
         The order of operands counts: 6*7-3 and 7*6-3 are two answers. A response with any text beside its box has an
         end of its answer and no answer, as its verdict is unparsed.
         """
-        return [answer(response) for _, response in pairs]
+        return [read_answer(response) for _, response in pairs]
 
     def solutions(self, problem: Problem) -> int:
         """Return the number of right answers to a problem, whose intermediate values may leave the task's bounds."""
@@ -79,8 +79,8 @@ class Countdown:
 
     def verdict(self, problem: Problem, response: str) -> Verdict:
         """Return right for a box with an expression of the target's value that uses each number exactly once."""
-        boxed = content(response)
-        read = None if boxed is None else evaluate(boxed)
+        boxed = box_content(response)
+        read = None if boxed is None else evaluate_expression(boxed)
         if read is None:
             return Verdict.UNPARSED
         numbers, target = parse_key(problem.answer)
@@ -88,7 +88,7 @@ class Countdown:
         return Verdict.RIGHT if solved else Verdict.WRONG
 
 
-def content(response: str) -> str | None:
+def box_content(response: str) -> str | None:
     """Return the text in the box; None unless the response is one box, with no character before or after it.
 
     Spaces around the box are refused as well: a space is a token, and a policy could go on with it for ever.
@@ -98,14 +98,14 @@ def content(response: str) -> str | None:
     return response[len(BOX) : -len(CLOSING)]
 
 
-def answer(response: str) -> Answer | None:
+def read_answer(response: str) -> Answer | None:
     """Return the answer in the first box of a response, which ends with the first closing brace after its opening."""
     opening = response.find(BOX)
     closing = -1 if opening < 0 else response.find(CLOSING, opening + len(BOX))
     if closing < 0:
         return None
-    boxed = content(response)
-    read = None if boxed is None else evaluate(boxed)
+    boxed = box_content(response)
+    read = None if boxed is None else evaluate_expression(boxed)
     return Answer(None if read is None else read.normal, closing + len(CLOSING))
 
 
@@ -122,7 +122,7 @@ class Expression(NamedTuple):
 Operand = tuple[int, str, str]
 
 
-def joined(operator: str, left: Operand, right: Operand) -> Operand:
+def join_operands(operator: str, left: Operand, right: Operand) -> Operand:
     """Return two operands as one.
 
     Brackets stay where dropping them would change the value: around a sum or difference that is a factor, or that is
@@ -138,7 +138,7 @@ def joined(operator: str, left: Operand, right: Operand) -> Operand:
 
 
 @lru_cache(maxsize=4096)  # the verdict and the answer read the same text
-def evaluate(text: str) -> Expression | None:
+def evaluate_expression(text: str) -> Expression | None:
     """Return an expression with its value; None for all but numbers, + - * and brackets.
 
     It uses two stacks instead of recursion, so that no nesting is too deep. No sign may stand in front of a number or a
@@ -153,7 +153,7 @@ def evaluate(text: str) -> Expression | None:
 
     def reduce() -> None:
         right, left = operands.pop(), operands.pop()
-        operands.append(joined(pending.pop(), left, right))
+        operands.append(join_operands(pending.pop(), left, right))
 
     for token in TOKENS.findall(text):
         if operand != (token == "(" or token.isdigit()):
@@ -196,13 +196,13 @@ def parse_key(key: str) -> tuple[Numbers, int]:
     return tuple(int(number) for number in numbers.split(",")), int(target)
 
 
-def digest(numbers: Numbers, target: int) -> int:
+def puzzle_digest(numbers: Numbers, target: int) -> int:
     return int.from_bytes(hashlib.sha256(key_of(numbers, target).encode()).digest()[:8])
 
 
 def split_of(numbers: Numbers, target: int) -> str:
     """Returns the split of a problem by its target and its numbers, whatever their order and the other options."""
-    return {0: "test", 1: "validation"}.get(digest(numbers, target) % HELD_OUT, "train")
+    return {0: "test", 1: "validation"}.get(puzzle_digest(numbers, target) % HELD_OUT, "train")
 
 
 @cache
@@ -218,19 +218,19 @@ def multisets(task: Countdown) -> list[Numbers]:
 
 
 @cache
-def keys(task: Countdown, split: str) -> list[tuple[Numbers, int]]:
+def puzzle_keys(task: Countdown, split: str) -> list[tuple[Numbers, int]]:
     """Returns the problems of a split in the order of their digests, so that the first few are a fair draw."""
     everything = ((numbers, value) for numbers in multisets(task) for value in reachable(numbers, task.target))
-    return sorted((key for key in everything if split_of(*key) == split), key=lambda key: digest(*key))
+    return sorted((key for key in everything if split_of(*key) == split), key=lambda key: puzzle_digest(*key))
 
 
-def problem(numbers: Numbers, target: int) -> Problem:
-    shuffled = random.Random(digest(numbers, target)).sample(numbers, len(numbers))
+def make_problem(numbers: Numbers, target: int) -> Problem:
+    shuffled = random.Random(puzzle_digest(numbers, target)).sample(numbers, len(numbers))
     key = key_of(numbers, target)
-    return Problem(id=key, prompt=prompt(shuffled, target), answer=key)
+    return Problem(id=key, prompt=puzzle_prompt(shuffled, target), answer=key)
 
 
-def prompt(numbers: list[int], target: int) -> str:
+def puzzle_prompt(numbers: list[int], target: int) -> str:
     return f"{' '.join(map(str, numbers))}={target}:"
 
 
@@ -294,9 +294,9 @@ def ways(numbers: Numbers) -> Ways:
     found = Ways(Counter(numbers if len(numbers) == 1 else ()), Counter(), Counter())
     for left, right in partitions(numbers):
         rights = ways(right)
-        any_right = total(*rights)
-        terms, factors = total(rights.single, rights.products), total(rights.single, rights.sums)
-        for a, lefts in total(*ways(left)).items():
+        any_right = add_counts(*rights)
+        terms, factors = add_counts(rights.single, rights.products), add_counts(rights.single, rights.sums)
+        for a, lefts in add_counts(*ways(left)).items():
             for b, count in terms.items():
                 found.sums[a + b] += lefts * count
             for b, count in any_right.items():
@@ -306,7 +306,7 @@ def ways(numbers: Numbers) -> Ways:
     return found
 
 
-def total(*counts: Counter[int]) -> Counter[int]:
+def add_counts(*counts: Counter[int]) -> Counter[int]:
     """Return the sum of some counts; unlike Counter's own +, without a look at every sign."""
     found: Counter[int] = Counter()
     for each in counts:
@@ -323,9 +323,9 @@ def count_solutions(numbers: Numbers, target: int) -> int:
     found = int(numbers == (target,))
     for left, right in partitions(numbers):
         rights = ways(right)
-        any_right = total(*rights)
-        terms, factors = total(rights.single, rights.products), total(rights.single, rights.sums)
-        for a, lefts in total(*ways(left)).items():
+        any_right = add_counts(*rights)
+        terms, factors = add_counts(rights.single, rights.products), add_counts(rights.single, rights.sums)
+        for a, lefts in add_counts(*ways(left)).items():
             found += lefts * (terms[target - a] + any_right[a - target])
             if a != 0 and target % a == 0:
                 found += lefts * factors[target // a]
@@ -350,9 +350,9 @@ def examples(task: Countdown, seed: int, solving: float) -> Iterator[tuple[str, 
     to write answers before it is good at them.
     """
     rng = random.Random(seed)
-    train = keys(task, "train")
+    train = puzzle_keys(task, "train")
     while True:
         numbers, target = rng.choice(train)
         value = target if rng.random() < solving else rng.choice(sorted(reachable(numbers, task.target)))
         text = expression(rng, numbers, value, task.target)
-        yield prompt(rng.sample(numbers, len(numbers)), target), f"{BOX}{text}{CLOSING}"
+        yield puzzle_prompt(rng.sample(numbers, len(numbers)), target), f"{BOX}{text}{CLOSING}"

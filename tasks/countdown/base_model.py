@@ -14,7 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from tasks.countdown import Countdown, examples
-from tasks.countdown.recipe import CHARACTERS, END, PAD, Recipe, words
+from tasks.countdown.recipe import CHARACTERS, END, PAD, CountdownRecipe, words
 
 BYTE_LEVEL_SPACE = "\u0120"
 LONGEST = 256  # tokens of a prompt with its response
@@ -38,7 +38,7 @@ def tokenizer(task: Countdown) -> Qwen2Tokenizer:
     return encoder
 
 
-def model(recipe: Recipe, encoder: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+def model(recipe: CountdownRecipe, encoder: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     config = Qwen2Config(
         vocab_size=len(encoder),
         hidden_size=recipe.hidden,
@@ -55,7 +55,7 @@ def model(recipe: Recipe, encoder: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config)
 
 
-def batches(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(recipe: CountdownRecipe, task: Countdown, encoder: Qwen2Tokenizer) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields token ids, padded on the right, with the targets: none in the prompt and in the padding."""
     stream = examples(task, recipe.seed, recipe.solving)
     for _ in range(recipe.steps):
@@ -71,7 +71,7 @@ def batches(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer) -> Iterato
         yield torch.tensor(ids), torch.tensor(targets)
 
 
-def learning_rate(recipe: Recipe, step: int) -> float:
+def learning_rate(recipe: CountdownRecipe, step: int) -> float:
     """Returns the learning rate of a step: a linear warm-up, then a cosine."""
     if step < recipe.warmup_steps:
         return recipe.lr * (step + 1) / recipe.warmup_steps
@@ -79,7 +79,7 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     return recipe.lr * (FINAL_LR + (1 - FINAL_LR) * (1 + cos(pi * progress)) / 2)
 
 
-def train(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer, device: str) -> Qwen2ForCausalLM:
+def train(recipe: CountdownRecipe, task: Countdown, encoder: Qwen2Tokenizer, device: str) -> Qwen2ForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         network = model(recipe, encoder).to(device)
@@ -98,7 +98,7 @@ def train(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer, device: str)
     return network.cpu().eval()
 
 
-def build(recipe: Recipe, folder: Path) -> None:
+def build_base_model(recipe: CountdownRecipe, folder: Path) -> None:
     """Makes the model and saves it as an ordinary Hugging Face folder; on a CPU the same bits for the same recipe."""
     task = recipe.countdown
     device = recipe.device

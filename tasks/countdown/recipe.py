@@ -19,7 +19,7 @@ CHARACTERS = "0123456789+-*()=: }"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CountdownRecipe:
     """A Qwen2-shaped decoder, trained from nothing on supervised examples of training problems."""
 
     task: str = "countdown"  # a specification, such as countdown(count=4)
@@ -37,7 +37,7 @@ class Recipe:
     device: str = choice("cpu", ("auto", "cpu", "cuda"))
 
     def __post_init__(self) -> None:
-        check(Recipe, vars(self), "recipe.")
+        check(CountdownRecipe, vars(self), "recipe.")
         if self.hidden % (2 * self.heads):
             raise UserError(
                 f"recipe.heads is {self.heads}; each head needs an even share of recipe.hidden ({self.hidden})"

@@ -86,7 +86,7 @@ def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     # The same method by both ways is no conflict.
     assert baselines.table(["plugin_example"]) == baselines.table()
 
-    plugins.installed.cache_clear()  # since nobody changes what is installed while it is in use
+    plugins.installed_entry_points.cache_clear()  # since nobody changes what is installed while it is in use
     (info / "entry_points.txt").write_text("[entrobench.methods]\nlost = plugin_example:Lost\n")
     with pytest.raises(UserError, match="plugin plugin_example has no Lost"):
         baselines.table()

@@ -25,6 +25,7 @@ from places import REAL, REPOSITORY
 from benchmarks.patience import HANG
 from harness import cli
 from harness.base.errors import UserError
+from harness.base.seal import file_sha256
 from harness.data import cache as kept
 from harness.data import check, clean, overlap, prepare, sets, sources
 from harness.data.sets import Set, Split
@@ -489,7 +490,7 @@ def test_a_prepared_set_is_read_as_it_was_given(small: Path) -> None:
     assert {tuple(row) for row in kept.problem_rows("aime24")} == {("id", "problem", "answer", "source")}
     assert len({row["id"] for row in kept.problem_rows("aime24")}) == 4
     assert about == kept.card("aime24")
-    assert about["source"] == {"files": {"aime24.jsonl": sources.file_sha256(small / "aime24.jsonl")}}
+    assert about["source"] == {"files": {"aime24.jsonl": file_sha256(small / "aime24.jsonl")}}
     assert (about["problems"], about["rows"], about["dropped"], about["repaired"]) == ({"test": 4}, 4, {}, {})
     folded = sorted(json.dumps([" ".join(problem.split()), answer]) for problem, answer in SMALL)
     assert about["fingerprint"] == hashlib.sha256("\n".join(folded).encode()).hexdigest()

@@ -38,7 +38,7 @@ def stub(recipe: Recipe, folder: Path) -> None:
 
 
 def test_shipped_models_have_a_recipe_or_a_path() -> None:
-    for name in models.names():
+    for name in models.model_names():
         model = models.resolve(name)
         assert (model.recipe is None) != (model.path is None)
         assert model.name == name
@@ -82,7 +82,7 @@ def test_an_unknown_model_is_named() -> None:
 def test_mistakes_in_a_model_file_are_named(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(UserError, match=sentence):
-        models.read(tmp_path / "mine.yaml").identity()
+        models.read_model_file(tmp_path / "mine.yaml").identity()
 
 
 @pytest.mark.parametrize("missing", ["config.json", "weights", "tokenizer"])
@@ -117,7 +117,7 @@ def test_a_recipe_is_its_identity() -> None:
 
 @pytest.mark.processes
 def test_several_processes_make_a_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base_model, "build", stub)
+    monkeypatch.setattr(base_model, "build_base_model", stub)
     model = Model("mine", recipe=TINY)
     context = multiprocessing.get_context("fork")
     with warnings.catch_warnings():
@@ -139,17 +139,17 @@ def test_what_is_half_made_is_made_again(tmp_path: Path, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     model = Model("mine", recipe=TINY)
-    monkeypatch.setattr(base_model, "build", killed)
+    monkeypatch.setattr(base_model, "build_base_model", killed)
     with pytest.raises(KeyboardInterrupt):
         model.folder(tmp_path)
     assert not model.cached(tmp_path).exists()
-    monkeypatch.setattr(base_model, "build", stub)
+    monkeypatch.setattr(base_model, "build_base_model", stub)
     assert sorted(file.name for file in model.folder(tmp_path).iterdir()) == ["config.json", "sums.json"]
 
 
 def test_it_says_when_it_makes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
-    monkeypatch.setattr(base_model, "build", stub)
+    monkeypatch.setattr(base_model, "build_base_model", stub)
     said: list[str] = []
     model = Model("mine", recipe=TINY)
     folder = model.folder(say=said.append)
@@ -168,9 +168,9 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_made_model_is_an_ordinary_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     torch.set_num_threads(1)
     before, bars = torch.get_rng_state(), is_progress_bar_enabled()
-    base_model.build(TINY, tmp_path / "one")
-    base_model.build(TINY, tmp_path / "two")
-    base_model.build(dataclasses.replace(TINY, seed=1), tmp_path / "three")
+    base_model.build_base_model(TINY, tmp_path / "one")
+    base_model.build_base_model(TINY, tmp_path / "two")
+    base_model.build_base_model(dataclasses.replace(TINY, seed=1), tmp_path / "three")
     assert torch.equal(before, torch.get_rng_state())
     assert is_progress_bar_enabled() == bars
     assert capfd.readouterr() == ("", "")
