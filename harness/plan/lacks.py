@@ -139,7 +139,7 @@ def not_prepared(config: Config) -> Iterator[str]:
 
 
 def to_download(model: Model) -> bool:
-    return model.recipe is None and model.here() is None
+    return model.recipe is None and model.present_folder() is None
 
 
 def in_transformers(architecture: str) -> bool:

@@ -1,4 +1,4 @@
-"""Builds the engine of a name."""
+"""The engines by name, apart from rollout/choice because the engines import that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build_engine(name: str, folder: Path, eos: int, device: str, dtype: torch.dtype, hardware: Hardware) -> Engine:
-    """Returns the engine of this name for the model in a folder; it samples after its first `load`."""
+    """Return a new engine for the model in a folder; it can sample after its first `load`."""
     if name == "embedded":
         from harness.rollout.embedded import EmbeddedEngine
 

@@ -140,7 +140,7 @@ def test_the_tiny_models_shape_is_known_before_it_is_made(tmp_path: Path, monkey
     assert made.shape() == CountdownRecipe().shape()
     assert made.shape().parameters == made.parameters()  # type: ignore[union-attr]
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
-    assert made.here() is None
+    assert made.present_folder() is None
     assert made.shape() == shape_of_config(json.loads((here / "config.json").read_text()))
 
 
