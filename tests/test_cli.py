@@ -191,7 +191,7 @@ ENDS = {  # of each fault, as the table tells it
     "crashes": "its process ended by SIGSEGV in stats of step 1",
     "is_killed": "its process ended by SIGKILL (out of memory?) in stats of step 1",
     "lacks_memory": "out of memory (in stats of step 1): at most ",
-    "fills_the_disk": "cannot be written: File too large; make room there",
+    "fills_the_disk": "cannot be written: File too large; free some space",
 }
 
 
