@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import importlib
 import json
 import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -518,38 +519,71 @@ def test_lm_evals_documented_command_runs_a_model(written: str, prepared: Path, 
 # Adding a task
 
 
+ADD_A_TASK = (REPOSITORY / "docs" / "add-a-task.md").read_text()
+IN_MINIATURE = ["train.steps=1", "train.prompts=4", "train.group=4", "eval.problems=4", "eval.samples=8"]
+
+
+def entrobench(*arguments: str, cwd: Path) -> str:
+    """Return the output of the command, which finds packages of the current folder first."""
+    environment = {**os.environ, "PYTHONPATH": f"{cwd}:{REPOSITORY}", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "harness.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_samples_of_sums(output: str, folder: Path) -> None:
+    """Check an evaluation on `sums(largest=4)` with four samples; every fifth of its 16 problems is for testing."""
+    assert re.search(r"^sums\(largest=4\) +4 +4 ", output, re.MULTILINE)
+    (path,) = folder.glob("results/eval/countdown-tiny-*/sums(largest=4)-*/samples/0000.jsonl")
+    samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    assert [sample["prompt"] for sample in samples] == ["1+1=", "2+2=", "3+3=", "4+4="]
+
+
 @pytest.mark.processes
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     """One folder and one line, in a copy of the tasks."""
-    page = (REPOSITORY / "docs" / "add-a-task.md").read_text()
-    named = re.findall(r"`(tasks/sums/[\w.]+)`:\n\n```\w+\n(.*?)```", page, re.DOTALL)
-    assert [name for name, _ in named] == ["tasks/sums/__init__.py", "tasks/sums/sums.yaml"]
+    files = re.findall(r"`(tasks/sums/[\w.]+)`:\n\n```\w+\n(.*?)```", ADD_A_TASK, re.DOTALL)
+    assert [name for name, _ in files] == ["tasks/sums/__init__.py", "tasks/sums/sums.yaml"]
     shutil.copytree(REPOSITORY / "tasks", tmp_path / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tasks" / "sums").mkdir()
-    for name, text in named:
+    for name, text in files:
         (tmp_path / name).write_text(text)
     line = '    "sums": Sums,\n'
-    assert line.strip() in page
+    assert line.strip() in ADD_A_TASK
     table = tmp_path / "tasks" / "__init__.py"
     start = "TASKS: dict[str, type[Task]] = {\n"
     text = table.read_text().replace(start, start + line)
     table.write_text(
         text.replace("from harness.base.task import", "from tasks.sums import Sums\nfrom harness.base.task import")
     )
+    assert "Sums of two numbers" in entrobench("list", "tasks", cwd=tmp_path)
+    command = re.findall(r"^    entrobench (eval .*)$", ADD_A_TASK, re.MULTILINE)[0]
+    check_samples_of_sums(entrobench(*shlex.split(command), cwd=tmp_path), tmp_path)
 
-    def entrobench(*arguments: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "COLUMNS": "200"}
-        command = [sys.executable, "-m", "harness.cli", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
-    assert "Sums of two numbers" in entrobench("list", "tasks")
-    (command,) = re.findall(r"entrobench (eval .*'sums.*)", page)
-    told = entrobench(*command.replace("'", "").split())
-    assert re.search(r"^sums\(largest=4\) +16 +4 ", told, re.MULTILINE)
-    (path,) = tmp_path.glob("results/eval/countdown-tiny-*/sums(largest=4)-*/samples/0000.jsonl")
-    samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-    assert [sample["prompt"] for sample in samples] == [
-        f"{a}+{b}=" for a, b in itertools.product(range(1, 5), repeat=2)
-    ]
+def test_the_example_of_a_problem_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```python\n((?:(?!```).)*class Olympiad.*?)```", ADD_A_TASK, re.DOTALL)
+    (tmp_path / "my_problems.py").write_text(example)
+    (tmp_path / "olympiad.jsonl").write_text('{"id": "1", "problem": "1+1?", "answer": "2"}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = importlib.import_module("my_problems").TASKS["olympiad"](instruction="")
+    assert task.problems("test") == [Problem("1", "1+1?", "2")]
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_the_example_outside_the_repository(tmp_path: Path) -> None:
+    """A module and its YAML file in the current folder, with the commands of the page."""
+    section = ADD_A_TASK.split("## Outside the repository")[1]
+    classes = re.findall(r"```python\n(.*?)```", ADD_A_TASK, re.DOTALL)[0]
+    table = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+    (tmp_path / "my_tasks.py").write_text(f"{classes}\n\n{table}")
+    (tmp_path / "sums.yaml").write_text(re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[0])
+    commands = re.findall(r"^    entrobench (.*--plugin my_tasks)$", section, re.MULTILINE)
+    listing, evaluation, training = map(shlex.split, commands)
+    assert "Sums of two numbers" in entrobench(*listing, cwd=tmp_path)
+    check_samples_of_sums(entrobench(*evaluation, cwd=tmp_path), tmp_path)
+    printed = entrobench(*training, *IN_MINIATURE, cwd=tmp_path)
+    assert re.search(r"^ *clip_b .* 1 of 1 *$", printed, re.MULTILINE)
