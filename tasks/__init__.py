@@ -52,35 +52,35 @@ TASKS: dict[str, type[Task]] = {
     "math500": MATH500,
 }
 
-RECIPES: dict[str, type[Recipe]] = {"countdown": BaseModel}  # of the tasks that small models are made for here
+RECIPES: dict[str, type[Recipe]] = {"countdown": BaseModel}  # of small base models, by task
 
 
 def task_table(plugins: Iterable[str] = ()) -> dict[str, type[Task]]:
-    """Returns all tasks by name: TASKS, those of installed packages (entry points), and those of plugin modules."""
+    """Return all tasks by name: TASKS, and those of installed packages (entry points) and of plugin modules."""
     return extend_table("task", TASKS, "TASKS", plugins, check_task_plugin)
 
 
 def build_task(spec: str, plugins: Iterable[str] = ()) -> Task:
-    """Builds the task of a specification such as `countdown(count=4)`."""
+    """Return the task of a specification such as `countdown(count=4)`."""
     return registry.build("task", task_table(plugins), spec)
 
 
-def model_recipe(given: Mapping[str, Any]) -> Recipe:
-    """Reads the recipe in a model's file, such as `{task: countdown(count=4), hidden: 32}`."""
-    if given.get("task") is None:
+def model_recipe(settings: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of a model's file, such as `{task: countdown(count=4), hidden: 32}`."""
+    if settings.get("task") is None:
         raise UserError(f"recipe.task is missing; allowed: {', '.join(RECIPES)}")
-    name = build_task(str(given["task"])).name
+    name = build_task(str(settings["task"])).name
     if name not in RECIPES:
-        raise UserError(f"recipe.task is {name!r}, a task that no model is made for; {nearest(name, RECIPES)}")
-    stated: Recipe = typed(RECIPES[name](), dict(given), "recipe.")
-    return stated
+        raise UserError(f"recipe.task is {name!r}, a task without recipes; {nearest(name, RECIPES)}")
+    recipe: Recipe = typed(RECIPES[name](), dict(settings), "recipe.")
+    return recipe
 
 
 def lm_eval_file(task: Task) -> Path:
-    """Returns the task's lm-eval file, beside the file in which its class is written."""
+    """Return the path of the task's lm-eval file, in the folder of its class."""
     return Path(inspect.getfile(type(task))).with_name(f"{task.name}.yaml")
 
 
 def lm_eval_settings(task: Task) -> Mapping[str, Any]:
-    """Reads the task's lm-eval file, for those who start without lm-eval."""
+    """Return the content of the task's lm-eval file, read without lm-eval."""
     return read_lm_eval_file(lm_eval_file(task))

@@ -66,7 +66,7 @@ def test_an_unknown_model_is_named() -> None:
         ("recipe: {}", "recipe.task is missing; allowed: countdown"),
         ("recipe: {steps: 3}", "recipe.task is missing; allowed: countdown"),
         ("recipe: {task: 5}", "'5' is no specification"),
-        ("recipe: {task: gsm8k}", "recipe.task is 'gsm8k', a task that no model is made for; allowed: countdown"),
+        ("recipe: {task: gsm8k}", "recipe.task is 'gsm8k', a task without recipes; allowed: countdown"),
         ("recipe: {task: countdown(count=9)}", "countdown.count is 9; allowed: 2 to 5"),
         ("recipe: {task: countdown, stepps: 3}", r"unknown key recipe.stepps; .*did you mean 'steps'"),
         ("recipe: {task: countdown, steps: 0}", "recipe.steps is 0; allowed: 1 and more"),

@@ -191,7 +191,7 @@ IMPORTS = "from dataclasses import dataclass\nfrom sums_example import Sums\n"
         (
             "class Mine:\n  name = 'mine'; splits = ('test',)\n  problems = verdicts = answers = flags = print\n"
             "TASKS = {'mine': Mine}",
-            "task 'mine' of plugin broken is no frozen dataclass",
+            "task 'mine' of plugin broken is not a frozen dataclass",
         ),
         (f"{IMPORTS}TASKS = {{'mine': Sums}}", "task 'mine' of plugin broken is called 'example_sums' in its class"),
         (
@@ -200,7 +200,7 @@ IMPORTS = "from dataclasses import dataclass\nfrom sums_example import Sums\n"
         ),
         (
             f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}",
-            r"task 'mine' of plugin broken lacks the lm-eval file /.*/mine.yaml, beside its class",
+            r"task 'mine' of plugin broken lacks the lm-eval file /.*/mine.yaml, in the folder of its class",
         ),
         (
             f"{IMPORTS}class Mine(Sums):\n  name = 'gsm8k'\nTASKS = {{'gsm8k': Mine}}",
@@ -223,8 +223,8 @@ MINE = YAML.replace("task: example_sums", "task: mine")
 @pytest.mark.parametrize(
     ("yaml", "words"),
     [
-        ("", "mine.yaml holds no mapping of keys"),
-        ("task: [", r"mine.yaml of task 'mine' of plugin broken is no YAML"),
+        ("", "mine.yaml must contain a mapping of keys"),
+        ("task: [", r"mine.yaml of task 'mine' of plugin broken is not valid YAML"),
         (
             "task: mine\nrepeats: 2\ngeneration_kwargs: {until: []}",
             r"mine.yaml of task 'mine' of plugin broken is not complete; it lacks test_split, output_type, "
