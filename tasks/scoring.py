@@ -75,8 +75,11 @@ def judged(task: Task, verifier: Verifier, problem: Problem, responses: Sequence
 
 def distinct_right(verdicts: Sequence[str], answers: Sequence[str | None]) -> int:
     """Return the number of distinct right answers among the responses to one problem."""
-    pairs = zip(verdicts, answers, strict=True)
-    return len({answer for verdict, answer in pairs if verdict == Verdict.RIGHT and answer is not None})
+    right = set()
+    for verdict, answer in zip(verdicts, answers, strict=True):
+        if verdict == Verdict.RIGHT and answer is not None:
+            right.add(answer)
+    return len(right)
 
 
 def solutions(task: Task, problem: Problem) -> int | None:
@@ -143,11 +146,13 @@ def powers_of_two(highest: int) -> list[int]:
 
 def metric_list(samples: int, *, countable: bool) -> list[dict[str, Any]]:
     """Return the entries of `scores` for a number of samples, as the metric_list of an lm-eval file."""
-    better = [*(f"pass@{k}" for k in powers_of_two(samples)), f"maj@{samples}", "right_distinct", "distinct_answers"]
-    better += ["coverage"] if countable else []
-    worse = ["after_answer", "unparsed", "characters"]
-    return [
-        {"metric": "avg", "aggregation": share_right, "higher_is_better": True},
-        *({"metric": name, "aggregation": "mean", "higher_is_better": True} for name in better),
-        *({"metric": name, "aggregation": "mean", "higher_is_better": False} for name in worse),
-    ]
+    better = [f"pass@{k}" for k in powers_of_two(samples)]
+    better += [f"maj@{samples}", "right_distinct", "distinct_answers"]
+    if countable:
+        better.append("coverage")
+    entries: list[dict[str, Any]] = [{"metric": "avg", "aggregation": share_right, "higher_is_better": True}]
+    for name in better:
+        entries.append({"metric": name, "aggregation": "mean", "higher_is_better": True})
+    for name in ("after_answer", "unparsed", "characters"):
+        entries.append({"metric": name, "aggregation": "mean", "higher_is_better": False})
+    return entries

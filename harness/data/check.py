@@ -18,20 +18,29 @@ def check_overlaps() -> dict[str, dict[str, Any]]:
         prepared = find_card(name)
         if prepared is not None and "test" in prepared["problems"]:
             evaluated[name] = problem_rows(name)
-    # All sets are matched at once, since n-grams that are frequent in the training set are counted once.
+    # All sets are matched in one call, since the n-grams of the training set are counted only once.
     flat = [(name, row) for name, rows in evaluated.items() for row in rows]
+    evaluated_texts = [row["problem"] for _, row in flat]
+    trained_texts = [row["problem"] for row in trained]
     matches_by_set: dict[str, list[overlap.Match]] = {name: [] for name in evaluated}
-    for match in overlap.matches([row["problem"] for _, row in flat], [row["problem"] for row in trained]):
+    for match in overlap.matches(evaluated_texts, trained_texts):
         name, _ = flat[match.evaluated]
         matches_by_set[name].append(match)
     results = {}
     for name, matches in matches_by_set.items():
+        contained, near, pairs = set(), set(), []
+        for match in matches:
+            _, row = flat[match.evaluated]
+            pairs.append([row["id"], trained[match.trained]["id"], round(match.share, 3)])
+            near.add(match.evaluated)
+            if match.contained:
+                contained.add(match.evaluated)
         results[name] = {
             "fingerprint": about["fingerprint"],
             "problems": len(evaluated[name]),
-            "contained": len({match.evaluated for match in matches if match.contained}),
-            "near": len({match.evaluated for match in matches}),
-            "pairs": [[flat[m.evaluated][1]["id"], trained[m.trained]["id"], round(m.share, 3)] for m in matches],
+            "contained": len(contained),
+            "near": len(near),
+            "pairs": pairs,
         }
         with lock(folder() / f"{name}.lock"):
             updated = card(name)
