@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.base.addresses import visible_address
-from harness.base.deadline import within
+from harness.base.deadline import finished_within
 from harness.base.errors import Damaged, UserError
 from harness.cells.attempts import earlier_attempts
 from harness.commands.common import Commands, command, console, load, with_config
@@ -68,7 +68,7 @@ def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
         if not ((folder / "state.json").exists() or (folder / "metrics.jsonl").exists()):
             continue
         try:
-            if not within(limit, partial(feed, folder, uri)):
+            if not finished_within(limit, partial(feed, folder, uri)):
                 raise UserError(
                     f"the MLflow store at {visible_address(uri)} took longer than tracking.patience_minutes "
                     f"({config.tracking.patience_minutes:g}) for {folder.name}; the same command goes on from there"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base.addresses import visible_address, without_address
-from harness.base.deadline import within
+from harness.base.deadline import finished_within
 from harness.base.errors import UserError
 from harness.base.locks import lock
 from harness.tracking import migration
@@ -189,5 +189,5 @@ def check_server(client: MlflowClient, uri: str) -> None:
             raise foreign(uri, error) from error
 
     limit = answer_limit()
-    if not within(limit, ask):
+    if not finished_within(limit, ask):
         raise UserError(f"the MLflow store at {visible_address(uri)} did not answer in full within {limit:g} s")
