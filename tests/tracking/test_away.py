@@ -118,9 +118,10 @@ def test_interrupted_nobody_waits_for_a_store_that_never_answers(
 ) -> None:
     folder = begun(tmp_path / "cell", "deaf")
     program = (
-        "import sys, pathlib; from harness.base.deadline import within; from harness.tracking import feeder, sync; "
+        "import sys, pathlib; from harness.base.deadline import finished_within; "
+        "from harness.tracking import feeder, sync; "
         "folder, uri = pathlib.Path(sys.argv[1]), sys.argv[2]; "
-        "feeder.Feeder(uri, print).feed(folder); within(600, lambda: sync.sync(folder, uri))"
+        "feeder.Feeder(uri, print).feed(folder); finished_within(600, lambda: sync.sync(folder, uri))"
     )
     server[1].heard.clear()
     process = subprocess.Popen([sys.executable, "-c", program, str(folder), deaf], cwd=REPOSITORY, stderr=-1)
