@@ -52,7 +52,7 @@ from baselines.unlikeliness import Unlikeliness
 from baselines.vespo import Vespo
 from baselines.w_reinforce import WReinforce, WReinforcePpo
 from harness.base.errors import UserError
-from harness.base.plugins import extended
+from harness.base.plugins import extend_table
 from harness.method import Component, Composition, Control, Objective
 
 METHODS: dict[str, type[Component] | Composition] = {
@@ -125,7 +125,7 @@ def table(
 
     With `refused`, an invalid entry is left out and its error is stored there; without it, the error is raised.
     """
-    return extended("method", METHODS, "METHODS", plugins, check_method, refused)
+    return extend_table("method", METHODS, "METHODS", plugins, check_method, refused)
 
 
 def check_method(name: str, cls: Any, plugin: str) -> None:

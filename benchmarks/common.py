@@ -15,7 +15,7 @@ from harness import config
 from harness.matrix import Cell
 from harness.train import parts
 from harness.trainer import Trainer
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 
 console = Console(width=120, highlight=False)
 logging.disable_progress_bar()
@@ -26,7 +26,7 @@ def trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer
     """A trainer of the demo's configuration, before its first step."""
     settings = config.load("demo", overrides)
     planned = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0)
-    built = Trainer(parts.build_parts(planned.spec, Verifier(), say=lambda _: None), folder)
+    built = Trainer(parts.build_parts(planned.spec, VerifierPool(), say=lambda _: None), folder)
     built.engine.load(built.policy.module)
     return built
 

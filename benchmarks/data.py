@@ -17,11 +17,12 @@ REPEATS = 100  # of its block of 17,917 rows, in the hub's copy
 STEP = """
 import json, re, sys, time
 import pyarrow.parquet
-from harness import data
+from harness.data.check import check_overlaps
+from harness.data.prepare import prepare_sets
 def peak():  # not by getrusage, which counts the parent's memory before exec
     return int(re.search("VmHWM:\\s*([0-9]+)", open("/proc/self/status").read())[1]) / 1024
 before, start = peak(), time.perf_counter()
-data.check() if sys.argv[1] == "check" else data.prepare(sys.argv[2:], sys.argv[1])
+check_overlaps() if sys.argv[1] == "check" else prepare_sets(sys.argv[2:], sys.argv[1])
 print(json.dumps([time.perf_counter() - start, time.process_time(), before, peak()]))
 """
 

@@ -31,7 +31,7 @@ from harness.rollout.protocol import Engine
 from harness.rollout.vllm import VllmEngine
 from harness.study.assess import BATCH
 from harness.train.evaluate import Sampler, evaluate_task
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 from tasks.countdown import Countdown
 
 SIZES = (
@@ -114,7 +114,7 @@ def evaluation(name: str, model: PreTrainedModel, problems: int, length: int, re
         evaluate_task(
             Countdown(),
             Sampler(Overheard(), tokenizer, 0, kept=Path(tempfile.mkdtemp(dir=folder)), together=BATCH["vllm"]),
-            Verifier(),
+            VerifierPool(),
             split="test",
             problems=problems,
             samples=32,

@@ -16,7 +16,7 @@ import math_verify
 
 from benchmarks.common import show
 from harness.base.task import Verdict
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 from tests.helpers.golden import hostile
 
 LIMIT_S = 5
@@ -85,7 +85,7 @@ def plain(gold: str, output: str) -> bool:
     )
 
 
-def at_once(verifier: Verifier, cases: Sequence[Case]) -> tuple[float, int]:
+def at_once(verifier: VerifierPool, cases: Sequence[Case]) -> tuple[float, int]:
     """Answers a second of a whole batch, and how many verdicts are not what they should be."""
     pairs = [(gold, rf"So it is $\boxed{{{answer}}}$.") for gold, answer, _ in cases]
     start = time.perf_counter()
@@ -101,7 +101,7 @@ def main(number: int = 10_000) -> None:
         "mix with 1 % hostile answers": mix(number),
     }
     alone, together = [], []
-    with Verifier(workers=2, limit_s=LIMIT_S) as verifier:
+    with VerifierPool(workers=2, limit_s=LIMIT_S) as verifier:
         start = time.perf_counter()
         verifier.verdicts([("1/2", r"\boxed{2/4}"), ("1/3", r"\boxed{2/6}")])
         start_s = time.perf_counter() - start

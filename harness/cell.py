@@ -21,7 +21,7 @@ from transformers.models.qwen2 import modeling_qwen2  # noqa: F401  loaded once,
 import baselines
 import tasks
 from harness.base.errors import CellFailure, UserError
-from harness.base.processes import ended, python
+from harness.base.processes import python_command, wait_for_all
 from harness.cells import attempts, checksums, evaluation_files, lease, provenance
 from harness.cells.checkpoint_seal import FOLDER as CHECKPOINTS
 from harness.cells.log import MetricsLog, collapse
@@ -36,7 +36,7 @@ from harness.rollout import choice, digests, models
 from harness.train.checkpoint import Checkpoints, NoneWhole
 from harness.train.parts import build_parts, source_classes, training_device, unread
 from harness.trainer import Trainer
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 
 # The digests of the code that this process has imported. They are computed at import, once for all cells that are
 # forked from here: a file that is edited later does not run in these cells, so the edit must not be in their records.
@@ -98,14 +98,14 @@ def divide(folder: Path, count: int) -> None:
         shared["RENDEZVOUS"] = f"{meeting}/ranks"
         processes = [
             subprocess.Popen(
-                python("from harness import cell; cell.rank()", str(folder)),
+                python_command("from harness import cell; cell.rank()", str(folder)),
                 env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.PIPE,  # which closes when this process ends, however it does
                 start_new_session=True,  # Ctrl-C is for this process
             )
             for rank in range(count)
         ]
-        failed = ended(processes)
+        failed = wait_for_all(processes)
     if failed < 0:
         os.kill(os.getpid(), -failed)  # end by the rank's signal, which the launcher reports by its name
     sys.exit(failed)
@@ -232,7 +232,7 @@ def run(
     leaving: threading.Event,
 ) -> None:
     """Train from the last checkpoint to the end, or to the step at which the process is asked to leave."""
-    with Verifier.of(spec.config.verify) as verifier:
+    with VerifierPool.of(spec.config.verify) as verifier:
         with status.heartbeat.at("loading the model"):
             parts = build_parts(spec, verifier, status.say, status.heartbeat)
             trainer = Trainer(parts, folder, checkpoints)

@@ -45,7 +45,7 @@ class Shared:
     """
 
     def __init__(self, config: Config) -> None:
-        self.methods, self.tasks = baselines.table(config.plugins), tasks.table(config.plugins)
+        self.methods, self.tasks = baselines.table(config.plugins), tasks.task_table(config.plugins)
         self.method = cache(lambda spec: Method.of(spec, self.methods, config.method_options))
         self.task = cache(lambda spec: registry.build("task", self.tasks, spec))
         self.method_identity = cache(lambda spec: self.method(spec).identity())
@@ -89,7 +89,7 @@ def settle(config: Config, shape: Shape | None) -> Config:
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
     # By the device as it was asked for: with `auto` the engine that is installed says which device it is for.
-    engine = choice.resolve(config.rollout.engine, config.hardware.device, shape)
+    engine = choice.resolve_engine(config.rollout.engine, config.hardware.device, shape)
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, dtype=dtype),

@@ -179,7 +179,7 @@ class Trainer:
         """Load the policy's weights into the engine, and check that it samples with them."""
         self.engine.load(self.policy.module)
         seed = seeds.derive("proof", self.parts.seed, step)
-        proof.check_weights(self.engine, self.policy.module, self.policy.dtype, seed)
+        proof.check_engine_weights(self.engine, self.policy.module, self.policy.dtype, seed)
 
     def check_mismatch(self, mismatch: dict[str, float]) -> None:
         dtype = self.policy.dtype

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.base import registry
 from harness.base.errors import UserError, nearest
-from harness.base.plugins import extended
+from harness.base.plugins import extend_table
 from harness.base.schema import typed
 from harness.base.task import SPLITS, Problem, Recipe, Task, Verdict, Verifier, check_split, evaluation_name
 from tasks.aime24 import AIME24
@@ -21,7 +21,7 @@ from tasks.dapo500 import DAPO500
 from tasks.dapo_math import DapoMath
 from tasks.gsm8k import GSM8K
 from tasks.math500 import MATH500
-from tasks.offered import check, read
+from tasks.offered import check_task_plugin, read_lm_eval_file
 
 __all__ = [
     "RECIPES",
@@ -32,13 +32,13 @@ __all__ = [
     "Task",
     "Verdict",
     "Verifier",
-    "build",
+    "build_task",
     "check_split",
     "evaluation_name",
-    "file",
-    "recipe",
-    "settings",
-    "table",
+    "lm_eval_file",
+    "lm_eval_settings",
+    "model_recipe",
+    "task_table",
 ]
 
 TASKS: dict[str, type[Task]] = {
@@ -52,35 +52,35 @@ TASKS: dict[str, type[Task]] = {
     "math500": MATH500,
 }
 
-RECIPES: dict[str, type[Recipe]] = {"countdown": BaseModel}  # of the tasks that small models are made for here
+RECIPES: dict[str, type[Recipe]] = {"countdown": BaseModel}  # of small base models, by task
 
 
-def table(plugins: Iterable[str] = ()) -> dict[str, type[Task]]:
-    """Returns all tasks by name: TASKS, those of installed packages (entry points), and those of plugin modules."""
-    return extended("task", TASKS, "TASKS", plugins, check)
+def task_table(plugins: Iterable[str] = ()) -> dict[str, type[Task]]:
+    """Return all tasks by name: TASKS, and those of installed packages (entry points) and of plugin modules."""
+    return extend_table("task", TASKS, "TASKS", plugins, check_task_plugin)
 
 
-def build(spec: str, plugins: Iterable[str] = ()) -> Task:
-    """Builds the task of a specification such as `countdown(count=4)`."""
-    return registry.build("task", table(plugins), spec)
+def build_task(spec: str, plugins: Iterable[str] = ()) -> Task:
+    """Return the task of a specification such as `countdown(count=4)`."""
+    return registry.build("task", task_table(plugins), spec)
 
 
-def recipe(given: Mapping[str, Any]) -> Recipe:
-    """Reads the recipe in a model's file, such as `{task: countdown(count=4), hidden: 32}`."""
-    if given.get("task") is None:
+def model_recipe(settings: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of a model's file, such as `{task: countdown(count=4), hidden: 32}`."""
+    if settings.get("task") is None:
         raise UserError(f"recipe.task is missing; allowed: {', '.join(RECIPES)}")
-    name = build(str(given["task"])).name
+    name = build_task(str(settings["task"])).name
     if name not in RECIPES:
-        raise UserError(f"recipe.task is {name!r}, a task that no model is made for; {nearest(name, RECIPES)}")
-    stated: Recipe = typed(RECIPES[name](), dict(given), "recipe.")
-    return stated
+        raise UserError(f"recipe.task is {name!r}, a task without recipes; {nearest(name, RECIPES)}")
+    recipe: Recipe = typed(RECIPES[name](), dict(settings), "recipe.")
+    return recipe
 
 
-def file(task: Task) -> Path:
-    """Returns the task's lm-eval file, beside the file in which its class is written."""
+def lm_eval_file(task: Task) -> Path:
+    """Return the path of the task's lm-eval file, in the folder of its class."""
     return Path(inspect.getfile(type(task))).with_name(f"{task.name}.yaml")
 
 
-def settings(task: Task) -> Mapping[str, Any]:
-    """Reads the task's lm-eval file, for those who start without lm-eval."""
-    return read(file(task))
+def lm_eval_settings(task: Task) -> Mapping[str, Any]:
+    """Return the content of the task's lm-eval file, read without lm-eval."""
+    return read_lm_eval_file(lm_eval_file(task))

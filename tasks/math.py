@@ -1,4 +1,4 @@
-"""The common part of the mathematical tasks: a data set, an instruction, and verdicts on the answer in the box."""
+"""The base classes of mathematical tasks: a data set, an instruction, and verdicts on the answer in the box."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from harness.base.task import Answer, Problem, Verdict, Verifier, check_split
 from harness.verify.text import boxed_answer
 
 INSTRUCTION = r"Reason step by step, and give the final answer inside \boxed{}."
-HELD_OUT = 50  # where there is a training set, one problem in so many is for validation
+HELD_OUT = 50  # one problem of a training set in 50 is for validation
 
 
 @dataclass(frozen=True)
 class Math:
-    """A task over the data set that has its name. A subclass may say where else its rows come from."""
+    """A task on the data set of the same name; a subclass may read its rows from elsewhere."""
 
     name: ClassVar[str]
     splits: ClassVar[tuple[str, ...]] = ("test",)
 
-    instruction: str = INSTRUCTION  # after each problem; empty: nothing
+    instruction: str = INSTRUCTION  # after each problem; may be empty
 
     def problems(self, split: str) -> list[Problem]:
         check_split(self, split)
@@ -33,10 +33,10 @@ class Math:
     def rows(self, split: str) -> list[dict[str, str]]:
         from harness.data import cache
 
-        return cache.rows(self.name, split)
+        return cache.problem_rows(self.name, split)
 
     def flags(self, trained_on: str | None) -> list[str]:
-        """Returns how far the problems stand in the training set; nothing if the model was trained on another one."""
+        """Return warnings about problems that are also in the training set, if the model may have seen it."""
         from harness.data import check, sets
 
         if trained_on not in (None, sets.TRAINED) or self.name not in sets.SETS:
@@ -47,12 +47,12 @@ class Math:
         return verifier.verdicts([(problem.answer, response) for problem, response in pairs])
 
     def answers(self, pairs: Sequence[tuple[Problem, str]]) -> list[Answer | None]:
-        """Return the text in the last box of each response in one way of writing."""
+        """Return the text in the last box of each response, in normal spelling."""
         return [boxed_answer(response) for _, response in pairs]
 
 
 class Trained(Math):
-    """A task with a training set, of which a part that depends on each problem's text alone is held out."""
+    """A task with a training set; the text of a problem alone decides whether it is held out for validation."""
 
     splits: ClassVar[tuple[str, ...]] = ("train", "validation")
 

@@ -1,4 +1,4 @@
-"""Checks tasks from outside the repository: the class, and the lm-eval file beside it."""
+"""Checks of tasks from outside the repository: the class, and the lm-eval file in the same folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from harness.base.files import YAML_LOADER
 from harness.base.schema import number, typed
 from harness.base.task import SPLITS
 
-PARTS = ("name", "splits", "problems", "verdicts", "answers", "flags")  # of a class
-# What we read of an lm-eval file; the other keys are for lm-eval's own command.
+PARTS = ("name", "splits", "problems", "verdicts", "answers", "flags")  # attributes of the class of a task
+# The keys of an lm-eval file that this program reads; the others are for lm-eval's own command.
 KEYS = ("task", "test_split", "output_type", "doc_to_text", "doc_to_target", "repeats")
 GENERATION = ("until", "temperature", "max_gen_toks")
 FIXED = {"output_type": "generate_until", "doc_to_text": "prompt", "doc_to_target": "answer"}
@@ -31,23 +31,25 @@ class Numbers:
 
 
 class PlainLoader(YAML_LOADER):  # type: ignore[misc, valid-type]
-    """Reads lm-eval's files without importing what they name."""
+    """A YAML loader for lm-eval's files that does not import the functions named in them."""
 
 
 PlainLoader.add_constructor("!function", lambda loader, node: node.value)
 
 
-def read(file: Path) -> dict[str, Any]:
-    """Returns what an lm-eval file and those that it includes say."""
-    given = yaml.load(file.read_text(), PlainLoader)
-    if not isinstance(given, dict):
-        raise UserError(f"{file} holds no mapping of keys")
-    included = given.pop("include", None)
-    return (read(file.parent / included) if included else {}) | given
+def read_lm_eval_file(file: Path) -> dict[str, Any]:
+    """Return the content of an lm-eval file, merged with the files that it includes."""
+    settings = yaml.load(file.read_text(), PlainLoader)
+    if not isinstance(settings, dict):
+        raise UserError(f"{file} must contain a mapping of keys")
+    included = settings.pop("include", None)
+    if not included:
+        return settings
+    return read_lm_eval_file(file.parent / included) | settings
 
 
-def check(name: str, cls: Any, plugin: str) -> None:
-    """Raises UserError where a plugin's class is no task, or its lm-eval file does not say what is needed."""
+def check_task_plugin(name: str, cls: Any, plugin: str) -> None:
+    """Raise UserError if a plugin's class is not a task, or its lm-eval file lacks a key."""
     who = f"task {name!r} of plugin {plugin}"
     if not isinstance(cls, type):
         raise UserError(f"{who} is {cls!r}; it must be a class")
@@ -56,34 +58,34 @@ def check(name: str, cls: Any, plugin: str) -> None:
     task: Any = cls
     parameters = getattr(task, "__dataclass_params__", None)
     if parameters is None or not parameters.frozen:
-        raise UserError(f"{who} is no frozen dataclass; write @dataclass(frozen=True) above class {cls.__name__}")
+        raise UserError(f"{who} is not a frozen dataclass; write @dataclass(frozen=True) above class {cls.__name__}")
     if task.name != name:
         raise UserError(f"{who} is called {task.name!r} in its class; the two names must be the same")
     if not isinstance(task.splits, tuple) or not task.splits or not set(task.splits) <= set(SPLITS):
         raise UserError(f"splits of {who} is {task.splits!r}; it must be a tuple of some of {', '.join(SPLITS)}")
-    check_file(Path(inspect.getfile(cls)).with_name(f"{name}.yaml"), task, who)
+    check_lm_eval_file(Path(inspect.getfile(cls)).with_name(f"{name}.yaml"), task, who)
 
 
-def check_file(file: Path, task: Any, who: str) -> None:
+def check_lm_eval_file(file: Path, task: Any, who: str) -> None:
     try:
-        given = read(file)
+        settings = read_lm_eval_file(file)
     except FileNotFoundError as error:
-        place = "beside its class" if error.filename == str(file) else f"which {file.name} includes"
+        place = "in the folder of its class" if error.filename == str(file) else f"which {file.name} includes"
         raise UserError(f"{who} lacks the lm-eval file {error.filename}, {place}") from error
     except yaml.YAMLError as error:
-        raise UserError(f"the lm-eval file {file} of {who} is no YAML: {str(error).splitlines()[0]}") from error
-    generation = given.get("generation_kwargs") or {}
+        raise UserError(f"the lm-eval file {file} of {who} is not valid YAML: {str(error).splitlines()[0]}") from error
+    generation = settings.get("generation_kwargs") or {}
     if not isinstance(generation, dict):
         raise UserError(f"generation_kwargs is {generation!r} in {file} of {who}; it must be a mapping of keys")
-    missing = [key for key in KEYS if key not in given]
+    missing = [key for key in KEYS if key not in settings]
     missing += [f"generation_kwargs.{key}" for key in GENERATION if key not in generation]
     if missing:
         raise UserError(f"the lm-eval file {file} of {who} is not complete; it lacks {', '.join(missing)}")
     for key, value in {"task": task.name, **FIXED}.items():
-        if given[key] != value:
-            raise UserError(f"{key} is {given[key]!r} in {file} of {who}; allowed: {value}")
-    if given["test_split"] not in task.splits:
+        if settings[key] != value:
+            raise UserError(f"{key} is {settings[key]!r} in {file} of {who}; allowed: {value}")
+    if settings["test_split"] not in task.splits:
         allowed = ", ".join(task.splits)
-        raise UserError(f"test_split is {given['test_split']!r} in {file} of {who}; allowed: {allowed}")
-    numbers = {"repeats": given["repeats"]} | {key: generation[key] for key in ("temperature", "max_gen_toks")}
+        raise UserError(f"test_split is {settings['test_split']!r} in {file} of {who}; allowed: {allowed}")
+    numbers = {"repeats": settings["repeats"]} | {key: generation[key] for key in ("temperature", "max_gen_toks")}
     typed(Numbers(), numbers, f"{file}: ")

@@ -1,4 +1,4 @@
-"""The functions that the lm-eval files of the tasks name: the problems of a split, and the score of the responses."""
+"""The functions that the tasks' lm-eval files name: the problems of a split, and the scores of responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import tasks
-from harness.base.task import Countable, Judged, Problem, Task, Verdict, Verifier, judge
+from harness.base.task import Countable, Judged, Problem, Task, Verdict, Verifier, judge_responses
 from harness.statistics import pass_at_k
 from harness.verify import pool
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-# For lm-eval's own command, which knows the task by its specification
+# For lm-eval's own command, which knows a task by its specification
 
 
 @cache
 def task_of(spec: str) -> Task:
-    return tasks.build(spec)
+    return tasks.build_task(spec)
 
 
 def dataset(spec: str, **_: Any) -> dict[str, Dataset]:
-    """Returns the splits to evaluate on.
+    """Return the splits to evaluate on.
 
-    lm-eval hands over all of the YAML's metadata; the rest of it is its own.
+    lm-eval passes all metadata of the YAML file; the rest of it is for lm-eval itself.
     """
     task = task_of(spec)
     return {split: dataset_of(task.problems(split), spec=spec) for split in task.splits if split != "train"}
@@ -36,21 +36,23 @@ def dataset(spec: str, **_: Any) -> dict[str, Dataset]:
 
 @cache
 def verifier() -> Verifier:
-    """Returns the one verifier of lm-eval's command, which runs nothing of ours that could own it."""
-    made = pool.Verifier()
-    atexit.register(made.close)
-    return made
+    """Return the verifier of lm-eval's command, in which no code of this program could own and close it."""
+    verifier_pool = pool.VerifierPool()
+    atexit.register(verifier_pool.close)
+    return verifier_pool
 
 
 def score(doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
     (responses,) = results
     task, problem = task_of(doc["spec"]), problem_of(doc)
-    found = judged(task, verifier(), problem, responses)
-    verdicts, answers = [each.verdict for each in found], [each.text for each in found]
-    return scores(responses, verdicts, answers, [each.goes_on for each in found], solutions(task, problem))
+    results_judged = judged(task, verifier(), problem, responses)
+    verdicts = [result.verdict for result in results_judged]
+    answers = [result.text for result in results_judged]
+    goes_on = [result.goes_on for result in results_judged]
+    return scores(responses, verdicts, answers, goes_on, solutions(task, problem))
 
 
-# For everyone
+# For lm-eval and the trainer
 
 
 def dataset_of(problems: Sequence[Problem], **more: str) -> Dataset:
@@ -64,21 +66,24 @@ def problem_of(doc: Mapping[str, str]) -> Problem:
 
 
 def judged(task: Task, verifier: Verifier, problem: Problem, responses: Sequence[str]) -> list[Judged]:
-    """Judge all responses to a problem; equal ones are judged once, as most are to an easy problem."""
+    """Judge all responses to a problem; equal ones are judged once, and for easy problems most are equal."""
     distinct = list(dict.fromkeys(responses))
-    found = judge(task, verifier, [(problem, response) for response in distinct])
-    by_response = dict(zip(distinct, found, strict=True))
+    results = judge_responses(task, verifier, [(problem, response) for response in distinct])
+    by_response = dict(zip(distinct, results, strict=True))
     return [by_response[response] for response in responses]
 
 
 def distinct_right(verdicts: Sequence[str], answers: Sequence[str | None]) -> int:
     """Return the number of distinct right answers among the responses to one problem."""
-    pairs = zip(verdicts, answers, strict=True)
-    return len({answer for verdict, answer in pairs if verdict == Verdict.RIGHT and answer is not None})
+    right = set()
+    for verdict, answer in zip(verdicts, answers, strict=True):
+        if verdict == Verdict.RIGHT and answer is not None:
+            right.add(answer)
+    return len(right)
 
 
 def solutions(task: Task, problem: Problem) -> int | None:
-    """Return the number of right answers to a problem; None where the task cannot count them."""
+    """Return the number of right answers to a problem; None if the task cannot count them."""
     return task.solutions(problem) if isinstance(task, Countable) else None
 
 
@@ -89,20 +94,21 @@ def scores(
     goes_on: Sequence[bool],
     right_answers: int | None,
 ) -> dict[str, Any]:
-    """Return the verdicts on all responses to one problem, as `avg`, and the metrics that follow from them.
+    """Return the verdicts on all responses to one problem, as `avg`, and the metrics computed from them.
 
-    `right_answers` is the number that the problem has, where the task can count them.
+    `right_answers` is the number of right answers to the problem; None if the task cannot count them.
     """
     number = len(verdicts)
     distinct_answers = set(answers) - {None}
     right_distinct = distinct_right(verdicts, answers)
+    coverage = {} if right_answers is None else {"coverage": right_distinct / right_answers}
     return {
         "avg": [str(verdict) for verdict in verdicts],
         **passes(number, verdicts.count(Verdict.RIGHT)),
         f"maj@{number}": majority(answers, verdicts),
         "right_distinct": right_distinct,
         "distinct_answers": len(distinct_answers) / number,
-        **({} if right_answers is None else {"coverage": right_distinct / right_answers}),
+        **coverage,
         "after_answer": sum(goes_on) / number,
         "unparsed": verdicts.count(Verdict.UNPARSED) / number,
         "characters": sum(map(len, responses)) / number,
@@ -115,15 +121,15 @@ def passes(number: int, right: int) -> dict[str, float]:
 
 
 def share_right(verdicts: list[list[str]]) -> float:
-    """Aggregates `avg` over all problems: the share of right responses."""
+    """Return the share of right responses over all problems: the aggregation of `avg`."""
     return sum(row.count(Verdict.RIGHT) for row in verdicts) / sum(map(len, verdicts))
 
 
 def majority(votes: Sequence[str | None], verdicts: Sequence[Verdict]) -> float:
-    """Tells whether the answer given most often is right; between equals, it returns the share of the right ones.
+    """Return whether the most frequent answer is right; if several are equally frequent, the share of right ones.
 
-    Answers are told apart by how they are written, never by the verdict: to count only the right ones as equal in value
-    would favour them.
+    Answers with different spellings are different. The verdict must not join them: if only right answers were counted
+    by value, they would win more often.
     """
     counts = Counter(vote for vote in votes if vote is not None)
     if not counts:
@@ -139,12 +145,14 @@ def powers_of_two(highest: int) -> list[int]:
 
 
 def metric_list(samples: int, *, countable: bool) -> list[dict[str, Any]]:
-    """List the entries of `scores` for a number of samples, in lm-eval's terms."""
-    better = [*(f"pass@{k}" for k in powers_of_two(samples)), f"maj@{samples}", "right_distinct", "distinct_answers"]
-    better += ["coverage"] if countable else []
-    worse = ["after_answer", "unparsed", "characters"]
-    return [
-        {"metric": "avg", "aggregation": share_right, "higher_is_better": True},
-        *({"metric": name, "aggregation": "mean", "higher_is_better": True} for name in better),
-        *({"metric": name, "aggregation": "mean", "higher_is_better": False} for name in worse),
-    ]
+    """Return the entries of `scores` for a number of samples, as the metric_list of an lm-eval file."""
+    better = [f"pass@{k}" for k in powers_of_two(samples)]
+    better += [f"maj@{samples}", "right_distinct", "distinct_answers"]
+    if countable:
+        better.append("coverage")
+    entries: list[dict[str, Any]] = [{"metric": "avg", "aggregation": share_right, "higher_is_better": True}]
+    for name in better:
+        entries.append({"metric": name, "aggregation": "mean", "higher_is_better": True})
+    for name in ("after_answer", "unparsed", "characters"):
+        entries.append({"metric": name, "aggregation": "mean", "higher_is_better": False})
+    return entries

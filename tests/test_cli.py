@@ -191,7 +191,7 @@ ENDS = {  # of each fault, as the table tells it
     "crashes": "its process ended by SIGSEGV in stats of step 1",
     "is_killed": "its process ended by SIGKILL (out of memory?) in stats of step 1",
     "lacks_memory": "out of memory (in stats of step 1): at most ",
-    "fills_the_disk": "cannot be written: File too large; make room there",
+    "fills_the_disk": "cannot be written: File too large; free some space",
 }
 
 
@@ -227,7 +227,7 @@ def test_one_failing_cell_is_one_row(tmp_path: Path) -> None:
     assert "did you mean 'grpo'?" in wrong
 
 
-@pytest.mark.skipif(choice.installed() is not None, reason="vLLM is installed here")
+@pytest.mark.skipif(choice.installed_vllm() is not None, reason="vLLM is installed here")
 def test_a_matrix_whose_engine_is_missing_does_not_begin(tmp_path: Path) -> None:
     result = entrobench("run", "demo", "rollout.engine=vllm", cwd=tmp_path, code=2)
     assert "vLLM is not installed here; install entrobench[" in result.stderr

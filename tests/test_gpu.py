@@ -107,7 +107,7 @@ def test_logits_are_not_rounded_to_bfloat16(backend: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(choice.installed() is None, reason="needs the package vllm")
+@pytest.mark.skipif(choice.installed_vllm() is None, reason="needs the package vllm")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_matrix_on_vllm_rests_wakes_and_samples_from_what_is_trained(dtype: str, tmp_path: Path) -> None:
     """Cells prove their weights after each load, and stop where log-probabilities differ."""

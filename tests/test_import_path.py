@@ -14,7 +14,7 @@ from places import REPOSITORY
 import baselines
 from benchmarks.patience import HANG
 from harness.base.errors import UserError
-from harness.base.processes import python
+from harness.base.processes import python_command
 
 pytestmark = pytest.mark.processes
 
@@ -98,10 +98,9 @@ def test_cells_and_ranks_start(command: str, crowded: Path, mlflow_uri: str) -> 
 
 
 def test_the_judge_starts(crowded: Path) -> None:
-    code = "import os, sys; sys.path.append(os.getcwd()); from harness.verify.pool import Verifier\n"
-    code += (
-        r"with Verifier(1) as judge: print(*judge.verdicts([(r'\frac{1}{2}', r'\boxed{0.5}'), ('x', r'\boxed{y}')]))"
-    )
+    code = "import os, sys; sys.path.append(os.getcwd()); from harness.verify.pool import VerifierPool\n"
+    code += r"pairs = [(r'\frac{1}{2}', r'\boxed{0.5}'), ('x', r'\boxed{y}')]; "
+    code += "pool = VerifierPool(1); print(*pool.verdicts(pairs)); pool.close()"
     assert call("-P", "-c", code, cwd=crowded).stdout == "right wrong\n"
 
 
@@ -117,7 +116,7 @@ def test_a_process_imports_from_where_its_parent_does(tmp_path: Path, monkeypatc
     paths = [*sys.path, str(tmp_path / "it's a folder"), str(tmp_path / "last")]
     monkeypatch.setattr(sys, "path", paths)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = python("import json; print(json.dumps([sys.path, sys.argv[1:]]))", "an argument")
+    command = python_command("import json; print(json.dumps([sys.path, sys.argv[1:]]))", "an argument")
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert json.loads(said) == [paths, ["an argument"]]
 

@@ -156,13 +156,13 @@ def test_a_clock_that_goes_backwards_disturbs_no_cell(
 @pytest.mark.parametrize("harm", ["cut", "empty", "flipped"])
 def test_a_model_that_was_changed_is_made_again(name: str, harm: str, tmp_path: Path) -> None:
     model, said = models.resolve("countdown-tiny"), list[str]()
-    folder = Path(shutil.copytree(model.folder(), model.cached(tmp_path), copy_function=os.link))
+    folder = Path(shutil.copytree(model.folder(), model.cache_folder(tmp_path), copy_function=os.link))
     whole = (folder / name).read_bytes()
     (folder / name).unlink()  # the original keeps its own
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 0x40]) + whole[middle + 1 :]
     (folder / name).write_bytes({"cut": whole[: len(whole) * 2 // 3], "empty": b"", "flipped": flipped}[harm])
-    assert digests.harmed(folder) == f"{folder / name} is not as it was made"
+    assert digests.model_damage(folder) == f"{folder / name} has changed since it was made"
     built: list[Path] = []
 
     def build(self: object, place: Path) -> None:
@@ -173,4 +173,4 @@ def test_a_model_that_was_changed_is_made_again(name: str, harm: str, tmp_path: 
         patch.setattr(type(model.recipe), "build", build)
         assert model.folder(tmp_path, said.append) == folder
     assert (len(built), (folder / name).read_bytes()) == (1, whole)
-    assert said[0] == f"{folder / name} is not as it was made; the model countdown-tiny is made again"
+    assert said[0] == f"{folder / name} has changed since it was made; the model countdown-tiny is made again"

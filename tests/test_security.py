@@ -89,7 +89,7 @@ def test_a_plugin_that_breaks_is_one_sentence(code: str, words: str, folder: Pat
     (folder / "breaks.py").write_text(code)
     sys.modules.pop("breaks", None)
     with pytest.raises(UserError, match=words) as error:
-        list(plugins.offered("METHODS", ["breaks"]))
+        list(plugins.plugin_entries("METHODS", ["breaks"]))
     assert "breaks" in str(error.value)
     assert len(str(error.value)) <= 300
 

@@ -18,7 +18,7 @@ from harness.cells import evaluation_files
 from harness.tokens.metrics import Stopwatch
 from harness.train.collect import Collected
 from harness.train.policy import Policy, check_vocabulary
-from tasks.countdown import evaluate
+from tasks.countdown import evaluate_expression
 
 pytestmark = pytest.mark.slow
 
@@ -362,7 +362,7 @@ def test_a_step_counts_answers_and_ends_their_entropy_with_them(tmp_path: Path) 
             text = "".join(letters[:-1] if rollout.finished else letters)
             box = re.search(r"\\boxed\{([^{}]*)\}", text)
             whole = box is not None and box[0] == text
-            answer = evaluate(box[1]) if box is not None and whole else None
+            answer = evaluate_expression(box[1]) if box is not None and whole else None
             answers |= {answer.normal} if answer is not None else set()
             tails.append(box is not None and box.end() < len(text))
             end = len(letters)

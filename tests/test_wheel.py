@@ -4,6 +4,8 @@ An editable installation, as the README makes it, is not disturbed by files of t
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import site
 import subprocess
@@ -119,6 +121,24 @@ def test_it_runs_with_a_plugin_of_the_folder(environment: Path, empty: Path) -> 
     logs = [path.read_text() for path in empty.glob("results/smoke/*/log.txt")]
     assert len(logs) == 2
     assert not any("Traceback" in log for log in logs)
+
+
+@pytest.mark.slow
+def test_the_example_of_a_task_runs_as_documented(environment: Path, empty: Path) -> None:
+    """docs/add-a-task.md outside the repository: its class, table and YAML file, and its three commands, cut short."""
+    page = (REPOSITORY / "docs" / "add-a-task.md").read_text()
+    section = page.split("## Outside the repository")[1]
+    task = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    table = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+    (empty / "my_tasks.py").write_text(f"{task}\n\n{table}")
+    (empty / "sums.yaml").write_text(re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[0])
+    commands = re.findall(r"^    entrobench (.*--plugin my_tasks)$", section, re.MULTILINE)
+    listing, evaluation, training = map(shlex.split, commands)
+    assert "Sums of two numbers" in call(environment / "entrobench", *listing, cwd=empty)
+    evaluated = call(environment / "entrobench", *evaluation, cwd=empty)
+    assert re.search(r"^sums\(largest=4\) +4 +4 ", evaluated, re.MULTILINE)
+    printed = call(environment / "entrobench", *training, *SMALL, cwd=empty)
+    assert re.search(r"^ *clip_b .* 1 of 1 *$", printed, re.MULTILINE)
 
 
 def test_files_of_the_current_folder_hide_nothing_of_an_editable_installation(

@@ -1,4 +1,4 @@
-"""Addresses of MLflow stores as people may see them: any part that is not on an allow-list may be secret."""
+"""Addresses of MLflow stores without their secrets: each part that is not on an allow-list is hidden."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from urllib.parse import unquote, unquote_plus
 
 HIDDEN = "***"
 SCHEMES = ("http", "https", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
-SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9-]*)((?:\+[A-Za-z0-9_]+)?):")  # with the driver of a database
+SCHEME = re.compile(
+    r"([A-Za-z][A-Za-z0-9-]*)((?:\+[A-Za-z0-9_]+)?):"
+)  # with the driver of a database, such as postgresql+psycopg
 HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-FOLDER = re.compile(r"[^:@?#=&;%\s]+")  # a store of files, which is named without a scheme
-LOCAL = ("sqlite", "file")  # whose paths are on this machine
+FOLDER = re.compile(r"[^:@?#=&;%\s]+")  # a store of files, without a scheme
+LOCAL = ("sqlite", "file")  # their paths are on this machine
 BETWEEN_PARTS = re.compile(r"[/:@?#&;=\\{}\s]+")
-DISTINCT = 5  # characters of a part that other words hardly hold by chance
+DISTINCT = 5  # characters from which a part is unlikely to occur within another word
 QUOTED = re.compile(rf"\b(?:(?:{'|'.join(SCHEMES)})(?:\+\w+)?:|[A-Za-z][\w+.-]*://)\S+")  # an address in a sentence
-DIVIDING = "/?#\\"  # signs that end the name of a host for some readers of addresses, and not for others
+DIVIDING = "/?#\\"  # characters that end the host for some parsers of addresses, but not for others
 
 
 def visible_address(uri: str) -> str:
-    """Return an address with all hidden but its scheme, host, port, and the path of a file on this machine."""
+    """Return an address with everything hidden except its scheme, host, port, and the path of a local file."""
     if uri in SCHEMES or FOLDER.fullmatch(uri):
         return uri
     match = SCHEME.match(uri)
@@ -32,23 +34,24 @@ def visible_address(uri: str) -> str:
         path, rest = before_any(rest, "?#")
         return f"{scheme}{path}{HIDDEN if rest else ''}"
     authority, rest = before_any(rest[2:], DIVIDING)
-    if "@" in rest:  # a password may hold the signs that end the host, so that the host is not known
+    if "@" in rest:  # a password may contain characters that end the host, so the host is not certain
         return f"{scheme}//{HIDDEN}"
     user, _, server = authority.rpartition("@")
     if "@" in user or local or not HOST.fullmatch(server):
         return f"{scheme}//{HIDDEN}"
-    hidden_user, hidden_rest = (f"{HIDDEN}@" if user else ""), (f"/{HIDDEN}" if rest.strip("/") else "")
+    hidden_user = f"{HIDDEN}@" if user else ""
+    hidden_rest = f"/{HIDDEN}" if rest.strip("/") else ""
     return f"{scheme}//{hidden_user}{server}{hidden_rest}"
 
 
 def before_any(text: str, signs: str) -> tuple[str, str]:
-    """Return the text before the first of some signs, and the rest with that sign."""
+    """Split a text before the first of some characters."""
     end = next((place for place, sign in enumerate(text) if sign in signs), len(text))
     return text[:end], text[end:]
 
 
 def may_be_written(uri: str) -> bool:
-    """Return whether an address has no part that could hold a user, a password or a token."""
+    """Return whether an address has no part that could contain a user, a password or a token."""
     match = SCHEME.match(uri)
     if match is None or match[1].lower() not in SCHEMES:
         return FOLDER.fullmatch(uri) is not None
@@ -62,7 +65,7 @@ def may_be_written(uri: str) -> bool:
 
 
 def without_address(text: str, uri: str) -> str:
-    """Return a text of a library with an address, and every part of it that is hidden, made unreadable."""
+    """Hide an address, and each of its parts that visible_address hides, in the text of a library."""
     if not uri:
         return text
     visible = visible_address(uri)
@@ -78,12 +81,12 @@ def without_address(text: str, uri: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text in which every address that holds more than a host and a path is shown as visible_address does."""
+    """Hide the secret parts of all addresses in a text; an address of a host and a path has none."""
     return QUOTED.sub(hidden_in_text, text)
 
 
 def hidden_in_text(match: re.Match[str]) -> str:
-    """Return an address as a sentence may show it; the sign of a sentence that follows it is no part of it."""
+    """Return an address as a message may show it, followed by the punctuation of the sentence."""
     address = match[0].rstrip(".,;:)]}'\"`")
     following = match[0][len(address) :]
     server, _ = before_any(address.partition("//")[2], "/")

@@ -1,4 +1,4 @@
-r"""Find the last \boxed{} of a text, in the one way that all share."""
+r"""The last \boxed{} of a text, found by the same rule for gold answers, verdicts and diversity."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class Box:
     """The last complete box of a text."""
 
     content: str
-    end: int  # the place in the text after its closing brace
-    cut_off: bool  # of another box that follows it, or holds it
+    end: int  # the position after its closing brace
+    cut_off: bool  # another box follows or encloses it, and is not closed
 
 
 def last_box(text: str, *, literal: bool = False) -> str | None:
-    """Return the content of the last box; None where there is no box, or where the last one is cut off."""
+    """Return the content of the last box; None if there is no box or the last one is cut off."""
     box = find_box(text, literal=literal)
     return None if box is None or box.cut_off else box.content
 
 
 def find_box(text: str, *, literal: bool = False) -> Box | None:
-    r"""Return the last complete box of a text; None where no box is complete.
+    r"""Return the last complete box of a text; None if there is none.
 
-    By default the text is read as LaTeX: `\fbox` is a box, too; of boxes within a box, the outermost counts; `\}`
-    closes nothing; and a box without braces, as in `\boxed 5`, holds all up to the next space.
+    By default the text is read as LaTeX: `\fbox` is also a box, the outermost of nested boxes counts, `\}` closes
+    nothing, and a box without braces, as in `\boxed 5`, ends at the next space.
 
-    With `literal`, only the string `\boxed{` opens a box, and the last one counts wherever it stands. The gold answers
-    of the data sets are read in this way.
+    With `literal`, only the string `\boxed{` opens a box, and the last one counts, nested or not. Gold answers of the
+    data sets are read in this way.
     """
     first = BOX.search(text)
-    opened: list[int | None] = []  # for each open brace: where the content of its box begins; None if it is no box's
+    opened: list[int | None] = []  # for each open brace, the start of its box's content; None without box
     last, braced = 0, True
     start, end = -1, -1
     tokens = LITERAL_BOX_OR_BRACE if literal else BOX_OR_BRACE

@@ -1,4 +1,4 @@
-"""Work with a limit of time, of which this process goes on whatever becomes of it."""
+"""Work with a time limit after which this process continues without it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import threading
 from collections.abc import Callable
 
 
-def within(seconds: float, work: Callable[[], object]) -> bool:
-    """Run work that may never end, and return whether it ended in time; its error is raised here."""
+def finished_within(seconds: float, work: Callable[[], object]) -> bool:
+    """Run work that may never end, and return whether it ended in time; raise its error."""
     errors: list[Exception] = []
 
-    def tried() -> None:
+    def work_and_keep_error() -> None:
         try:
             work()
-        except Exception as error:  # which the caller is to see
+        except Exception as error:  # raised below, in the thread of the caller
             errors.append(error)
 
-    thread = threading.Thread(target=tried, daemon=True)
+    # A daemon thread: if the work never ends, this process can still exit.
+    thread = threading.Thread(target=work_and_keep_error, daemon=True)
     thread.start()
     thread.join(seconds)
     for error in errors:

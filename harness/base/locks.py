@@ -1,4 +1,4 @@
-"""Locks of files, also where the file system knows none."""
+"""Locks on files, also on file systems without locks."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock
 
-NONE_HERE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+# The errors of file systems without locks.
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
 def lock(path: Path) -> BaseFileLock:
-    """Returns a lock that is not held yet. Where files cannot be locked, it is a file that is there as long as somebody
-    holds it, and that is passed over when its process is gone from this machine."""
+    """Return a lock that is not held yet.
+
+    If the file system has no locks, the lock is a file that exists while it is held. It counts as released once its
+    process on this machine no longer exists.
+    """
     with open(path, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            pass  # somebody holds it, so there are locks
+            pass  # another process holds the lock, so the file system has locks
         except OSError as error:
-            if error.errno not in NONE_HERE:
+            if error.errno not in NO_LOCKS:
                 raise
             return SoftFileLock(path.with_name(f"{path.name}.held"))
     return FileLock(path)

@@ -1,4 +1,4 @@
-"""Reads what modules outside this repository offer: by entry points of installed packages, and by their own tables."""
+"""Methods and tasks of other modules, from entry points of installed packages and from --plugin modules."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from harness.base.errors import UserError, short, shown
 
 T = TypeVar("T")
 OFFERS = {"METHODS": "entrobench.methods", "TASKS": "entrobench.tasks"}  # tables of a module, groups of entry points
-NAME = re.compile(r"[A-Za-z_][\w-]{0,99}")  # as it is written in a configuration
-OURS = ("baselines", "configs", "entrobench", "harness", "tasks")  # packages, which a plugin beside them cannot replace
+NAME = re.compile(r"[A-Za-z_][\w-]{0,99}")  # as it is written in a configuration file
+OURS = (
+    "baselines",
+    "configs",
+    "entrobench",
+    "harness",
+    "tasks",
+)  # our packages, which a plugin of the same name would hide
 
 
-def extended(
+def extend_table(
     kind: str,
     ours: Mapping[str, T],
     offer: str,
@@ -27,12 +33,13 @@ def extended(
     check: Callable[[str, Any, str], None],
     refused: dict[str, UserError] | None = None,
 ) -> dict[str, T]:
-    """Return our table with all entries that plugins offer for it.
+    """Return our table extended by the entries of plugins.
 
-    `check` raises UserError where an offer cannot be taken; with `refused` the error is put there, by the offer's name.
+    `check` raises UserError for an invalid entry. With `refused`, the error is stored there by the entry's name, and
+    the other entries are still returned.
     """
     table = dict(ours)
-    for name, cls, plugin in offered(offer, plugins):
+    for name, cls, plugin in plugin_entries(offer, plugins):
         if not (isinstance(name, str) and NAME.fullmatch(name)):
             raise UserError(f"plugin {plugin} names a {kind} {shown(name)}; allowed: letters, digits, _ and -")
         try:
@@ -48,45 +55,48 @@ def extended(
     return table
 
 
-def offered(offer: str, plugins: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
-    """Yields names, classes, and the modules that they come from."""
-    for point in installed(OFFERS[offer], tuple(sys.path)):
-        module = imported(point.module)
+def plugin_entries(offer: str, plugins: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
+    """Yield the entries of plugins as (name, class, module)."""
+    for point in installed_entry_points(OFFERS[offer], tuple(sys.path)):
+        module = import_plugin(point.module)
         if not hasattr(module, point.attr):
-            raise UserError(f"plugin {point.module} has no {point.attr}; it was read from {origin(module)}")
+            raise UserError(f"plugin {point.module} has no {point.attr}; it was read from {module_origin(module)}")
         yield point.name, getattr(module, point.attr), point.module
     for plugin in plugins:
         if plugin in OURS:
             raise UserError(f"plugin {plugin} has the name of a package of entrobench; give the file another name")
-        module = imported(plugin)
+        module = import_plugin(plugin)
         if not any(hasattr(module, each) for each in OFFERS):
-            raise UserError(f"plugin {plugin} has neither {' nor '.join(OFFERS)}; it was read from {origin(module)}")
-        given = getattr(module, offer, {})
-        if not isinstance(given, Mapping):
-            raise UserError(f"{offer} of plugin {plugin} is {shown(given)}; it must be a dict of names and classes")
-        for name, cls in given.items():
+            raise UserError(
+                f"plugin {plugin} has neither {' nor '.join(OFFERS)}; it was read from {module_origin(module)}"
+            )
+        entries = getattr(module, offer, {})
+        if not isinstance(entries, Mapping):
+            raise UserError(f"{offer} of plugin {plugin} is {shown(entries)}; it must be a dict of names and classes")
+        for name, cls in entries.items():
             yield name, cls, plugin
 
 
 @cache
-def installed(group: str, path: tuple[str, ...]) -> list[EntryPoint]:
-    """Finds the entry points of the packages on a path, once: it takes longer than all else that a table needs."""
+def installed_entry_points(group: str, path: tuple[str, ...]) -> list[EntryPoint]:
+    """Return the entry points of the packages on a path; cached, since the search dominates the time of a table."""
     return list(entry_points(group=group))
 
 
-def imported(plugin: str) -> ModuleType:
+def import_plugin(plugin: str) -> ModuleType:
     if not all(part.isidentifier() for part in plugin.split(".")):
         raise UserError(
-            f"plugin {shown(plugin)} is no name of a module; write it as in an import, for example my_methods"
+            f"plugin {shown(plugin)} is not a valid module name; write it as in an import statement, for example "
+            "my_methods"
         )
     try:
         return importlib.import_module(plugin)
     except ImportError as error:
         raise UserError(f"plugin {short(plugin)} cannot be imported: {error}") from error
-    except (Exception, SystemExit) as error:  # whatever its own code does when it is imported
-        said = f"{type(error).__name__}: {short(str(error))}" if str(error) else type(error).__name__
-        raise UserError(f"plugin {short(plugin)} ends in an error when it is imported ({said})") from error
+    except (Exception, SystemExit) as error:  # the plugin's own code may raise any type
+        reason = f"{type(error).__name__}: {short(str(error))}" if str(error) else type(error).__name__
+        raise UserError(f"plugin {short(plugin)} raises an error when it is imported ({reason})") from error
 
 
-def origin(module: ModuleType) -> str:
+def module_origin(module: ModuleType) -> str:
     return getattr(module, "__file__", None) or "Python itself"

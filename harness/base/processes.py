@@ -1,4 +1,4 @@
-"""Python processes that import what this one imports, whatever lies in the folder where they start."""
+"""Python processes with the same import path as this one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import time
 from collections.abc import Sequence
 
 
-def python(code: str, *arguments: str) -> list[str]:
-    """Returns the command of a process that runs the code with the import path of this one, in the same order.
+def python_command(code: str, *arguments: str) -> list[str]:
+    """Return the command of a process that runs the code with the import path of this one.
 
-    By itself, Python would put the current folder or PYTHONPATH first, where a user's statistics.py hides Python's.
+    Otherwise Python would put the current directory first, where a user's statistics.py hides that of Python.
     """
     return [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}", *arguments]
 
 
-def ended(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Waits for all of them, or until one fails, which ends the others; returns its exit code, or 0."""
+def wait_for_all(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait for all processes, or until one fails; then kill the others. Return the failed one's exit code, or 0."""
     codes: list[int | None] = [None]
     while None in codes and not any(codes):
         time.sleep(0.1)

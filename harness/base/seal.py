@@ -1,7 +1,7 @@
-"""Seals on records: a sum of the text before it, by which a changed letter is seen.
+"""Seals on records: a checksum at the end of a text, by which an accidental change is detected.
 
-A line of JSON, or a file of it, ends with the key `sum`; a YAML file ends with a comment. A seal guards against
-accidents, not against a person who computes it again.
+A line or file of JSON ends with the key `sum`, a YAML file with a comment. A seal protects against accidents, not
+against a person who computes it again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def sum_of(content: bytes) -> str:
 
 
 def close_json(text: str) -> str:
-    """Return the JSON text of a mapping that is not empty with its sum as one more key."""
+    """Return the JSON text of a mapping, which must not be empty, with its sum as the last key."""
     return f'{text[:-1]}, "sum": "{sum_of(text.encode())}"}}'
 
 
@@ -34,9 +34,9 @@ def has_sum(content: bytes) -> bool:
 
 
 def open_json(content: bytes, path: Path, name: str = "it") -> bytes:
-    """Return JSON text without its sum; refuse text that does not fit it. `name` says which part of the file it is."""
+    """Return JSON text without its sum; raise Damaged if they disagree. `name` is the part in the message."""
     rest, end = content[:-JSON_LENGTH] + b"}", JSON_END.fullmatch(content[-JSON_LENGTH:])
-    return checked(rest, end, path, name)
+    return without_sum(rest, end, path, name)
 
 
 def close_yaml(text: str) -> str:
@@ -45,11 +45,11 @@ def close_yaml(text: str) -> str:
 
 
 def open_yaml(content: bytes, path: Path) -> bytes:
-    """Return YAML text without its sum; refuse text that does not fit it."""
-    return checked(content[:-YAML_LENGTH], YAML_END.fullmatch(content[-YAML_LENGTH:]), path, "it")
+    """Return YAML text without its sum; raise Damaged if they disagree."""
+    return without_sum(content[:-YAML_LENGTH], YAML_END.fullmatch(content[-YAML_LENGTH:]), path, "it")
 
 
-def checked(rest: bytes, end: re.Match[bytes] | None, path: Path, name: str) -> bytes:
+def without_sum(rest: bytes, end: re.Match[bytes] | None, path: Path, name: str) -> bytes:
     if end is None:
         raise Damaged(path, f"{name} does not end with a sum")
     if sum_of(rest) != end[1].decode():

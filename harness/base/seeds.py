@@ -1,4 +1,4 @@
-"""Every random number comes from a seed that is derived from what it is for, never from what ran before."""
+"""Seeds derived from the purpose of the random numbers, so that they do not depend on earlier draws."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import hashlib
 
 
 def derive(*parts: object) -> int:
-    """A seed of 63 bits from the names and numbers that say what it is for."""
+    """Return a seed of 63 bits for a purpose, given by names and numbers."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -1,4 +1,4 @@
-"""The shape of a decoder, from which its size follows by closed forms; imports no torch."""
+"""The shape of a decoder, and its number of parameters in closed form; imports no torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from harness.base.errors import UserError, short, shown
 from harness.base.schema import check, within
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")  # model_type of those that the embedded engine decodes
-MOST = 10**9  # of anything in a decoder
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")  # model_type of the models that the embedded engine decodes
+MOST = 10**9  # for each count: larger numbers are mistakes, and would overflow estimates
 COUNT = within(least=1, most=MOST)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama-shaped decoder: RMSNorm, gated feed-forward layers, grouped attention, no bias but that of q, k and v."""
+    """A Llama-shaped decoder: RMSNorm, gated feed-forward layers, grouped attention, biases at most for q, k and v."""
 
     architecture: str  # the model_type of its config.json
     vocabulary: int = field(metadata=COUNT)
@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def keys(self) -> int:
-        """Width of the keys, and of the values."""
+        """The width of the keys, and of the values."""
         return self.kv_heads * self.head_dim
 
     @property
@@ -52,7 +52,7 @@ class Shape:
 
     @property
     def layer(self) -> int:
-        """Parameters of one of the layers, which are alike."""
+        """The number of parameters in each layer."""
         attention = 2 * self.hidden * (self.queries + self.keys)
         biases = self.qkv_bias * (self.queries + 2 * self.keys)
         norms = 2 * self.hidden + self.qk_norm * 2 * self.head_dim
@@ -60,7 +60,7 @@ class Shape:
 
     @property
     def body(self) -> int:
-        """Parameters between the embedding and the head."""
+        """The number of parameters between the embedding and the head."""
         return self.layers * self.layer + self.hidden
 
     @property
@@ -69,46 +69,48 @@ class Shape:
 
     @property
     def critic(self) -> int:
-        """Parameters of a critic: the model with one value in place of the head."""
+        """The number of parameters of a critic: the model with a single output instead of the head."""
         return self.body + self.embedding + self.hidden + 1
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """Returns what the config.json in a model's folder says."""
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """Return the config.json in a model's folder."""
     path = folder / "config.json"
     try:
-        given = json.loads(path.read_bytes())
+        settings = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{short(str(path))} is no JSON ({short(str(error))}); fetch or save the model anew") from error
-    if not isinstance(given, dict):
         raise UserError(
-            f"{short(str(path))} holds {shown(given)}; it must be a mapping of keys, as transformers saves it"
+            f"{short(str(path))} is not valid JSON ({short(str(error))}); download or save the model again"
+        ) from error
+    if not isinstance(settings, dict):
+        raise UserError(
+            f"{short(str(path))} holds {shown(settings)}; it must be a mapping of keys, as transformers saves it"
         )
-    return given
+    return settings
 
 
-def of_config(given: Mapping[str, Any]) -> Shape | None:
-    """Returns the shape that a config.json states; None where it states none in the terms of such decoders."""
+def shape_of_config(settings: Mapping[str, Any]) -> Shape | None:
+    """Return the shape that a config.json states; None if it lacks a key of such decoders."""
     counts = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    if any(given.get(key) is None for key in ("model_type", *counts)):
+    if any(settings.get(key) is None for key in ("model_type", *counts)):
         return None
-    if not isinstance(given["model_type"], str):
-        raise UserError(f"model_type is {shown(given['model_type'])} in a model's config.json; it must be text")
+    if not isinstance(settings["model_type"], str):
+        raise UserError(f"model_type is {shown(settings['model_type'])} in a model's config.json; it must be text")
     for key in (*counts, "num_key_value_heads", "head_dim"):
-        value = given.get(key)
+        value = settings.get(key)
         if value is not None and not (type(value) is int and 1 <= value <= MOST):
             raise UserError(f"{key} is {shown(value)} in a model's config.json; it must be a whole number, 1 to {MOST}")
-    heads = given["num_attention_heads"]
+    heads = settings["num_attention_heads"]
     return Shape(
-        architecture=given["model_type"],
-        vocabulary=given["vocab_size"],
-        hidden=given["hidden_size"],
-        layers=given["num_hidden_layers"],
+        architecture=settings["model_type"],
+        vocabulary=settings["vocab_size"],
+        hidden=settings["hidden_size"],
+        layers=settings["num_hidden_layers"],
         heads=heads,
-        kv_heads=given.get("num_key_value_heads") or heads,
-        head_dim=given.get("head_dim") or given["hidden_size"] // heads,
-        mlp=given["intermediate_size"],
-        tied=bool(given.get("tie_word_embeddings")),
-        qkv_bias=given["model_type"] == "qwen2" or bool(given.get("attention_bias") or given.get("qkv_bias")),
-        qk_norm=given["model_type"] == "qwen3",
+        kv_heads=settings.get("num_key_value_heads") or heads,
+        head_dim=settings.get("head_dim") or settings["hidden_size"] // heads,
+        mlp=settings["intermediate_size"],
+        tied=bool(settings.get("tie_word_embeddings")),
+        qkv_bias=settings["model_type"] == "qwen2" or bool(settings.get("attention_bias") or settings.get("qkv_bias")),
+        qk_norm=settings["model_type"] == "qwen3",
     )

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 
 def share_of(share: float, count: float) -> Fraction:
-    """Return the exact product of a share, as it is written in decimals, and a whole count."""
-    # 0.07 means 7 / 100, and the nearest float is a little more: its product with 100 is 7.000000000000001, of which
-    # ceil makes 8. repr is the shortest decimal that stands for the float, which is the one that was written.
+    """Return the exact product of a share, as its decimals are written, and a whole count."""
+    # The float 0.07 is a little more than 7 / 100: its product with 100 is 7.000000000000001, which ceil rounds to 8.
+    # repr is the shortest decimal with the same float, which is the decimal that the user wrote.
     return Fraction(repr(float(share))) * int(count)

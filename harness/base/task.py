@@ -1,4 +1,4 @@
-"""The interface of a task: problems in up to three splits, verdicts on responses, perhaps base models of its own."""
+"""The interface of a task: problems in up to three splits, verdicts on responses, optionally recipes of base models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.base.shape import Shape
 
 
 class Verdict(StrEnum):
-    """The judgment on a response."""
+    """The judgment of a response; only right earns a reward."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -31,61 +31,61 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer in a response, as far as it is complete."""
+    """The answer in a response."""
 
-    text: str | None  # in the task's normal form, so that equal answers have equal texts; None where it cannot be read
-    end: int  # characters of the response up to the end of the answer
+    text: str | None  # in the task's normal form, so that equal answers have equal texts; None if unreadable
+    end: int  # the number of characters of the response up to the end of the answer
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of a task, with an id that no other problem of the task has."""
+    """A problem of a task; its id is unique within the task."""
 
     id: str
     prompt: str  # as the model sees it, before any chat template
-    answer: str  # what the verdict needs to know
+    answer: str  # the gold answer, in any form that the task's verdicts need
 
 
 SPLITS = ("train", "validation", "test")
 
 
 class Verifier(Protocol):
-    """Compares mathematical answers; harness.verify.pool has it. Whoever runs something owns one and closes it."""
+    """A verifier of mathematical answers, such as harness.verify.pool; its owner, a cell or a command, closes it."""
 
     def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        r"""Judges pairs of a gold answer and a response with its answer in a \boxed{}, in their order."""
+        r"""Judge pairs of a gold answer and a response with its answer in a \boxed{}."""
         ...
 
 
 class Task(Protocol):
-    """A frozen dataclass of the task's options; loads nothing heavy before it is asked for problems."""
+    """A frozen dataclass of the task's options; it imports nothing heavy before its problems are read."""
 
     name: ClassVar[str]  # of the task's folder, and of the lm-eval YAML in it
-    splits: ClassVar[tuple[str, ...]]  # that it has; training needs train, evaluation test
+    splits: ClassVar[tuple[str, ...]]  # training needs train, evaluation test
 
     def problems(self, split: str) -> list[Problem]:
-        """Returns the problems of train, validation or test, in a fixed order; no problem is in two of them."""
+        """Return the problems of train, validation or test in a fixed order; no problem is in two splits."""
         ...
 
     def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
-        """Judges responses to problems, with the verifier where answers are mathematics.
+        """Judge responses to problems, with the verifier if answers are mathematics.
 
-        It is given all responses that there are, since judging may be worth several processes. It may be called in
-        another thread than the main one, while others are sampled.
+        The call includes all available responses, so that they can be judged in parallel. It may come from another
+        thread than the main one, while other responses are sampled.
         """
         ...
 
     def answers(self, pairs: Sequence[tuple[Problem, str]]) -> list[Answer | None]:
-        """Return the answer of each response; None where a response has no complete answer.
+        """Return the answer of each response; None for a response without a complete answer.
 
-        Diversity is counted in these answers, so they must be cheap: no verifier is asked.
+        Diversity is counted in these answers for every response, so they must be cheap: there is no verifier.
         """
         ...
 
     def flags(self, trained_on: str | None) -> list[str]:
-        """Returns what a reader of scores on these problems must know, such as that a training set contains them.
+        """Return warnings for readers of scores on these problems, such as that a training set contains them.
 
-        `trained_on` names the task whose problems the model was trained on; None where nobody knows.
+        `trained_on` is the name of the task that the model was trained on; None if it is unknown.
         """
         ...
 
@@ -101,7 +101,7 @@ class Countable(Protocol):
 
 @dataclass(frozen=True)
 class Judged:
-    """A response as it was judged."""
+    """The verdict on a response, and its answer."""
 
     verdict: Verdict
     answer: Answer | None
@@ -109,48 +109,49 @@ class Judged:
 
     @property
     def text(self) -> str | None:
-        """The answer in the task's normal form; None where there is none that can be read."""
+        """The answer in the task's normal form; None if there is none or it is unreadable."""
         return None if self.answer is None else self.answer.text
 
 
-def judge(task: Task, verifier: Verifier, pairs: Sequence[tuple[Problem, str]]) -> list[Judged]:
-    """Judge responses to problems, and read their answers."""
+def judge_responses(task: Task, verifier: Verifier, pairs: Sequence[tuple[Problem, str]]) -> list[Judged]:
+    """Return the verdicts on responses and their answers."""
     verdicts, answers = task.verdicts(pairs, verifier), task.answers(pairs)
     responses = [response for _, response in pairs]
-    return [
-        Judged(verdict, answer, answer is not None and answer.end < len(response))
-        for verdict, answer, response in zip(verdicts, answers, responses, strict=True)
-    ]
+    judged = []
+    for verdict, answer, response in zip(verdicts, answers, responses, strict=True):
+        goes_on = answer is not None and answer.end < len(response)
+        judged.append(Judged(verdict, answer, goes_on))
+    return judged
 
 
 class Recipe(Protocol):
-    """A frozen dataclass that says how a base model for a task is made here, from nothing; imports no torch."""
+    """A frozen dataclass of settings for training a base model for a task from scratch; imports no torch."""
 
     def identity(self) -> dict[str, Any]:
-        """Returns all that defines the model, for the hash of its folder in the cache."""
+        """Return the definition of the model, for the hash of its folder in the cache."""
         ...
 
     def shape(self) -> Shape:
-        """Returns the shape of the model, which need not be made for that."""
+        """Return the shape of the model without making it."""
         ...
 
     def summary(self) -> str:
-        """Describes the model in one line."""
+        """Return a description of the model in one line."""
         ...
 
     def build(self, folder: Path) -> None:
-        """Makes the model and saves it as a Hugging Face folder."""
+        """Make the model and save it as a Hugging Face folder."""
         ...
 
 
-SIMPLE = re.compile(r"[\w.+-]{1,20}")  # an option's value that a file and a metric may have in their names
-LONGEST_OPTIONS = 100  # characters of all options in a name: a file's has 255 at most
+SIMPLE = re.compile(r"[\w.+-]{1,20}")  # values of options that may be part of the names of files and metrics
+LONGEST_OPTIONS = 100  # characters of all options in a name; file names have at most 255
 
 
 def evaluation_name(task: Task) -> str:
-    """Return the name of a task in evaluations: with its options, where they differ from their defaults.
+    """Return the name of a task in evaluations, with the options that differ from their defaults.
 
-    A value that a file's name cannot hold, such as a sentence, is given by the first digits of its hash.
+    A value that cannot be part of a file name, such as a sentence, is replaced by the first digits of its hash.
     """
     identity, plain = identities.component_identity(task), identities.component_identity(type(task)())
     changed = {key: value for key, value in identity.items() if value != plain[key]}
@@ -163,13 +164,13 @@ def evaluation_name(task: Task) -> str:
 
 
 def in_a_name(value: Any) -> str:
-    """Return an option's value, or its hash where a name cannot hold it."""
+    """Return an option's value, or its hash if a name cannot contain it."""
     text = str(value)
     return text if SIMPLE.fullmatch(text) else identities.key(value)
 
 
 def check_split(task: Task, split: str, key: str = "split") -> None:
-    """Raises UserError where the task does not have the split."""
+    """Raise UserError if the task does not have the split."""
     one_of(key, split, SPLITS)
     if split not in task.splits:
         raise UserError(f"{key} is {split!r}, but the task {task.name} has only {' and '.join(task.splits)}")

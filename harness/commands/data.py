@@ -19,12 +19,10 @@ def add(commands: Commands) -> None:
     text = "fetch, clean, split and fingerprint the real problem sets; find evaluation problems in the training set"
     parser = command(commands, "data", text, EXAMPLES)
     actions = parser.add_subparsers(dest="action", required=True, metavar="prepare|check")
-    preparing = "make the sets in the cache, from the Hub or from a local copy"
+    preparing = "make the sets in the cache, from the Hub or a local copy"
     making = actions.add_parser("prepare", help=preparing, description=preparing)
     making.add_argument("sets", nargs="*", metavar="SET", help="a problem set, for example aime24 (default: all)")
-    making.add_argument(
-        "--from", dest="origin", metavar="FROM", help="a file, a folder, or the id of another copy on the Hub"
-    )
+    making.add_argument("--from", dest="origin", metavar="FROM", help="a local file or folder (default: the Hub)")
     checking = "list the evaluation problems that the training set contains"
     actions.add_parser("check", help=checking, description=checking)
 
@@ -39,10 +37,10 @@ def call(arguments: argparse.Namespace) -> int:
 
 def print_preparation(names: list[str], origin: str | None) -> None:
     from harness.data import cache, clean
-    from harness.data.prepare import prepare
+    from harness.data.prepare import prepare_sets
 
     table = Table("set", "problems", "rows", "left out", "repaired", "fingerprint", box=None, header_style="dim")
-    for card in prepare(names, origin, console.print):
+    for card in prepare_sets(names, origin, console.print):
         repaired = sum(number for reason, number in card["repaired"].items() if reason != clean.UNWRAPPED)
         counts = sum(card["problems"].values()), card["rows"], sum(card["dropped"].values()), repaired
         table.add_row(card["name"], *(f"{count:,}" for count in counts), card["fingerprint"][:12])
@@ -54,11 +52,11 @@ def print_preparation(names: list[str], origin: str | None) -> None:
 
 def print_overlaps() -> None:
     from harness.data import overlap
-    from harness.data.check import check
+    from harness.data.check import check_overlaps
     from harness.data.sets import TRAINED
 
     table = Table("set", "problems", "word for word", "near", "verdict", box=None, header_style="dim")
-    for name, counts in check().items():
+    for name, counts in check_overlaps().items():
         numbers = (str(counts[key]) for key in ("problems", "contained", "near"))
         table.add_row(name, *numbers, "contaminated" if counts["near"] else "clean")
     near = f"near: half of its {overlap.N}-grams, or word for word"

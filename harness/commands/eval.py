@@ -15,7 +15,7 @@ from harness.commands.common import Commands, command, console, with_plugins
 from harness.config import Config
 from harness.rollout import models
 from harness.terminal.units import plural
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 
 if TYPE_CHECKING:
     from harness.rollout.models import Model
@@ -50,14 +50,14 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     model = models.resolve(arguments.model)
-    chosen_tasks = [tasks.build(spec, arguments.plugin) for spec in registry.split(arguments.tasks, ",")]
+    chosen_tasks = [tasks.build_task(spec, arguments.plugin) for spec in registry.split(arguments.tasks, ",")]
     from harness.study import assess  # imports torch, so only after the names have been checked
 
     keys = ("samples", "temperature", "max_new_tokens", "problems", "seed", "beyond_context")
     wanted = assess.Wanted(**{key: getattr(arguments, key) for key in keys})
     out = arguments.out or assess.default_folder(model, console.print)
     try:
-        with Verifier() as verifier:
+        with VerifierPool() as verifier:
             assessments = assess.assess(model, chosen_tasks, wanted, verifier, out, console.print)
     except CellFailure as failure:
         console.print(f"failed  {failure}; the samples are kept in {out}", style="red")

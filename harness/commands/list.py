@@ -63,11 +63,11 @@ def list_methods(plugins: Plugins) -> dict[str, Rows]:
 
 
 def list_tasks(plugins: Plugins) -> dict[str, Rows]:
-    return {"tasks": [[name, first_line(task.__doc__)] for name, task in tasks.table(plugins).items()]}
+    return {"tasks": [[name, first_line(task.__doc__)] for name, task in tasks.task_table(plugins).items()]}
 
 
 def list_models(plugins: Plugins) -> dict[str, Rows]:
-    return {"models": [[name, models.resolve(name).summary()] for name in models.names()]}
+    return {"models": [[name, models.resolve(name).summary()] for name in models.model_names()]}
 
 
 def list_configs(plugins: Plugins) -> dict[str, Rows]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import tasks
 from harness.base.addresses import visible_address
-from harness.base.deadline import within
+from harness.base.deadline import finished_within
 from harness.base.errors import UserError, one_of
 from harness.cells import checksums
 from harness.cells.attempts import complete_attempt, take_back
@@ -152,7 +152,7 @@ def run(
     failed = [cell for cell in chosen if not settled(cell, keep_stale)]
     for cell in failed:
         console.print(f"{cell.progress().state}  {cell.label}: see {cell.folder / 'log.txt'}", style="red")
-    if not within(60 * config.tracking.patience_minutes, lambda: conclude(config, matrix)):
+    if not finished_within(60 * config.tracking.patience_minutes, lambda: conclude(config, matrix)):
         raise UserError(
             f"the MLflow store at {visible_address(config.tracking_uri)} took longer than tracking.patience_minutes "
             f"({config.tracking.patience_minutes:g}); the records are kept: `entrobench sync` feeds it, and then "
@@ -259,9 +259,9 @@ def local(config: Config, jobs: int | None) -> Local:
 def check_problems(config: Config) -> None:
     """Stop the matrix where a problem set is missing, damaged or too small, before each of its cells would fail."""
     for spec in config.tasks:
-        tasks.build(spec, config.plugins).problems("train")
+        tasks.build_task(spec, config.plugins).problems("train")
     for spec in config.eval.tasks or config.tasks:
-        task = tasks.build(spec, config.plugins)
+        task = tasks.build_task(spec, config.plugins)
         task.problems(config.eval.of(tasks.evaluation_name(task)).split)
     cost.check_problem_counts(variants(config))
 

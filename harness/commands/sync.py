@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.base.addresses import visible_address
-from harness.base.deadline import within
+from harness.base.deadline import finished_within
 from harness.base.errors import Damaged, UserError
 from harness.cells.attempts import earlier_attempts
 from harness.commands.common import Commands, command, console, load, with_config
@@ -79,7 +79,7 @@ def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
 def in_time(config: Config, work: Callable[[], object], what: str) -> None:
     """Work with MLflow for as long as tracking.patience_minutes allows; `what` says in the error what it was for."""
     minutes = config.tracking.patience_minutes
-    if not within(60 * minutes, work):
+    if not finished_within(60 * minutes, work):
         raise UserError(
             f"the MLflow store at {visible_address(config.tracking_uri)} took longer than tracking.patience_minutes "
             f"({minutes:g}) for {what}; the same command goes on from there"

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import baselines
-from harness.base.processes import python
+from harness.base.processes import python_command
 from harness.conformance.probe import Outcome, Probe, outcome, tied, whole
 from harness.conformance.subject import (
     Failed,
@@ -98,7 +98,7 @@ def pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     shared = {"WORLD_SIZE": str(WORLD), "GLOO_SOCKET_IFNAME": loopback, "RENDEZVOUS": f"{folder}/meeting"}
     processes = [
         subprocess.Popen(
-            python(
+            python_command(
                 "from harness.conformance import two_ranks; two_ranks.rank()",
                 json.dumps([list(specs), list(plugins), str(folder)]),
             ),

@@ -1,7 +1,7 @@
-"""The prepared problem sets in the cache: a Parquet file and a card each; imports no torch.
+"""The cache of prepared problem sets: for each, a Parquet file and a JSON card; imports no torch.
 
-The card names the file and is written last. So whatever stops a preparation, the card that is there names a file that
-is whole.
+The card names its Parquet file and is written last. So if a preparation is interrupted at any point, the card on disk
+still names a complete file.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from harness.base import files
 from harness.base.errors import UserError, nearest
 from harness.base.locks import lock
 from harness.data import clean, sources
-from harness.data.sets import SETS, Problems, known
+from harness.data.sets import SETS, Problems, problem_set
 
-VERSION = 1  # of the rules of cleaning; a new one makes every set anew
+VERSION = 1  # of the cleaning rules; with a new version every set is prepared again
 
 
 def folder() -> Path:
@@ -26,48 +26,49 @@ def folder() -> Path:
 
 
 def find_card(name: str) -> dict[str, Any] | None:
-    known(name)
+    problem_set(name)
     path = folder() / f"{name}.json"
     return files.read_json(path) if path.exists() else None
 
 
 def card(name: str) -> dict[str, Any]:
-    """Returns what is known of a prepared set: source, fingerprints, rows read and dropped, repairs, overlaps."""
-    found = find_card(name)
-    if found is None:
+    """Return the card of a prepared set: source, fingerprints, rows read and dropped, repairs, overlaps."""
+    about = find_card(name)
+    if about is None:
         raise UserError(f"the problem set {name} is not prepared; run `entrobench data prepare {name}`")
-    return found
+    return about
 
 
 def keep_card(about: Mapping[str, Any]) -> None:
     files.write_text(folder() / f"{about['name']}.json", json.dumps(about, indent=1))
 
 
-def rows(name: str, split: str = "test") -> list[dict[str, str]]:
-    """Returns the problems of a prepared set, each with id, problem, answer and source."""
+def problem_rows(name: str, split: str = "test") -> list[dict[str, str]]:
+    """Return the problems of a prepared set as rows with id, problem, answer and source."""
     import pyarrow.parquet as pq
 
-    about, splits = card(name), known(name).splits
+    about, splits = card(name), problem_set(name).splits
     if split not in splits:
         raise UserError(f"{name} has no split {split!r}; {nearest(split, splits)}")
     if split not in about["problems"]:
         raise UserError(
-            f"{name} was prepared from a copy without its split {split}; "
-            f"run `entrobench data prepare {name}` with a whole one"
+            f"{name} was prepared from a copy without the split {split}; "
+            f"run `entrobench data prepare {name}` with a complete copy"
         )
-    if not whole(about):
+    if not is_intact(about):
         raise UserError(f"the file of {name} in {folder()} is damaged; run `entrobench data prepare {name}`")
     table = pq.read_table(folder() / about["file"], filters=[("split", "=", split)])
     return table.drop_columns(["split"]).to_pylist()
 
 
-def whole(about: Mapping[str, Any]) -> bool:
+def is_intact(about: Mapping[str, Any]) -> bool:
+    """Return whether the Parquet file of a card has the checksum that the card records."""
     path = folder() / about["file"]
     return path.exists() and files.sha256_of(path) == about["sha256"]
 
 
 def fingerprint(problems: Iterable[tuple[str, str]]) -> str:
-    """Returns a digest of problems with their answers that ignores their order and white space."""
+    """Return a digest of (problem, answer) pairs that ignores order and white space."""
     return digest_lines(json.dumps([clean.fold(problem), answer]) for problem, answer in problems)
 
 
@@ -75,21 +76,24 @@ def digest_lines(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
-def write(name: str, problems: Mapping[str, Problems], counts: clean.Counts, located: sources.Located) -> None:
+def write_problem_set(
+    name: str, problems: Mapping[str, Problems], counts: clean.Counts, located: sources.Located
+) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    records = [
-        {"id": f"{SETS[name].source}-{clean.digest(problem)[:12]}", "problem": problem, "answer": answer}
-        | {"source": located.name, "split": split}
-        for split, part in problems.items()
-        for problem, answer in part.items()
-    ]
+    records = []
+    for split, part in problems.items():
+        for problem, answer in part.items():
+            identifier = f"{SETS[name].source}-{clean.problem_digest(problem)[:12]}"
+            record = {"id": identifier, "problem": problem, "answer": answer, "source": located.name, "split": split}
+            records.append(record)
     buffer = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(records), buffer)
     content = buffer.getvalue().to_pybytes()
     sha256 = hashlib.sha256(content).hexdigest()
-    content_print = fingerprint(item for part in problems.values() for item in part.items())
+    pairs = [pair for part in problems.values() for pair in part.items()]
+    content_print = fingerprint(pairs)
     about = {
         "name": name,
         "version": VERSION,
@@ -108,11 +112,13 @@ def write(name: str, problems: Mapping[str, Problems], counts: clean.Counts, loc
         raise UserError(f"the cache {folder()} cannot be written ({error.strerror}); set ENTROBENCH_CACHE") from error
     with lock(folder() / f"{name}.lock"):
         before = find_card(name)
-        same = before is not None and before["fingerprint"] == content_print
+        is_same = before is not None and before["fingerprint"] == content_print
         with files.atomic(folder() / str(about["file"])) as file:
             file.write(content)
-        keep_card(about | {"overlap": before["overlap"] if before and same else {}})
-        for pattern in (f"{name}-*.parquet", f".{name}[-.]*"):  # of other versions, and what a killed process left
+        # Equal problems keep their overlaps: a check of DAPO takes seconds.
+        keep_card(about | {"overlap": before["overlap"] if before and is_same else {}})
+        # Files of earlier versions, and temporary files of a process that was killed.
+        for pattern in (f"{name}-*.parquet", f".{name}[-.]*"):
             for old in folder().glob(pattern):
                 if old.name != about["file"]:
                     old.unlink()

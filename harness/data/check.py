@@ -1,4 +1,4 @@
-"""How much of each evaluation set stands in the training set."""
+"""The overlap of each evaluation set with the training set, measured and kept in the cards."""
 
 from __future__ import annotations
 
@@ -6,43 +6,58 @@ from typing import Any
 
 from harness.base.locks import lock
 from harness.data import overlap
-from harness.data.cache import card, find_card, folder, keep_card, rows
+from harness.data.cache import card, find_card, folder, keep_card, problem_rows
 from harness.data.sets import SETS, TRAINED
 
 
-def check() -> dict[str, dict[str, Any]]:
-    """Counts how much of each prepared evaluation set stands in the training set, and keeps it in the cards."""
-    trained, about = rows(TRAINED, "train"), card(TRAINED)
-    tested = {name: rows(name) for name in SETS if "test" in (find_card(name) or {"problems": ()})["problems"]}
-    flat = [(name, row) for name, part in tested.items() for row in part]
-    found: dict[str, list[overlap.Match]] = {name: [] for name in tested}
-    for match in overlap.matches([row["problem"] for _, row in flat], [row["problem"] for row in trained]):
-        found[flat[match.evaluated][0]].append(match)
+def check_overlaps() -> dict[str, dict[str, Any]]:
+    """Count the problems of each prepared evaluation set that are also in the training set, and update the cards."""
+    trained, about = problem_rows(TRAINED, "train"), card(TRAINED)
+    evaluated = {}
+    for name in SETS:
+        prepared = find_card(name)
+        if prepared is not None and "test" in prepared["problems"]:
+            evaluated[name] = problem_rows(name)
+    # All sets are matched in one call, since the n-grams of the training set are counted only once.
+    flat = [(name, row) for name, rows in evaluated.items() for row in rows]
+    evaluated_texts = [row["problem"] for _, row in flat]
+    trained_texts = [row["problem"] for row in trained]
+    matches_by_set: dict[str, list[overlap.Match]] = {name: [] for name in evaluated}
+    for match in overlap.matches(evaluated_texts, trained_texts):
+        name, _ = flat[match.evaluated]
+        matches_by_set[name].append(match)
     results = {}
-    for name, matches in found.items():
+    for name, matches in matches_by_set.items():
+        contained, near, pairs = set(), set(), []
+        for match in matches:
+            _, row = flat[match.evaluated]
+            pairs.append([row["id"], trained[match.trained]["id"], round(match.share, 3)])
+            near.add(match.evaluated)
+            if match.contained:
+                contained.add(match.evaluated)
         results[name] = {
             "fingerprint": about["fingerprint"],
-            "problems": len(tested[name]),
-            "contained": len({match.evaluated for match in matches if match.contained}),
-            "near": len({match.evaluated for match in matches}),
-            "pairs": [[flat[m.evaluated][1]["id"], trained[m.trained]["id"], round(m.share, 3)] for m in matches],
+            "problems": len(evaluated[name]),
+            "contained": len(contained),
+            "near": len(near),
+            "pairs": pairs,
         }
         with lock(folder() / f"{name}.lock"):
-            evaluated = card(name)
-            evaluated["overlap"][TRAINED] = results[name]
-            keep_card(evaluated)
+            updated = card(name)
+            updated["overlap"][TRAINED] = results[name]
+            keep_card(updated)
     return results
 
 
 def flags(name: str) -> list[str]:
-    """Returns what readers of results must know of this set's overlap with the training set; empty if there is none."""
+    """Return warnings about this set's overlap with the training set; an empty list if there is none."""
     about, trained = card(name), find_card(TRAINED)
     if trained is None or "test" not in about["problems"]:
         return []
-    found = about["overlap"].get(TRAINED)
-    if found is None or found["fingerprint"] != trained["fingerprint"]:
-        return [f"overlap with {TRAINED} unknown, `entrobench data check` tells"]
-    if not found["near"]:
+    measured = about["overlap"].get(TRAINED)
+    if measured is None or measured["fingerprint"] != trained["fingerprint"]:
+        return [f"overlap with {TRAINED} unknown; run `entrobench data check`"]
+    if not measured["near"]:
         return []
-    numbers = f"{found['near']} of {found['problems']} problems stand in {TRAINED}"
-    return [f"contaminated: {numbers}, {found['contained']} of them word for word"]
+    numbers = f"{measured['near']} of {measured['problems']} problems are also in {TRAINED}"
+    return [f"contaminated: {numbers}, {measured['contained']} of them word for word"]

@@ -1,4 +1,4 @@
-"""Published rows made into problems that can be trusted, by pure functions on text that count all they change."""
+"""Cleaning of published rows: pure functions on text that count each change."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from harness.base.box import last_box
 
-WRAPPER = (  # what DAPO-Math-17k puts around every problem
+WRAPPER = (  # the prompt that DAPO-Math-17k puts around every problem
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
     "$Answer (without quotes) where $Answer is the answer to the problem.\n\n",
     '\n\nRemember to put your answer on its own line after "Answer:".',
 )
-# Commands whose backslash and first letter were read as one escape. Of those that begin like a newline or a tab, only
-# the ones that cannot be text: a line may well begin with "u", and "an" may well follow a tab.
+# LaTeX commands whose backslash and first letter an earlier conversion read as one escape. Of those that begin like a
+# newline or a tab, only the unambiguous ones: a newline and "u" is not always \nu, since a line may begin with "u".
 ESCAPED = {
     "\a": ("alpha", "angle", "approx"),
     "\b": ("beta", "begin", "bar", "binom", "boxed", "bullet", "bmod"),
@@ -28,7 +28,7 @@ ESCAPED = {
 }
 COMMANDS = {control + name[1:]: name for control, names in ESCAPED.items() for name in names}
 COMMAND = re.compile(f"({'|'.join(map(re.escape, sorted(COMMANDS, key=len, reverse=True)))})(?![A-Za-z])")
-# A form feed is also the ligature fi of some PDF fonts: here of "find", "first", "define", "satisfies", "fitting".
+# A form feed may also be the ligature "fi" of a PDF font: here in "find", "first", "define", "satisfies", "fitting".
 LIGATURE = re.compile(r"(?<!fi)\f(?=(?:nd|rst|ne|es|tting)\b)")
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 BARE_NUMBER = re.compile(r"\$?\s*(?:-?[0-9]+|-?\\[dt]?frac\{-?[0-9]+\}\{-?[0-9]+\})\s*\$?")
@@ -41,56 +41,68 @@ UNWRAPPED, UNLIGATED, CONTROLLED = "prompt around the problem removed", "fi rest
 
 
 def fold(text: str) -> str:
-    """Returns the text with all white space counted alike; rows that agree in this are the same problem."""
+    """Return the text with each run of white space as one space; rows with equal results are the same problem."""
     return " ".join(text.split())
 
 
-def digest(problem: str) -> str:
+def problem_digest(problem: str) -> str:
     return hashlib.sha256(fold(problem).encode()).hexdigest()
 
 
 def unwrap(text: str) -> str:
-    """Removes DAPO's prompt, and only as a whole: stripping its characters would eat the problem's own."""
+    """Remove DAPO's prompt as a whole string: str.strip would remove letters of the problem too."""
     return text.removeprefix(WRAPPER[0]).removesuffix(WRAPPER[1])
 
 
 def repair(text: str) -> tuple[str, list[str]]:
-    """Returns the text without the damage of earlier conversions, and the names of what was mended."""
-    mended = sorted({rf"\{COMMANDS[command]} restored" for command in COMMAND.findall(text)})
+    """Undo the damage of earlier conversions; return the text and the names of the repairs."""
+    repairs = sorted({rf"\{COMMANDS[command]} restored" for command in COMMAND.findall(text)})
     text = COMMAND.sub(lambda match: "\\" + COMMANDS[match[1]], text)
     for pattern, replacement, name in ((LIGATURE, "fi", UNLIGATED), (CONTROL, "", CONTROLLED)):
         text, number = pattern.subn(replacement, text)
-        mended += [name] * (number > 0)
-    return text.strip(), mended
+        if number:
+            repairs.append(name)
+    return text.strip(), repairs
 
 
-def integer(answer: str) -> str | None:
-    r"""Reads an integer in one form, in which all compare; None for any other answer.
+def integer_answer(answer: str) -> str | None:
+    r"""Return an integer answer in canonical form; None for any other answer.
 
-    It takes `025`, `25`, `25.0`, `1,234`, `336^\circ`, `\boxed{204}` and `... #### 18`.
+    It reads `025`, `25`, `25.0`, `1,234`, `336^\circ`, `\boxed{204}` and `... #### 18`.
     """
     text = answer.rpartition("####")[2]
     boxed = last_box(text, literal=True)
-    text = re.sub(r"\^\{?\\circ\}?|\\degree|°|\$|\s", "", text if boxed is None else boxed)
-    match = INTEGER.fullmatch(text)
+    if boxed is not None:
+        text = boxed
+    match = INTEGER.fullmatch(re.sub(r"\^\{?\\circ\}?|\\degree|°|\$|\s", "", text))
     if match is None:
         return None
-    # As text: Python refuses to read integers of thousands of digits, and floats would round those of more than 15.
+    # The result stays text: Python refuses integers of thousands of digits, and floats round those of more than 15.
     digits = match[2].replace(",", "").lstrip("0") or "0"
     return "-" + digits if match[1] == "-" and digits != "0" else digits
 
 
-def verbatim(answer: str) -> str | None:
+def verbatim_answer(answer: str) -> str | None:
     return answer.strip() or None
 
 
 @dataclass
 class Counts:
-    """The reasons why rows were not kept, with their numbers, and what was mended."""
+    """The numbers of rows: read, dropped by reason, and repaired by kind of repair."""
 
     rows: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     repaired: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One spelling of a problem."""
+
+    bare: str  # before repairs
+    text: str
+    answer: str
+    rows: int
 
 
 def clean(
@@ -99,32 +111,36 @@ def clean(
     counts: Counts,
     conflicts: Collection[str] = (),
 ) -> dict[str, str]:
-    """Returns the distinct problems of `raw`, which counts rows by (problem, answer), in the order of first appearance.
+    """Return the distinct problems of `raw` with their answers, in the order of first appearance.
 
-    `conflicts` holds how the digests of problems known to have two answers begin, for copies that have lost one of
-    them.
+    `raw` counts rows by (problem, answer). `conflicts` holds the first 12 digits of digests of problems that are known
+    to have two answers, for copies that have lost one of them.
     """
-    groups: dict[str, list[tuple[str, str, str, int]]] = {}  # of one problem: bare text, text, answer, number of rows
-    for (given, given_answer), number in raw.items():
+    variants_by_problem: dict[str, list[Variant]] = {}
+    for (published, published_answer), number in raw.items():
         counts.rows += number
-        bare = unwrap(given)
-        text, mended = repair(bare)
-        value = answer(given_answer)
-        for name in [UNWRAPPED] * (bare != given) + mended:
+        bare = unwrap(published)
+        text, repairs = repair(bare)
+        if bare != published:
+            repairs = [UNWRAPPED, *repairs]
+        for name in repairs:
             counts.repaired[name] += number
-        if value is None or not text or BARE_NUMBER.fullmatch(text):
-            counts.dropped[NO_ANSWER if value is None else NO_PROBLEM] += number
+        value = answer(published_answer)
+        if value is None:
+            counts.dropped[NO_ANSWER] += number
+        elif not text or BARE_NUMBER.fullmatch(text):
+            counts.dropped[NO_PROBLEM] += number
         else:
-            groups.setdefault(fold(text), []).append((bare, text, value, number))
+            variants_by_problem.setdefault(fold(text), []).append(Variant(bare, text, value, number))
     kept = {}
-    for folded, group in groups.items():
-        number = sum(member[3] for member in group)
-        if len({value for _, _, value, _ in group}) > 1 or digest(folded)[:12] in conflicts:
+    for folded, variants in variants_by_problem.items():
+        number = sum(variant.rows for variant in variants)
+        values = {variant.answer for variant in variants}
+        if len(values) > 1 or problem_digest(folded)[:12] in conflicts:
             counts.dropped[CONFLICT] += number
             continue
-        forms = len({bare for bare, _, _, _ in group})
-        counts.dropped[COPY] += number - forms
-        counts.dropped[SPACED_COPY] += forms - 1
-        _, text, value, _ = group[0]
-        kept[text] = value
+        spellings = len({variant.bare for variant in variants})
+        counts.dropped[COPY] += number - spellings
+        counts.dropped[SPACED_COPY] += spellings - 1
+        kept[variants[0].text] = variants[0].answer
     return kept

@@ -1,92 +1,92 @@
-"""Makes problem sets from the hub's copies or from local ones: fetched, cleaned, verified, fingerprinted."""
+"""Preparation of problem sets: read, clean, verify, fingerprint, and write to the cache."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.base.errors import UserError
 from harness.data import clean, sources
-from harness.data.cache import VERSION, card, digest_lines, find_card, fingerprint, whole, write
-from harness.data.sets import CONFLICTS, OTHER_CONTEST, SETS, Problems, known
+from harness.data.cache import VERSION, card, digest_lines, find_card, fingerprint, is_intact, write_problem_set
+from harness.data.sets import CONFLICTS, SETS, Problems, problem_set
 
 
-def silent(message: str) -> None:
-    """Says nothing, where nobody needs to hear why it takes a while."""
+def say_nothing(message: str) -> None:
+    """Discard a progress message."""
 
 
-def prepare(
-    names: Sequence[str] = (), origin: str | None = None, say: Callable[[str], None] = silent
+def prepare_sets(
+    names: Sequence[str] = (), origin: str | None = None, say: Callable[[str], None] = say_nothing
 ) -> list[dict[str, Any]]:
-    """Prepares sets from `origin`, else from the environment's ENTROBENCH_DATA, else from the hub; returns their cards.
+    """Prepare problem sets and return their cards; without names, all sets that the origin contains.
 
-    Without names, it prepares all that the origin has. A set that was made of the same files by the same rules is left
-    alone.
+    The origin is a local path, by default that in ENTROBENCH_DATA, and the Hub if neither is set. A set that was made
+    from the same files by the same rules is left as it is.
     """
     origin = origin or os.environ.get("ENTROBENCH_DATA") or None
-    offered = sources.SOURCES if origin is None else sources.offered(origin)
-    wanted = names or [name for name, entry in SETS.items() if entry.source in offered]
+    available = sources.SOURCES if origin is None else sources.available_sources(origin)
+    wanted = names or [name for name, entry in SETS.items() if entry.source in available]
     if not wanted:
-        raise UserError(f"{origin} holds no file that is called like one of the sets: {', '.join(SETS)}")
-    needed = [known(name).source for name in wanted]  # a wrong name is refused before anything is fetched
-    read = functools.cache(sources.read)  # two sets are made of one source
-    locate = functools.cache(sources.locate)
+        raise UserError(f"{origin} contains no file that is named after one of the sets: {', '.join(SETS)}")
+    needed = [problem_set(name).source for name in wanted]  # rejects a wrong name before anything is downloaded
+    locate = functools.cache(sources.locate)  # dapo_math and dapo500 are made from one source, which is read once
     cards = []
     for name, source in zip(wanted, needed, strict=True):
         located = locate(source, origin, say)
-        if not current(name, located):
-            write(name, *made(name, located, read), located)
+        if not is_current(name, located):
+            problems, counts = make_problem_set(name, located.parts)
+            write_problem_set(name, problems, counts, located)
             say(f"{name}: prepared from {located.name}")
         cards.append(card(name))
     return cards
 
 
-def current(name: str, located: sources.Located) -> bool:
+def is_current(name: str, located: sources.Located) -> bool:
     about = find_card(name)
     if about is None or about["version"] != VERSION or about["source"] != located.identity:
         return False
-    return whole(about)
+    return is_intact(about)
 
 
-Read = Callable[[tuple[Path, ...], str], tuple[Counter[tuple[str, str]], int]]
-
-
-def made(name: str, located: sources.Located, read: Read) -> tuple[dict[str, Problems], clean.Counts]:
-    """Returns the problems of each split of a set, verified, and counts what became of every row that was read."""
-    entry = known(name)
+def make_problem_set(name: str, parts: Mapping[str, sources.Rows]) -> tuple[dict[str, Problems], clean.Counts]:
+    """Return the verified problems of each split, and the counts of kept, dropped and repaired rows."""
+    entry = problem_set(name)
+    conflicts = CONFLICTS if entry.source == "dapo" else ()
     problems: dict[str, Problems] = {}
     counts = clean.Counts()
-    for split, paths in split_files(located.files, list(entry.splits)).items():
-        raw, excluded = read(paths, sources.SOURCES[entry.source].url)
-        cleaned = clean.clean(raw, entry.answer, counts, CONFLICTS if entry.source == "dapo" else ())
-        problems[split], left_out = entry.select(cleaned)
-        counts.rows += excluded
-        counts.dropped += left_out + Counter({OTHER_CONTEST: excluded})
+    for split, raw in rows_by_split(parts, list(entry.splits)).items():
+        cleaned = clean.clean(raw, entry.answer, counts, conflicts)
+        problems[split], dropped = entry.select(cleaned)
+        counts.dropped += dropped
         verify(name, split, problems[split])
-    assert counts.rows == sum(map(len, problems.values())) + counts.dropped.total(), "every row has one fate"
+    kept = sum(map(len, problems.values()))
+    assert counts.rows == kept + counts.dropped.total(), "each row is either kept or dropped for one reason"
     return problems, counts
 
 
-def split_files(paths: Sequence[Path], splits: Sequence[str]) -> dict[str, tuple[Path, ...]]:
-    """Assigns the files of a set to its splits, by their names where there are several splits."""
-    if len(splits) == 1:
-        return {splits[0]: tuple(paths)}
-    found = {split: tuple(path for path in paths if split in path.name) for split in splits}
-    if not any(found.values()):
-        raise UserError(f"{paths[0]} is named after no split; its name must have {' or '.join(splits)} in it")
-    return {split: part for split, part in found.items() if part}
+def rows_by_split(parts: Mapping[str, sources.Rows], splits: Sequence[str]) -> dict[str, sources.Rows]:
+    """Join the rows of each split, found by the names of the parts if the set has several splits."""
+    by_split: dict[str, sources.Rows] = {}
+    for path, rows in parts.items():
+        # The Hub's split of a set with a single split may have any name: AIME 2024 is published as "train".
+        matching = splits if len(splits) == 1 else [split for split in splits if split in Path(path).name]
+        for split in matching:
+            by_split.setdefault(split, sources.Rows()).update(rows)
+    if not by_split:
+        raise UserError(f"{next(iter(parts))} is not named after a split; its name must contain {' or '.join(splits)}")
+    return by_split
 
 
 def verify(name: str, split: str, problems: Problems) -> None:
+    """Raise UserError if the problems are not those of the set."""
     entry = SETS[name]
     expected = entry.splits[split]
     if expected.problems not in (None, len(problems)):
-        raise UserError(f"{name} {split} must have {expected.problems} problems, but this copy gives {len(problems)}")
+        raise UserError(f"{name} {split} must have {expected.problems} problems, but this copy has {len(problems)}")
     if expected.answers not in (None, digest_lines(problems.values())[:16]):
-        raise UserError(f"this copy of {name} {split} has an answer that is not the one other copies agree on")
+        raise UserError(f"this copy of {name} {split} has an answer that differs from all other copies")
     if entry.fingerprint not in (None, fingerprint(problems.items())):
-        raise UserError(f"this copy does not give the problems of {name} that its fingerprint stands for")
+        raise UserError(f"this copy does not contain the problems of {name}: its fingerprint is different")

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from harness.base.deadline import within
+from harness.base.deadline import finished_within
 from harness.base.errors import UserError
-from harness.base.processes import ended
+from harness.base.processes import wait_for_all
 from harness.cells import lease, state
 from harness.cells.state import State
 from harness.config import Config, Hardware
@@ -272,7 +272,7 @@ def connect(bundle: dict[str, float]) -> None:
     if "://" in address:
         raise UserError(f"RAY_ADDRESS is {address}; {remedy}")
     try:
-        connected = within(ANSWER, lambda: ray.init(address, **quiet))
+        connected = finished_within(ANSWER, lambda: ray.init(address, **quiet))
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster answers at {address} ({last_line(error)}); {remedy}") from error
     if not connected:
@@ -311,4 +311,4 @@ def run_ranks(folder: str, cwd: str, hardware: Hardware, node: int, address: tup
         rank = node * hardware.ranks + local
         meeting = remote.torchrun_variables(rank, local, hardware.world, *address)
         processes.append(remote.start_rank(folder, environment(hardware.threads) | meeting))
-    return ended(processes)
+    return wait_for_all(processes)

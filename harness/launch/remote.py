@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 
-from harness.base.processes import python
+from harness.base.processes import python_command
 
 
 def torchrun_variables(rank: int, local: int, world: int, address: str, port: int) -> dict[str, str]:
@@ -29,7 +29,7 @@ def start_rank(folder: str, settings: Mapping[str, str]) -> subprocess.Popen[byt
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
         return subprocess.Popen(
-            python("from harness import cell; cell.rank()", folder),
+            python_command("from harness import cell; cell.rank()", folder),
             env={**os.environ, **settings},
             stdin=subprocess.PIPE,
         )

@@ -21,7 +21,7 @@ from typing import Any
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.base.processes import ended
+from harness.base.processes import wait_for_all
 from harness.cells.state import State
 from harness.config import Config
 from harness.config import Slurm as Settings
@@ -261,7 +261,7 @@ class RankWork:
         meeting = remote.torchrun_variables(task.global_rank, task.local_rank, task.num_tasks, address, port)
         self.began, self.step_before = time.monotonic(), self.state.durable_step
         self.process = remote.start_rank(self.folder, environment(self.threads) | meeting)
-        if code := ended([self.process]):
+        if code := wait_for_all([self.process]):
             raise SystemExit(code if code > 0 else 128 - code)
 
     @property

@@ -69,7 +69,7 @@ def evaluation_responses(config: Config) -> dict[str, ResponseCount]:
     """Return the responses of one evaluation, by task."""
     counts = {}
     for spec in config.eval.tasks or config.tasks:
-        task = tasks.build(spec, config.plugins)
+        task = tasks.build_task(spec, config.plugins)
         name = tasks.evaluation_name(task)
         settings = config.eval.of(name)
         if settings.problems:
@@ -85,7 +85,7 @@ def check_problem_counts(variants: Sequence[Config]) -> None:
     sizes: dict[tuple[str, str], tuple[int, bool]] = {}  # by task and split: Countdown takes 0.1 s to list its problems
     evaluations_of = [(config, spec) for config in variants for spec in config.eval.tasks or config.tasks]
     for config, spec in evaluations_of:
-        task = tasks.build(spec, config.plugins)
+        task = tasks.build_task(spec, config.plugins)
         name = tasks.evaluation_name(task)
         settings = config.eval.of(name)
         if settings.problems is None:
@@ -117,7 +117,7 @@ def filter_responses(config: Config) -> dict[str, ResponseCount]:
         return {}
     counts = {}
     for spec in config.tasks:
-        task = tasks.build(spec, config.plugins)
+        task = tasks.build_task(spec, config.plugins)
         number, known = problem_count(task, "train")
         counts[task.name] = ResponseCount(number, settings.n, known)
     return counts
@@ -128,7 +128,7 @@ def problem_count(task: tasks.Task, split: str) -> tuple[int, bool]:
     if task.name not in sets.SETS:
         return len(task.problems(split)), True
     card = cache.find_card(task.name)
-    if split == "validation" and card is not None and cache.whole(card):  # a part whose size no card states
+    if split == "validation" and card is not None and cache.is_intact(card):  # a part whose size no card states
         return len(task.problems(split)), True
     part = "test" if split == "test" else "train"  # validation problems are part of train
     stated = card["problems"].get(part) if card else sets.SETS[task.name].splits[part].problems

@@ -24,7 +24,7 @@ from rich.text import Text
 from harness.base import files
 from harness.base.addresses import without_address
 from harness.base.errors import UserError
-from harness.base.processes import python
+from harness.base.processes import python_command
 from harness.config import Config
 from harness.data import cache, sets
 from harness.plan.machine import Device, Machine, this_machine
@@ -82,9 +82,9 @@ def try_embedded(device: str, uri: str) -> str:
 
 
 def try_vllm(device: str, uri: str) -> str:
-    from harness.rollout.vllm import imported
+    from harness.rollout.vllm import import_vllm
 
-    return f"vLLM {imported(device).__version__} on {device}"
+    return f"vLLM {import_vllm(device).__version__} on {device}"
 
 
 def try_mlflow(device: str, uri: str) -> str:
@@ -115,7 +115,7 @@ def see_embedded(device: str) -> str:
 
 def see_vllm(device: str) -> str:
     choice.check_vllm(device)
-    return f"{' '.join(choice.installed() or ())} is installed"
+    return f"{' '.join(choice.installed_vllm() or ())} is installed"
 
 
 TRIALS = {
@@ -141,7 +141,8 @@ def find_by_trial(what: str, device: str, uri: str, limit_s: float = LIMIT_S) ->
     code = f"from harness.plan import doctor; doctor.attempt_trial({what!r}, {device!r}, sys.stdin.read())"
     failing, remedy = TRIALS[what].without, TRIALS[what].remedy
     try:
-        process = subprocess.run(python(code), input=uri, capture_output=True, text=True, timeout=limit_s, check=False)
+        command = python_command(code)
+        process = subprocess.run(command, input=uri, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         return MachineFinding(what, failing, f"no answer within {limit_s:.0f} s", remedy)
     if process.returncode == 0:

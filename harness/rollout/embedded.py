@@ -1,8 +1,8 @@
-"""The engine in this process: batched decoding over the weights of a Llama-shaped model, with a KV cache.
+"""The embedded engine: batched decoding in this process with the weights of a Llama-shaped model and a KV cache.
 
-Prompts run through the model once and their keys and values are copied to the n samples. Prompts are padded on the
-right, so that no real token sees padding under causal attention; responses all begin at the same slot of the cache,
-and the padding between is masked. Sequences that have ended leave the batch as it shrinks.
+Each prompt runs through the model once, and its keys and values are copied to its n samples. Prompts are padded on the
+right, so that under causal attention no real token sees padding. All responses start at the same slot of the cache, and
+the padding before it is masked. Sequences that have ended leave the batch.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ from harness.tokens.head import wide_product
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # one table of frequencies, whatever the length
-COMPACT_BELOW = 0.75  # share of sequences still going at which the others' place is given up
-TURNED = re.compile(r"\.[qk]_(proj|norm)\.")  # weights whose rows rotary embedding turns
-BLOCK = 16  # slots: attention over fewer is slower on a CPU, and CUDA's kernels want masks aligned to it
-CUDA_LOOK_EVERY = 8  # steps between looks at who has ended: each waits for the device
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # their frequencies do not depend on the length
+COMPACT_BELOW = 0.75  # share of unfinished sequences at which the cache is compacted
+ROTATED = re.compile(r"\.[qk]_(proj|norm)\.")  # weights whose outputs get the rotary embedding
+BLOCK = 16  # slots; attention over fewer is slower on a CPU, and CUDA kernels need masks aligned to it
+CUDA_LOOK_EVERY = 8  # steps between checks for finished sequences; each check waits for the device
 
-# (layer, queries, keys, values), each [N, heads, head_dim], to what the queries read, [N, heads * head_dim]
+# From a layer's number and its queries, keys and values, each [N, heads, head_dim], to outputs [N, heads * head_dim].
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Linear = tuple[Tensor, Tensor | None]  # weight and bias
 
 
 @dataclass(frozen=True)
 class Layer:
+    """The weights of a layer, joined where one product can replace several."""
+
     attention_norm: Tensor
     qkv: Linear
-    qk_norm: Tensor | None  # one row a head
+    qk_norm: Tensor | None  # one row per head
     out: Linear
     mlp_norm: Tensor
     gate_up: Linear
@@ -53,15 +55,15 @@ class Layer:
 
 
 def uniforms(seed: int, n: int, length: int) -> Tensor:
-    """Draws one number for each sample and position, always on the CPU, so that every device samples the same."""
+    """Draw one number for each sample and position; on the CPU, so that all devices draw the same numbers."""
     return torch.rand(n, length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def sample(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Draws tokens from softmax(logits / temperature); returns them and their log-probabilities.
+def sample_tokens(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw tokens from softmax(logits / temperature) and return them with their log-probabilities.
 
-    A token is the first whose cumulative probability exceeds u * total. Since u < 1 there is one, and since the sum
-    grows there, its probability is not 0. At temperature 0 the distribution is a point, with log-probability 0.
+    The token is the first whose cumulative probability exceeds u * total. There is one because u < 1, and its
+    probability is not 0 because the sum increases there. At temperature 0 the most likely token has log-probability 0.
     """
     if temperature == 0:
         tokens_B = logits_BV.argmax(-1)
@@ -69,18 +71,18 @@ def sample(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[T
     logp_BV = torch.log_softmax(logits_BV / temperature, dim=-1)
     cumulative_BV = logp_BV.double().exp_().cumsum(-1)
     thresholds_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
-    # Logits that are not a number lead past the end; their log-probability then tells.
+    # NaN logits lead past the end. The token is then wrong, but its log-probability is NaN, which generate() reports.
     tokens_B1 = torch.searchsorted(cumulative_BV, thresholds_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
     return tokens_B1.squeeze(1), logp_BV.gather(1, tokens_B1).squeeze(1)
 
 
 def pairs_together(rows: Tensor, head_dim: int) -> Tensor:
-    """Brings the two halves of each head side by side, so that rotary embedding is a product of complex numbers."""
+    """Interleave the two halves of each head: rotary embedding is then one complex multiplication."""
     return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(rows.shape)
 
 
 def halves_together(rows: Tensor, head_dim: int) -> Tensor:
-    """Undoes pairs_together."""
+    """Undo pairs_together."""
     return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).reshape(rows.shape)
 
 
@@ -90,21 +92,21 @@ def rotate(x_NHD: Tensor, rotation_N: Tensor) -> Tensor:
 
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """Attends from one new token of each sequence to what stands in the cache.
+    """Return the attention of one new token of each sequence over the cache.
 
     q is [B, kv heads, queries a kv head, head_dim]; k and v are [B, kv heads, L, head_dim].
     """
     if q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    # On a CPU the fused kernel takes twice as long for a single query.
+    # On a CPU the fused kernel takes twice as long as these products for a single query.
     scores = (q @ k.transpose(-1, -2)).mul_(q.shape[-1] ** -0.5).add_(bias)
     return scores.softmax(-1) @ v
 
 
 def drop_ended(cache: Tensor, alive_B: Tensor, used: int) -> Tensor | None:
-    """Moves the last living sequences of the cache to the places of ended ones; returns the new order of the living.
+    """Move the last unfinished sequences of the cache to the places of finished ones, and return the new order.
 
-    Returns None, and moves nothing, while more than COMPACT_BELOW of the sequences are alive.
+    While more than COMPACT_BELOW of the sequences are unfinished, move nothing and return None.
     """
     living = alive_B.nonzero().squeeze(1)
     count = len(living)
@@ -118,7 +120,7 @@ def drop_ended(cache: Tensor, alive_B: Tensor, used: int) -> Tensor | None:
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Raises UserError for all that would make the engine sample from another distribution than the model's."""
+    """Raise UserError for a model that this engine would not decode correctly."""
     config = model.config
     one_of("the model's architecture (model_type)", config.model_type, ARCHITECTURES)
     one_of("the model's hidden_act", config.hidden_act, ("silu",))
@@ -132,7 +134,7 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
 
 
 class EmbeddedEngine:
-    """An engine (harness.rollout.protocol) that decodes `max_sequences` at a time, which bounds its cache."""
+    """An engine (harness.rollout.protocol) that decodes at most `max_sequences` at a time, which bounds its cache."""
 
     def __init__(
         self,
@@ -146,9 +148,9 @@ class EmbeddedEngine:
         self.eos, self.device, self.dtype, self.max_sequences = eos, device, dtype, max_sequences
         self.look_every = CUDA_LOOK_EVERY if torch.device(device).type == "cuda" else 1
         self.buffers: dict[str, Tensor] = {}
-        self.held: dict[str, Tensor] = {}  # by parameter, its place in a buffer
+        self.held: dict[str, Tensor] = {}  # the view of each parameter in a buffer
 
-    @torch.no_grad()  # in inference mode DTensors fail
+    @torch.no_grad()  # inference_mode does not work with DTensors
     def load(self, model: PreTrainedModel) -> None:
         refuse_unsupported(model)
         config, rotary = model.config, model.model.rotary_emb
@@ -185,12 +187,15 @@ class EmbeddedEngine:
         )
 
     def _fused(self, weights: dict[str, Tensor], *names: str) -> Tensor:
-        """Copies the named weights, one below the other, into a buffer of our own that later loads fill again.
+        """Copy the named weights, one below the other, into a buffer that later loads fill again.
 
-        Where they are sharded, no others are gathered at the same time; they are cast before they travel.
+        Sharded weights are gathered for one call at a time, which bounds the memory. They are cast before they are
+        gathered, which saves traffic.
         """
-        whole = {name: ranks.whole_weight(weights[name].to(self.dtype)) for name in names}
-        parts = [pairs_together(w, self.head_dim) if TURNED.search(n) else w for n, w in whole.items()]
+        parts = []
+        for name in names:
+            part = ranks.whole_weight(weights[name].to(self.dtype))
+            parts.append(pairs_together(part, self.head_dim) if ROTATED.search(name) else part)
         rows = [len(part) for part in parts]
         shape = (sum(rows), *parts[0].shape[1:])
         if names[0] not in self.buffers or self.buffers[names[0]].shape != shape:
@@ -203,11 +208,14 @@ class EmbeddedEngine:
 
     def weights(self, columns: Mapping[str, slice]) -> dict[str, Tensor]:
         held = {**self.held, "lm_head.weight": self.head}
-        parts = {name: held[name][..., wanted] for name, wanted in columns.items()}
-        return {k: halves_together(x, self.head_dim) if TURNED.search(k) else x for k, x in parts.items()}
+        parts = {}
+        for name, wanted in columns.items():
+            part = held[name][..., wanted]
+            parts[name] = halves_together(part, self.head_dim) if ROTATED.search(name) else part
+        return parts
 
     def rest(self) -> None:
-        """Does nothing: the weights are few, and the cache is gone when `generate` returns."""
+        """Do nothing: the weights are small, and the cache is freed when `generate` returns."""
 
     @torch.inference_mode()
     def generate(
@@ -228,12 +236,15 @@ class EmbeddedEngine:
         groups: list[list[Rollout]] = [[] for _ in prompts]
         width = min(n, self.max_sequences)
         together = self.max_sequences // width
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # little padding
+        # Prompts of similar length are decoded together, which saves padding.
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         for first in range(0, n, width):
             for start in range(0, len(order), together):
                 part = order[start : start + together]
+                # All n rows are drawn and then cut, so that sample j of a prompt is the same in any division of n.
                 draws = [uniforms(seeds[i], n, max_new_tokens)[first : first + width] for i in part]
-                for i, group in zip(part, self._decode([prompts[i] for i in part], draws, temperature), strict=True):
+                decoded = self._decode([prompts[i] for i in part], draws, temperature)
+                for i, group in zip(part, decoded, strict=True):
                     self.on_progress()
                     groups[i].extend(group)
                     if on_group is not None and len(groups[i]) == n:
@@ -243,17 +254,19 @@ class EmbeddedEngine:
     def _decode(self, prompts: list[Sequence[int]], draws: list[Tensor], temperature: float) -> list[list[Rollout]]:
         n, budget = draws[0].shape
         batch, longest = len(prompts) * n, max(len(prompt) for prompt in prompts)
-        capacity = math.ceil((longest + budget - 1) / BLOCK) * BLOCK  # the last token is sampled and never read
+        # The last token is sampled but never read, so it needs no slot.
+        capacity = math.ceil((longest + budget - 1) / BLOCK) * BLOCK
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         lengths_B = lengths_P.repeat_interleave(n)
         slots = torch.arange(capacity, device=self.device)
         rotations = torch.polar(self.rotary_scale, slots[:, None] * self.inv_freq)
-        # A token may read its prompt, but not the padding after it, and each slot once it is filled.
+        # A token may read its prompt and the slots that are filled, but not the padding after the prompt.
         bias_BL = torch.zeros(batch, capacity, dtype=self.dtype, device=self.device)
         bias_BL = bias_BL.masked_fill_(slots >= lengths_B[:, None], -torch.inf)
         shape = (len(self.layers), 2, batch, self.kv_heads, capacity, self.head_dim)
         cache = torch.empty(shape, dtype=self.dtype, device=self.device)
-        cache[..., longest:BLOCK, :] = 0  # read from the start, with weight 0
+        # The first BLOCK slots are always read, empty ones with weight 0; uninitialized memory could hold NaN.
+        cache[..., longest:BLOCK, :] = 0
 
         uniforms_TB = torch.cat(draws).to(self.device).T.contiguous()
         tokens_TB = torch.full((budget, batch), self.eos, device=self.device)
@@ -261,7 +274,7 @@ class EmbeddedEngine:
         rows, alive = torch.arange(batch, device=self.device), torch.ones(batch, dtype=torch.bool, device=self.device)
         logits = self._prefill(cache, prompts, lengths_P, rotations).repeat_interleave(n, 0)
         for t in range(budget):
-            tokens, logp = sample(logits, temperature, uniforms_TB[t, rows])
+            tokens, logp = sample_tokens(logits, temperature, uniforms_TB[t, rows])
             tokens_TB[t, rows], logp_TB[t, rows] = tokens, logp
             alive &= tokens != self.eos
             if t + 1 == budget:
@@ -280,7 +293,7 @@ class EmbeddedEngine:
     def _rollouts(
         self, prompts: list[Sequence[int]], n: int, tokens_TB: Tensor, logp_TB: Tensor
     ) -> list[list[Rollout]]:
-        """Returns what was sampled up to the first end of sequence; what came after is no part of the response."""
+        """Return the responses, each cut after its first end of sequence."""
         rollouts: list[Rollout] = []
         for tokens, logp in zip(tokens_TB.T.tolist(), logp_TB.T.tolist(), strict=True):
             finished = self.eos in tokens
@@ -289,7 +302,7 @@ class EmbeddedEngine:
         return [rollouts[start : start + n] for start in range(0, len(rollouts), n)]
 
     def _prefill(self, cache: Tensor, prompts: list[Sequence[int]], lengths_P: Tensor, rotations: Tensor) -> Tensor:
-        """Fills the cache with the prompts, each as often as it has samples; returns the logits after each prompt."""
+        """Fill the cache with the prompts, copied to all their samples; return the logits after each prompt."""
         count, longest = len(prompts), max(len(prompt) for prompt in prompts)
         ids_PL = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(self.device)
 
@@ -305,7 +318,7 @@ class EmbeddedEngine:
         return wide_product(hidden[last], self.head.T)
 
     def _step(self, cache: Tensor, tokens_B: Tensor, slot: int, rotation_B: Tensor, bias_BL: Tensor) -> Tensor:
-        """Reads one token of each sequence into a slot of the cache; returns the logits of the next."""
+        """Read one token of each sequence into a slot of the cache; return the logits of the next token."""
         batch, seen = len(tokens_B), max(slot + 1, BLOCK)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

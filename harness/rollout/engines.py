@@ -1,4 +1,4 @@
-"""Builds the engine of a name."""
+"""The engines by name, apart from rollout/choice because the engines import that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def build(
+def build_engine(
     name: str,
     folder: Path,
     eos: int,

@@ -1,9 +1,9 @@
-"""Proof that the engine samples from the policy that is trained, after every synchronisation.
+"""Checks after every synchronization that the engine samples from the policy that is trained.
 
-The engine's weights are compared with the trainer's bit by bit in a few columns of every parameter, other ones each
-time. A column crosses every row, so it shows whatever part of a parameter has not arrived, and however small the update
-was: at a learning rate of 1e-6 the log-probabilities of a skipped update hide in the rounding of bfloat16. Other faults
-(a kernel, a temperature, a cache that outlived the weights) show in the log-probabilities of the sampled tokens.
+A few columns of every parameter, different ones each time, are compared bit by bit between engine and trainer. A column
+crosses every row, so it shows any part of a parameter that has not arrived, however small the update was: at a learning
+rate of 1e-6, the effect of a skipped update on log-probabilities is lost in the rounding of bfloat16. Other faults (a
+kernel, a temperature, a cache that outlived the weights) show in the log-probabilities of the sampled tokens.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ from harness.config import Bounds
 from harness.dist import ranks
 from harness.rollout.protocol import Engine
 
-WIDTH = 16  # columns of each parameter: neighbours, which cost no more than one
-NAMED = 3  # parameters that an error names
+WIDTH = 16  # columns of each parameter; adjacent ones, which cost no more than one
+NAMED = 3  # parameters named in an error
 
 
-def columns(module: nn.Module, seed: int) -> dict[str, slice]:
-    """Chooses a few neighbouring columns of each parameter, by name, and all of a vector.
+def choose_columns(module: nn.Module, seed: int) -> dict[str, slice]:
+    """Draw WIDTH adjacent columns of each matrix, by name, and all of each vector.
 
-    A tied head has a name of its own here, since an engine may keep a copy of it.
+    A tied head is checked under its own name too, since an engine may keep a copy of it.
     """
     rng = np.random.default_rng(seed)
-    starts = {
-        name: int(rng.integers(max(weight.shape[-1] - WIDTH, 0) + 1)) if weight.dim() > 1 else None
-        for name, weight in module.named_parameters(remove_duplicate=False)
-    }
-    return {name: slice(None) if at is None else slice(at, at + WIDTH) for name, at in starts.items()}
+    columns = {}
+    for name, weight in module.named_parameters(remove_duplicate=False):
+        if weight.dim() > 1:
+            start = int(rng.integers(max(weight.shape[-1] - WIDTH, 0) + 1))
+            columns[name] = slice(start, start + WIDTH)
+        else:
+            columns[name] = slice(None)
+    return columns
 
 
-def check_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, seed: int) -> None:
-    """Raises CellFailure where the engine does not have the module's present weights, in the type both compute in.
+def check_engine_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, seed: int) -> None:
+    """Raise CellFailure if the engine's weights differ from the module's, in the type that both compute in.
 
-    Only the columns of a sharded module are gathered. All ranks ask for the same ones, in the same order, before any of
-    them may fail.
+    Of a sharded module, only the checked columns are gathered. All ranks gather the same columns in the same order
+    before any of them may fail, since a rank that left a collective operation would leave the others waiting.
     """
-    asked = columns(module, seed)
+    asked = choose_columns(module, seed)
     weights, arrived = ranks.local_weights(module), engine.weights(asked)
     wrong = []
     for name, part in asked.items():
@@ -66,7 +69,7 @@ def likely_cause(wrong: Sequence[str], total: int) -> str:
 
 
 def check_log_ratios(mismatch: Mapping[str, float], bounds: Bounds, dtype: torch.dtype) -> None:
-    """Raises CellFailure where trainer and engine give sampled tokens other probabilities, beyond rounding."""
+    """Raise CellFailure if trainer and engine disagree on the probabilities of sampled tokens beyond rounding."""
     for key, bound in vars(bounds).items():
         value = mismatch[f"mismatch/{key}"]
         if bound is not None and not value <= bound:

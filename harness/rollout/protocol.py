@@ -1,4 +1,4 @@
-"""The interface of an engine: prompts in, sampled responses with their log-probabilities out."""
+"""The interface of rollout engines: prompts in, sampled responses with their log-probabilities out."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
     from harness.batch import Rollout
 
-OnGroup = Callable[[int, "list[Rollout]"], None]  # hears of the number of a prompt and of all responses to it
+OnGroup = Callable[[int, "list[Rollout]"], None]  # called with the number of a prompt and all its responses
 
 
 class Sampling(Protocol):
-    """Samples from softmax(logits / temperature) and nothing else: no top-p, no top-k, no penalties."""
+    """A sampler from exactly softmax(logits / temperature): no top-p, no top-k, no penalties."""
 
     def generate(
         self,
@@ -27,31 +27,31 @@ class Sampling(Protocol):
         max_new_tokens: int,
         on_group: OnGroup | None = None,
     ) -> list[list[Rollout]]:
-        """Samples `n` responses to each prompt.
+        """Sample `n` responses to each prompt.
 
-        What prompt i gets depends on the weights, the prompt and seeds[i] alone, never on its neighbours in the call,
-        so any split over calls or ranks gives the same responses.
+        The responses to prompt i depend only on the weights, the prompt and seeds[i], not on the other prompts of the
+        call. So any split over calls or ranks gives the same responses.
 
-        `on_group` is called once for each prompt, as soon as all its responses have ended and while others may still be
-        sampled.
+        `on_group` is called once for each prompt, as soon as all its responses are complete. Others may still be
+        sampled at that time.
         """
         ...
 
 
 class Engine(Sampling, Protocol):
-    """Samples from the weights that it was given last."""
+    """A sampler with the weights that were loaded last."""
 
     def load(self, model: PreTrainedModel) -> None:
-        """Takes over the present weights of `model`; the next `generate` samples from them."""
+        """Copy the current weights of `model`; the next `generate` samples from them."""
         ...
 
     def weights(self, columns: Mapping[str, slice]) -> dict[str, torch.Tensor]:
-        """Returns the given columns of each parameter, by its name in the model, as the engine computes with them now.
+        """Return some columns of each parameter, by its name in the model, as the engine uses them now.
 
-        A vector is returned whole, and rows stand in the model's order.
+        Vectors are returned whole, and rows in the model's order.
         """
         ...
 
     def rest(self) -> None:
-        """Gives back the memory that can be given back: nothing will be sampled before the next `load`."""
+        """Release memory; nothing is sampled before the next `load`."""
         ...

@@ -1,7 +1,8 @@
-"""Chat templates rendered in a process of their own, since the template of a model's folder may run for ever.
+"""Rendering of chat templates in a separate process with a time limit.
 
-A template is a program: two nested loops take hours, and `9 ** 9 ** 9` takes them inside of one instruction, which no
-signal handler or count of loops ends. The kernel ends the process, at a limit of its CPU time.
+The template in a model's folder is a program that may run forever: two nested loops take hours, and `9 ** 9 ** 9` takes
+hours within one instruction, so neither a signal handler nor a limit on loops would end it. The kernel ends the process
+when it has used its CPU time.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from pathlib import Path
 from typing import Any
 
 from harness.base.errors import UserError
-from harness.base.processes import python
+from harness.base.processes import python_command
 
-# CPU seconds for one prompt, which takes some 100 microseconds. CPU time and not wall time: a busy machine is no fault.
+# CPU seconds for one prompt, which takes about 100 microseconds. Not wall time, since a busy machine is not an error.
 LIMIT_S = 5
 MEMORY = 2 << 30  # bytes of address space
 
 
 class Renderer:
-    """A process that renders templates one after another, started when it is made."""
+    """A running process that renders templates one after another."""
 
     def __init__(self) -> None:
-        self.turn = threading.Lock()
+        self.turn = threading.Lock()  # one request at a time, since replies do not name their requests
         self.limit_s = LIMIT_S
         self.process = subprocess.Popen(
-            python(f"from harness.rollout import templates; templates.serve({self.limit_s})"),
-            stdin=subprocess.PIPE,  # whose end, when this process ends, ends the other
+            python_command(f"from harness.rollout import templates; templates.serve_templates({self.limit_s})"),
+            stdin=subprocess.PIPE,  # when this process ends, the pipe closes, which ends the renderer
             stdout=subprocess.PIPE,
-            start_new_session=True,  # an interrupt from the terminal is for this process alone
+            start_new_session=True,  # Ctrl-C in the terminal interrupts the caller only
         )
 
     def ask(self, request: dict[str, Any]) -> dict[str, str]:
-        """Return the answer to a request, or the reason why there is none."""
+        """Return the rendered text, or the error."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with self.turn:
@@ -55,43 +56,45 @@ class Renderer:
             code = self.process.wait()
         if code == -signal.SIGPROF:
             return {"error": f"it takes more than {self.limit_s} s for one prompt"}
-        return {"error": f"its process ended by {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"}
+        cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return {"error": f"its process ended by {cause}"}
 
 
 @functools.cache
 def renderer(owner: int) -> Renderer:
-    """Return the renderer of a process; a fork must not share the pipes of the process that it was."""
+    """Return the renderer of a process. It is cached by process ID: a fork must not share the pipes of its parent."""
     return Renderer()
 
 
 def warm_up(folder: Path) -> None:
-    """Start the renderer where a folder has a template: 0.8 s of CPU, beside the reading of the weights."""
+    """Start the renderer if a folder has a template: its 0.8 s of CPU overlap with the loading of the weights."""
     settings = folder / "tokenizer_config.json"
     if any(folder.glob("chat_template*")) or (settings.is_file() and b'"chat_template"' in settings.read_bytes()):
         renderer(os.getpid())
 
 
 def render_template(template: str, messages: list[dict[str, str]], options: dict[str, Any], whose: str) -> str:
-    """Return the prompt that a chat template makes of messages; `whose` names the model in an error."""
-    asked = renderer(os.getpid())
-    answer = asked.ask({"template": template, "messages": messages, "options": options})
-    if asked.process.poll() is not None:
-        renderer.cache_clear()
+    """Return the prompt that a chat template renders from messages; `whose` names the model in an error."""
+    current = renderer(os.getpid())
+    answer = current.ask({"template": template, "messages": messages, "options": options})
+    if current.process.poll() is not None:
+        renderer.cache_clear()  # the next prompt gets a new process
     if "error" in answer:
         raise UserError(f"the chat template of {whose} cannot render a prompt: {answer['error']}")
     return answer["text"]
 
 
-def serve(limit_s: int) -> None:
-    """Answer requests until there are none, in the process of a Renderer."""
+def serve_templates(limit_s: int) -> None:
+    """Answer requests until the input ends, in the process of a Renderer."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    # Replies have a file descriptor of their own: a library that prints to standard output must not write a reply.
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a library's print is not a reply
+    os.dup2(2, 1)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
     resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a killed renderer leaves no core file
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
@@ -104,7 +107,7 @@ def serve(limit_s: int) -> None:
                 **request["options"],
             )
             reply = {"text": text}
-        except Exception as error:  # a template may raise any
+        except Exception as error:  # a template may raise any type
             reply = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(json.dumps(reply).encode() + b"\n")

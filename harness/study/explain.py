@@ -32,14 +32,14 @@ from harness.tokens.dynamics import QuadrantRow
 from harness.tokens.metrics import Stopwatch
 from harness.train import parts
 from harness.trainer import Trainer
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 
 PLAIN = "grpo"
 MOMENTS = ("first update", "after the updates")
 MODELS = frozenset({"values", "ref_logp"})  # the needs for which a trainer has a second model
 
 
-def build(config: Config, method: str, folder: str, verifier: Verifier) -> Trainer:
+def build(config: Config, method: str, folder: str, verifier: VerifierPool) -> Trainer:
     """As a cell of the first task, model and seed begins, but without a word."""
     disable_progress_bar()
     set_verbosity_error()
@@ -79,7 +79,7 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
     table = baselines.table(config.plugins)
     methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
     found = []
-    with tempfile.TemporaryDirectory() as folder, Verifier.of(config.verify) as verifier:
+    with tempfile.TemporaryDirectory() as folder, VerifierPool.of(config.verify) as verifier:
         seen = list(seen_by_plain(build(config, PLAIN, folder, verifier), batches))
         plain = Method.of(PLAIN, table, config.method_options)
         before: dict[frozenset[str], list[TokenStats]] = {}  # any update, by what the trainer has to compute for it

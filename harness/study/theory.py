@@ -36,7 +36,7 @@ from harness.tokens.statistics import token_stats
 from harness.train.hidden import hidden_states, response_tokens
 from harness.train.policy import Policy, head_of
 from harness.trainer import Trainer
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 
 Rows = list[dict[str, Any]]
 
@@ -51,7 +51,7 @@ DENSE = 2**14  # the largest vocabulary whose probabilities are held for a batch
 def measure(config: Config, steps: int) -> dict[str, Rows]:
     if steps < 1:
         raise UserError(f"--steps is {steps}; allowed: 1 and more")
-    with tempfile.TemporaryDirectory() as folder, Verifier.of(config.verify) as verifier:
+    with tempfile.TemporaryDirectory() as folder, VerifierPool.of(config.verify) as verifier:
         entropies = masks(config, steps, folder, verifier)
         trainer = build(config, PLAIN, folder, verifier)
         batch = batch_of(trainer, 1)
@@ -64,7 +64,7 @@ def measure(config: Config, steps: int) -> dict[str, Rows]:
         }
 
 
-def masks(config: Config, steps: int, folder: str, verifier: Verifier) -> Rows:
+def masks(config: Config, steps: int, folder: str, verifier: VerifierPool) -> Rows:
     """Entropy before each step, by quadrant and seed; `all` is plain GRPO."""
     rows: Rows = []
     for seed in config.seeds:

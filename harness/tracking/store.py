@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from harness.base.addresses import visible_address, without_address
-from harness.base.deadline import within
+from harness.base.deadline import finished_within
 from harness.base.errors import UserError
 from harness.base.locks import lock
 from harness.tracking import migration
@@ -112,7 +112,7 @@ def answered(uri: str, ask: Callable[[], T]) -> T:
     """Return the answer of a server; refuse one that is not here in full within the limit."""
     answers: list[T] = []
     limit = answer_limit()
-    if not within(limit, lambda: answers.append(ask())):
+    if not finished_within(limit, lambda: answers.append(ask())):
         raise UserError(f"the MLflow store at {visible_address(uri)} did not answer in full within {limit:g} s")
     return answers[0]
 

@@ -27,11 +27,11 @@ from harness.base import files, seeds
 from harness.base.task import Answer, Judged
 from harness.batch import Rollout
 from harness.dist import ranks
-from harness.rollout.rendering import render
+from harness.rollout.rendering import render_prompt
 from harness.tokens.metrics import Stopwatch
 from harness.train.parts import Parts
-from harness.verify.background import Alongside, read
-from harness.verify.failures import TooManyFailures, check_failures
+from harness.verify.background import BackgroundJudge, judge_rollouts
+from harness.verify.pool import TooManyFailures, check_failures
 from tasks import Problem, Verdict
 
 T = TypeVar("T")
@@ -214,7 +214,7 @@ class Collector:
         """Sample responses to the problems at these places, and judge them meanwhile."""
         problems, rollout = self.problems(step, places), self.config.rollout
         parts = self.parts
-        with Alongside(partial(read, parts.task, parts.verifier, parts.tokenizer, problems)) as judging:
+        with BackgroundJudge(partial(judge_rollouts, parts.task, parts.verifier, parts.tokenizer, problems)) as judging:
             with watch.phase("rollout"):
                 groups = self.parts.engine.generate(
                     [self.prompt(problem) for problem in problems],
@@ -234,7 +234,7 @@ class Collector:
         return in_groups(places, problems, groups, judged, answer_tokens)
 
     def prompt(self, problem: Problem) -> list[int]:
-        return render(self.parts.tokenizer, problem.prompt, self.parts.chat)
+        return render_prompt(self.parts.tokenizer, problem.prompt, self.parts.chat)
 
     def check_verdicts(self, step: int, drawn: Sequence[Answered]) -> None:
         """Raise TooManyFailures where the verifier failed on too many of a step's responses, on all ranks."""

@@ -29,9 +29,9 @@ from harness.base.errors import Damaged, UserError
 from harness.base.task import Countable, Judged
 from harness.dist.ranks import Work
 from harness.rollout.protocol import Sampling
-from harness.rollout.rendering import PLAIN, Chat, left_out, render
-from harness.verify.background import Alongside, Read, read
-from harness.verify.failures import check_failures
+from harness.rollout.rendering import PLAIN, Chat, count_unread, render_prompt
+from harness.verify.background import BackgroundJudge, JudgedRollout, judge_rollouts
+from harness.verify.pool import check_failures
 from tasks import Problem, Task, Verdict, Verifier
 from tasks.scoring import dataset_of, distinct_right, judged, metric_list, problem_of, scores, solutions
 
@@ -112,7 +112,7 @@ class Sampler:
             yield self.kept / f"{number:04d}.jsonl", of_problems[start : start + together]
 
     def rendered(self, prompt: str) -> list[int]:
-        return render(self.tokenizer, prompt, self.chat)
+        return render_prompt(self.tokenizer, prompt, self.chat)
 
     def sample(
         self,
@@ -125,7 +125,7 @@ class Sampler:
         budget: int,
     ) -> list[Record]:
         """Return n responses to each problem, judged while others are sampled."""
-        with Alongside(partial(read, task, verifier, self.tokenizer, problems)) as reading:
+        with BackgroundJudge(partial(judge_rollouts, task, verifier, self.tokenizer, problems)) as reading:
             groups = self.engine.generate(
                 [self.rendered(problem.prompt) for problem in problems],
                 n,
@@ -140,7 +140,7 @@ class Sampler:
             records.append(self.record(problem, group, list(islice(results, n))))
         return records
 
-    def record(self, problem: Problem, group: Sequence[Rollout], results: Sequence[Read]) -> Record:
+    def record(self, problem: Problem, group: Sequence[Rollout], results: Sequence[JudgedRollout]) -> Record:
         """Return the record of the responses to one problem."""
         return {
             "problem": problem.id,
@@ -167,7 +167,7 @@ class Sampler:
 
     def notes(self, prompts: Sequence[str]) -> list[str]:
         """Return a note for readers if the tokenizer leaves out characters that it has no token for."""
-        some, _ = left_out(self.tokenizer, prompts, self.chat)
+        some, _ = count_unread(self.tokenizer, prompts, self.chat)
         return [f"the tokenizer leaves letters out of {some} of {len(prompts)} prompts"] if some else []
 
 
@@ -268,7 +268,7 @@ def evaluate_task(
     }
     with quiet():
         # By its file alone: lm-eval may have a task of the same name, and would read all files in a plugin's folder.
-        loaded = TaskManager(include_defaults=False).load({**load_yaml(tasks.file(task)), **overrides})
+        loaded = TaskManager(include_defaults=False).load({**load_yaml(tasks.lm_eval_file(task)), **overrides})
         result = lm_evaluate(model, {**loaded, "groups": {}}, bootstrap_iters=0, log_samples=True)
     assert result is not None
     rows = sorted(result["samples"][task.name], key=lambda row: row["doc_id"])

@@ -23,9 +23,9 @@ from harness.base.locks import lock
 from harness.base.task import Problem, Task, Verdict, Verifier
 from harness.config import Filter, RolloutConfig
 from harness.dist.ranks import Work
-from harness.rollout.rendering import PLAIN, Chat, render
-from harness.verify.background import Alongside, read
-from harness.verify.failures import check_failures
+from harness.rollout.rendering import PLAIN, Chat, render_prompt
+from harness.verify.background import BackgroundJudge, judge_rollouts
+from harness.verify.pool import check_failures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,7 +63,7 @@ class Asker:
     chat: Chat = PLAIN
 
     def prompt(self, problem: Problem) -> list[int]:
-        return render(self.tokenizer, problem.prompt, self.chat)
+        return render_prompt(self.tokenizer, problem.prompt, self.chat)
 
     def identity(self, prompts: Mapping[Problem, list[int]], n: int) -> dict[str, Any]:
         """Return everything that determines the counts."""
@@ -79,7 +79,7 @@ class Asker:
 
     def verdicts(self, problems: Sequence[Problem], *, n: int, key: str) -> list[list[Verdict]]:
         """Return the verdicts on n responses to each problem; they do not depend on the other problems."""
-        with Alongside(partial(read, self.task, self.verifier, self.tokenizer, problems)) as judging:
+        with BackgroundJudge(partial(judge_rollouts, self.task, self.verifier, self.tokenizer, problems)) as judging:
             self.engine.generate(
                 [self.prompt(problem) for problem in problems],
                 n,

@@ -19,9 +19,9 @@ from harness.composition import Method, method_classes
 from harness.config import Config
 from harness.dist import ranks
 from harness.rollout import engines, models, templates
-from harness.rollout.proof import check_weights
+from harness.rollout.proof import check_engine_weights
 from harness.rollout.protocol import Engine
-from harness.rollout.rendering import Chat, instructed, left_out
+from harness.rollout.rendering import Chat, count_unread, with_instruction
 from harness.train.filter import RESPONSES, Asker, TrainingPool, training_pool
 from harness.train.policy import Critic, Policy, check_vocabulary
 from harness.train.weights import opened
@@ -63,9 +63,9 @@ def source_classes(spec: CellSpec) -> dict[str, type]:
     config = spec.config
     methods = baselines.table(config.plugins)
     method = Method.of(spec.key.method, methods, config.method_options)
-    built = [tasks.build(name, config.plugins) for name in (spec.key.task, *config.eval.tasks)]
+    built = [tasks.build_task(name, config.plugins) for name in (spec.key.task, *config.eval.tasks)]
     components = [*method.components, *built]
-    return provenance.component_classes(components, method_classes(methods), tasks.table(config.plugins))
+    return provenance.component_classes(components, method_classes(methods), tasks.task_table(config.plugins))
 
 
 def build_parts(
@@ -90,14 +90,14 @@ def build_parts(
         critic = Critic(base, config.train, critic_lr, device, dtype, config.hardware, heartbeat.forward)
     tokenizer = opened(AutoTokenizer, base)
     check_vocabulary(tokenizer, policy.module, base)
-    engine = engines.build(
+    engine = engines.build_engine(
         config.rollout.engine, base, tokenizer.eos_token_id, device, dtype, config.hardware, heartbeat.forward
     )
     torch.manual_seed(spec.key.seed)  # after the engine, since vLLM sets the process-wide seed
-    task = instructed(tasks.build(spec.key.task, config.plugins), model.chat)
+    task = with_instruction(tasks.build_task(spec.key.task, config.plugins), model.chat)
     if config.train.filter is not None:
         engine.load(policy.module)  # not trained yet
-        check_weights(engine, policy.module, dtype, spec.key.seed)
+        check_engine_weights(engine, policy.module, dtype, spec.key.seed)
     most, given = config.verify.max_failures, config.train.filter
     weights = {**model.identity(), "digest": model.digest(base)}
     asker = Asker(weights, task, engine, tokenizer, verifier, config.rollout, most, model.chat)
@@ -110,9 +110,9 @@ def build_parts(
     assert problems is not None
     evaluation_tasks = {}
     for name in config.eval.tasks or [spec.key.task]:
-        built = tasks.build(name, config.plugins)
+        built = tasks.build_task(name, config.plugins)
         # Named before the model's instruction is added: scores of several models share the name of their evaluation.
-        evaluation_tasks[tasks.evaluation_name(built)] = instructed(built, model.chat)
+        evaluation_tasks[tasks.evaluation_name(built)] = with_instruction(built, model.chat)
     return Parts(
         cell=spec.id,
         config=config,
@@ -143,7 +143,7 @@ def unread(parts: Parts, spec: CellSpec) -> str | None:
     """
     problems = parts.pool.problems
     prompts = [problem.prompt for problem in problems[:: -(-len(problems) // LOOKED_AT)]]
-    some, everything = left_out(parts.tokenizer, prompts, parts.chat)
+    some, everything = count_unread(parts.tokenizer, prompts, parts.chat)
     if everything == len(prompts):
         raise UserError(
             f"the tokenizer of {spec.key.model} has no token for any letter or digit of {everything} prompts of "

@@ -1,4 +1,4 @@
-"""Reads and judges responses while others are still being sampled."""
+"""Judging of responses in a thread, while others are still being sampled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from harness.base.task import Judged, Problem, Task, Verifier, judge
+from harness.base.task import Judged, Problem, Task, Verifier, judge_responses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-REPLACEMENT = "\ufffd"
+REPLACEMENT = "\ufffd"  # a decoder writes it for each byte of an incomplete character
 
 
-class Alongside(Generic[T]):
-    """Judges groups in a thread of its own as they come, in whatever order; use it as a context manager.
+class BackgroundJudge(Generic[T]):
+    """A thread that judges groups of responses in order of arrival; a context manager.
 
-    Groups that have come in the meantime are judged together, which keeps the workers busy and judges equal answers
-    once.
+    Groups that arrive while others are judged are judged together, which keeps the verifier's workers busy and judges
+    equal answers once.
     """
 
     def __init__(self, judge: Callable[[dict[int, list[Rollout]]], list[T]]) -> None:
-        self.judge = judge  # the groups by their numbers, to what is found of each of their responses
+        self.judge = judge  # from groups by number to one result for each of their responses
         self.seconds = 0.0  # of judging
         self.thread = ThreadPoolExecutor(1, "judging")
         self.rounds: list[Future[None]] = []
         self.waiting: queue.SimpleQueue[tuple[int, list[Rollout]]] = queue.SimpleQueue()
-        self.found: dict[int, list[T]] = {}
+        self.judged: dict[int, list[T]] = {}
 
     def add(self, number: int, group: list[Rollout]) -> None:
         self.waiting.put((number, group))
@@ -46,73 +46,76 @@ class Alongside(Generic[T]):
     def judge_waiting(self) -> None:
         start = time.perf_counter()
         groups = dict(self.waiting.get() for _ in range(self.waiting.qsize()))
-        if groups:  # unless the last round took them all
-            each = iter(self.judge(groups))
-            self.found |= {number: list(itertools.islice(each, len(group))) for number, group in groups.items()}
+        if groups:  # one round is submitted per group, so an earlier round may have taken this one's
+            results = iter(self.judge(groups))
+            for number, group in groups.items():
+                self.judged[number] = list(itertools.islice(results, len(group)))
         self.seconds += time.perf_counter() - start
 
     def results(self) -> list[T]:
-        """Waits for what is found of all responses, and returns it in the order of the groups' numbers.
+        """Wait for all groups, and return their results in the order of the groups' numbers.
 
-        Raises what went wrong in the judging.
+        Raises the exception of the judging, if there was one.
         """
-        for each in self.rounds:
-            each.result()
-        return [each for _, found in sorted(self.found.items()) for each in found]
+        for judging in self.rounds:
+            judging.result()
+        return [result for _, results in sorted(self.judged.items()) for result in results]
 
-    def __enter__(self) -> Alongside:
+    def __enter__(self) -> BackgroundJudge:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # If the sampling failed, groups that are not being judged yet are dropped.
         self.thread.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)
-class Read:
-    """A response with its text."""
+class JudgedRollout:
+    """A response with its text, verdict and answer."""
 
     text: str  # without the end of the sequence
     judged: Judged
-    answer_tokens: int  # up to the end of the answer; all where there is none
+    answer_tokens: int  # up to the end of the answer; all tokens if there is no answer
 
 
-def read(
+def judge_rollouts(
     task: Task,
     verifier: Verifier,
     tokenizer: PreTrainedTokenizerBase,
     problems: Sequence[Problem],
     groups: Mapping[int, list[Rollout]],
-) -> list[Read]:
-    """Return each response to some of the problems, by their numbers, with its text and its judgment.
+) -> list[JudgedRollout]:
+    """Judge the responses to some of the problems, given by their numbers.
 
-    The text holds every token but the end of the sequence. Other special tokens stay: a policy could fill its responses
-    with tokens that leave no text, such as padding. Equal responses to a problem are decoded and judged once: of easy
-    problems, most are equal.
+    Equal responses to a problem are decoded and judged once: for easy problems, most are equal.
     """
-    given = [(number, tuple(rollout.response)) for number, group in groups.items() for rollout in group]
-    once = list(dict.fromkeys(given))
-    whole = tokenizer.batch_decode([response for _, response in once], skip_special_tokens=False)
-    texts = [text.removesuffix(tokenizer.eos_token) for text in whole]
-    asked = [(problems[number], text) for (number, _), text in zip(once, texts, strict=True)]
-    judged = judge(task, verifier, asked)
-    found = {}
-    for key, text, with_end, each in zip(once, texts, whole, judged, strict=True):
+    keys = [(number, tuple(rollout.response)) for number, group in groups.items() for rollout in group]
+    distinct = list(dict.fromkeys(keys))
+    # Special tokens other than the end of the sequence stay in the text: if they were skipped, a policy could fill its
+    # responses with tokens that leave no text, such as padding.
+    decoded = tokenizer.batch_decode([response for _, response in distinct], skip_special_tokens=False)
+    texts = [text.removesuffix(tokenizer.eos_token) for text in decoded]
+    pairs = [(problems[number], text) for (number, _), text in zip(distinct, texts, strict=True)]
+    results = {}
+    for key, text, with_end, judged in zip(
+        distinct, texts, decoded, judge_responses(task, verifier, pairs), strict=True
+    ):
         response = key[1]
-        tokens = len(response)
-        if each.answer is not None:
+        answer_tokens = len(response)
+        if judged.answer is not None:
             body = response if text == with_end else response[:-1]
-            tokens = len(body) - tail_tokens(tokenizer, body, text[each.answer.end :])
-        found[key] = Read(text, each, tokens)
-    return [found[key] for key in given]
+            answer_tokens = len(body) - tail_tokens(tokenizer, body, text[judged.answer.end :])
+        results[key] = JudgedRollout(text, judged, answer_tokens)
+    return [results[key] for key in keys]
 
 
 def tail_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], tail: str) -> int:
-    """Return the number of tokens that hold nothing but the tail of a text.
+    """Return the number of tokens that contain nothing but the tail of the text.
 
-    A token with a part of the answer in it belongs to the answer. Tails are short, so the search begins at the end: it
-    decodes about as many tokens as there are in the tail, where a list of all tokens' texts would decode each alone.
+    A token that also contains a part of the answer belongs to the answer. Tails are short, so the search starts at the
+    end: it decodes about as many tokens as the tail has.
     """
 
     def ending(number: int) -> str:
@@ -120,7 +123,8 @@ def tail_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], tail:
         return text
 
     def width(number: int) -> int:
-        # Of a letter that was cut in two, each byte is decoded as a sign of its own: it would look longer than whole.
+        # If the first token starts within a character, each of its bytes is decoded as a replacement character. They
+        # would make the ending look longer than its text.
         return len(ending(number).lstrip(REPLACEMENT))
 
     if not tail:
@@ -129,6 +133,6 @@ def tail_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], tail:
     while most < len(tokens) and width(most) <= len(tail):
         most *= 2
     number = bisect.bisect_right(range(1, min(most, len(tokens)) + 1), len(tail), key=width)
-    while not tail.endswith(ending(number)):  # the last bytes of a letter that belongs to the answer
+    while not tail.endswith(ending(number)):  # the first tokens are bytes of a character that belongs to the answer
         number -= 1
     return number

@@ -1,9 +1,9 @@
-"""The process that judges answers: is this LaTeX equal to that one, by math-verify and sympy?
+"""The process that compares answers in LaTeX with math-verify and sympy.
 
-Started by harness.verify.pool as `python -m harness.verify.judge LIMIT_S MEMORY`, and imported by nothing else. It
-loads sympy once and forks. The child reads one question a line; the kernel's timer may kill it at any moment, or its
-memory may run out. The parent, which sees no answers, then says so in its place, and forks the next child in a few
-milliseconds.
+harness.verify.pool starts it by calling `main`; nothing else imports this module. The parent loads sympy once (about a
+second) and forks. The child reads one question per line; the kernel's timer may kill it at any moment, or it may run
+out of memory. The parent never sees an answer, so no answer can damage it: it reports the timeout or the error on the
+child's behalf and forks the next child in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -39,21 +39,24 @@ from sympy.core.function import AppliedUndef
 
 Size = tuple[int, float]  # sign (0: not known) and log10 of the absolute value
 
+# Units are removed before, by the stricter rule of harness.verify.text.
 NORMAL = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
-HUGE = 10_000  # decimal digits; numbers of more are compared by their sizes
-TOO_LARGE = 10_000_000  # decimal digits; numbers of more are not evaluated
-PLACES = 6  # decimals that an approximate answer must have right
-EXACT_PLACES = 12  # where the gold answer is an integer, which needs no approximation
-CERTAIN_DIGITS = 1000  # exact values that agree to so many digits, of their largest term, are equal
-SEEN_ENOUGH = 75  # exit code of a child that has answered, but whose state is not to be trusted any more
-HUNDREDTH = sympy.UnevaluatedExpr(Rational(1, 100))  # as the parser writes a percent
-INEXACT = (
+HUGE = 10_000  # decimal digits; larger numbers are compared by their logarithms
+TOO_LARGE = 10_000_000  # decimal digits; larger numbers are not evaluated
+PLACES = 6  # decimals that must agree in an approximate answer
+EXACT_PLACES = 12  # if the gold answer is an integer, which needs no approximation
+CERTAIN_DIGITS = 1000  # exact values that agree to this many digits of their largest term count as equal
+SUSPECT_STATE = 75  # exit code of a child that reported an error: an exception may leave sympy in a broken state
+HUNDREDTH = sympy.UnevaluatedExpr(Rational(1, 100))  # the factor by which the parser represents a percent sign
+INEXACT = (  # parts of expressions that cannot be computed to any precision, or are not numbers
     *(Float, sympy.UnevaluatedExpr, ExprWithLimits, sympy.Limit, sympy.Derivative, AppliedUndef),
     *(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan, MatrixExpr, MatrixBase),
 )
-PERCENT = re.compile(r"(.*[)}a-zA-Z]) *\\?%")  # of what is no plain number, which the grammar does not have
+PERCENT = re.compile(r"(.*[)}a-zA-Z]) *\\?%")  # the grammar only has percentages of plain numbers
+# The only code that sympy may evaluate: its own numeric constants.
 NUMBERS = re.compile(r"(?:Integer|Float|Rational|[-+*/(). 0-9'])*")
-# Texts of every kind that the grammar knows: the first of a kind takes ten times as long as the second.
+# One text of each kind in the grammar. The first text of a kind takes ten times as long as the second, and a fork keeps
+# the caches of the parent.
 WARM_UP = (
     r"\frac{1}{2}+3\sqrt{5}",
     r"x^2-2x",
@@ -66,21 +69,24 @@ WARM_UP = (
 
 
 class Unparsed(Exception):
-    """The answer is no mathematics that can be read."""
+    """The answer cannot be parsed."""
 
 
 class Exhausted(BaseException):
-    """Memory or stack is used up. Not an Exception: the libraries turn all of those into `not equal`."""
+    """Memory or stack is used up. Not an Exception, since the libraries turn each Exception into `not equal`."""
 
 
-class Reader(_Latex2Sympy):
-    """The parser of math-verify, but numbers are read literally."""
+class LatexParser(_Latex2Sympy):
+    """The parser of math-verify, with numbers read literally."""
 
     def parse_number(self, text: str) -> sympy.Number:
-        return number(text)
+        return literal_number(text)
 
     def convert_postfix_list(self, arr: list[Any], i: int = 0) -> Any:
-        """Returns a product, unless it is written as a mixed number; the parser itself takes 2(3) for 2 + 3."""
+        """Return the product of adjacent factors, or the sum of a mixed number.
+
+        The parser itself reads every number before a fraction or a bracket as a mixed number: 2(3) as 2 + 3.
+        """
         texts = [part.getText() for part in arr]
         bare = [re.fullmatch(r"[0-9.]+", text) for text in texts]
         if any(map(all, itertools.pairwise(bare))):
@@ -97,16 +103,17 @@ class Reader(_Latex2Sympy):
         return product
 
     def convert_binom(self, binom: Any) -> sympy.Expr:
+        # Unevaluated: a large binomial coefficient would be computed while the text is parsed.
         return sympy.binomial(self.convert_expr(binom.upper), self.convert_expr(binom.lower), evaluate=False)
 
 
-def number(text: str) -> sympy.Number:
-    """Reads a number, in place of the parser's own function, which lets Python evaluate the text."""
+def literal_number(text: str) -> sympy.Number:
+    """Read a number; replaces the parser's function, which evaluates the text as Python code."""
     text = re.sub("[, ]", "", text)
     if is_digits(text):
         return Integer(text)
     if not re.fullmatch(r"-?[0-9]*\.?[0-9]+(E[-+]?[0-9]{1,3})?", text):
-        raise Unparsed(f"{text[:40]} is no number")
+        raise Unparsed(f"{text[:40]} is not a number")
     return Float(text)
 
 
@@ -114,53 +121,53 @@ def is_digits(text: str) -> bool:
     return re.fullmatch(r"[0-9]+", text) is not None
 
 
-def read(text: str, is_real: bool) -> Basic | MatrixBase:
-    """Reads a text as mathematics.
+def parse_latex(text: str, is_real: bool) -> Basic | MatrixBase:
+    """Parse LaTeX.
 
-    Raises Unparsed where the grammar has no place for the text, and what the libraries raise where they break.
+    Raises Unparsed if the text is not in the grammar. Other exceptions are failures of the libraries.
     """
     normal = normalize_latex(text, NORMAL)
     percent = PERCENT.fullmatch(normal)
     if percent:
-        return convert_to_pct(read(percent[1], is_real))
+        return convert_to_pct(parse_latex(percent[1], is_real))
     try:
-        read_as = Reader(is_real=is_real).parse(normal)
+        parsed = LatexParser(is_real=is_real).parse(normal)
     except Exception as error:
-        last = get_last_eq(normal)
+        last = get_last_eq(normal)  # the part after its last equals sign
         if last != normal:
-            return read(last, is_real)
-        if type(error) is Exception:  # so the parser raises its syntax errors
+            return parse_latex(last, is_real)
+        if type(error) is Exception:  # the parser raises syntax errors as bare Exceptions
             raise Unparsed(str(error).splitlines()[0]) from error
         raise
-    return approximated(read_as)
+    return as_decimal(parsed)
 
 
-def approximated(x: Basic | MatrixBase) -> Basic | MatrixBase:
-    """Returns one decimal for a term with decimals, since sympy calls no decimal equal to an integer."""
-    known = isinstance(x, Expr) and x.is_number and x.has(Float) and not x.has(sympy.UnevaluatedExpr)
-    return x.evalf() if known and not too_large(x) else x
+def as_decimal(x: Basic | MatrixBase) -> Basic | MatrixBase:
+    """Return the value of a term with decimals as one decimal: for sympy, no decimal equals an integer."""
+    has_decimals = isinstance(x, Expr) and x.is_number and x.has(Float) and not x.has(sympy.UnevaluatedExpr)
+    return x.evalf() if has_decimals and not has_too_large_number(x) else x
 
 
-def judge(gold_text: str, answer_text: str) -> tuple[str, str]:
-    """Returns a verdict, and the reason for it where it is neither right nor wrong."""
+def judge_answer(gold_text: str, answer_text: str) -> tuple[str, str]:
+    """Return the verdict, and a reason if it is neither right nor wrong."""
     is_real = not (should_treat_as_complex(gold_text) or should_treat_as_complex(answer_text))
     try:
-        gold = read(gold_text, is_real)
+        gold = parse_latex(gold_text, is_real)
     except Unparsed as error:
         return "error", f"the gold answer cannot be read: {error}"
     try:
-        answer = read(answer_text, is_real)
+        answer = parse_latex(answer_text, is_real)
     except Unparsed as error:
         return "unparsed", str(error)
     if certainly_different(gold, answer):
         return "wrong", ""
-    if too_large(answer):
+    if has_too_large_number(answer):
         return "error", f"numbers of more than {TOO_LARGE:,} digits in it"
     equal = math_verify.grader.verify(
         gold,
         answer,
         allow_set_relation_comp=True,
-        timeout_seconds=None,
+        timeout_seconds=None,  # its timeouts need signal handlers, which run only between Python instructions
         raise_on_error=True,
     )
     return ("right" if equal else "wrong"), ""
@@ -170,22 +177,22 @@ def judge(gold_text: str, answer_text: str) -> tuple[str, str]:
 
 
 def certainly_different(gold: Basic, answer: Basic) -> bool:
-    """Tells whether two expressions have values far apart.
+    """Return whether the values of two expressions are far apart.
 
-    That is the common case, and it is faster to see than that they are equal.
+    Most wrong answers are, and this is much faster than an attempt to prove that they are equal.
     """
     if isinstance(gold, sympy.Eq) != isinstance(answer, sympy.Eq):
         gold, answer = last_side(gold), last_side(answer)
-    of_gold, of_answer = size(gold), size(answer)
+    of_gold, of_answer = number_size(gold), number_size(answer)
     if of_gold is None or of_answer is None:
         return False
     if isinstance(gold, Symbol) or isinstance(answer, Symbol):
-        return False  # a word, which may equal the product of its letters
+        return False  # a word may equal the product of its letters
     if is_beyond(HUGE, of_gold) or is_beyond(HUGE, of_answer):
         return not math.isclose(of_gold[1], of_answer[1], rel_tol=1e-6)
     if gold.has(sympy.UnevaluatedExpr) or answer.has(sympy.UnevaluatedExpr):
-        return False  # a percentage, which may be meant as the number of percents
-    values = {symbol: value(symbol) for symbol in gold.free_symbols | answer.free_symbols}
+        return False  # a percentage may mean its number of percents
+    values = {symbol: symbol_value(symbol) for symbol in gold.free_symbols | answer.free_symbols}
     gold_value = gold.evalf(subs=values)
     return abs(gold_value - answer.evalf(subs=values)) > max(1e-4 * abs(gold_value), 1e-12)
 
@@ -194,45 +201,47 @@ def last_side(expression: Basic) -> Basic:
     return expression.args[-1] if isinstance(expression, sympy.Eq) else expression
 
 
-def value(symbol: Symbol) -> float:
-    """Returns any number, but always the same for a symbol: expressions that are equal are so for all values."""
+def symbol_value(symbol: Symbol) -> float:
+    """Return an arbitrary but fixed value: equal expressions are equal for all values of their symbols."""
     return 1 + zlib.crc32(symbol.name.encode()) / 2**32
 
 
-def too_large(x: Basic) -> bool:
-    return any(is_beyond(TOO_LARGE, size(part)) for part in sympy.preorder_traversal(x))
+def has_too_large_number(x: Basic) -> bool:
+    return any(is_beyond(TOO_LARGE, number_size(part)) for part in sympy.preorder_traversal(x))
 
 
-def is_beyond(digits: int, found: Size | None) -> bool:
-    """Tells whether a number of this size has more than so many digits, before or after its decimal point."""
-    return found is not None and found[1] != -math.inf and abs(found[1]) > digits
+def is_beyond(digits: int, of_number: Size | None) -> bool:
+    """Return whether a number has more than this many digits before, or zeros after, its decimal point."""
+    return of_number is not None and of_number[1] != -math.inf and abs(of_number[1]) > digits
 
 
-def size(x: Basic) -> Size | None:
-    """Returns the size of a number without evaluating it; None for what is no number, or where it is not certain."""
+def number_size(x: Basic) -> Size | None:
+    """Return the size of a number without evaluating it; None if it is not a number or its size is uncertain."""
     if isinstance(x, Rational):
         return (x.p > 0) - (x.p < 0), math.log10(abs(x.p)) - math.log10(x.q) if x.p and x.q else -math.inf
     if isinstance(x, Float) or x is sympy.pi or x is sympy.E:
         number = float(x)
         return ((number > 0) - (number < 0), math.log10(abs(number))) if number and math.isfinite(number) else None
     if isinstance(x, Symbol):
-        return 1, math.log10(value(x))
+        return 1, math.log10(symbol_value(x))
     rule = SIZES.get(type(x))
     if rule is None:
         return None
-    parts = [size(part) for part in x.args]
+    parts = [number_size(part) for part in x.args]
     return None if None in parts else rule(*parts)
 
 
 def size_of_product(*factors: Size) -> Size | None:
     log = sum(log for _, log in factors)
-    certain = abs(log) >= 1e-9 * max(abs(log) for _, log in factors)  # False for nan too
+    # Logarithms that cancel leave nothing but rounding. False for NaN too.
+    certain = abs(log) >= 1e-9 * max(abs(log) for _, log in factors)
     return (math.prod(sign for sign, _ in factors), log) if certain else None
 
 
 def size_of_sum(*terms: Size) -> Size | None:
     sign, log = max(terms, key=lambda term: term[1])
     others = [other for other in terms if other[0] != sign]
+    # Terms of the opposite sign may cancel the largest one, unless all of them together are ten times smaller.
     certain = sign and all(log - other[1] > 1 + math.log10(len(terms)) for other in others)
     return (sign, log) if certain else None
 
@@ -248,11 +257,13 @@ def size_of_factorial(number: Size) -> Size | None:
     if number[0] < 0:
         return None
     value = power_of_ten(number[1])
+    # lgamma overflows from about 1e305.
     return 1, math.lgamma(value + 1) / math.log(10) if value < 1e300 else math.inf
 
 
 def size_of_binomial(upper: Size, lower: Size) -> Size | None:
     n, k = power_of_ten(upper[1]), power_of_ten(lower[1])
+    # From 1e15 on, the differences of lgamma below are mostly rounding errors.
     if upper[0] <= 0 or lower[0] <= 0 or not k <= n < 1e15:
         return None
     return 1, (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(10)
@@ -275,18 +286,20 @@ SIZES: dict[type, Callable[..., Size | None]] = {
 
 
 def places(gold: Basic) -> int:
-    """Returns the decimals to compare, as many as show the leading digits of a small number."""
+    """Return the number of decimals to compare: more for a small number, so that its leading digits are compared."""
     if isinstance(gold, Integer):
         return EXACT_PLACES
-    found = size(gold)
-    return PLACES if found is None or not -300 < found[1] < -1 else PLACES - 1 - math.floor(found[1])
+    gold_size = number_size(gold)
+    if gold_size is None or not -300 < gold_size[1] < -1:
+        return PLACES
+    return PLACES - 1 - math.floor(gold_size[1])
 
 
 # Equal values
 
 
 def comparing_values(decimals_agree: Callable[..., bool]) -> Callable[..., bool]:
-    """Wrap math-verify's numeric comparison, which takes exact values below 1e-15 for zero."""
+    """Wrap math-verify's numeric comparison, which treats exact values below 1e-15 as zero."""
 
     def call(gold: Basic, answer: Basic, _: int, precision: int) -> bool:
         return any(agree(one, other, precision) for one, other in meanings(gold, answer))
@@ -297,14 +310,19 @@ def comparing_values(decimals_agree: Callable[..., bool]) -> Callable[..., bool]
             return equal
         decimals = places(gold)
         if isinstance(gold, Float) or isinstance(answer, Float):  # in sympy 50.0 and 50 are not equal
-            gold, answer = (x.evalf() if isinstance(x, Integer) else x for x in (gold, answer))
+            gold, answer = as_float(gold), as_float(answer)
         return decimals_agree(gold, answer, decimals, precision)
 
     return call
 
 
+def as_float(x: Basic) -> Basic:
+    """Return an integer as a float; any other value unchanged."""
+    return x.evalf() if isinstance(x, Integer) else x
+
+
 def proving_equal(proof: Callable[..., bool]) -> Callable[..., bool]:
-    """Wrap math-verify's symbolic comparison, which takes seconds where two long numbers differ in one digit."""
+    """Wrap math-verify's symbolic comparison, which takes seconds if two long numbers differ in one digit."""
 
     def call(gold: Basic, answer: Basic) -> bool:
         return exactly_equal(gold, answer) is not False and proof(gold, answer)
@@ -313,7 +331,7 @@ def proving_equal(proof: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def meanings(gold: Basic, answer: Basic) -> list[tuple[Basic, Basic]]:
-    """Return the pairs of values to compare: 50 % may be meant as 50 and as 1/2."""
+    """Return the pairs of values to compare: 50 % may mean 50 or 1/2."""
     of_gold, of_answer = percents(gold), percents(answer)
     if of_gold is not None and of_answer is not None:
         return [(of_gold, of_answer)]
@@ -332,22 +350,22 @@ def percents(x: Basic) -> Expr | None:
 
 
 def exactly_equal(gold: Basic, answer: Basic) -> bool | None:
-    """Tell whether two exact values are equal; None where one is not exact, or where their symbols leave it open."""
+    """Return whether two exact values are equal; None if one is not exact or their symbols leave it open."""
     if not (is_exact(gold) and is_exact(answer)):
         return None
     symbols = gold.free_symbols | answer.free_symbols
     if not symbols:
-        gold, answer = evaluated(gold), evaluated(answer)
+        gold, answer = try_doit(gold), try_doit(answer)
         if isinstance(gold, Rational) and isinstance(answer, Rational):
             return bool(gold == answer)
-    values = {symbol: value(symbol) for symbol in symbols}
+    values = {symbol: symbol_value(symbol) for symbol in symbols}
     equal_here = None if symbols else True
     try:
-        # Strict: both digits of the difference are right, however much of it cancels; a zero has none to give.
+        # With strict=True both digits are right, however much of the difference cancels; a difference of zero raises.
         difference = (gold - answer).evalf(2, subs=values, maxn=CERTAIN_DIGITS, strict=True)
     except PrecisionExhausted:
         return equal_here
-    except (ArithmeticError, AttributeError, TypeError, ValueError):  # as sympy raises where it cannot compute
+    except (ArithmeticError, AttributeError, TypeError, ValueError):  # raised by sympy if it cannot compute a value
         return None
     if difference.is_zero:
         return equal_here
@@ -355,7 +373,7 @@ def exactly_equal(gold: Basic, answer: Basic) -> bool | None:
 
 
 def is_exact(x: Basic) -> bool:
-    """Tell whether a value has no decimals in it, and can be computed to any precision."""
+    """Return whether a value contains no decimals and can be computed to any precision."""
     return isinstance(x, Expr) and not x.has(*INEXACT)
 
 
@@ -363,6 +381,8 @@ def is_exact(x: Basic) -> bool:
 
 
 def numbers_only(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that evaluates code, so that it accepts numeric constants only."""
+
     def call(code: str, *names: dict[str, Any]) -> Any:
         if not NUMBERS.fullmatch(code):
             raise RuntimeError("text was about to be evaluated as code")
@@ -371,8 +391,8 @@ def numbers_only(evaluate: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def loud(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function whose callers swallow every Exception, so that a lack of memory or stack still shows."""
+def unswallowed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function whose callers swallow every Exception, so that a lack of memory or stack is still reported."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -383,79 +403,88 @@ def loud(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def evaluated(expression: Any) -> Any:
-    """Evaluates an expression as far as that goes."""
+def try_doit(expression: Any) -> Any:
+    """Return the evaluated expression, or the expression itself if sympy cannot evaluate it."""
     try:
-        return loud(expression.doit)()
+        return unswallowed(expression.doit)()
     except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):
         return expression
 
 
-def harden() -> None:
-    """Keeps sympy from evaluating strings as Python wherever it meets them.
+def patch_libraries() -> None:
+    """Replace functions of sympy and math-verify that would evaluate a model's text as code, or swallow failures.
 
-    Its own constants, such as S("3/2"), are all it may evaluate.
+    sympy evaluates strings as Python in many places. After this, it can evaluate its own constants only, such as
+    S("3/2").
     """
     sympy.parsing.sympy_parser.eval_expr = numbers_only(sympy.parsing.sympy_parser.eval_expr)
-    latex2sympy2_extended.latex2sympy2.convert_number = number
+    latex2sympy2_extended.latex2sympy2.convert_number = literal_number
     grader = math_verify.grader
-    grader.simplify, grader.solve, grader.safe_sympy_doit = loud(grader.simplify), loud(grader.solve), evaluated
+    grader.simplify = unswallowed(grader.simplify)
+    grader.solve = unswallowed(grader.solve)
+    grader.safe_sympy_doit = try_doit
     grader.sympy_numeric_eq = comparing_values(grader.sympy_numeric_eq)
     grader.sympy_symbolic_eq = proving_equal(grader.sympy_symbolic_eq)
-    logging.disable()  # math-verify warns that its own timeouts are off
+    logging.disable()  # math-verify warns for each answer that its own timeouts are off
 
 
-def answer(line: bytes) -> tuple[str, str]:
-    clear_cache()  # so that a verdict does not depend on the answers before it
+def answer_question(line: bytes) -> tuple[str, str]:
+    # A verdict must not depend on earlier answers: sympy keeps results in a cache and tests some equalities at random
+    # points.
+    clear_cache()
     sympy.core.random.seed(0)
     try:
-        return judge(*json.loads(line))
-    except Exception as error:  # whatever the libraries raise: the verdict says that it happened
+        return judge_answer(*json.loads(line))
+    except Exception as error:  # the libraries raise many types; the verdict reports it
         return "error", f"{type(error).__name__}: {str(error)[:200]}"
     except Exhausted as error:
         return "error", str(error)
 
 
-def reply(out: int, verdict: str, reason: str) -> None:
+def write_reply(out: int, verdict: str, reason: str) -> None:
     os.write(out, json.dumps([verdict, reason]).encode() + b"\n")
 
 
-def serve(out: int, limit_s: float) -> int:
-    """Answers questions until there are none; the kernel ends what takes longer, whatever the interpreter is doing."""
+def answer_questions(out: int, limit_s: float) -> int:
+    """Answer questions until the input ends; one that takes longer than the limit ends the process."""
+    # By its default action SIGALRM ends the process at once. A Python handler would wait for the end of the current
+    # instruction, which may be hours away in integer arithmetic. The signal may have been blocked by an ancestor.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_REAL, limit_s)
-        verdict, reason = answer(line)
+        verdict, reason = answer_question(line)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        reply(out, verdict, reason)
+        write_reply(out, verdict, reason)
         if verdict == "error":
-            return SEEN_ENOUGH
+            return SUSPECT_STATE
     return 0
 
 
 def main(limit_s: float, memory: int) -> None:
+    # Replies have a file descriptor of their own: a library that prints to standard output must not write a reply.
     out = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is not a reply
+    os.dup2(2, 1)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    harden()
+    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a killed child leaves no core file in the user's directory
+    patch_libraries()
     for text in WARM_UP:
-        judge(text, text)
+        judge_answer(text, text)
+    # The collector writes to the objects that it visits. Frozen ones stay in memory pages that children share.
     gc.collect()
     gc.freeze()
-    reply(out, "ready", "")
+    write_reply(out, "ready", "")
     while True:
         child = os.fork()
         if child == 0:
-            os._exit(serve(out, limit_s))
+            os._exit(answer_questions(out, limit_s))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code == 0:
             return
         if code == -signal.SIGALRM:
-            reply(out, "timeout", f"more than {limit_s:g} s")
-        elif code != SEEN_ENOUGH:
-            reply(
-                out, "error", f"the process ended by {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
-            )
+            write_reply(out, "timeout", f"more than {limit_s:g} s")
+        elif code != SUSPECT_STATE:  # else the child has already replied
+            cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            write_reply(out, "error", f"the process ended by {cause}")

@@ -1,8 +1,8 @@
-r"""Verdicts on answers: compares the last \boxed{} of a response with the gold answer.
+r"""Verdicts on responses: a comparison of the last \boxed{} with the gold answer.
 
-Integers, and answers that are written alike, are judged here and now. All others go to worker processes
-(harness/verify/judge.py), each of which may hang, crash or run out of memory at the cost of one verdict.
-docs/verification.md says what counts as equal.
+Integers, and answers that are spelled alike, are judged in this process. All others go to worker processes
+(harness/verify/judge.py): if one hangs, crashes or runs out of memory, it costs one verdict. docs/verification.md
+defines which answers count as equal.
 """
 
 from __future__ import annotations
@@ -15,32 +15,37 @@ import queue
 import select
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
-from harness.base.processes import python
+from harness.base.errors import CellFailure
+from harness.base.processes import python_command
 from harness.base.task import Verdict
 from harness.config import Verify as Settings
-from harness.verify.failures import FAILURES
-from harness.verify.text import extract, quickly, tidy
+from harness.verify.text import extract, quick_verdict, tidy
 
 log = logging.getLogger(__name__)
+FAILURES = (Verdict.TIMEOUT, Verdict.ERROR)  # of the verifier, not of the model
+FEWEST_FAILURES = 5  # fewer say nothing about their share
 MEMORY = 2 << 30  # bytes of address space of a worker
-LATEST_START_S = 120.0
-PATIENCE_S = 30.0  # beyond the limit, which a worker enforces by itself: after that, all of the worker is replaced
-LONGEST = 1000  # characters of an answer; those of MATH have up to 53
+LATEST_START_S = 120.0  # the import of sympy takes about a second, but longer on a busy machine or a network disk
+PATIENCE_S = 30.0  # after the time limit, which a worker enforces itself; then the whole worker is replaced
+LONGEST = 1000  # characters of an answer; the answers of MATH have at most 53
 
 
 class Worker:
-    """A process of harness/verify/judge.py, started when it is first asked."""
+    """A process of harness/verify/judge.py, started at its first question."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, gold: str, answer: str) -> tuple[Verdict, str]:
-        if self.process is None or self.readable(0.0):  # what it has to say now answers nothing
+        # Output before the question can only be a late message, such as the death of an idle child. A new worker
+        # makes sure that it is not read as the reply.
+        if self.process is None or self.readable(0.0):
             self.close()
             self.start()
         assert self.process is not None
@@ -57,14 +62,13 @@ class Worker:
         return Verdict(verdict), reason
 
     def start(self) -> None:
-        # A session of its own, so that an interrupt from the terminal is for the caller alone.
         self.process = subprocess.Popen(
-            python(f"from harness.verify import judge; judge.main({self.limit_s!r}, {MEMORY})"),
-            bufsize=0,  # a reply too many must stay where poll sees it
+            python_command(f"from harness.verify import judge; judge.main({self.limit_s!r}, {MEMORY})"),
+            bufsize=0,  # poll sees the pipe, not a buffer of Python: an unexpected reply must stay in the pipe
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONHASHSEED": "0"},
-            start_new_session=True,
+            env={**os.environ, "PYTHONHASHSEED": "0"},  # sets have the same order in each worker
+            start_new_session=True,  # Ctrl-C in the terminal interrupts the caller only; close() ends the group
         )
         try:
             self.reply(LATEST_START_S)
@@ -75,7 +79,7 @@ class Worker:
     def readable(self, within_s: float) -> bool:
         assert self.process is not None
         assert self.process.stdout is not None
-        poll = select.poll()  # select itself takes no file numbers beyond 1023
+        poll = select.poll()  # select.select rejects file descriptors above 1023
         poll.register(self.process.stdout, select.POLLIN)
         return bool(poll.poll(1000 * within_s))
 
@@ -99,17 +103,17 @@ class Worker:
         self.process = None
 
 
-class Verifier:
-    """Judges answers in processes of its own, which start when the first answer needs one.
+class VerifierPool:
+    """A pool of workers; a context manager that ends them. A worker starts when the first answer needs it.
 
-    Use it as a context manager: its end closes them. Any number of threads may share it, but no other process: a fork
-    has neither its threads nor its workers.
+    Threads may share a pool. A forked process must make its own, since it has neither the threads nor the workers.
     """
 
     def __init__(
         self, workers: int = Settings.workers, limit_s: float = Settings.limit_s, longest: int = LONGEST
     ) -> None:
         self.longest = longest  # characters of an answer
+        # Last in, first out: a few answers keep using the workers that have started already.
         self.idle: queue.LifoQueue[Worker] = queue.LifoQueue()
         for _ in range(workers):
             self.idle.put(Worker(limit_s))
@@ -117,30 +121,31 @@ class Verifier:
         self.threads = ThreadPoolExecutor(workers, "verify")
 
     @classmethod
-    def of(cls, settings: Settings) -> Verifier:
-        """Returns a verifier with the settings of a configuration."""
+    def of(cls, settings: Settings) -> VerifierPool:
+        """Return a pool with the settings of a configuration."""
         return cls(settings.workers, settings.limit_s)
 
     def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Judges pairs of gold answer and response, in their order; equal answers are judged once."""
+        """Judge pairs of gold answer and response; equal pairs are judged once."""
         asked = [(gold, extract(response)) for gold, response in pairs]
-        found: dict[tuple[str, str | None], Verdict] = {}
+        quick: dict[tuple[str, str | None], Verdict] = {}
         slow: dict[tuple[str, str | None], tuple[str, str]] = {}
         for gold, answer in dict.fromkeys(asked):
             verdict = self.quickly(gold, answer)
             if verdict is not None:
-                found[gold, answer] = verdict
+                quick[gold, answer] = verdict
             else:
                 assert answer is not None
                 slow[gold, answer] = (tidy(gold), tidy(answer))
-        judged = dict.fromkeys(slow.values())
-        verdicts = dict(zip(judged, self.threads.map(self.judge, judged), strict=True))
-        return [found.get(key) or verdicts[slow[key]] for key in asked]
+        questions = dict.fromkeys(slow.values())
+        by_question = dict(zip(questions, self.threads.map(self.judge, questions), strict=True))
+        return [quick.get(key) or by_question[slow[key]] for key in asked]
 
     def quickly(self, gold: str, answer: str | None) -> Verdict | None:
+        """Return the verdict if it needs no worker."""
         if answer is None or len(answer) > self.longest:
             return Verdict.UNPARSED
-        return quickly(tidy(gold), tidy(answer))
+        return quick_verdict(tidy(gold), tidy(answer))
 
     def judge(self, pair: tuple[str, str]) -> Verdict:
         worker = self.idle.get()
@@ -157,10 +162,29 @@ class Verifier:
         for worker in self.workers:
             worker.close()
 
-    def __enter__(self) -> Verifier:
+    def __enter__(self) -> VerifierPool:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+# The share of failures
+
+
+class TooManyFailures(CellFailure):
+    """The verifier fails so often that scores would say more about it than about the model."""
+
+
+def check_failures(verdicts: Iterable[str], threshold: float) -> None:
+    """Raise TooManyFailures if timeouts and errors are more than this share of the verdicts."""
+    counts = Counter(verdicts)
+    total = counts.total()
+    failed = sum(counts[verdict] for verdict in FAILURES)
+    if failed >= FEWEST_FAILURES and failed > threshold * total:
+        raise TooManyFailures(
+            f"{failed} of {total} answers ({failed / total:.1%}) could not be verified ({counts[Verdict.TIMEOUT]} "
+            f"timeouts, {counts[Verdict.ERROR]} errors); allowed are {threshold:.1%}"
+        )

@@ -1,5 +1,5 @@
-"""Reads the answer in the last box of a response in one way of writing, and judges it where that is plain to see."""
-# ruff: noqa: RUF001  letters that look like others are what it reads
+"""Answers in boxes: extraction, one normal spelling, and quick verdicts that need no algebra."""
+# ruff: noqa: RUF001  it reads letters that look like other letters
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import re
 from harness.base.box import BOX, find_box, last_box
 from harness.base.task import Answer, Verdict
 
-DEEPEST = 10  # nested brackets; the parser of LaTeX takes seconds for twice as many
+DEEPEST = 10  # nested brackets; the LaTeX parser takes seconds for twice as many
 
 
 def extract(response: str) -> str | None:
-    """Return the answer in the last box of a response; None where the box is missing, empty or cut off."""
+    """Return the answer in the last box of a response; None if the box is missing, empty or cut off."""
     content = last_box(response) or ""
     answer = content.strip()
     backslashes = len(answer) - len(answer.rstrip("\\"))
     if backslashes % 2 and not content.endswith("\\"):
-        answer += " "  # the last backslash of `7\\ ` is half of a command, which is a space
+        answer += " "  # strip() has cut a command in half: a backslash with its space
     return answer or None
 
 
 # Units
 
-NOT_UNITS = frozenset(  # words after which a number is another number, or no answer
+NOT_UNITS = frozenset(  # words that change the number before them, or make it something else than an answer
     re.findall(
         "[a-z]+",
         """
@@ -38,14 +38,14 @@ NOT_UNITS = frozenset(  # words after which a number is another number, or no an
         """,
     )
 )
-LETTERS = frozenset("mgshlLJNWVK")  # that are units where they are upright; all other letters are mathematics
+LETTERS = frozenset("mgshlLJNWVK")  # units if upright; all other single letters are variables
 EXPONENT = r"(?: ?\^ ?(?:[1-3]|\{ ?-?[1-3] ?\}))"
 LENGTHS = r"(?:[kcdm]m|in|ft|inch(?:es)?|foot|feet|yards?|miles?|(?:centi|kilo|milli)?met(?:er|re)s?|units?)"
 HAN = (
     r"(?:平方|立方)?(?:厘米|分米|毫米|千米|公里|米)|千克|公斤|克|升|度|元|个|人|天|年|月|日|周|种|次|条|岁|只|页|张|"
     r"小时|分钟|秒|厘|平方"
 )
-BARE = (  # without `\\text`, letters are factors, but for these
+BARE = (  # units without `\\text`; all other letters there are factors
     rf"(?:(?:sq(?:uare|\.)?|cubic) )?{LENGTHS}{EXPONENT}?|(?:square )?m{EXPONENT}|degrees?|deg|radians?|"
     r"dollars?|cents?|pounds?|euros?|rupees?|coins?|kg|grams?|lbs?|gal(?:lons?)?|lit(?:er|re)s?|acres?|hectares?|"
     r"years?|months?|weeks?|days?|hours?|minutes?|seconds?|hrs?|mins?|secs?|mph|kmph|km/h|"
@@ -59,26 +59,29 @@ UPRIGHT = (
 )
 UPRIGHT_UNIT = re.compile(rf" ?{UPRIGHT}(?: ?(?:/|\\cdot)? ?{UPRIGHT})*{END}")
 BARE_UNIT = re.compile(rf"(?<=[0-9)}}]) ?(?:{BARE}){END}|(?<=\\pi )(?:{BARE}){END}|(?<=\\circ) ?[CF]{END}")
-METERS = re.compile(r"([-+]?[0-9][0-9,]*(?:\.[0-9]*)?|[-+]?\.[0-9]+) ?m")  # alone: in 3 + 2m it is a variable
+# Meters as a whole answer: in 3 + 2m, m is a variable.
+METERS = re.compile(r"([-+]?[0-9][0-9,]*(?:\.[0-9]*)?|[-+]?\.[0-9]+) ?m")
 LISTED = re.compile(rf"(?<=[0-9)}}\]])( ?\\text ?\{{[^{{}}0-9]*?[a-zA-Z.]) ?(?:,| {LIST_WORD}) ?\}}(?= ?[^ ,])")
 UPRIGHT_NUMBER = re.compile(r"\\text ?\{ ?([-+]?[0-9][0-9.,/]*) ?([^{}0-9]+)\}")
 WORDLESS_TEXT = re.compile(r"\\text ?\{[^{}0-9]*\}$")
 
 
 def without_units(text: str) -> str:
-    """Return a tidy answer without the units after its numbers."""
+    """Remove the units after the numbers of a tidy answer."""
     if not HAS_LETTERS.search(text):
         return text
     if "\\text" in text:
-        text = UPRIGHT_NUMBER.sub(r"\1\\text{\2}", text, count=1) if UPRIGHT_NUMBER.fullmatch(text) else text
+        if UPRIGHT_NUMBER.fullmatch(text):
+            text = UPRIGHT_NUMBER.sub(r"\1\\text{\2}", text, count=1)
         text = LISTED.sub(r"\1},", text)
         text = UPRIGHT_UNIT.sub(dropped_unit, text)
-    text = BARE_UNIT.sub("", METERS.sub(r"\1", text) if METERS.fullmatch(text) else text)
-    return text.strip().rstrip(".,;: ")
+    if METERS.fullmatch(text):
+        text = METERS.sub(r"\1", text)
+    return BARE_UNIT.sub("", text).strip().rstrip(".,;: ")
 
 
 def dropped_unit(match: re.Match[str]) -> str:
-    """Return nothing in place of a unit after a number, and other text as it is."""
+    """Return the replacement of upright text: empty for a unit after a number, else the text itself."""
     before = match.string[: match.start()].rstrip()
     follows_number = bool(re.search(r"[0-9a-zA-Z)}\]!%]$", before)) and not WORDLESS_TEXT.search(before)
     degrees = before.endswith(r"\circ")
@@ -87,7 +90,7 @@ def dropped_unit(match: re.Match[str]) -> str:
 
 
 def is_unit(text: str, degrees: bool) -> bool:
-    """Tell whether words after a number leave its value as it is."""
+    """Return whether words after a number leave its value unchanged."""
     if not text.isascii():
         return re.fullmatch(rf"[ {{}}]*(?:{HAN}|[a-zµμΩÅ])+[ {{}}]*", text) is not None
     words = re.findall("[a-zA-Z]+", text)
@@ -97,24 +100,24 @@ def is_unit(text: str, degrees: bool) -> bool:
 
 
 def boxed_answer(response: str) -> Answer | None:
-    """Return the answer in the last box of a response, which ends with the last complete box.
+    """Return the answer in the last box of a response, in normal spelling.
 
-    Answers are told apart by their spelling: 1/2 and 0.5 are two, since to know that they are equal takes the verifier.
+    Answers with different spellings are different, such as 1/2 and 0.5: only the verifier knows that they are equal.
     """
     box = find_box(response)
     if box is None:
         return None
     text = extract(response)
-    return Answer(None if text is None else normal(text), box.end)
+    return Answer(None if text is None else normal_answer(text), box.end)
 
 
-def normal(text: str) -> str:
-    """Return an answer in one way of writing."""
+def normal_answer(text: str) -> str:
+    """Return an answer in normal spelling."""
     number = integer(text)
     return spelling(tidy(text)) if number is None else str(number)
 
 
-# One way to write it
+# Spelling
 
 PLAIN = str.maketrans(
     {
@@ -148,8 +151,8 @@ REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"√ *(?:\(([^()]*)\)|([0-9]+|[a-zA-Z]))", r"\\sqrt{\1\2}"),
-        (BOX.pattern, ""),  # around a part of the answer, or twice around all of it
-        # Between digits these are no commas of a list, so they go before all become commas.
+        (BOX.pattern, ""),  # a box around a part of the answer, or a second one around all of it
+        # Between digits these are not commas of a list. They are removed before a later rule turns them into commas.
         (r"(?<=[0-9])(?:\{,\}|,\\!\s*|\\,)(?=[0-9]{3}(?![0-9]))", ""),
         (r"(?<!\\)(?:\\!\s*|\$|\\[()\[\]])|\\(?:display|text)style(?![a-zA-Z])", ""),
         (r"(?<!\\)(?:\\[,;: ]|~)|\\q?quad(?![a-zA-Z])", " "),
@@ -164,13 +167,13 @@ REWRITES = [
         (r"\\degree(?![a-zA-Z])", r"^\\circ"),
         (r"\^ *(?:\{ *\\circ *\}|\\circ)(?![a-zA-Z])", r"^\\circ"),
         (r" +", " "),
-        (r" ?\\text ?\{ ?(?:percent(?:age)?|pct)(?![a-zA-Z]) ?", r"\\%\\text{"),  # what follows it may be a unit
+        (r" ?\\text ?\{ ?(?:percent(?:age)?|pct)(?![a-zA-Z]) ?", r"\\%\\text{"),  # a unit may follow
     )
 ]
 HAS_LETTERS = re.compile(r"[^\W\d_]")
-ARITHMETIC = re.compile(r"[-+*/()0-9]*")  # is tidy, and spelled in one way: most answers need no more than this look
+ARITHMETIC = re.compile(r"[-+*/()0-9]*")  # already tidy and in normal spelling, as most answers are
 MIXED = re.compile(r"([-+]?[0-9]+) ([0-9]+)/([0-9]+)")
-SCIENTIFIC = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+e[-+]?|[0-9]+e)[0-9]+")  # 2e-5 may be 2e minus 5
+SCIENTIFIC = re.compile(r"[-+]?(?:[0-9]*\.[0-9]+e[-+]?|[0-9]+e)[0-9]+")  # not 2e-5, which may be 2e minus 5
 BASED = re.compile(r"([0-9A-Z]+)_\{?([0-9]+)\}?")
 SCALE = re.compile(rf"(?<=[0-9}}]) *(?:(\\text *\{{) *)?({'|'.join(SCALES)})s?(?![a-zA-Z])")
 GROUPED = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])")
@@ -179,7 +182,7 @@ WRAPPED = re.compile(r"(?:\\text)? *\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 
 
 def tidy(text: str) -> str:
-    """Return the same answer without typography and units."""
+    """Return an answer without typography and units."""
     if ARITHMETIC.fullmatch(text):
         return text
     text = text.translate(PLAIN)
@@ -199,26 +202,27 @@ def scaled(match: re.Match[str]) -> str:
 
 
 def ungrouped(match: re.Match[str]) -> str:
-    """Return digits without commas, unless the commas may be those of a list."""
+    """Return digits without commas, unless the commas may separate a list."""
     before = match.string[: match.start()]
-    is_argument = before.endswith("{") and not before.endswith("\\{")  # as that of a root or a fraction
+    is_argument = before.endswith("{") and not before.endswith("\\{")  # of a root or a fraction
     return match[0].replace(",", "") if is_argument or ",0" in match[0] else match[0]
 
 
 def fraction(match: re.Match[str]) -> str:
-    """Writes a repeating decimal as a fraction: 0.1\\overline{6} -> 15/90."""
+    """Return a repeating decimal as a fraction: 0.1\\overline{6} -> 15/90."""
     whole, fixed, period = match.groups()
     numerator = int(whole + fixed + period) - int(whole + fixed or "0")
     return rf"\frac{{{numerator}}}{{{'9' * len(period)}{'0' * len(fixed)}}}"
 
 
 def spelling(text: str) -> str:
-    """Returns a form in which answers that are spelled alike agree; many that are equal in value do not."""
+    """Return a form in which equal spellings agree; answers of equal value may still differ."""
     if ARITHMETIC.fullmatch(text):
         return text
     text = re.sub(r"\\text *\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<![0-9]) | (?![0-9])", "", text)
-    text = text if "\\" in text else text.lower()  # of commands, \Delta is not \delta
+    if "\\" not in text:  # \Delta is not \delta
+        text = text.lower()
     choice = re.fullmatch(r"\(?([a-z])\)?", text)
     return choice[1] if choice else text
 
@@ -233,12 +237,12 @@ INTEGER = re.compile(
 
 
 def integer(text: str) -> int | None:
-    """Return the integer an answer is, however it is written; None for any other answer."""
+    """Return the value of an integer answer in any spelling; None for any other answer."""
     return integer_of_tidy(tidy(text))
 
 
 def integer_of_tidy(text: str) -> int | None:
-    """Return the integer a tidy answer is; None for any other answer."""
+    """Return the value of a tidy integer answer; None for any other answer."""
     while wrapped := WRAPPED.fullmatch(text):
         text = without_units(wrapped[1].strip(" ."))
     match = INTEGER.fullmatch(text)
@@ -248,11 +252,11 @@ def integer_of_tidy(text: str) -> int | None:
 # Judging
 
 
-def quickly(gold: str, answer: str) -> Verdict | None:
-    """Returns the verdict on tidy answers where that is plain to see, else None."""
-    wanted, given = integer_of_tidy(gold), integer_of_tidy(answer)
-    if wanted is not None and given is not None:
-        return Verdict.RIGHT if wanted == given else Verdict.WRONG
+def quick_verdict(gold: str, answer: str) -> Verdict | None:
+    """Return the verdict on a tidy answer if it needs no algebra, else None."""
+    gold_integer, answer_integer = integer_of_tidy(gold), integer_of_tidy(answer)
+    if gold_integer is not None and answer_integer is not None:
+        return Verdict.RIGHT if gold_integer == answer_integer else Verdict.WRONG
     if spelling(gold) == spelling(answer):
         return Verdict.RIGHT
     if BASED.fullmatch(gold) and BASED.fullmatch(answer):
@@ -261,7 +265,7 @@ def quickly(gold: str, answer: str) -> Verdict | None:
 
 
 def legible(answer: str) -> bool:
-    """Tells whether the parser of LaTeX may see it: no controls, no digits but 0-9, no abyss of brackets."""
+    """Return whether the LaTeX parser may get a text: printable, digits 0-9 only, brackets not nested too deep."""
     depth = deepest = 0
     for letter in answer:
         depth += (letter in "([{") - (letter in ")]}")

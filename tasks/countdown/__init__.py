@@ -2,10 +2,10 @@ r"""Countdown: reach a target from a few given numbers, each used exactly once, 
 
     6 7 3=39:        ->        \boxed{(6*7)-3}
 
-Problems are made here, from no data: a problem is a multiset of numbers with a target that they reach while every
-intermediate value stays between 0 and the largest target. Most have several solutions, so diversity pays.
+Problems are generated: a problem is a multiset of numbers with a target that they can reach with intermediate values
+between 0 and the largest target. Most have several solutions, so diversity helps.
 
-A response is one box and nothing else. Where text around the box was allowed, some policies learned not to stop after
+A response is one box and nothing else. When text around the box was allowed, some policies learned not to stop after
 it, and that text counted as entropy and as diversity.
 """
 
@@ -15,7 +15,7 @@ import hashlib
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import combinations, combinations_with_replacement
@@ -30,7 +30,7 @@ Numbers = tuple[int, ...]  # in ascending order
 
 OPERATORS = {"+": add, "-": sub, "*": mul}
 SUMS = ("+", "-")  # operators of the same rank
-MULTISETS = 1000  # of numbers, at most: where there are more, a seeded draw of them
+MULTISETS = 1000  # of numbers, at most; if there are more, a seeded sample of them
 HELD_OUT = 10  # one problem in ten is for testing, another one for validation
 
 BOX, CLOSING = "\\boxed{", "}"
@@ -41,22 +41,22 @@ ALPHABET = re.compile(r"[-+*() 0-9]*")
 
 @dataclass(frozen=True)
 class Countdown:
-    """Arithmetic puzzles, made here: reach a target from given numbers."""
+    """Arithmetic puzzles, generated: reach a target from given numbers."""
 
     name: ClassVar[str] = "countdown"
     splits: ClassVar[tuple[str, ...]] = SPLITS
 
-    count: int = number(3, least=2, most=5)  # numbers given
-    largest: int = number(12, least=2, most=99)  # of them, from 1
+    count: int = number(3, least=2, most=5)  # numbers in a problem
+    largest: int = number(12, least=2, most=99)  # the largest number; the smallest is 1
     target: int = number(60, least=2, most=999)  # the largest target, and the largest intermediate value
 
     def __post_init__(self) -> None:
         check(Countdown, vars(self), "countdown.")
 
     def problems(self, split: str) -> list[Problem]:
-        """Returns the problems of all multisets of numbers, or of a seeded draw of 1,000 where there are more."""
+        """Return the problems of all multisets of numbers, or of a seeded sample of 1,000 if there are more."""
         check_split(self, split)
-        return [problem(*key) for key in keys(self, split)]
+        return [make_problem(*key) for key in puzzle_keys(self, split)]
 
     def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
         return [self.verdict(problem, response) for problem, response in pairs]
@@ -64,23 +64,23 @@ class Countdown:
     def answers(self, pairs: Sequence[tuple[Problem, str]]) -> list[Answer | None]:
         """Return the expression in the first box of each response, without spaces and redundant brackets.
 
-        The order of operands counts: 6*7-3 and 7*6-3 are two answers. A response with any text beside its box has an
-        end of its answer and no answer, as its verdict is unparsed.
+        The order of operands counts: 6*7-3 and 7*6-3 are two answers. If a response has text outside its box, its
+        verdict is unparsed, so the text of its answer is None; the end of the answer is still known.
         """
-        return [answer(response) for _, response in pairs]
+        return [read_answer(response) for _, response in pairs]
 
     def solutions(self, problem: Problem) -> int:
-        """Return the number of right answers to a problem, whose intermediate values may leave the task's bounds."""
+        """Return the number of right answers to a problem; their intermediate values may exceed the task's bounds."""
         return count_solutions(*parse_key(problem.answer))
 
     def flags(self, trained_on: str | None) -> list[str]:
-        """Returns nothing: no training problem is among those for testing."""
+        """Return no warnings: no training problem is used for testing."""
         return []
 
     def verdict(self, problem: Problem, response: str) -> Verdict:
-        """Return right for a box with an expression of the target's value that uses each number exactly once."""
-        boxed = content(response)
-        read = None if boxed is None else evaluate(boxed)
+        """Return right if the box contains an expression with the target's value that uses each number exactly once."""
+        boxed = box_content(response)
+        read = None if boxed is None else evaluate_expression(boxed)
         if read is None:
             return Verdict.UNPARSED
         numbers, target = parse_key(problem.answer)
@@ -88,29 +88,29 @@ class Countdown:
         return Verdict.RIGHT if solved else Verdict.WRONG
 
 
-def content(response: str) -> str | None:
+def box_content(response: str) -> str | None:
     """Return the text in the box; None unless the response is one box, with no character before or after it.
 
-    Spaces around the box are refused as well: a space is a token, and a policy could go on with it for ever.
+    Spaces around the box are rejected too: a space is a token, and a policy could repeat it forever.
     """
     if not response.startswith(BOX) or not response.endswith(CLOSING):
         return None
     return response[len(BOX) : -len(CLOSING)]
 
 
-def answer(response: str) -> Answer | None:
-    """Return the answer in the first box of a response, which ends with the first closing brace after its opening."""
+def read_answer(response: str) -> Answer | None:
+    """Return the answer in the first box of a response; the box ends with the first closing brace."""
     opening = response.find(BOX)
     closing = -1 if opening < 0 else response.find(CLOSING, opening + len(BOX))
     if closing < 0:
         return None
-    boxed = content(response)
-    read = None if boxed is None else evaluate(boxed)
+    boxed = box_content(response)
+    read = None if boxed is None else evaluate_expression(boxed)
     return Answer(None if read is None else read.normal, closing + len(CLOSING))
 
 
 class Expression(NamedTuple):
-    """An expression that was read."""
+    """A parsed expression."""
 
     value: int
     used: tuple[int, ...]  # the numbers in it, in their order
@@ -118,14 +118,14 @@ class Expression(NamedTuple):
 
 
 # A part of an expression: its value, its text, and the operator that is applied last in it, "" for a number. Plain
-# tuples: every response of the training is read, and named ones take three times as long to make.
+# tuples, since every response of the training is parsed, and named tuples take three times as long to create.
 Operand = tuple[int, str, str]
 
 
-def joined(operator: str, left: Operand, right: Operand) -> Operand:
-    """Return two operands as one.
+def join_operands(operator: str, left: Operand, right: Operand) -> Operand:
+    """Return the combination of two operands.
 
-    Brackets stay where dropping them would change the value: around a sum or difference that is a factor, or that is
+    Brackets are kept only if the value would change without them: around a sum or difference that is multiplied or
     subtracted.
     """
     left_value, first, left_operator = left
@@ -138,22 +138,21 @@ def joined(operator: str, left: Operand, right: Operand) -> Operand:
 
 
 @lru_cache(maxsize=4096)  # the verdict and the answer read the same text
-def evaluate(text: str) -> Expression | None:
-    """Return an expression with its value; None for all but numbers, + - * and brackets.
+def evaluate_expression(text: str) -> Expression | None:
+    """Parse an expression of numbers, + - * and brackets; return None for any other text.
 
-    It uses two stacks instead of recursion, so that no nesting is too deep. No sign may stand in front of a number or a
-    bracket.
+    Two stacks replace recursion, so that no nesting is too deep. Signs in front of numbers or brackets are not allowed.
     """
     if len(text) > LONGEST or not ALPHABET.fullmatch(text):
         return None
     operands: list[Operand] = []
     pending: list[str] = []
     used: list[int] = []
-    operand = True  # is due next
+    operand = True  # whether an operand must come next
 
     def reduce() -> None:
         right, left = operands.pop(), operands.pop()
-        operands.append(joined(pending.pop(), left, right))
+        operands.append(join_operands(pending.pop(), left, right))
 
     for token in TOKENS.findall(text):
         if operand != (token == "(" or token.isdigit()):
@@ -196,13 +195,13 @@ def parse_key(key: str) -> tuple[Numbers, int]:
     return tuple(int(number) for number in numbers.split(",")), int(target)
 
 
-def digest(numbers: Numbers, target: int) -> int:
+def puzzle_digest(numbers: Numbers, target: int) -> int:
     return int.from_bytes(hashlib.sha256(key_of(numbers, target).encode()).digest()[:8])
 
 
 def split_of(numbers: Numbers, target: int) -> str:
-    """Returns the split of a problem by its target and its numbers, whatever their order and the other options."""
-    return {0: "test", 1: "validation"}.get(digest(numbers, target) % HELD_OUT, "train")
+    """Return the split of a problem; it depends on the target and the numbers only, not on the task's options."""
+    return {0: "test", 1: "validation"}.get(puzzle_digest(numbers, target) % HELD_OUT, "train")
 
 
 @cache
@@ -218,19 +217,20 @@ def multisets(task: Countdown) -> list[Numbers]:
 
 
 @cache
-def keys(task: Countdown, split: str) -> list[tuple[Numbers, int]]:
-    """Returns the problems of a split in the order of their digests, so that the first few are a fair draw."""
-    everything = ((numbers, value) for numbers in multisets(task) for value in reachable(numbers, task.target))
-    return sorted((key for key in everything if split_of(*key) == split), key=lambda key: digest(*key))
+def puzzle_keys(task: Countdown, split: str) -> list[tuple[Numbers, int]]:
+    """Return the problems of a split in the order of their digests, so that the first few are a random sample."""
+    all_keys = ((numbers, value) for numbers in multisets(task) for value in reachable(numbers, task.target))
+    in_split = [key for key in all_keys if split_of(*key) == split]
+    return sorted(in_split, key=lambda key: puzzle_digest(*key))
 
 
-def problem(numbers: Numbers, target: int) -> Problem:
-    shuffled = random.Random(digest(numbers, target)).sample(numbers, len(numbers))
+def make_problem(numbers: Numbers, target: int) -> Problem:
+    shuffled = random.Random(puzzle_digest(numbers, target)).sample(numbers, len(numbers))
     key = key_of(numbers, target)
-    return Problem(id=key, prompt=prompt(shuffled, target), answer=key)
+    return Problem(id=key, prompt=puzzle_prompt(shuffled, target), answer=key)
 
 
-def prompt(numbers: list[int], target: int) -> str:
+def puzzle_prompt(numbers: list[int], target: int) -> str:
     return f"{' '.join(map(str, numbers))}={target}:"
 
 
@@ -239,103 +239,108 @@ def prompt(numbers: list[int], target: int) -> str:
 
 @cache
 def partitions(numbers: Numbers) -> list[tuple[Numbers, Numbers]]:
-    """Returns the ways to give some numbers to the left operand and the others to the right one."""
+    """Return the ways to split numbers into those of the left and those of the right operand."""
     positions = range(len(numbers))
-    found = set()
+    pairs = set()
     for size in range(1, len(numbers)):
         for chosen in combinations(positions, size):
             left = tuple(numbers[i] for i in chosen)
-            found.add((left, tuple(numbers[i] for i in positions if i not in chosen)))
-    return sorted(found)
+            right = tuple(numbers[i] for i in positions if i not in chosen)
+            pairs.add((left, right))
+    return sorted(pairs)
 
 
 @cache
 def reachable(numbers: Numbers, highest: int) -> frozenset[int]:
-    """Returns the values of all expressions that use each number once and never leave 0..highest."""
+    """Return the values of all expressions that use each number once and whose values stay within 0..highest."""
     if len(numbers) == 1:
         return frozenset(number for number in numbers if number <= highest)
-    found: set[int] = set()
+    values: set[int] = set()
     for left, right in partitions(numbers):
-        if left <= right:  # the mirror image gives the same sums, products and non-negative differences
+        if left <= right:  # the mirrored partition gives the same sums, products and non-negative differences
             for a in reachable(left, highest):
                 for b in reachable(right, highest):
-                    found.update((a + b, abs(a - b), a * b))
-    return frozenset(value for value in found if value <= highest)
+                    values.update((a + b, abs(a - b), a * b))
+    return frozenset(value for value in values if value <= highest)
 
 
 @cache
 def last_steps(numbers: Numbers, value: int, highest: int) -> list[tuple[str, Numbers, int, Numbers, int]]:
-    """Returns every last operation that gives this value: its sign, and the numbers and the value of both operands."""
+    """Return every last operation with this value: its sign, and the numbers and the value of both operands."""
     steps = []
     for left, right in partitions(numbers):
         rights = reachable(right, highest)
         for a in reachable(left, highest):
-            factors = [value // a] if a and value % a == 0 else rights if a == value == 0 else ()
+            factors: Collection[int] = ()
+            if a and value % a == 0:
+                factors = [value // a]
+            elif a == value == 0:
+                factors = rights
             candidates = (("+", [value - a]), ("-", [a - value]), ("*", factors))
             steps += [(sign, left, a, right, b) for sign, bs in candidates for b in bs if b in rights]
     return sorted(steps)
 
 
 class Ways(NamedTuple):
-    """For each value, the number of expressions in normal form that use some numbers once, by their last operator."""
+    """The number of expressions in normal form over some numbers for each value, by their last operator."""
 
     single: Counter[int]
     sums: Counter[int]
     products: Counter[int]
 
 
-@lru_cache(maxsize=256)  # four numbers reach thousands of values, so that all of a split would not fit into memory
+@lru_cache(maxsize=256)  # bounded: four numbers reach thousands of values, and a whole split would not fit in memory
 def ways(numbers: Numbers) -> Ways:
-    """Return the expressions in normal form over some numbers.
+    """Return the numbers of expressions in normal form over some numbers.
 
-    Each is built in one way alone, from the left: the right operand of + is not a sum, that of * is not a product,
-    since their brackets would be redundant.
+    Each expression is counted once, built from the left: the right operand of + is not a sum, and that of * is not a
+    product, since their brackets would be redundant.
     """
-    found = Ways(Counter(numbers if len(numbers) == 1 else ()), Counter(), Counter())
+    result = Ways(Counter(numbers if len(numbers) == 1 else ()), Counter(), Counter())
     for left, right in partitions(numbers):
         rights = ways(right)
-        any_right = total(*rights)
-        terms, factors = total(rights.single, rights.products), total(rights.single, rights.sums)
-        for a, lefts in total(*ways(left)).items():
+        any_right = add_counts(*rights)
+        terms, factors = add_counts(rights.single, rights.products), add_counts(rights.single, rights.sums)
+        for a, lefts in add_counts(*ways(left)).items():
             for b, count in terms.items():
-                found.sums[a + b] += lefts * count
+                result.sums[a + b] += lefts * count
             for b, count in any_right.items():
-                found.sums[a - b] += lefts * count
+                result.sums[a - b] += lefts * count
             for b, count in factors.items():
-                found.products[a * b] += lefts * count
-    return found
+                result.products[a * b] += lefts * count
+    return result
 
 
-def total(*counts: Counter[int]) -> Counter[int]:
-    """Return the sum of some counts; unlike Counter's own +, without a look at every sign."""
-    found: Counter[int] = Counter()
-    for each in counts:
-        found.update(each)
-    return found
+def add_counts(*counts: Counter[int]) -> Counter[int]:
+    """Return the sum of some counters; faster than Counter's own +, which checks the sign of every count."""
+    result: Counter[int] = Counter()
+    for counter in counts:
+        result.update(counter)
+    return result
 
 
 @cache
 def count_solutions(numbers: Numbers, target: int) -> int:
     """Return the number of expressions in normal form that use each number once and have the target's value.
 
-    Only the last operation looks for the target, which spares listing all values of all numbers.
+    Only the last operation is searched for the target, so the values of all numbers together are never listed.
     """
-    found = int(numbers == (target,))
+    solutions = int(numbers == (target,))
     for left, right in partitions(numbers):
         rights = ways(right)
-        any_right = total(*rights)
-        terms, factors = total(rights.single, rights.products), total(rights.single, rights.sums)
-        for a, lefts in total(*ways(left)).items():
-            found += lefts * (terms[target - a] + any_right[a - target])
+        any_right = add_counts(*rights)
+        terms, factors = add_counts(rights.single, rights.products), add_counts(rights.single, rights.sums)
+        for a, lefts in add_counts(*ways(left)).items():
+            solutions += lefts * (terms[target - a] + any_right[a - target])
             if a != 0 and target % a == 0:
-                found += lefts * factors[target // a]
+                solutions += lefts * factors[target // a]
             elif a == target == 0:
-                found += lefts * factors.total()
-    return found
+                solutions += lefts * factors.total()
+    return solutions
 
 
 def expression(rng: random.Random, numbers: Numbers, value: int, highest: int) -> str:
-    """Draws an expression of this value; every operand that is not a number stands in brackets."""
+    """Draw an expression with this value; every operand that is not a number is in brackets."""
     if len(numbers) == 1:
         return str(value)
     sign, left, a, right, b = rng.choice(last_steps(numbers, value, highest))
@@ -344,15 +349,15 @@ def expression(rng: random.Random, numbers: Numbers, value: int, highest: int) -
 
 
 def examples(task: Countdown, seed: int, solving: float) -> Iterator[tuple[str, str]]:
-    """Yields prompts of training problems with responses, for ever.
+    """Yield prompts of training problems with responses, without end.
 
-    This share of them solves its problem. The rest are any expressions over the given numbers, so that a model learns
-    to write answers before it is good at them.
+    The share `solving` of the responses is right. The others are random expressions over the same numbers, so that a
+    model learns the form of an answer without solving every problem.
     """
     rng = random.Random(seed)
-    train = keys(task, "train")
+    train = puzzle_keys(task, "train")
     while True:
         numbers, target = rng.choice(train)
         value = target if rng.random() < solving else rng.choice(sorted(reachable(numbers, task.target)))
         text = expression(rng, numbers, value, task.target)
-        yield prompt(rng.sample(numbers, len(numbers)), target), f"{BOX}{text}{CLOSING}"
+        yield puzzle_prompt(rng.sample(numbers, len(numbers)), target), f"{BOX}{text}{CLOSING}"

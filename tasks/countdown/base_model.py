@@ -1,4 +1,4 @@
-"""The base model of Countdown: a small Qwen2-shaped decoder that has learned to write answers, mostly wrong ones."""
+"""The base model of Countdown: a small Qwen2-shaped decoder that writes answers, most of them wrong."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from tasks.countdown import Countdown, examples
-from tasks.countdown.recipe import CHARACTERS, END, PAD, Recipe, words
+from tasks.countdown.recipe import CHARACTERS, END, PAD, CountdownRecipe, words
 
 BYTE_LEVEL_SPACE = "\u0120"
 LONGEST = 256  # tokens of a prompt with its response
 WEIGHT_DECAY = 0.01
 GRAD_CLIP = 1.0
 FINAL_LR = 0.1  # of the peak
-IGNORED = -100  # as a target, by torch's cross entropy
+IGNORED = -100  # the target that torch's cross entropy skips
 
 
 def tokenizer(task: Countdown) -> Qwen2Tokenizer:
-    """Returns a tokenizer with a token for each character, each number that can occur, and the opening of the box.
+    """Return a tokenizer with a token for each character, each number that can occur, and the opening of the box.
 
-    Whole numbers rather than digits: with them, the same training beats random answers by three times as much, in less
-    time. AutoTokenizer takes this class for a Qwen2 model, whatever the model's folder says; there are no merges.
+    With whole numbers instead of digits, the same training improves on random answers by three times as much, in less
+    time. The class is Qwen2Tokenizer because AutoTokenizer loads it for every Qwen2 model, ignoring the model's folder.
     """
     vocabulary = {token: index for index, token in enumerate((PAD, END, *CHARACTERS.replace(" ", BYTE_LEVEL_SPACE)))}
     encoder = Qwen2Tokenizer(
@@ -38,7 +38,7 @@ def tokenizer(task: Countdown) -> Qwen2Tokenizer:
     return encoder
 
 
-def model(recipe: Recipe, encoder: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+def model(recipe: CountdownRecipe, encoder: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     config = Qwen2Config(
         vocab_size=len(encoder),
         hidden_size=recipe.hidden,
@@ -55,8 +55,8 @@ def model(recipe: Recipe, encoder: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config)
 
 
-def batches(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields token ids, padded on the right, with the targets: none in the prompt and in the padding."""
+def batches(recipe: CountdownRecipe, task: Countdown, encoder: Qwen2Tokenizer) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield token IDs, padded on the right, with their targets; prompts and padding are IGNORED."""
     stream = examples(task, recipe.seed, recipe.solving)
     for _ in range(recipe.steps):
         prompts, responses = zip(*islice(stream, recipe.batch), strict=True)
@@ -71,15 +71,15 @@ def batches(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer) -> Iterato
         yield torch.tensor(ids), torch.tensor(targets)
 
 
-def learning_rate(recipe: Recipe, step: int) -> float:
-    """Returns the learning rate of a step: a linear warm-up, then a cosine."""
+def learning_rate(recipe: CountdownRecipe, step: int) -> float:
+    """Return the learning rate of a step: linear warm-up, then a cosine."""
     if step < recipe.warmup_steps:
         return recipe.lr * (step + 1) / recipe.warmup_steps
     progress = (step - recipe.warmup_steps) / max(recipe.steps - recipe.warmup_steps, 1)
     return recipe.lr * (FINAL_LR + (1 - FINAL_LR) * (1 + cos(pi * progress)) / 2)
 
 
-def train(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer, device: str) -> Qwen2ForCausalLM:
+def train(recipe: CountdownRecipe, task: Countdown, encoder: Qwen2Tokenizer, device: str) -> Qwen2ForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         network = model(recipe, encoder).to(device)
@@ -87,7 +87,7 @@ def train(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer, device: str)
     for step, (ids_BT, targets_BT) in enumerate(batches(recipe, task, encoder)):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, step)
-        # Padding stands on the right, where causal attention never looks: no mask is needed.
+        # Padding is on the right, where causal attention never looks, so no mask is needed.
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             logits_BTV = network(ids_BT.to(device), use_cache=False).logits
         loss = cross_entropy(logits_BTV[:, :-1].flatten(0, 1).float(), targets_BT[:, 1:].flatten().to(device))
@@ -98,13 +98,14 @@ def train(recipe: Recipe, task: Countdown, encoder: Qwen2Tokenizer, device: str)
     return network.cpu().eval()
 
 
-def build(recipe: Recipe, folder: Path) -> None:
-    """Makes the model and saves it as an ordinary Hugging Face folder; on a CPU the same bits for the same recipe."""
+def build_base_model(recipe: CountdownRecipe, folder: Path) -> None:
+    """Make the model and save it as a Hugging Face folder; on a CPU, the same recipe gives the same bits."""
     task = recipe.countdown
     device = recipe.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     encoder = tokenizer(task)
+    # With one thread, the order of additions does not depend on the number of cores.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -112,7 +113,7 @@ def build(recipe: Recipe, folder: Path) -> None:
     finally:
         torch.set_num_threads(threads)
     if device == "cuda":
-        torch.cuda.empty_cache()  # this process may live as long as a matrix, whose cells need the memory
+        torch.cuda.empty_cache()  # this process may live as long as a matrix, and its cells need the memory
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     network.save_pretrained(folder)

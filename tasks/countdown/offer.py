@@ -1,19 +1,19 @@
-"""The recipe for base models that Countdown offers, with the way to follow it."""
+"""The recipe of Countdown's base models that can also make them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.countdown.recipe import Recipe
+from tasks.countdown.recipe import CountdownRecipe
 
 
 @dataclass(frozen=True)
-class BaseModel(Recipe):
-    """A recipe that can be followed. Recipe itself cannot: what follows it imports it, and torch."""
+class BaseModel(CountdownRecipe):
+    """A recipe with `build`, apart from CountdownRecipe because base_model imports that."""
 
     def build(self, folder: Path) -> None:
-        """Makes the model and saves it as a Hugging Face folder."""
+        """Make the model and save it as a Hugging Face folder."""
         from tasks.countdown import base_model
 
-        base_model.build(self, folder)
+        base_model.build_base_model(self, folder)

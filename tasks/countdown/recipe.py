@@ -1,4 +1,4 @@
-"""The settings that define a base model which is made here; imports no torch."""
+"""The settings of a base model for Countdown; imports no torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from harness.base.schema import check, choice, number
 from harness.base.shape import Shape
 from tasks.countdown import BOX, Countdown
 
-VERSION = 1  # of what build() makes of a recipe: another one makes new models
+VERSION = 1  # of base_model.py; a new version makes new models from the same settings
 PAD, END = "<pad>", "<eos>"
 CHARACTERS = "0123456789+-*()=: }"
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A Qwen2-shaped decoder, trained from nothing on supervised examples of training problems."""
+class CountdownRecipe:
+    """A Qwen2-shaped decoder, trained from scratch on supervised examples of training problems."""
 
     task: str = "countdown"  # a specification, such as countdown(count=4)
     hidden: int = number(64, least=1)
@@ -33,11 +33,11 @@ class Recipe:
     warmup_steps: int = number(30, least=1)
     solving: float = number(0.8, least=0, most=1)  # share of the examples that solve their problem
     seed: int = number(0, least=0)
-    # auto: a GPU where there is one, and then not the same bits every time
+    # auto: a GPU if there is one. Only a CPU makes bitwise the same model each time.
     device: str = choice("cpu", ("auto", "cpu", "cuda"))
 
     def __post_init__(self) -> None:
-        check(Recipe, vars(self), "recipe.")
+        check(CountdownRecipe, vars(self), "recipe.")
         if self.hidden % (2 * self.heads):
             raise UserError(
                 f"recipe.heads is {self.heads}; each head needs an even share of recipe.hidden ({self.hidden})"
@@ -45,21 +45,21 @@ class Recipe:
 
     @cached_property
     def countdown(self) -> Countdown:
-        """Returns the task that the specification in `task` means."""
+        """The task of the specification in `task`."""
         return registry.build("task", {Countdown.name: Countdown}, self.task)
 
     def identity(self) -> dict[str, Any]:
-        """Returns all that defines the model; two ways to write the same task make no difference."""
+        """Return the definition of the model; it is the same for all spellings of a task."""
         task = identities.component_identity(self.countdown)
         return {"recipe": {**dataclasses.asdict(self), "task": task}, "version": VERSION}
 
     def summary(self) -> str:
-        """Describes the model in one line."""
+        """Return a description of the model in one line."""
         trained = f"{self.steps} supervised steps of {self.batch} examples"
         return f"made for {self.task}: {self.layers} layers of {self.hidden}, {trained}"
 
     def shape(self) -> Shape:
-        """Returns the shape of the model, which need not be made for that."""
+        """Return the shape of the model without making it."""
         return Shape(
             architecture="qwen2",
             vocabulary=2 + len(CHARACTERS) + len(words(self.countdown)),
@@ -74,5 +74,5 @@ class Recipe:
 
 
 def words(task: Countdown) -> list[str]:
-    """Returns the tokens that are more than a character: the opening of the box, and each number that can occur."""
+    """Return the tokens of several characters: the opening of the box, and each number that can occur."""
     return [BOX, *map(str, range(10, max(task.largest, task.target) + 1))]

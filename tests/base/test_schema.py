@@ -23,7 +23,7 @@ from harness.composition import method_classes
 from harness.config import Config
 from harness.study.assess import Wanted
 from tasks.countdown import Countdown
-from tasks.countdown.recipe import Recipe
+from tasks.countdown.recipe import CountdownRecipe
 
 BOUNDS = ("least", "above", "most", "below")
 BEYOND = (math.nan, math.inf, -math.inf)
@@ -164,7 +164,7 @@ SPECS: dict[str, type] = {**method_classes(METHODS), "countdown": Countdown}
 SETTINGS = [
     *sections(Config(), ""),
     *((cls(), f"{name}.") for name, cls in SPECS.items()),
-    (Recipe(), "recipe."),
+    (CountdownRecipe(), "recipe."),
     (Shape("qwen2", 1, 1, 1, 1, 1, 1, 1), "shape."),
     (Wanted(), "--"),
 ]
@@ -257,7 +257,10 @@ def test_options_are_checked_in_a_specification_and_in_python(
         (lambda: ClipV(mu=-1.0), "ClipV.mu is -1.0; allowed: 0 and more"),
         (lambda: AdaptiveEntropy(target=math.nan), "AdaptiveEntropy.target is nan; allowed: 0 and more"),
         (lambda: Countdown(count=6), "countdown.count is 6; allowed: 2 to 5"),
-        (lambda: Recipe(device="gpu"), "recipe.device is 'gpu'; allowed: auto, cpu, cuda; did you mean 'cpu'?"),
+        (
+            lambda: CountdownRecipe(device="gpu"),
+            "recipe.device is 'gpu'; allowed: auto, cpu, cuda; did you mean 'cpu'?",
+        ),
         (lambda: dataclasses.replace(SETTINGS[-2][0], mlp=0), "shape.mlp is 0; allowed: 1 to 1e+09"),
         (lambda: Wanted(max_new_tokens=0), "--max-new-tokens is 0; allowed: 1 and more"),
         (lambda: Wanted(temperature=math.nan), "--temperature is nan; allowed: 0 and more"),

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
+import datasets
 import loopback
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
 from places import REAL, REPOSITORY
 
 from benchmarks.patience import HANG
@@ -102,7 +101,7 @@ def ours(path: Path, problems: Rows) -> Path:
 
 def cleaned(rows: Rows, **options: Any) -> tuple[dict[str, str], clean.Counts]:
     counts = clean.Counts()
-    return clean.clean(Counter(rows), clean.integer, counts, **options), counts
+    return clean.clean(Counter(rows), clean.integer_answer, counts, **options), counts
 
 
 # The forms
@@ -113,32 +112,26 @@ def cleaned(rows: Rows, **options: Any) -> tuple[dict[str, str], clean.Counts]:
 def test_every_form_of_the_hub_is_recognised_by_its_fields(form: str, suffix: str, tmp_path: Path) -> None:
     expected = [("Find $x$.", "25"), ("Find\n$y$  now.", "1234")]
     file = write(tmp_path / f"set{suffix}", [FORMS[form](*row) for row in expected])
-    raw, excluded = sources.read([file])
-    assert list(clean.clean(raw, clean.integer, clean.Counts()).items()) == expected
-    assert excluded == 0
+    raw = sources.read_file(file)
+    assert list(clean.clean(raw, clean.integer_answer, clean.Counts()).items()) == expected
+
+
+def test_answers_in_json_keep_their_digits_whatever_other_rows_have(tmp_path: Path) -> None:
+    answers = [22099999999999998951424, "025", 2.0, -3]
+    file = write(tmp_path / "a.jsonl", [{"problem": f"Find {a}.", "answer": a} for a in answers])
+    assert [answer for _, answer in sources.read_file(file)] == ["22099999999999998951424", "025", "2.0", "-3"]
 
 
 def test_an_answer_goes_before_a_worked_solution(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [{"problem": "Find it.", "solution": "long \\boxed{7}", "answer": "025"}])
-    assert list(sources.read([file])[0]) == [("Find it.", "025")]
-
-
-def test_rows_of_other_contests_are_left_out_by_their_url(tmp_path: Path) -> None:
-    rows = [
-        {"id": 0, "problem": f"Problem of {year}", "answer": 1.0, "url": f"https://x/{year}_AMC_12A"}
-        for year in (2022, 2023)
-    ]
-    for suffix in (".jsonl", ".parquet"):
-        raw, excluded = sources.read([write(tmp_path / f"amc{suffix}", rows)], url="2023_AMC")
-        assert list(raw) == [("Problem of 2023", "1.0")]
-        assert excluded == 1
+    assert list(sources.read_file(file)) == [("Find it.", "025")]
 
 
 def test_jsonl_is_split_at_newlines_only(tmp_path: Path) -> None:
     problem = "One\u2028two\u2029three\x85four\x1cfive."
     file = write(tmp_path / "a.jsonl", [FORMS["ours"](problem, "1"), FORMS["ours"]("Next.", "2")])
     assert len(file.read_text().splitlines()) > 2, "the trap is set"
-    assert list(sources.read([file])[0]) == [(problem, "1"), ("Next.", "2")]
+    assert list(sources.read_file(file)) == [(problem, "1"), ("Next.", "2")]
 
 
 def test_repeated_rows_are_counted_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +139,7 @@ def test_repeated_rows_are_counted_while_they_are_read(tmp_path: Path, monkeypat
     block = invented(20)
     block += [*block[:5], (block[3][0], "1000")]
     file = write(tmp_path / "raw.parquet", [verl(*row) for row in block * 10])
-    raw, _ = sources.read([file])
+    raw = sources.read_file(file)
     whole = [(clean.WRAPPER[0] + problem + clean.WRAPPER[1], answer) for problem, answer in block * 10]
     assert raw == Counter(whole)
     assert list(raw) == list(dict.fromkeys(whole)), "in the order of first appearance"
@@ -155,17 +148,17 @@ def test_repeated_rows_are_counted_while_they_are_read(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.jsonl", '{"problem": "x", "answer": "1"}\n{"problem', "line 2 of .* is no JSON"),
-        ("a.jsonl", '{"text": "x", "label": "1"}\n', "row 1 of .* has no problem and answer .*found: text, label"),
+        ("a.jsonl", '{"problem": "x", "answer": "1"}\n{"problem', "line 2 of .* is not valid JSON"),
+        ("a.jsonl", '{"text": "x", "label": "1"}\n', "row 1 of .* has no problem and answer .*it has text, label"),
         ("a.jsonl", '{"problem": "x", "answer": null}\n', "row 1 of .* has no problem and answer"),
-        ("a.jsonl", "[1]\n", "row 1 of .* has no problem and answer .*found: list"),
+        ("a.jsonl", "[1]\n", "row 1 of .* has no problem and answer .*it has list"),
         ("a.parquet", "PAR0", "cannot be read as Parquet"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(name: str, content: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=sentence):
-        sources.read([tmp_path / name])
+        sources.read_file(tmp_path / name)
 
 
 @real
@@ -184,14 +177,15 @@ def test_a_file_that_cannot_be_read_is_named(name: str, content: str, sentence: 
 )
 def test_samples_of_the_hubs_own_files(sample: str, name: str, first: str) -> None:
     entry = sets.SETS[name]
-    raw, excluded = sources.read([REAL / "raw_samples" / sample], sources.SOURCES[entry.source].url)
+    raw = sources.read_file(REAL / "raw_samples" / sample)
     found = clean.clean(raw, entry.answer, clean.Counts())
-    assert excluded == 0
     assert (next(iter(found.values())) if name == "math500" else " ".join(found.values())) == first
     published = {row["problem"]: row["answer"] for file in REAL.glob("*.jsonl") for row in lines(file)}
     folded = {clean.fold(problem): answer for problem, answer in published.items()}
     assert [folded[clean.fold(problem)] for problem in found] == list(found.values())
-    assert [file.name for file in sources.local(entry.source, REAL / "raw_samples") if file.name == sample] == [sample]
+    assert [file.name for file in sources.local_files(entry.source, REAL / "raw_samples") if file.name == sample] == [
+        sample
+    ]
 
 
 def lines(file: Path) -> list[dict[str, str]]:
@@ -262,7 +256,7 @@ def test_what_earlier_conversions_damaged_is_mended_where_that_is_certain(
     ],
 )
 def test_integers_have_one_form(given: str, form: str | None) -> None:
-    assert clean.integer(given) == form
+    assert clean.integer_answer(given) == form
 
 
 def test_every_row_has_one_fate() -> None:
@@ -287,7 +281,9 @@ def test_every_row_has_one_fate() -> None:
 
 
 def test_a_conflict_is_known_even_in_a_copy_that_lost_one_of_the_answers() -> None:
-    found, counts = cleaned([("Which \n one?", "1"), ("Other?", "2")], conflicts=[clean.digest("Which one?")[:12]])
+    found, counts = cleaned(
+        [("Which \n one?", "1"), ("Other?", "2")], conflicts=[clean.problem_digest("Which one?")[:12]]
+    )
     assert found == {"Other?": "2"}
     assert +counts.dropped == {clean.CONFLICT: 1}
 
@@ -306,14 +302,14 @@ def test_what_is_held_out_depends_on_a_problem_alone(tmp_path: Path) -> None:
     write(tmp_path / "raw" / "dapo.parquet", [verl(p.replace(" ", "  "), a) for p, a in shuffled + shuffled[:100]])
     expected = brute_force_held_out([problem for problem, _ in problems])
     assert 20 < len(expected) < 80
-    prepare.prepare(["dapo_math"], str(tmp_path / "dapo.jsonl"))
-    first, trained = kept.card("dapo_math"), kept.rows("dapo_math", "train")
+    prepare.prepare_sets(["dapo_math"], str(tmp_path / "dapo.jsonl"))
+    first, trained = kept.card("dapo_math"), kept.problem_rows("dapo_math", "train")
     assert {row["problem"] for row in trained} == {problem for problem, _ in problems} - expected
     assert first["dropped"] == {sets.HELD_OUT: len(expected)}
-    prepare.prepare(["dapo_math"], str(tmp_path / "raw" / "dapo.parquet"))
+    prepare.prepare_sets(["dapo_math"], str(tmp_path / "raw" / "dapo.parquet"))
     second = kept.card("dapo_math")
     assert second["fingerprint"] == first["fingerprint"]
-    assert [row["id"] for row in kept.rows("dapo_math", "train")] == [row["id"] for row in trained]
+    assert [row["id"] for row in kept.problem_rows("dapo_math", "train")] == [row["id"] for row in trained]
     assert second["dropped"] == {sets.HELD_OUT: len(expected), clean.COPY: 100}
     assert second["repaired"] == {clean.UNWRAPPED: 1600}
 
@@ -325,15 +321,15 @@ def test_nothing_that_is_trained_on_says_the_same_as_what_is_held_out(tmp_path: 
     copies = [held[0].upper() + "!", "As is known, " + held[1], " ".join(["now", *words[3:], "then"])]
     assert not brute_force_held_out(copies)
     ours(tmp_path / "dapo.jsonl", problems + [(copy, "1") for copy in copies])
-    prepare.prepare(["dapo_math"], str(tmp_path))
-    assert {row["problem"] for row in kept.rows("dapo_math", "train")} == {p for p, _ in problems} - set(held)
+    prepare.prepare_sets(["dapo_math"], str(tmp_path))
+    assert {row["problem"] for row in kept.problem_rows("dapo_math", "train")} == {p for p, _ in problems} - set(held)
     assert kept.card("dapo_math")["dropped"] == {sets.HELD_OUT: len(held), sets.NEAR_HELD_OUT: 3}
 
 
 def test_another_collection_is_not_called_dapo500(tmp_path: Path) -> None:
     ours(tmp_path / "dapo.jsonl", invented(100))
-    with pytest.raises(UserError, match="dapo500 test must have 500 problems, but this copy gives"):
-        prepare.prepare(["dapo500"], str(tmp_path))
+    with pytest.raises(UserError, match="dapo500 test must have 500 problems, but this copy has"):
+        prepare.prepare_sets(["dapo500"], str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -375,7 +371,7 @@ def test_the_twelve_conflicts_are_those_that_are_published(dapo: list[dict[str, 
     for first, second in firsts:
         assert clean.fold(dapo[first]["problem"]) == clean.fold(dapo[second]["problem"])
         assert dapo[first]["answer"] != dapo[second]["answer"]
-    assert {clean.digest(dapo[first]["problem"])[:12] for first, _ in firsts} == set(sets.CONFLICTS)
+    assert {clean.problem_digest(dapo[first]["problem"])[:12] for first, _ in firsts} == set(sets.CONFLICTS)
 
 
 PRINTS = {
@@ -394,7 +390,7 @@ def test_dapo500_is_the_same_from_every_form_of_dapo(form: str, dapo: list[dict[
         if form == "raw"
         else [processed(*row) for row in dict(rows).items()]  # that copy has each text once
     )
-    cards = prepare.prepare(["dapo500", "dapo_math"], str(write(tmp_path / "dapo.parquet", records)))
+    cards = prepare.prepare_sets(["dapo500", "dapo_math"], str(write(tmp_path / "dapo.parquet", records)))
     assert {about["name"]: about["fingerprint"] for about in cards} == PRINTS
 
 
@@ -489,10 +485,10 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_prepared_set_is_read_as_it_was_given(small: Path) -> None:
-    (about,) = prepare.prepare(["aime24"], str(small))
-    assert [(row["problem"], row["answer"]) for row in kept.rows("aime24")] == SMALL
-    assert {tuple(row) for row in kept.rows("aime24")} == {("id", "problem", "answer", "source")}
-    assert len({row["id"] for row in kept.rows("aime24")}) == 4
+    (about,) = prepare.prepare_sets(["aime24"], str(small))
+    assert [(row["problem"], row["answer"]) for row in kept.problem_rows("aime24")] == SMALL
+    assert {tuple(row) for row in kept.problem_rows("aime24")} == {("id", "problem", "answer", "source")}
+    assert len({row["id"] for row in kept.problem_rows("aime24")}) == 4
     assert about == kept.card("aime24")
     assert about["source"] == {"files": {"aime24.jsonl": files.sha256_of(small / "aime24.jsonl")}}
     assert (about["problems"], about["rows"], about["dropped"], about["repaired"]) == ({"test": 4}, 4, {}, {})
@@ -504,9 +500,9 @@ def test_a_prepared_set_is_read_as_it_was_given(small: Path) -> None:
 
 def test_all_that_a_folder_has_is_prepared_by_default(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENTROBENCH_DATA", str(small))
-    assert [about["name"] for about in prepare.prepare()] == ["aime24", "amc23", "gsm8k"]
-    assert [row["problem"] for row in kept.rows("gsm8k", "train")] == [problem for problem, _ in SMALL[:2]]
-    assert [row["problem"] for row in kept.rows("gsm8k")] == [problem for problem, _ in SMALL[2:]]
+    assert [about["name"] for about in prepare.prepare_sets()] == ["aime24", "amc23", "gsm8k"]
+    assert [row["problem"] for row in kept.problem_rows("gsm8k", "train")] == [problem for problem, _ in SMALL[:2]]
+    assert [row["problem"] for row in kept.problem_rows("gsm8k")] == [problem for problem, _ in SMALL[2:]]
 
 
 def test_a_folder_as_the_hub_lays_it_out(small: Path, tmp_path: Path) -> None:
@@ -516,49 +512,51 @@ def test_a_folder_as_the_hub_lays_it_out(small: Path, tmp_path: Path) -> None:
     ])  # fmt: skip
     ours(hub / "openai" / "gsm8k" / "main" / "train-00000.jsonl", SMALL[:2])
     assert [about["name"] for about in sorted_cards(hub, ["gsm8k"])] == ["gsm8k"]
-    with pytest.raises(UserError, match="aime24 test has an answer that is not the one other copies agree on"):
-        prepare.prepare(["aime24"], str(hub / "HuggingFaceH4" / "aime_2024"))
-    with pytest.raises(UserError, match="prepared from a copy without its split test"):
-        kept.rows("gsm8k", "test")
+    with pytest.raises(UserError, match="aime24 test has an answer that differs from all other copies"):
+        prepare.prepare_sets(["aime24"], str(hub / "HuggingFaceH4" / "aime_2024"))
+    with pytest.raises(UserError, match="prepared from a copy without the split test"):
+        kept.problem_rows("gsm8k", "test")
 
 
 def sorted_cards(origin: Path, names: list[str]) -> list[dict[str, Any]]:
-    return sorted(prepare.prepare(names, str(origin)), key=lambda about: about["name"])
+    return sorted(prepare.prepare_sets(names, str(origin)), key=lambda about: about["name"])
 
 
 def test_a_copy_with_a_wrong_answer_or_a_missing_problem_is_refused(small: Path, tmp_path: Path) -> None:
-    prepare.prepare(["aime24"], str(small))
+    prepare.prepare_sets(["aime24"], str(small))
     wrong = ours(tmp_path / "wrong.jsonl", [*SMALL[:3], (SMALL[3][0], "480")])
-    with pytest.raises(UserError, match="has an answer that is not the one other copies agree on"):
-        prepare.prepare(["aime24"], str(wrong))
+    with pytest.raises(UserError, match="has an answer that differs from all other copies"):
+        prepare.prepare_sets(["aime24"], str(wrong))
     short = ours(tmp_path / "short.jsonl", SMALL[:3])
-    with pytest.raises(UserError, match="aime24 test must have 4 problems, but this copy gives 3"):
-        prepare.prepare(["aime24"], str(short))
-    assert [row["answer"] for row in kept.rows("aime24")] == [answer for _, answer in SMALL], "what was there stays"
+    with pytest.raises(UserError, match="aime24 test must have 4 problems, but this copy has 3"):
+        prepare.prepare_sets(["aime24"], str(short))
+    assert [row["answer"] for row in kept.problem_rows("aime24")] == [answer for _, answer in SMALL], (
+        "what was there stays"
+    )
 
 
 def test_preparing_again_writes_nothing(small: Path) -> None:
-    prepare.prepare(["aime24"], str(small))
+    prepare.prepare_sets(["aime24"], str(small))
     before = {path: path.stat().st_mtime_ns for path in kept.folder().iterdir()}
     said: list[str] = []
-    prepare.prepare(["aime24"], str(small), said.append)
+    prepare.prepare_sets(["aime24"], str(small), said.append)
     assert said == []
     assert {path: path.stat().st_mtime_ns for path in kept.folder().iterdir()} == before
 
 
 def test_a_damaged_file_is_noticed_and_made_again(small: Path) -> None:
-    (about,) = prepare.prepare(["aime24"], str(small))
+    (about,) = prepare.prepare_sets(["aime24"], str(small))
     file = kept.folder() / about["file"]
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"the file of aime24 in .* is damaged; run `entrobench data prepare aime24`"):
-        kept.rows("aime24")
-    prepare.prepare(["aime24"], str(small))
-    assert len(kept.rows("aime24")) == 4
+        kept.problem_rows("aime24")
+    prepare.prepare_sets(["aime24"], str(small))
+    assert len(kept.problem_rows("aime24")) == 4
 
 
 KILLED = """
 import os, signal, sys
-from harness.data.prepare import prepare
+from harness.data.prepare import prepare_sets
 from harness.data.sets import SETS, Set, Split
 SETS["aime24"] = Set("aime24", {"test": Split(4)})
 replace, left = os.replace, int(sys.argv[2])
@@ -569,95 +567,120 @@ def stop(*paths):
         os.kill(os.getpid(), signal.SIGKILL)
     replace(*paths)
 os.replace = stop
-prepare(["aime24"], sys.argv[1])
+prepare_sets(["aime24"], sys.argv[1])
 """
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("renames", [0, 1])
 def test_a_killed_preparation_leaves_what_was_there(renames: int, small: Path, tmp_path: Path) -> None:
-    prepare.prepare(["aime24"], str(small))
+    prepare.prepare_sets(["aime24"], str(small))
     new = ours(tmp_path / "new" / "aime24.jsonl", [(problem + " new", answer) for problem, answer in SMALL])
     command = [sys.executable, "-c", KILLED, str(new), str(renames)]
     result = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, timeout=HANG, check=False)
     assert result.returncode == -9
-    assert [row["problem"] for row in kept.rows("aime24")] == [problem for problem, _ in SMALL]
-    prepare.prepare(["aime24"], str(new))
-    assert [row["problem"] for row in kept.rows("aime24")] == [problem + " new" for problem, _ in SMALL]
+    assert [row["problem"] for row in kept.problem_rows("aime24")] == [problem for problem, _ in SMALL]
+    prepare.prepare_sets(["aime24"], str(new))
+    assert [row["problem"] for row in kept.problem_rows("aime24")] == [problem + " new" for problem, _ in SMALL]
     left = {path.name for path in kept.folder().iterdir()}
     assert left == {"aime24.json", "aime24.lock", kept.card("aime24")["file"]}, "and no rest of the killed process"
 
 
-def test_the_hub_is_asked_once_for_a_pinned_revision(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_is_asked_once_for_a_pinned_revision(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def snapshot(hub: str, *, repo_type: str, revision: str, allow_patterns: list[str]) -> str:
-        asked.append((hub, repo_type, revision, allow_patterns))
-        write(
-            tmp_path / "snapshot" / "data" / "train.parquet", [FORMS["HuggingFaceH4/aime_2024"](*r) for r in positive]
-        )
-        write(tmp_path / "snapshot" / "dataset_infos.json", [{"not": "rows"}])
-        return str(tmp_path / "snapshot")
+    def load_dataset(hub: str, **options: Any) -> dict[str, datasets.IterableDataset]:
+        asked.append((hub, options))
+        rows = datasets.Dataset.from_list([FORMS["math-ai/amc23"](*row) for row in positive])
+        return {"train": rows.to_iterable_dataset()}
 
     positive = [(problem, answer.removeprefix("-")) for problem, answer in SMALL]
-    monkeypatch.setitem(sets.SETS, "aime24", Set("aime24", {"test": Split(4)}))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     for _ in range(2):
-        prepare.prepare(["aime24"])
-    revision = "2fe88a2f1091d5048c0f36abc874fb997b3dd99a"
-    assert asked == [("HuggingFaceH4/aime_2024", "dataset", revision, ["*.parquet", "*.jsonl"])]
-    assert kept.card("aime24")["source"] == {"hub": "HuggingFaceH4/aime_2024", "revision": revision}
-    assert [(row["problem"], row["answer"]) for row in kept.rows("aime24")] == positive
-    with pytest.raises(UserError, match="math-ai/aime25 is no copy of aime24; allowed: HuggingFaceH4/aime_2024, "):
-        prepare.prepare(["aime24"], "math-ai/aime25")
+        prepare.prepare_sets(["amc23"])
+    revision = "80815d37005feb82cd7f8fbc6901d5d3eff43057"
+    assert asked == [("math-ai/amc23", {"revision": revision, "streaming": True})]
+    assert kept.card("amc23")["source"] == {"hub": "math-ai/amc23", "revision": revision}
+    assert [(row["problem"], row["answer"]) for row in kept.problem_rows("amc23")] == positive
 
 
 def test_every_revision_is_whole_since_the_hub_refuses_abbreviations() -> None:
-    assert len(sources.hubs()) == sum(len(source.hubs) for source in sources.SOURCES.values()) == 14
-    assert all(re.fullmatch("[0-9a-f]{40}", hub.revision) for hub in sources.hubs().values())
+    assert all(re.fullmatch("[0-9a-f]{40}", source.revision) for source in sources.SOURCES.values())
 
 
 def test_without_a_network_a_sentence_says_so_and_what_is_there_stays(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def snapshot(*_: Any, **__: Any) -> str:
-        raise LocalEntryNotFoundError("Got: ConnectError: no route to host.\nPlease check your connection.")
+    def load_dataset(*_: Any, **__: Any) -> str:
+        raise ConnectionError("Couldn't reach it on the Hub (ConnectError).\nPlease check your connection.")
 
-    prepare.prepare(["aime24"], str(small))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    prepare.prepare_sets(["aime24"], str(small))
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(UserError) as caught:
-        prepare.prepare(["aime24"])
+        prepare.prepare_sets(["aime24"])
     assert str(caught.value) == (
-        "HuggingFaceH4/aime_2024 is not to be had from the Hugging Face hub (Got: ConnectError: no route to host); "
-        "what was prepared before stays usable, and --from reads a local copy"
+        "could not download HuggingFaceH4/aime_2024 from the Hugging Face Hub (Couldn't reach it on the Hub "
+        "(ConnectError)); sets that were prepared before remain usable, and --from reads a local copy"
     )
-    assert len(kept.rows("aime24")) == 4
+    assert len(kept.problem_rows("aime24")) == 4
 
 
 @pytest.mark.processes
-def test_the_hubs_own_client_fetches_the_files_that_are_wanted(tmp_path: Path, cache: Path) -> None:
-    rows = [FORMS["HuggingFaceH4/aime_2024"](problem, str(i)) for i, (problem, _) in enumerate(invented(30))]
-    held = {
-        "data/train.parquet": write(tmp_path / "rows.parquet", rows).read_bytes(),
-        "weights.bin": b"never asked for",
-    }
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("aime24", {"train": "data/train-00000-of-00001.parquet"}),
+        ("math500", {"test": "test.jsonl"}),
+        ("dapo_math", {"train": "data/dapo-math-17k.parquet"}),
+        ("gsm8k", {split: f"main/{split}-00000-of-00001.parquet" for split in ("train", "test")}),
+    ],
+)
+def test_the_hubs_own_client_reads_the_files_that_are_wanted(
+    name: str, files: dict[str, str], tmp_path: Path, cache: Path
+) -> None:
+    source = sources.SOURCES[sets.SETS[name].source]
+    form = FORMS["BytedTsinghua-SIA/AIME-2024" if name == "dapo_math" else "ours"]
+    rows = {split: invented(30, seed=len(split)) for split in files}
+    held = {"README.md": b"---\nlicense: mit\n---\n", "weights.bin": b"never asked for"}
+    if name == "gsm8k":
+        held["README.md"] = GSM8K_README
+        held["socratic/train-00000-of-00001.parquet"] = b"not of this configuration"
+    for split, file in files.items():
+        copy = write(tmp_path / file, [form(problem, answer) for problem, answer in rows[split]])
+        held[file] = copy.read_bytes()
     places = {"PYTHONPATH": str(REPOSITORY), "HF_HOME": str(tmp_path / "hf")}
     program = (
-        "from harness.data.prepare import prepare\n"
-        "from harness.data.sets import SETS, Set, Split\n"
-        "SETS['aime24'] = Set('aime24', {'test': Split(30)})  # whatever the problems are\n"
-        "prepare(['aime24'])\n"
+        "import sys\n"
+        "from harness.data import sets\n"
+        "from harness.data.prepare import prepare_sets\n"
+        "[name] = sys.argv[1:]\n"
+        "splits = dict.fromkeys(sets.SETS[name].splits, sets.Split())  # whatever the problems are\n"
+        "sets.SETS[name] = sets.Set(sets.SETS[name].source, splits)\n"
+        "prepare_sets([name])\n"
     )
-    with loopback.hub("datasets", "HuggingFaceH4/aime_2024", held, sources.SOURCES["aime24"].hubs[0].revision) as (
-        address,
-        _,
-    ):
+    with loopback.hub("datasets", source.hub_id, held, source.revision) as (address, asked):
         environment = {**os.environ, **places, "HF_ENDPOINT": address}
-        subprocess.run([sys.executable, "-c", program], env=environment, timeout=HANG, check=True)
-    assert [row["problem"] for row in kept.rows("aime24")] == [row["problem"] for row in rows]
-    assert not list((tmp_path / "hf").rglob("weights.bin"))
+        subprocess.run([sys.executable, "-c", program, name], env=environment, timeout=HANG, check=True)
+    for split in files:
+        ours_split = "test" if name == "aime24" else split  # which the Hub publishes as "train"
+        assert [row["problem"] for row in kept.problem_rows(name, ours_split)] == [p for p, _ in rows[split]]
+    assert not [path for path in asked if "weights.bin" in path or "socratic" in path]
+
+
+GSM8K_README = b"""---
+configs:
+- config_name: main
+  data_files:
+  - split: train
+    path: main/train-*
+  - split: test
+    path: main/test-*
+- config_name: socratic
+  data_files:
+  - split: train
+    path: socratic/train-*
+---
+"""
 
 
 @pytest.mark.processes
@@ -666,27 +689,36 @@ def test_the_hubs_own_client_offline(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "harness.cli", "data", "prepare", "aime24"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG, check=False)
     assert result.returncode == 2
-    assert "HuggingFaceH4/aime_2024 is not to be had from the Hugging Face hub" in result.stderr
+    assert "HuggingFaceH4/aime_2024 from the Hugging Face Hub" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: kept.rows("aime24"), "the problem set aime24 is not prepared; run `entrobench data prepare aime24`"),
-        (lambda: kept.rows("aime42"), "unknown problem set 'aime42'; .* did you mean"),
+        (
+            lambda: kept.problem_rows("aime24"),
+            "the problem set aime24 is not prepared; run `entrobench data prepare aime24`",
+        ),
+        (lambda: kept.problem_rows("aime42"), "unknown problem set 'aime42'; .* did you mean"),
         (lambda: kept.card("amc23"), "the problem set amc23 is not prepared"),
         (
-            lambda: prepare.prepare(["aime24", "math5000"], str(REPOSITORY / "docs")),
+            lambda: prepare.prepare_sets(["aime24", "math5000"], str(REPOSITORY / "docs")),
             "unknown problem set 'math5000'; .* did you mean 'math500'",
         ),
-        (lambda: prepare.prepare(["aime24"], "nowhere"), "nowhere is neither a file or folder here nor a known copy"),
         (
-            lambda: prepare.prepare(["math500"], str(REPOSITORY / "docs")),
-            "docs holds no file of math500; its name must",
+            lambda: prepare.prepare_sets(["aime24"], "nowhere"),
+            "--from is 'nowhere', which is not a local file or folder",
         ),
-        (lambda: prepare.prepare([], str(REPOSITORY / "docs")), "holds no file that is called like one of the sets"),
-        (check.check, "the problem set dapo_math is not prepared"),
+        (
+            lambda: prepare.prepare_sets(["math500"], str(REPOSITORY / "docs")),
+            "docs contains no file of math500; its name must",
+        ),
+        (
+            lambda: prepare.prepare_sets([], str(REPOSITORY / "docs")),
+            "contains no file that is named after one of the sets",
+        ),
+        (check.check_overlaps, "the problem set dapo_math is not prepared"),
     ],
 )
 def test_mistakes_get_one_sentence(call: Callable[[], object], sentence: str) -> None:
@@ -695,53 +727,53 @@ def test_mistakes_get_one_sentence(call: Callable[[], object], sentence: str) ->
 
 
 def test_a_split_that_a_set_does_not_have(small: Path) -> None:
-    prepare.prepare(["aime24"], str(small))
+    prepare.prepare_sets(["aime24"], str(small))
     with pytest.raises(UserError, match="aime24 has no split 'train'; allowed: test"):
-        kept.rows("aime24", "train")
+        kept.problem_rows("aime24", "train")
 
 
 def test_a_file_of_a_set_with_splits_must_be_named_after_one(small: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"all\.jsonl is named after no split; its name must have train or test in it"):
-        prepare.prepare(["gsm8k"], str(ours(tmp_path / "all.jsonl", SMALL)))
+    with pytest.raises(UserError, match=r"all\.jsonl is not named after a split; its name must contain train or test"):
+        prepare.prepare_sets(["gsm8k"], str(ours(tmp_path / "all.jsonl", SMALL)))
 
 
 def test_a_cache_that_cannot_be_written(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"the cache .* cannot be written \(Not a directory\); set ENTROBENCH_CACHE"):
-        prepare.prepare(["aime24"], str(small))
+        prepare.prepare_sets(["aime24"], str(small))
 
 
 # Checking
 
 
 def test_a_check_flags_what_is_trained_on_and_nothing_else(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prepare.prepare(["aime24", "amc23"], str(small))
+    prepare.prepare_sets(["aime24", "amc23"], str(small))
     assert check.flags("aime24") == [], "nothing is said of a training set that is not here"
     trained = [row for row in invented(200, seed=2) if not brute_force_held_out([row[0]])]
     near = " ".join(["where", *SMALL[1][0].split()[4:]])
     ours(small / "dapo.jsonl", [*trained, ("Well: " + SMALL[0][0], "1"), (near, "2")])
-    prepare.prepare(["dapo_math"], str(small))
-    assert check.flags("aime24") == ["overlap with dapo_math unknown, `entrobench data check` tells"]
+    prepare.prepare_sets(["dapo_math"], str(small))
+    assert check.flags("aime24") == ["overlap with dapo_math unknown; run `entrobench data check`"]
     with pytest.raises(SystemExit) as stop:
         cli.main(["data", "check"])
     assert stop.value.code == 0
     table = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["aime24", "4", "1", "2", "contaminated"] in table
     assert ["amc23", "4", "0", "0", "clean"] in table
-    assert check.flags("aime24") == ["contaminated: 2 of 4 problems stand in dapo_math, 1 of them word for word"]
+    assert check.flags("aime24") == ["contaminated: 2 of 4 problems are also in dapo_math, 1 of them word for word"]
     assert check.flags("amc23") == []
     assert check.flags("dapo_math") == [], "a training set is not evaluated"
-    ids = [row["id"] for row in kept.rows("aime24")]
+    ids = [row["id"] for row in kept.problem_rows("aime24")]
     assert [pair[0] for pair in kept.card("aime24")["overlap"]["dapo_math"]["pairs"]] == ids[:2]
 
     shutil.copy(small / "aime24.jsonl", small / "aime24_again.jsonl")
-    prepare.prepare(["aime24"], str(small / "aime24_again.jsonl"))
+    prepare.prepare_sets(["aime24"], str(small / "aime24_again.jsonl"))
     assert len(check.flags("aime24")) == 1, "the same problems keep what is known of them"
     ours(small / "dapo.jsonl", trained)
-    prepare.prepare(["dapo_math"], str(small))
-    assert check.flags("aime24") == ["overlap with dapo_math unknown, `entrobench data check` tells"]
-    check.check()
+    prepare.prepare_sets(["dapo_math"], str(small))
+    assert check.flags("aime24") == ["overlap with dapo_math unknown; run `entrobench data check`"]
+    check.check_overlaps()
     assert check.flags("aime24") == []
 
 
@@ -758,22 +790,22 @@ def test_prepare_and_check_on_the_real_sets(dapo: list[dict[str, str]], capsys: 
     for name, problems in {"aime24": "30", "aime25": "30", "gsm8k": "1319", "dapo500": "500"}.items():
         assert table[name] == [problems, "0", "0", "clean"]
         assert check.flags(name) == []
-    held, trained = kept.rows("dapo500"), kept.rows("dapo_math", "train")
+    held, trained = kept.problem_rows("dapo500"), kept.problem_rows("dapo_math", "train")
     assert (len(held), len(trained)) == (500, 16468)
     assert {name: kept.card(name)["fingerprint"] for name in PRINTS} == PRINTS
     # The bound of the digests is that of the 500 smallest.
     everything = cleaned([(row["problem"], row["answer"]) for row in dapo], conflicts=sets.CONFLICTS)[0]
     assert [row["id"] for row in held] == [
-        "dapo-" + digest[:12] for digest in sorted(map(clean.digest, everything))[:500]
+        "dapo-" + digest[:12] for digest in sorted(map(clean.problem_digest, everything))[:500]
     ]
     assert not {row["id"] for row in held} & {row["id"] for row in trained}
-    assert check.flags("amc23") == ["contaminated: 22 of 40 problems stand in dapo_math, 11 of them word for word"]
+    assert check.flags("amc23") == ["contaminated: 22 of 40 problems are also in dapo_math, 11 of them word for word"]
     for name in ("aime24", "aime25", "amc23", "math500"):
         published = lines(REAL / f"{name}.jsonl")
-        assert [row["answer"] for row in kept.rows(name)] == [row["answer"] for row in published]
-        assert [clean.fold(row["problem"]) for row in kept.rows(name)] == [
+        assert [row["answer"] for row in kept.problem_rows(name)] == [row["answer"] for row in published]
+        assert [clean.fold(row["problem"]) for row in kept.problem_rows(name)] == [
             clean.fold(row["problem"]) for row in published
         ]
-    assert [len(kept.rows("gsm8k", split)) for split in ("train", "test")] == [7473, 1319]
-    with pytest.raises(UserError, match="aime24 test must have 30 problems, but this copy gives 5"):
-        prepare.prepare(["aime24"], str(REAL / "raw_samples"))
+    assert [len(kept.problem_rows("gsm8k", split)) for split in ("train", "test")] == [7473, 1319]
+    with pytest.raises(UserError, match="aime24 test must have 30 problems, but this copy has 5"):
+        prepare.prepare_sets(["aime24"], str(REAL / "raw_samples"))

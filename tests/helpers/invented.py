@@ -21,7 +21,7 @@ ROWS = {
 
 def prepare(name: str, split: str = "test", rows: dict[str, str] = ROWS) -> None:
     """As `entrobench data prepare` leaves it, in the cache of ENTROBENCH_CACHE."""
-    cache.write(name, {split: rows}, Counts(), Located("invented", {"invented": 1}, list))
+    cache.write_problem_set(name, {split: rows}, Counts(), Located("invented", {"invented": 1}, dict))
 
 
 def prepare_in(cache: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from harness.base.errors import CellFailure
 from harness.batch import Rollout
 from harness.dist import ranks
-from harness.rollout.proof import WIDTH, check_weights
+from harness.rollout.proof import WIDTH, check_engine_weights
 from harness.rollout.protocol import Engine
 
 STALE = "model.layers.1."  # what a partial load leaves as it was
@@ -103,7 +103,7 @@ class Gathered:
             self.sizes.append(gathered.numel())
             return gathered
 
-        return mock.patch.object(ranks, "whole", whole)
+        return mock.patch.object(ranks, "whole_weight", whole)
 
 
 def outcomes(engine: Engine, model: PreTrainedModel, dtype: torch.dtype) -> list[str]:
@@ -111,7 +111,7 @@ def outcomes(engine: Engine, model: PreTrainedModel, dtype: torch.dtype) -> list
     found = []
     for seed in range(3):
         try:
-            check_weights(engine, model, dtype, seed)
+            check_engine_weights(engine, model, dtype, seed)
             found.append("sound")
         except CellFailure as failure:
             found.append(str(failure))

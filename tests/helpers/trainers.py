@@ -14,7 +14,7 @@ from harness.matrix import Cell
 from harness.tokens.metrics import Stopwatch
 from harness.train import parts
 from harness.trainer import Trainer
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 from tasks import Problem
 
 SHORT = [
@@ -33,7 +33,7 @@ def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
     torch.set_num_threads(1)
     settings = config.load("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
     planned = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0)
-    trainer = Trainer(parts.build_parts(planned.spec, Verifier()), folder)  # which Countdown asks nothing
+    trainer = Trainer(parts.build_parts(planned.spec, VerifierPool()), folder)  # which Countdown asks nothing
     trainer.engine.load(trainer.policy.module)
     return trainer
 

@@ -179,7 +179,8 @@ def test_a_cell_whose_folder_cannot_be_written_fails_alone(
     (cell.folder / "log.txt").symlink_to("/dev/full")
     (cell.folder / "state.json").touch()
     _, found = ran(lambda folder: State("done").write(folder), tmp_path, "null", monkeypatch)
-    why = f"{cell.folder / 'log.txt'} cannot be written: No space left on device; make room there, or let it be written"
+    remedy = "free some space, or change its permissions"
+    why = f"{cell.folder / 'log.txt'} cannot be written: No space left on device; {remedy}"
     assert (found.state, found.reason) == ("failed", why)
     (cell.folder / "log.txt").unlink()
     _, found = ran(lambda folder: State("done").write(folder), tmp_path, "null", monkeypatch)

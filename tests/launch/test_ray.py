@@ -23,7 +23,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 from harness import cell, config
 from harness.base.errors import UserError
-from harness.base.processes import python
+from harness.base.processes import python_command
 from harness.cells.state import State
 from harness.config import Config
 from harness.launch import launcher
@@ -149,7 +149,7 @@ def test_an_address_without_a_cluster_is_refused(listens: bool, monkeypatch: pyt
         if not listens:
             server.close()
         monkeypatch.setenv("RAY_ADDRESS", place)
-        ran = subprocess.run(python(code), capture_output=True, text=True, timeout=HANG, check=False)
+        ran = subprocess.run(python_command(code), capture_output=True, text=True, timeout=HANG, check=False)
     assert f"UserError: no Ray cluster answers at {place} within 3 s" in ran.stderr
     assert "RAY_ADDRESS must be HOST:PORT of a running cluster" in ran.stderr
 
@@ -160,7 +160,7 @@ def test_a_cluster_of_our_own_listens_on_loopback_alone_and_asks_for_a_secret() 
     code += "print(os.environ['RAY_AUTH_TOKEN']); input()"
     names = [name for name in os.environ if name.startswith("RAY_")]
     clean = {name: value for name, value in os.environ.items() if name not in names}
-    command = python(code)
+    command = python_command(code)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean) as driver:
         assert driver.stdout is not None
         secret = driver.stdout.readline().strip()

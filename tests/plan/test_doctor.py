@@ -70,9 +70,9 @@ def test_a_store_that_is_none_does_not_stop_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_vllm_that_is_not_installed_has_a_remedy() -> None:
-    from harness.rollout.choice import installed
+    from harness.rollout.choice import installed_vllm
 
-    if installed() is not None:
+    if installed_vllm() is not None:
         pytest.skip("vLLM is installed here")
     found = find_by_trial("engine vllm", "cpu", "")
     assert (found.state, found.found) == (MISSING, "rollout.engine is 'vllm', but vLLM is not installed here")
@@ -166,12 +166,12 @@ def test_an_engine_that_is_not_tried_is_not_called_good(monkeypatch: pytest.Monk
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "5.17")
     expected = Finding("engine embedded", UNTRIED, "transformers 5.17 is installed", thorough)
     assert find_by_glance("engine embedded", "cpu") == expected
-    monkeypatch.setattr(choice, "obstacle", lambda device, shape: None)
-    monkeypatch.setattr(choice, "installed", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(choice, "vllm_obstacle", lambda device, shape: None)
+    monkeypatch.setattr(choice, "installed_vllm", lambda: ("vllm", "0.32.0"))
     assert find_by_glance("engine vllm", "cuda") == Finding(
         "engine vllm", UNTRIED, "vllm 0.32.0 is installed", thorough
     )
-    monkeypatch.setattr(choice, "obstacle", lambda device, shape: f"it is not built for {device}; do without")
+    monkeypatch.setattr(choice, "vllm_obstacle", lambda device, shape: f"it is not built for {device}; do without")
     assert find_by_glance("engine vllm", "cpu") == Finding(
         "engine vllm", MISSING, "it is not built for cpu", "do without"
     )

@@ -26,7 +26,7 @@ from rich.console import Console
 from harness import config, matrix
 from harness.base import files
 from harness.base.errors import UserError
-from harness.base.shape import Shape, of_config
+from harness.base.shape import Shape, shape_of_config
 from harness.cells.provenance import Made
 from harness.config import Config, Resample
 from harness.data import cache
@@ -42,9 +42,9 @@ from harness.tokens.statistics import streaming
 from harness.train import parts
 from harness.train.policy import Critic
 from harness.trainer import Trainer
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 from tasks.countdown import Countdown
-from tasks.countdown.recipe import Recipe
+from tasks.countdown.recipe import CountdownRecipe
 
 pytestmark = pytest.mark.slow
 
@@ -93,10 +93,10 @@ def test_parameters_by_hand() -> None:
 
 
 def test_shipped_shapes_give_the_published_numbers() -> None:
-    stated = {name: shape for name in models.names() if (shape := models.resolve(name).stated) is not None}
+    stated = {name: shape for name in models.model_names() if (shape := models.resolve(name).stated) is not None}
     assert {name: shape.parameters for name, shape in stated.items() if name in PUBLISHED} == PUBLISHED
     assert set(stated) - set(PUBLISHED) == {"internlm3-8b-instruct"}
-    for name in models.names():
+    for name in models.model_names():
         assert models.resolve(name).shape() is not None
 
 
@@ -122,7 +122,7 @@ def network(family: str, **changes: Any) -> transformers.PreTrainedModel:
 
 def shape_of(model: transformers.PreTrainedModel, folder: Path) -> Shape:
     model.config.save_pretrained(folder)
-    found = of_config(json.loads((folder / "config.json").read_text()))
+    found = shape_of_config(json.loads((folder / "config.json").read_text()))
     assert found is not None
     return found
 
@@ -137,15 +137,15 @@ def test_parameters_are_those_of_the_real_model(family: str, changes: dict[str, 
 def test_the_tiny_models_shape_is_known_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = models.resolve("countdown-tiny")
     here = made.folder()
-    assert made.shape() == Recipe().shape()
+    assert made.shape() == CountdownRecipe().shape()
     assert made.shape().parameters == made.parameters()  # type: ignore[union-attr]
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
-    assert made.here() is None
-    assert made.shape() == of_config(json.loads((here / "config.json").read_text()))
+    assert made.present_folder() is None
+    assert made.shape() == shape_of_config(json.loads((here / "config.json").read_text()))
 
 
 def test_a_config_of_another_kind_gives_no_shape() -> None:
-    assert of_config({"model_type": "mamba", "hidden_size": 64, "vocab_size": 50}) is None
+    assert shape_of_config({"model_type": "mamba", "hidden_size": 64, "vocab_size": 50}) is None
 
 
 @pytest.mark.parametrize(
@@ -159,19 +159,19 @@ def test_a_config_of_another_kind_gives_no_shape() -> None:
 def test_mistakes_in_a_shape_are_one_sentence(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(UserError, match=words):
-        models.read(tmp_path / "mine.yaml")
+        models.read_model_file(tmp_path / "mine.yaml")
 
 
 def test_a_shape_is_checked_and_is_no_part_of_the_identity(tmp_path: Path) -> None:
     text = (models.MODELS / "qwen2.5-7b-instruct.yaml").read_text()
     (tmp_path / "mine.yaml").write_text(text)
-    assert models.read(tmp_path / "mine.yaml").identity() == {"path": "Qwen/Qwen2.5-7B-Instruct"}
+    assert models.read_model_file(tmp_path / "mine.yaml").identity() == {"path": "Qwen/Qwen2.5-7B-Instruct"}
     (tmp_path / "mine.yaml").write_text(text.replace("kv_heads: 4", "kv_heads: 5"))
     with pytest.raises(UserError, match=r"shape.kv_heads is 5; it must divide shape.heads \(28\)"):
-        models.read(tmp_path / "mine.yaml")
+        models.read_model_file(tmp_path / "mine.yaml")
     (tmp_path / "mine.yaml").write_text(text.replace("layers: 28", "layers: 0"))
     with pytest.raises(UserError, match=r"shape.layers is 0; allowed: 1 to 1e\+09"):
-        models.read(tmp_path / "mine.yaml")
+        models.read_model_file(tmp_path / "mine.yaml")
 
 
 # Bytes, against what torch holds
@@ -231,7 +231,7 @@ def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     settings = config.load("demo", ["train.prompts=4", "train.group=2", "train.updates=2", "eval.problems=2"])
     planned_cell = matrix.Cell.of(settings, "ppo", "countdown", "countdown-tiny", seed=0)
-    trainer = Trainer(parts.build_parts(planned_cell.spec, Verifier()), tmp_path)
+    trainer = Trainer(parts.build_parts(planned_cell.spec, VerifierPool()), tmp_path)
     shape = models.resolve("countdown-tiny").shape()
     assert shape is not None
     assert isinstance(trainer.critic, Critic)
@@ -741,7 +741,7 @@ def test_ranks_on_a_cpu_share_its_memory() -> None:
 def test_vllm_is_missed_where_cells_would_sample_with_it(
     present: tuple[str, str] | None, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "installed", lambda: present)
+    monkeypatch.setattr(choice, "installed_vllm", lambda: present)
     monkeypatch.setattr(choice.metadata, "requires", lambda name: [])
     one = ["methods=[grpo]"]
     if words is None:
@@ -757,7 +757,7 @@ def test_vllm_is_missed_where_cells_would_sample_with_it(
 @pytest.mark.parametrize("name", ["paper", "paper-14b"])
 @pytest.mark.usefixtures("empty")
 def test_a_node_of_8_gpus_of_80_gb_has_room_for_the_paper(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "installed", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(choice, "installed_vllm", lambda: ("vllm", "0.32.0"))
     monkeypatch.setattr(choice.metadata, "requires", lambda name: [])
     for machine in (NODE, dataclasses.replace(NODE, devices=(Device("smallest", 80 * 10**9),) * 8)):
         said = lacking(name, machine).splitlines()

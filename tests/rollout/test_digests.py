@@ -33,7 +33,7 @@ WEIGHTS = bytes(range(256)) * 8
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
-    digests.remembered_at.cache_clear()
+    digests.digest_at_stamps.cache_clear()
     return tmp_path / "cache"
 
 
@@ -70,12 +70,12 @@ def test_the_digest_is_that_of_the_names_and_contents(folder: Path) -> None:
     parts = {"config.json": sha256(settings.encode()), "model.safetensors": sha256(WEIGHTS)}
     parts["tokenizer.json"] = sha256(b"{}")
     expected = sha256(json.dumps(parts, sort_keys=True).encode())
-    assert digests.of(folder, digests.sums(folder)) == digests.remembered(folder) == expected
+    assert digests.digest_of_files(folder, digests.file_checksums(folder)) == digests.model_digest(folder) == expected
     (folder / "config.json").write_text(json.dumps({**SETTINGS, digests.VERSION: "6.0"}))
     (folder / "README.md").write_text("edited")
-    assert digests.remembered(folder) == expected, "neither is of the model"
+    assert digests.model_digest(folder) == expected, "neither is of the model"
     (folder / "config.json").write_text(json.dumps({**SETTINGS, "rope_theta": 7}))
-    assert digests.remembered(folder) != expected
+    assert digests.model_digest(folder) != expected
 
 
 def test_files_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +88,9 @@ def test_files_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     def again() -> str:
         """Return the digest as another process finds it."""
-        digests.remembered_at.cache_clear()
+        digests.digest_at_stamps.cache_clear()
         asked.clear()
-        return digests.remembered(folder)
+        return digests.model_digest(folder)
 
     monkeypatch.setattr(files, "sha256_of", heard)
     first = again()
@@ -107,26 +107,26 @@ def test_files_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("content", [None, "[]", "half a (", '{"model.safetensors": ["x"]}'])
 def test_notes_that_are_lost_or_damaged_are_made_again(folder: Path, cache: Path, content: str | None) -> None:
-    expected = digests.remembered(folder)
+    expected = digests.model_digest(folder)
     [notes] = (cache / "digests").iterdir()
     whole = notes.read_text()
     notes.unlink() if content is None else notes.write_text(content)
-    digests.remembered_at.cache_clear()
-    assert digests.remembered(folder) == expected
+    digests.digest_at_stamps.cache_clear()
+    assert digests.model_digest(folder) == expected
     assert notes.read_text() == whole
 
 
 def test_a_cache_that_takes_nothing_costs_time_alone(folder: Path, cache: Path) -> None:
-    expected = digests.remembered(folder)
+    expected = digests.model_digest(folder)
     shutil.rmtree(cache)
     cache.touch()
-    digests.remembered_at.cache_clear()
-    assert digests.remembered(folder) == expected
+    digests.digest_at_stamps.cache_clear()
+    assert digests.model_digest(folder) == expected
 
 
 def test_other_weights_in_a_folder_are_other_cells(folder: Path, tmp_path: Path) -> None:
     first = keys(f"models=[{folder}]")
-    assert models.resolve(str(folder)).identity() == {"digest": digests.remembered(folder)}
+    assert models.resolve(str(folder)).identity() == {"digest": digests.model_digest(folder)}
     moved = filled(tmp_path / "elsewhere")
     assert keys(f"models=[{moved}]") == first, "the path is no part of the model"
     (tmp_path / "named.yaml").write_text(f"path: {folder}\n")
@@ -161,12 +161,12 @@ def build(recipe: Recipe, folder: Path) -> None:
 def test_a_made_model_that_changed_is_made_again_with_one_sentence(
     name: str, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base_model, "build", build)
+    monkeypatch.setattr(base_model, "build_base_model", build)
     model, said = Model("mine", recipe=Recipe(hidden=16, layers=1, steps=2, batch=4)), list[str]()
     folder = model.folder(tmp_path, said.append)
     digest = model.digest(folder)
     whole = (folder / name).read_bytes()
-    assert digest == digests.of(folder, digests.sums(folder))
+    assert digest == digests.digest_of_files(folder, digests.file_checksums(folder))
     said.clear()
     assert model.folder(tmp_path, said.append) == folder
     assert said == []
@@ -178,7 +178,11 @@ def test_a_made_model_that_changed_is_made_again_with_one_sentence(
         (folder / name).unlink()
     assert model.folder(tmp_path, said.append) == folder
     assert len(said) == 2
-    assert said[0].startswith(f"{folder / name} is ")
+    if name == "sums.json":
+        assert said[0].startswith((f"{folder / name} is damaged", f"{folder / name} is missing", str(folder)))
+    else:
+        reason = "has changed since it was made" if harm == "flipped" else "is missing"
+        assert said[0].startswith(f"{folder / name} {reason}; ")
     assert said[0].endswith("; the model mine is made again")
     assert said[1].startswith("making the model mine ")
     assert ((folder / name).read_bytes(), model.digest(folder)) == (whole, digest)

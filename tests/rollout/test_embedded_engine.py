@@ -27,7 +27,7 @@ from transformers import (
 
 from harness.base.errors import UserError
 from harness.batch import Rollout
-from harness.rollout.embedded import EmbeddedEngine, drop_ended, sample, uniforms
+from harness.rollout.embedded import EmbeddedEngine, drop_ended, sample_tokens, uniforms
 from harness.rollout.protocol import Engine
 
 EOS = 3
@@ -256,16 +256,16 @@ def test_a_token_of_probability_zero_is_never_sampled() -> None:
     row = torch.tensor([-torch.inf, 0.0, -torch.inf, -torch.inf, 1.0, -torch.inf])
     p = 1 / (1 + np.e)
     edges = torch.tensor([0.0, 5e-324, p - 1e-6, p + 1e-6, 1 - 2**-53], dtype=torch.float64)
-    tokens, logp = sample(row.expand(5, -1), 1.0, edges)
+    tokens, logp = sample_tokens(row.expand(5, -1), 1.0, edges)
     assert tokens.tolist() == [1, 1, 1, 4, 4]
     assert logp.tolist() == pytest.approx([np.log(p)] * 3 + [np.log(1 - p)] * 2, abs=1e-6)
-    many = sample(row.expand(10_000, -1), 0.5, uniforms(0, 1, 10_000)[0])[0]
+    many = sample_tokens(row.expand(10_000, -1), 0.5, uniforms(0, 1, 10_000)[0])[0]
     assert set(many.tolist()) == {1, 4}
 
 
 def test_the_largest_number_stays_inside_any_vocabulary() -> None:
     logits = torch.randn(200, 1000, generator=torch.Generator().manual_seed(0))
-    tokens, logp = sample(logits, 1.0, torch.full((200,), 1 - 2**-53, dtype=torch.float64))
+    tokens, logp = sample_tokens(logits, 1.0, torch.full((200,), 1 - 2**-53, dtype=torch.float64))
     assert set(tokens.tolist()) == {999}
     assert logp.tolist() == pytest.approx(torch.log_softmax(logits.double(), -1)[:, -1].tolist(), abs=1e-5)
 

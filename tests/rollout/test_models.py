@@ -38,7 +38,7 @@ def stub(recipe: Recipe, folder: Path) -> None:
 
 
 def test_shipped_models_have_a_recipe_or_a_path() -> None:
-    for name in models.names():
+    for name in models.model_names():
         model = models.resolve(name)
         assert (model.recipe is None) != (model.path is None)
         assert model.name == name
@@ -56,9 +56,9 @@ def test_an_unknown_model_is_named() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("path: a\nrecipe: {}", "must hold one key, path .* or recipe"),
-        ("weights: a", "must hold one key, path .* or recipe"),
-        ("- path", "must hold one key, path .* or recipe"),
+        ("path: a\nrecipe: {}", "must have exactly one of the keys path .* and recipe"),
+        ("weights: a", "must have exactly one of the keys path .* and recipe"),
+        ("- path", "must have exactly one of the keys path .* and recipe"),
         ("path: [", "cannot be read"),
         ("recipe: 5", "recipe of .*mine.yaml is 5; it must be a mapping of keys"),
         ("recipe: countdown", "recipe of .*mine.yaml is 'countdown'; it must be a mapping of keys"),
@@ -66,7 +66,7 @@ def test_an_unknown_model_is_named() -> None:
         ("recipe: {}", "recipe.task is missing; allowed: countdown"),
         ("recipe: {steps: 3}", "recipe.task is missing; allowed: countdown"),
         ("recipe: {task: 5}", "'5' is not a valid spec"),
-        ("recipe: {task: gsm8k}", "recipe.task is 'gsm8k', a task that no model is made for; allowed: countdown"),
+        ("recipe: {task: gsm8k}", "recipe.task is 'gsm8k', a task without recipes; allowed: countdown"),
         ("recipe: {task: countdown(count=9)}", "countdown.count is 9; allowed: 2 to 5"),
         ("recipe: {task: countdown, stepps: 3}", r"unknown key recipe.stepps; .*did you mean 'steps'"),
         ("recipe: {task: countdown, steps: 0}", "recipe.steps is 0; allowed: 1 and more"),
@@ -82,7 +82,7 @@ def test_an_unknown_model_is_named() -> None:
 def test_mistakes_in_a_model_file_are_named(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(UserError, match=sentence):
-        models.read(tmp_path / "mine.yaml").identity()
+        models.read_model_file(tmp_path / "mine.yaml").identity()
 
 
 @pytest.mark.parametrize("missing", ["config.json", "weights", "tokenizer"])
@@ -91,7 +91,7 @@ def test_a_folder_that_is_no_model_is_named(missing: str, tmp_path: Path) -> Non
     for what, file in files.items():
         if what != missing:
             (tmp_path / file).touch()
-    with pytest.raises(UserError, match=f"{tmp_path} is no Hugging Face model, it has no {missing}"):
+    with pytest.raises(UserError, match=f"{tmp_path} is not a Hugging Face model, it has no {missing}"):
         models.resolve(str(tmp_path))
     (tmp_path / files[missing]).touch()
     assert models.resolve(str(tmp_path)).folder() == tmp_path
@@ -99,7 +99,7 @@ def test_a_folder_that_is_no_model_is_named(missing: str, tmp_path: Path) -> Non
 
 def test_the_tiny_model_keeps_its_folder() -> None:
     """Its name in the cache, and so the model itself, changes only with a new VERSION."""
-    assert models.resolve("countdown-tiny").cached(Path()) == Path("models/countdown-tiny-bba151cd5a4b")
+    assert models.resolve("countdown-tiny").cache_folder(Path()) == Path("models/countdown-tiny-bba151cd5a4b")
 
 
 def test_a_recipe_is_its_identity() -> None:
@@ -112,12 +112,12 @@ def test_a_recipe_is_its_identity() -> None:
         dataclasses.replace(TINY, task="countdown(count=4)"),
     ):
         assert Model("mine", recipe=changed).identity() != model.identity()
-        assert Model("mine", recipe=changed).cached(Path()) != model.cached(Path())
+        assert Model("mine", recipe=changed).cache_folder(Path()) != model.cache_folder(Path())
 
 
 @pytest.mark.processes
 def test_several_processes_make_a_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base_model, "build", stub)
+    monkeypatch.setattr(base_model, "build_base_model", stub)
     model = Model("mine", recipe=TINY)
     context = multiprocessing.get_context("fork")
     with warnings.catch_warnings():
@@ -139,17 +139,17 @@ def test_what_is_half_made_is_made_again(tmp_path: Path, monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     model = Model("mine", recipe=TINY)
-    monkeypatch.setattr(base_model, "build", killed)
+    monkeypatch.setattr(base_model, "build_base_model", killed)
     with pytest.raises(KeyboardInterrupt):
         model.folder(tmp_path)
-    assert not model.cached(tmp_path).exists()
-    monkeypatch.setattr(base_model, "build", stub)
+    assert not model.cache_folder(tmp_path).exists()
+    monkeypatch.setattr(base_model, "build_base_model", stub)
     assert sorted(file.name for file in model.folder(tmp_path).iterdir()) == ["config.json", "sums.json"]
 
 
 def test_it_says_when_it_makes_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
-    monkeypatch.setattr(base_model, "build", stub)
+    monkeypatch.setattr(base_model, "build_base_model", stub)
     said: list[str] = []
     model = Model("mine", recipe=TINY)
     folder = model.folder(say=said.append)
@@ -168,9 +168,9 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_made_model_is_an_ordinary_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     torch.set_num_threads(1)
     before, bars = torch.get_rng_state(), is_progress_bar_enabled()
-    base_model.build(TINY, tmp_path / "one")
-    base_model.build(TINY, tmp_path / "two")
-    base_model.build(dataclasses.replace(TINY, seed=1), tmp_path / "three")
+    base_model.build_base_model(TINY, tmp_path / "one")
+    base_model.build_base_model(TINY, tmp_path / "two")
+    base_model.build_base_model(dataclasses.replace(TINY, seed=1), tmp_path / "three")
     assert torch.equal(before, torch.get_rng_state())
     assert is_progress_bar_enabled() == bars
     assert capfd.readouterr() == ("", "")
@@ -275,7 +275,7 @@ def test_a_local_folder_goes_before_a_name_on_the_hub(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "me" / "tiny"
     folder.mkdir(parents=True)
-    with pytest.raises(UserError, match=r"the folder me/tiny is no Hugging Face model, it has no config\.json"):
+    with pytest.raises(UserError, match=r"the folder me/tiny is not a Hugging Face model, it has no config\.json"):
         models.resolve("me/tiny")
     for file in ("config.json", "model.safetensors", "tokenizer.json"):
         (folder / file).touch()
@@ -296,7 +296,7 @@ def test_what_is_neither_a_file_nor_a_name_on_the_hub_gets_one_sentence(name: st
 
 
 def test_a_revision_is_not_empty() -> None:
-    with pytest.raises(UserError, match="model 'me/tiny@' names no revision; write a branch, a tag or a commit"):
+    with pytest.raises(UserError, match="model 'me/tiny@' has no revision after the @; write a branch, a tag"):
         models.resolve("me/tiny@")
 
 
@@ -345,7 +345,7 @@ def test_the_hubs_own_client_fetches_a_model_by_its_revision(hub: tuple[str, lis
     fetched = python(fetch, "me/tiny@small", **places)
     assert fetched.returncode == 0, fetched.stderr
     told, folder = fetched.stdout.splitlines()
-    assert told == "fetching the model me/tiny@small from the Hugging Face hub"
+    assert told == "downloading the model me/tiny@small from the Hugging Face Hub"
     assert any(path.endswith("/revision/small") for path in asked)
     held = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
     assert held == {name: content for name, content in FILES.items() if "/" not in name}
@@ -362,4 +362,4 @@ def test_the_hubs_own_client_fetches_a_model_by_its_revision(hub: tuple[str, lis
         lost = python("", "run", "smoke", f"models=[{name}]", f"results={tmp_path}", **places)
         assert lost.returncode == 2
         (sentence,) = lost.stderr.splitlines()
-        assert f"{name} is neither a local folder nor to be had from the Hugging Face hub: " in sentence
+        assert f"{name} is not a local folder, and could not be downloaded from the Hugging Face Hub: " in sentence

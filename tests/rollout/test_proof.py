@@ -18,7 +18,7 @@ from harness.batch import Rollout, TokenBatch
 from harness.config import Bounds, Correction
 from harness.rollout import proof
 from harness.rollout.embedded import EmbeddedEngine
-from harness.rollout.proof import check_log_ratios, check_weights
+from harness.rollout.proof import check_engine_weights, check_log_ratios
 from harness.tokens.metrics import Stopwatch, of_mismatch
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def test_a_whole_update_passes_and_every_weight_is_read_as_the_trainer_has_it(na
     engine, _, now = synchronised(name, DTYPES[dtype], LR)
     engine.load(now)
     for seed in range(20):
-        check_weights(engine, now, DTYPES[dtype], seed)
+        check_engine_weights(engine, now, DTYPES[dtype], seed)
     parameters = dict(now.named_parameters(remove_duplicate=False))
     held = engine.weights(dict.fromkeys(parameters, slice(None)))
     for key, weight in parameters.items():
@@ -56,7 +56,7 @@ def test_a_faulty_update_is_caught_at_once_however_small_it_is(name: str, fault:
     fault(engine, before, now)
     for seed in range(20):
         with pytest.raises(CellFailure, match=faults.FAULTS[fault]):
-            check_weights(engine, now, DTYPES[dtype], seed)
+            check_engine_weights(engine, now, DTYPES[dtype], seed)
 
 
 @pytest.mark.parametrize("name", faults.MODELS)
@@ -69,13 +69,13 @@ def test_a_stale_head_is_caught_at_once(name: str) -> None:
         engine.head = before.lm_head.weight.detach()
     for seed in range(20):
         with pytest.raises(CellFailure, match=faults.STALE_HEAD):
-            check_weights(engine, now, torch.float32, seed)
+            check_engine_weights(engine, now, torch.float32, seed)
 
 
 def test_columns_cover_a_parameter_and_depend_on_the_seed_alone() -> None:
     model = faults.model_of("qwen2-tied")
-    asked = [proof.columns(model, seed) for seed in range(300)]
-    assert asked[7] == proof.columns(model, 7)
+    asked = [proof.choose_columns(model, seed) for seed in range(300)]
+    assert asked[7] == proof.choose_columns(model, 7)
     for name, weight in model.named_parameters(remove_duplicate=False):
         seen = {column for columns in asked for column in range(weight.shape[-1])[columns[name]]}
         assert seen == set(range(weight.shape[-1])), name
@@ -121,7 +121,7 @@ def test_an_update_that_log_probabilities_hide_is_why_weights_are_compared() -> 
     assert mismatch["mismatch/p99"] > 1e-3, "rounding"
     check_log_ratios(mismatch, Bounds(p99=0.5), torch.bfloat16)
     with pytest.raises(CellFailure, match="the load was skipped"):
-        check_weights(engine, now, torch.bfloat16, 0)
+        check_engine_weights(engine, now, torch.bfloat16, 0)
 
 
 # In training

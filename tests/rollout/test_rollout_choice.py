@@ -60,9 +60,9 @@ def test_auto_takes_vllm_where_it_is_installed_and_gains(
     present: dict[str, str], device: str, shape: Shape | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, **present)
-    assert choice.resolve("auto", device, shape) == expected
-    assert choice.resolve("vllm", device, shape) == "vllm"
-    assert choice.resolve("embedded", device, shape) == "embedded"
+    assert choice.resolve_engine("auto", device, shape) == expected
+    assert choice.resolve_engine("vllm", device, shape) == "vllm"
+    assert choice.resolve_engine("embedded", device, shape) == "embedded"
 
 
 def test_the_engine_is_part_of_who_a_cell_is_and_auto_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

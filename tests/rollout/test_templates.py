@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from harness.base.errors import UserError
 from harness.rollout import templates
-from harness.rollout.rendering import Chat, render
+from harness.rollout.rendering import Chat, render_prompt
 from harness.rollout.templates import render_template
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -39,7 +39,7 @@ def test_a_prompt_has_the_tokens_that_transformers_gives_it(chat: Chat) -> None:
     expected = ours.apply_chat_template(
         messages + ASKED, add_generation_prompt=True, return_dict=False, **chat.template_options
     )
-    assert render(ours, ASKED[0]["content"], chat) == expected
+    assert render_prompt(ours, ASKED[0]["content"], chat) == expected
     assert len(expected) > 20
 
 

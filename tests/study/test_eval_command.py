@@ -37,7 +37,7 @@ from harness.rollout import models
 from harness.study import assess
 from harness.study.assess import Assessment, EngineOnDemand, Wanted
 from harness.tracking import store
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 from tasks import Verdict
 from tasks.countdown import Countdown
 
@@ -69,8 +69,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run(out: Path, wanted: Wanted = FEW, specs: Sequence[str] = ("countdown",)) -> list[Assessment]:
-    with Verifier() as verifier:
-        return assess.assess(TINY, [tasks.build(spec) for spec in specs], wanted, verifier, out, lambda text: None)
+    with VerifierPool() as verifier:
+        return assess.assess(TINY, [tasks.build_task(spec) for spec in specs], wanted, verifier, out, lambda text: None)
 
 
 def records(out: Path, task: str = "countdown") -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def records(out: Path, task: str = "countdown") -> list[dict[str, Any]]:
 def test_every_response_is_kept_with_its_verdict(tmp_path: Path, calls: list[int]) -> None:
     (found,) = run(tmp_path)
     assert calls == [4, 4, 2]
-    problems = tasks.build("countdown").problems("test")[:10]
+    problems = tasks.build_task("countdown").problems("test")[:10]
     kept = records(tmp_path)
     assert [record["problem"] for record in kept] == [problem.id for problem in problems]
     assert [record["prompt"] for record in kept] == [problem.prompt for problem in problems]
@@ -167,14 +167,14 @@ def test_another_model_at_the_same_path_is_another_evaluation(tmp_path: Path, ca
     model = models.resolve(str(folder))
     few = Wanted(samples=4, temperature=1.0, max_new_tokens=8, problems=4)
     for _ in range(2):
-        assess.assess(model, [Countdown()], few, Verifier(), tmp_path / "out", lambda text: None)
+        assess.assess(model, [Countdown()], few, VerifierPool(), tmp_path / "out", lambda text: None)
     assert calls == [4]
     weights = folder / "model.safetensors"
     weights.touch()
-    assess.assess(model, [Countdown()], few, Verifier(), tmp_path / "out", lambda text: None)
+    assess.assess(model, [Countdown()], few, VerifierPool(), tmp_path / "out", lambda text: None)
     assert calls == [4], "the same weights at another time"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\0")
-    assess.assess(model, [Countdown()], few, Verifier(), tmp_path / "out", lambda text: None)
+    assess.assess(model, [Countdown()], few, VerifierPool(), tmp_path / "out", lambda text: None)
     assert calls == [4, 4]
 
 
@@ -372,20 +372,20 @@ def test_killed_and_run_again_it_gives_the_same(
 
 
 def test_the_files_of_the_tasks_say_what_is_not_said(tmp_path: Path) -> None:
-    assert Wanted().of(tasks.build("aime24")) == {
+    assert Wanted().of(tasks.build_task("aime24")) == {
         "split": "test",
         "samples": 32,
         "temperature": 0.7,
         "max_new_tokens": 7168,
     }
-    assert Wanted().of(tasks.build("dapo500"))["samples"] == 8
-    assert Wanted().of(tasks.build("dapo_math"))["split"] == "validation"
-    said = Wanted(samples=3, temperature=0.0, max_new_tokens=5).of(tasks.build("aime24"))
+    assert Wanted().of(tasks.build_task("dapo500"))["samples"] == 8
+    assert Wanted().of(tasks.build_task("dapo_math"))["split"] == "validation"
+    said = Wanted(samples=3, temperature=0.0, max_new_tokens=5).of(tasks.build_task("aime24"))
     assert said == {"split": "test", "samples": 3, "temperature": 0.0, "max_new_tokens": 5}
 
 
 def test_prompts_without_room_are_refused_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    longest = max(len(problem.prompt) for problem in tasks.build("countdown").problems("test")[:4])
+    longest = max(len(problem.prompt) for problem in tasks.build_task("countdown").problems("test")[:4])
     wanted = Wanted(samples=1, max_new_tokens=255, problems=4)
     with pytest.raises(UserError) as error:
         run(tmp_path, wanted)
@@ -416,9 +416,9 @@ def test_a_verifier_that_fails_too_often_ends_it_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     invented.prepare_in(tmp_path / "cache", monkeypatch, "aime24")
-    closed: list[Verifier] = []
-    monkeypatch.setattr(Verifier, "verdicts", lambda verifier, pairs: [Verdict.TIMEOUT for _ in pairs])
-    monkeypatch.setattr(Verifier, "close", lambda verifier: closed.append(verifier))
+    closed: list[VerifierPool] = []
+    monkeypatch.setattr(VerifierPool, "verdicts", lambda verifier, pairs: [Verdict.TIMEOUT for _ in pairs])
+    monkeypatch.setattr(VerifierPool, "close", lambda verifier: closed.append(verifier))
     monkeypatch.setattr(command, "console", Console(width=400))
     arguments = ["eval", "--model", "countdown-tiny", "--tasks", "aime24", "--samples", "4", "--max-new-tokens", "4"]
     with pytest.raises(SystemExit) as ended:
@@ -487,7 +487,7 @@ def test_the_real_contests_from_end_to_end(tmp_path: Path, monkeypatch: pytest.M
     if not (REAL / "aime24.jsonl").is_file():
         pytest.skip(f"there is no aime24.jsonl in {REAL}; ENTROBENCH_DATA names the folder of the real sets")
     invented.prepare_in(tmp_path / "cache", monkeypatch)
-    prepare.prepare(["aime24", "aime25"], str(REAL))
+    prepare.prepare_sets(["aime24", "aime25"], str(REAL))
     with pytest.raises(UserError, match=r"1 of 30 prompts of aime24 that exceeds the model's max_position_embeddings"):
         run(tmp_path, Wanted(samples=2, max_new_tokens=24), ["aime24"])
     wanted = Wanted(samples=2, max_new_tokens=24, beyond_context=True)

@@ -14,14 +14,14 @@ import tasks
 from harness.base.errors import UserError
 from harness.base.task import Answer
 from harness.batch import Rollout
-from harness.verify.background import read
-from harness.verify.pool import Verifier
+from harness.verify.background import judge_rollouts
+from harness.verify.pool import VerifierPool
 from tasks import SPLITS, Problem, Verdict
 from tasks.countdown import (
     Countdown,
     base_model,
     count_solutions,
-    evaluate,
+    evaluate_expression,
     examples,
     expression,
     key_of,
@@ -139,7 +139,7 @@ def test_a_response_is_one_box_and_nothing_else() -> None:
     for _ in range(40_000):
         response = "".join(rng.choices(pieces, k=rng.choice((1, 2, 2, 2, 3, 4))))
         whole = re.fullmatch(r"\\boxed\{([^{}]*)\}", response)
-        read = evaluate(whole[1]) if whole else None
+        read = evaluate_expression(whole[1]) if whole else None
         solved = read is not None and read.value == 39 and sorted(read.used) == [3, 6, 7]
         expected = Verdict.UNPARSED if read is None else Verdict.RIGHT if solved else Verdict.WRONG
         assert Countdown().verdict(PROBLEM, response) is expected, response
@@ -161,7 +161,7 @@ def test_the_text_of_a_response_is_judged_without_its_end() -> None:
         r"\boxed{<pad>(6*7)-3}<eos>": (r"\boxed{<pad>(6*7)-3}", Verdict.UNPARSED),
     }
     group = [Rollout([1], encoder(text)["input_ids"], [], text.endswith("<eos>")) for text in expected]
-    found = read(Countdown(), Verifier(), encoder, [PROBLEM], {0: group})
+    found = judge_rollouts(Countdown(), VerifierPool(), encoder, [PROBLEM], {0: group})
     assert [(each.text, each.judged.verdict) for each in found] == list(expected.values())
     # The box is one token, six of the expression, two brackets and the closing brace; with <pad> within it, one more.
     assert [each.answer_tokens for each in found] == [9, 9, 9, 9, 9, 9, 10]
@@ -262,7 +262,7 @@ def test_the_normal_form_lacks_all_brackets_that_can_be_dropped() -> None:
     everything = [text for count in range(1, 5) for text in trees(tuple("abcd"[:count]))]
     chosen = [text for text in everything if text.count("(") < 3] + rng.sample(everything, 600)
     for text in chosen:
-        read = evaluate("".join(names.get(letter, letter) for letter in text))
+        read = evaluate_expression("".join(names.get(letter, letter) for letter in text))
         assert read is not None
         normal = re.sub("[0-9]+", lambda number: letters[number[0]], read.normal)
         assert normal == without_redundant_brackets(text, worlds)
@@ -273,7 +273,7 @@ def test_solutions_are_counted_as_all_trees_give_them(numbers: tuple[int, ...]) 
     """By brute force: the distinct normal forms of all expressions of a value, also with values below 0 on the way."""
     forms: dict[int, set[str]] = {}
     for text in trees(tuple(map(str, numbers))):
-        read = evaluate(text)
+        read = evaluate_expression(text)
         assert read is not None
         forms.setdefault(read.value, set()).add(read.normal)
     assert min(forms) < 0 or len(numbers) < 2 or numbers == (4, 4)
@@ -302,9 +302,9 @@ def test_expressions_are_read_as_python_reads_them() -> None:
         try:
             expected = values_of(text)[-1]
         except SyntaxError:
-            assert evaluate(text) is None, text
+            assert evaluate_expression(text) is None, text
         else:
-            read = evaluate(text)
+            read = evaluate_expression(text)
             assert read is not None, text
             value, used = read.value, list(read.used)
             assert value == expected, text
@@ -441,7 +441,7 @@ def test_examples_repeat_with_their_seed() -> None:
 )
 def test_mistakes_are_named(spec: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        tasks.build(spec)
+        tasks.build_task(spec)
 
 
 def test_an_unknown_split_is_named() -> None:
@@ -451,6 +451,7 @@ def test_an_unknown_split_is_named() -> None:
 
 @pytest.mark.processes
 def test_tasks_import_without_torch() -> None:
-    code = "import sys, tasks; tasks.build('countdown').problems('test'); print({'torch', 'numpy'} & set(sys.modules))"
+    code = "import sys, tasks; tasks.build_task('countdown').problems('test'); "
+    code += "print({'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -19,7 +19,7 @@ from harness.base.errors import UserError
 from harness.plan import cost
 from harness.rollout import models
 from harness.study import assess
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 
 EXAMPLE = Path(__file__).parent / "plugin_example"
 SMALL = ["train.steps=1", "train.prompts=4", "train.group=4", "eval.samples=4", "eval.k=2", "eval.problems=6"]
@@ -50,25 +50,25 @@ def installed(tmp_path: Path, example: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_plugin_module_adds_to_the_table_and_changes_none(example: str) -> None:
-    table = tasks.table([example])
+    table = tasks.task_table([example])
     assert set(table) - set(tasks.TASKS) == {"example_sums"}
     assert "example_sums" not in tasks.TASKS
-    assert "example_sums" not in tasks.table()
-    assert tasks.table([example, example]) == table
-    task = tasks.build("example_sums(largest=3)", [example])
+    assert "example_sums" not in tasks.task_table()
+    assert tasks.task_table([example, example]) == table
+    task = tasks.build_task("example_sums(largest=3)", [example])
     assert [problem.id for problem in task.problems("train")] == ["1+2", "2+1", "2+3", "3+2"]
-    assert tasks.settings(task)["repeats"] == 2
+    assert tasks.lm_eval_settings(task)["repeats"] == 2
     with pytest.raises(UserError, match=r"unknown task 'example_sums'; allowed: "):
-        tasks.build("example_sums")
+        tasks.build_task("example_sums")
 
 
 def test_an_installed_package_needs_no_plugin(installed: Path) -> None:
-    assert tasks.table()["example_sums"] is tasks.table(["sums_example"])["example_sums"]
+    assert tasks.task_table()["example_sums"] is tasks.task_table(["sums_example"])["example_sums"]
     (info,) = installed.glob("*.dist-info/entry_points.txt")
-    plugins.installed.cache_clear()  # since nobody changes what is installed while it is in use
+    plugins.installed_entry_points.cache_clear()  # since nobody changes what is installed while it is in use
     info.write_text("[entrobench.tasks]\nlost = sums_example:Lost\n")
     with pytest.raises(UserError, match="plugin sums_example has no Lost"):
-        tasks.table()
+        tasks.task_table()
 
 
 def test_one_module_may_offer_methods_and_tasks(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +163,8 @@ def test_a_name_that_lm_eval_has_too_means_ours(
         (tmp_path / decoy).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / decoy).write_text(f"task: {name}\nmethod: grpo\n")
     torch.set_num_threads(1)
-    task = tasks.build(f"{name}(largest=2)", [plugin])
-    with Verifier() as verifier:
+    task = tasks.build_task(f"{name}(largest=2)", [plugin])
+    with VerifierPool() as verifier:
         wanted = assess.Wanted(max_new_tokens=4)
         tiny = models.resolve("countdown-tiny")
         (found,) = assess.assess(tiny, [task], wanted, verifier, tmp_path / "out", lambda text: None)
@@ -191,7 +191,7 @@ IMPORTS = "from dataclasses import dataclass\nfrom sums_example import Sums\n"
         (
             "class Mine:\n  name = 'mine'; splits = ('test',)\n  problems = verdicts = answers = flags = print\n"
             "TASKS = {'mine': Mine}",
-            "task 'mine' of plugin broken is no frozen dataclass",
+            "task 'mine' of plugin broken is not a frozen dataclass",
         ),
         (f"{IMPORTS}TASKS = {{'mine': Sums}}", "task 'mine' of plugin broken is called 'example_sums' in its class"),
         (
@@ -200,7 +200,7 @@ IMPORTS = "from dataclasses import dataclass\nfrom sums_example import Sums\n"
         ),
         (
             f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}",
-            r"task 'mine' of plugin broken lacks the lm-eval file /.*/mine.yaml, beside its class",
+            r"task 'mine' of plugin broken lacks the lm-eval file /.*/mine.yaml, in the folder of its class",
         ),
         (
             f"{IMPORTS}class Mine(Sums):\n  name = 'gsm8k'\nTASKS = {{'gsm8k': Mine}}",
@@ -213,7 +213,7 @@ def test_what_is_no_task_gets_one_sentence(
 ) -> None:
     (tmp_path / "gsm8k.yaml").write_text(YAML.replace("task: example_sums", "task: gsm8k"))
     with pytest.raises(UserError, match=words) as error:
-        tasks.table([offer(text, "mine", None)])
+        tasks.task_table([offer(text, "mine", None)])
     assert "\n" not in str(error.value)
 
 
@@ -223,8 +223,8 @@ MINE = YAML.replace("task: example_sums", "task: mine")
 @pytest.mark.parametrize(
     ("yaml", "words"),
     [
-        ("", "mine.yaml holds no mapping of keys"),
-        ("task: [", r"mine.yaml of task 'mine' of plugin broken is no YAML"),
+        ("", "mine.yaml must contain a mapping of keys"),
+        ("task: [", r"mine.yaml of task 'mine' of plugin broken is not valid YAML"),
         (
             "task: mine\nrepeats: 2\ngeneration_kwargs: {until: []}",
             r"mine.yaml of task 'mine' of plugin broken is not complete; it lacks test_split, output_type, "

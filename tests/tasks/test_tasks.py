@@ -31,14 +31,13 @@ from harness.base.task import Answer, Countable
 from harness.cells.spec import CellSpec
 from harness.data import cache, check, sets
 from harness.rollout import models
-from harness.rollout.rendering import Chat, instructed, render
+from harness.rollout.rendering import Chat, render_prompt, with_instruction
 from harness.tokens.metrics import Stopwatch
 from harness.train import parts
 from harness.train.evaluate import quiet
 from harness.train.filter import Asker
 from harness.trainer import Trainer
-from harness.verify import failures
-from harness.verify.pool import Verifier
+from harness.verify.pool import TooManyFailures, VerifierPool
 from tasks import Problem, Verdict, scoring
 from tasks.countdown import Countdown, base_model
 from tasks.math import INSTRUCTION, Math, held_out
@@ -61,9 +60,9 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_task_has_its_folder_and_its_repeats() -> None:
     assert set(tasks.TASKS) == set(REPEATS)
     for name, cls in tasks.TASKS.items():
-        task = tasks.build(name)
+        task = tasks.build_task(name)
         assert task.name == cls.name == name
-        assert tasks.file(task) == REPOSITORY / "tasks" / name / f"{name}.yaml"
+        assert tasks.lm_eval_file(task) == REPOSITORY / "tasks" / name / f"{name}.yaml"
 
 
 @pytest.mark.parametrize("name", REPEATS)
@@ -84,7 +83,7 @@ def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, m
     countdown = {**generation, "temperature": 1.0, "max_gen_toks": 32}
     assert said.generation_kwargs == (countdown if name == "countdown" else generation)
     # Those who start without lm-eval read the same.
-    ours = tasks.settings(tasks.build(name))
+    ours = tasks.lm_eval_settings(tasks.build_task(name))
     for key in ("repeats", "generation_kwargs", "filter_list", "test_split"):
         assert ours[key] == getattr(said, key)
     assert [metric["metric"] for metric in ours["metric_list"]] == [metric["metric"] for metric in said.metric_list]
@@ -101,7 +100,7 @@ def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, m
 )
 def test_a_split_that_a_task_has_not_is_one_sentence(name: str, split: str, sentence: str) -> None:
     with pytest.raises(UserError) as error:
-        tasks.build(name).problems(split)
+        tasks.build_task(name).problems(split)
     assert str(error.value) == sentence
 
 
@@ -124,7 +123,7 @@ def test_validation_is_a_part_of_the_training_set_that_each_problem_decides_for_
 ) -> None:
     texts = [f"problem {i}" for i in range(20_000)]
     invented.prepare("dapo_math", "train", dict.fromkeys(texts, "1"))
-    task = tasks.build("dapo_math")
+    task = tasks.build_task("dapo_math")
     validation = {problem.prompt for problem in task.problems("validation")}
     train = {problem.prompt for problem in task.problems("train")}
     assert len(validation) + len(train) == len(validation | train) == 20_000
@@ -140,23 +139,23 @@ def test_validation_is_a_part_of_the_training_set_that_each_problem_decides_for_
 
 
 def test_a_prompt_is_the_problem_with_an_instruction(prepared: Path) -> None:
-    plain = tasks.build("aime24").problems("test")
+    plain = tasks.build_task("aime24").problems("test")
     assert {p.prompt: p.answer for p in plain} == {f"{text}\n\n{INSTRUCTION}": a for text, a in invented.ROWS.items()}
     assert r"\boxed{}" in INSTRUCTION
-    bare = tasks.build("aime24(instruction='')").problems("test")
+    bare = tasks.build_task("aime24(instruction='')").problems("test")
     assert {p.prompt for p in bare} == set(invented.ROWS)
-    other = tasks.build("aime24(instruction='Think, then answer.')").problems("test")
+    other = tasks.build_task("aime24(instruction='Think, then answer.')").problems("test")
     assert [p.prompt for p in other] == [f"{p.prompt}\n\nThink, then answer." for p in bare]
     assert [p.id for p in other] == [p.id for p in plain]
 
 
 def test_the_instruction_of_a_model_replaces_that_of_a_task_which_gives_one() -> None:
     short = Chat(instruction="Box it.")
-    assert instructed(tasks.build("aime24"), short) == tasks.build("aime24(instruction='Box it.')")
-    assert instructed(tasks.build("countdown(count=4)"), short) == tasks.build("countdown(count=4)")
-    silent = tasks.build("aime24(instruction='')")
-    assert instructed(silent, short) == silent
-    assert instructed(tasks.build("aime24"), Chat(system="s")) == tasks.build("aime24")
+    assert with_instruction(tasks.build_task("aime24"), short) == tasks.build_task("aime24(instruction='Box it.')")
+    assert with_instruction(tasks.build_task("countdown(count=4)"), short) == tasks.build_task("countdown(count=4)")
+    silent = tasks.build_task("aime24(instruction='')")
+    assert with_instruction(silent, short) == silent
+    assert with_instruction(tasks.build_task("aime24"), Chat(system="s")) == tasks.build_task("aime24")
 
 
 TEMPLATE = "{% for m in messages %}({{ m['content'] }}){% endfor %}{{ end }}{% if add_generation_prompt %}={% endif %}"
@@ -179,7 +178,7 @@ TEMPLATE = "{% for m in messages %}({{ m['content'] }}){% endfor %}{{ end }}{% i
 def test_a_model_may_be_spoken_to_in_its_own_way(own: str | None, chat: Chat, text: str) -> None:
     encoder = base_model.tokenizer(Countdown())
     encoder.chat_template = own
-    assert render(encoder, "1+2", chat) == encoder(text)["input_ids"]
+    assert render_prompt(encoder, "1+2", chat) == encoder(text)["input_ids"]
 
 
 class Overheard:
@@ -204,7 +203,7 @@ def trainer(tmp_path: Path) -> Trainer:
     planned = matrix.cells(settings)[0]
     assert planned.identity["model"]["chat"] == {"system": "4", "template": TEMPLATE, "template_options": {"end": "6"}}
     planned.spec.write(planned.folder)
-    built = Trainer(parts.build_parts(CellSpec.read(planned.folder), Verifier()), planned.folder)
+    built = Trainer(parts.build_parts(CellSpec.read(planned.folder), VerifierPool()), planned.folder)
     built.engine.load(built.policy.module)
     return built
 
@@ -240,17 +239,17 @@ def test_a_task_says_what_a_reader_must_know(monkeypatch: pytest.MonkeyPatch) ->
         name = "own"  # no set of `entrobench data`
 
     for trained_on in (None, "dapo_math"):
-        assert tasks.build("amc23(instruction=Go)").flags(trained_on) == ["amc23 is known by heart"]
-        assert tasks.build("countdown").flags(trained_on) == Own().flags(trained_on) == []
+        assert tasks.build_task("amc23(instruction=Go)").flags(trained_on) == ["amc23 is known by heart"]
+        assert tasks.build_task("countdown").flags(trained_on) == Own().flags(trained_on) == []
     for trained_on in ("countdown", "gsm8k", "own"):
-        assert tasks.build("amc23").flags(trained_on) == []
+        assert tasks.build_task("amc23").flags(trained_on) == []
 
 
 def test_contamination_is_told_of_what_was_trained_on(
     trainer: Trainer, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "flags", lambda name: [f"{name} is known by heart"])
-    evaluated = {name: tasks.build(name) for name in ("amc23", "countdown")}
+    evaluated = {name: tasks.build_task(name) for name in ("amc23", "countdown")}
     trainer.parts = dataclasses.replace(trainer.parts, evaluation_tasks=evaluated)
     trainer.config.eval.problems, trainer.config.eval.split = 2, "test"
 
@@ -260,7 +259,7 @@ def test_contamination_is_told_of_what_was_trained_on(
         return {record["task"]: record["flags"] for record in found}
 
     assert flags() == {"amc23": [], "countdown": []}
-    trainer.parts = dataclasses.replace(trainer.parts, task=tasks.build("dapo_math"))
+    trainer.parts = dataclasses.replace(trainer.parts, task=tasks.build_task("dapo_math"))
     assert flags() == {"amc23": ["amc23 is known by heart"], "countdown": []}
 
 
@@ -280,7 +279,7 @@ OF_TEXT = sha256(b'"a/b"').hexdigest()[:12]
     ],
 )
 def test_an_evaluation_is_named_by_the_options_that_differ(spec: str, name: str) -> None:
-    assert tasks.evaluation_name(tasks.build(spec)) == name
+    assert tasks.evaluation_name(tasks.build_task(spec)) == name
 
 
 def test_a_name_is_short_whatever_the_options_are() -> None:
@@ -304,14 +303,14 @@ def test_a_task_with_options_has_files_metrics_and_scores_of_its_own(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["countdown", "countdown(count=4)"]
-    built = {name: tasks.build(name) for name in names}
+    built = {name: tasks.build_task(name) for name in names}
     trainer.parts = dataclasses.replace(trainer.parts, evaluation_tasks=built)
     trainer.config.eval.problems = 5
     trainer.config.eval.by_task = {names[1]: {"problems": 3}}
     split = trainer.config.eval.split
     right = {problem.id for problem in built["countdown"].problems(split)}
 
-    def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
+    def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]], verifier: VerifierPool) -> list[Verdict]:
         return [Verdict.RIGHT if problem.id in right else Verdict.WRONG for problem, _ in pairs]
 
     monkeypatch.setattr(Countdown, "verdicts", verdicts)
@@ -331,12 +330,12 @@ def test_a_task_with_options_has_files_metrics_and_scores_of_its_own(
 def test_a_verifier_that_fails_too_often_stops_training(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     hard = asked(trainer, 7)[:3]
 
-    def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
+    def verdicts(task: Countdown, pairs: Sequence[tuple[Problem, str]], verifier: VerifierPool) -> list[Verdict]:
         assert verifier is trainer.parts.verifier
         return [Verdict.ERROR if problem in hard else Verdict.WRONG for problem, _ in pairs]
 
     monkeypatch.setattr(Countdown, "verdicts", verdicts)
-    with pytest.raises(failures.TooManyFailures, match=r"6 of 12 answers \(50.0%\)"):
+    with pytest.raises(TooManyFailures, match=r"6 of 12 answers \(50.0%\)"):
         trainer.train_step(7, Stopwatch())
     kept = (trainer.folder / "samples" / "train-000007.jsonl").read_text().splitlines()
     assert [v for line in kept for v in json.loads(line)["verdicts"]].count(Verdict.ERROR) == 6
@@ -354,9 +353,9 @@ def test_verdicts_are_the_verifiers_in_the_order_of_the_pairs() -> None:
         ("7", "7"),
         ("7", r"\boxed{7}"),
     ]
-    with Verifier() as verifier:
-        verdicts = tasks.build("math500").verdicts([(problems[answer], r) for answer, r in asked], verifier)
-        assert tasks.build("math500").verdicts([], verifier) == []
+    with VerifierPool() as verifier:
+        verdicts = tasks.build_task("math500").verdicts([(problems[answer], r) for answer, r in asked], verifier)
+        assert tasks.build_task("math500").verdicts([], verifier) == []
     assert verdicts == [Verdict.RIGHT, Verdict.WRONG, Verdict.RIGHT, Verdict.UNPARSED, Verdict.RIGHT]
 
 
@@ -390,13 +389,13 @@ def test_the_majority_by_drawing_one_of_the_leaders() -> None:
 )
 def test_the_answer_in_a_box_has_one_way_of_writing_and_an_end(response: str, text: str | None, answered: str) -> None:
     problem = Problem("p", "", "5")
-    assert tasks.build("math500").answers([(problem, response)]) == [Answer(text, len(answered))]
+    assert tasks.build_task("math500").answers([(problem, response)]) == [Answer(text, len(answered))]
     assert response.startswith(answered)
 
 
 def test_a_response_without_a_complete_box_has_no_answer() -> None:
     pairs = [(Problem("p", "", "5"), response) for response in ("1025", r"\boxed{", "")]
-    assert tasks.build("math500").answers(pairs) == [None, None, None]
+    assert tasks.build_task("math500").answers(pairs) == [None, None, None]
 
 
 def test_diversity_is_counted_in_answers() -> None:
@@ -411,7 +410,7 @@ def test_diversity_is_counted_in_answers() -> None:
         r"\boxed{6*7-3",
         r"7\boxed{6*7-3}",
     ]
-    task, problem = tasks.build("countdown"), Problem("3,6,7=39", "6 7 3=39:", "3,6,7=39")
+    task, problem = tasks.build_task("countdown"), Problem("3,6,7=39", "6 7 3=39:", "3,6,7=39")
     found = scoring.score({"spec": "countdown", **vars(problem)}, [responses])
     assert found["avg"] == ["right"] * 3 + ["unparsed", "wrong", "wrong", "unparsed", "unparsed"]
     assert found["right_distinct"] == 2  # 6*7-3, 7*6-3
@@ -426,7 +425,7 @@ def test_diversity_is_counted_in_answers() -> None:
 
 
 def test_a_task_that_cannot_count_its_right_answers_has_no_coverage() -> None:
-    assert scoring.solutions(tasks.build("math500"), Problem("p", "", "5")) is None
+    assert scoring.solutions(tasks.build_task("math500"), Problem("p", "", "5")) is None
     found = scoring.scores(["a", "b"], [Verdict.RIGHT, Verdict.RIGHT], ["5", "5"], [False, True], None)
     assert "coverage" not in found
     assert (found["right_distinct"], found["distinct_answers"], found["after_answer"]) == (1, 0.5, 0.5)
@@ -474,7 +473,7 @@ def test_lm_eval_by_itself_runs_the_tasks(prepared: Path, commands: Commands, tm
         assert {key: value for key, value in scores.items() if "stderr" not in key} == expected
         (path,) = tmp_path.glob(f"out/**/samples_{name}_*.jsonl")
         samples = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-        problems = tasks.build(name).problems("test")[:3]
+        problems = tasks.build_task(name).problems("test")[:3]
         assert [sample["arguments"]["gen_args_0"]["arg_0"] for sample in samples] == [p.prompt for p in problems]
         assert [sample["resps"] for sample in samples] == [[["lol"] * repeats]] * 3
 

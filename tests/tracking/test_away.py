@@ -21,7 +21,7 @@ from servers import Between, between, free_port, mlflow_server
 
 from benchmarks.patience import HANG, patient
 from harness import cli, config, matrix
-from harness.base.deadline import within
+from harness.base.deadline import finished_within
 from harness.base.errors import UserError
 from harness.cells import checksums
 from harness.cells.state import State
@@ -109,7 +109,7 @@ def test_a_store_that_never_answers_is_not_waited_for(deaf: str, server: tuple[s
     assert fed(deaf, folder) == []
     assert server[1].heard.is_set()
     began = time.perf_counter()
-    assert not within(0.5, lambda: sync.sync(folder, deaf)), "a budget ends"
+    assert not finished_within(0.5, lambda: sync.sync(folder, deaf)), "a budget ends"
     assert time.perf_counter() - began < 0.5 + patient(AT_ONCE)
 
 
@@ -118,9 +118,10 @@ def test_interrupted_nobody_waits_for_a_store_that_never_answers(
 ) -> None:
     folder = begun(tmp_path / "cell", "deaf")
     program = (
-        "import sys, pathlib; from harness.base.deadline import within; from harness.tracking import feeder, sync; "
+        "import sys, pathlib; from harness.base.deadline import finished_within; "
+        "from harness.tracking import feeder, sync; "
         "folder, uri = pathlib.Path(sys.argv[1]), sys.argv[2]; "
-        "feeder.Feeder(uri, print).feed(folder); within(600, lambda: sync.sync(folder, uri))"
+        "feeder.Feeder(uri, print).feed(folder); finished_within(600, lambda: sync.sync(folder, uri))"
     )
     server[1].heard.clear()
     process = subprocess.Popen([sys.executable, "-c", program, str(folder), deaf], cwd=REPOSITORY, stderr=-1)

@@ -18,15 +18,15 @@ from harness.batch import Rollout
 from harness.rollout import models
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.protocol import OnGroup
-from harness.rollout.rendering import render
+from harness.rollout.rendering import render_prompt
 from harness.train.evaluate import EngineLM, Sampler, evaluate_task, quiet
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 from tasks.countdown import Countdown, base_model, parse_key
 from tasks.scoring import metric_list
 
 pytestmark = pytest.mark.slow
 
-TASK, UNASKED = Countdown(), Verifier()
+TASK, UNASKED = Countdown(), VerifierPool()
 ENCODER = base_model.tokenizer(TASK)
 SETTINGS: dict[str, Any] = {"split": "test", "problems": 7, "samples": 8, "temperature": 0.7, "max_new_tokens": 12}
 SETTINGS["max_failures"] = 0.05
@@ -168,7 +168,7 @@ def test_repeats_are_one_call_with_what_was_asked(canned: Canned) -> None:
     evaluate_task(TASK, Sampler(canned, ENCODER, 3), UNASKED, **SETTINGS)
     (call,) = canned.calls
     assert (call["n"], call["temperature"], call["length"]) == (8, 0.7, 12)
-    assert call["prompts"] == [render(ENCODER, problem.prompt) for problem in TASK.problems("test")[:7]]
+    assert call["prompts"] == [render_prompt(ENCODER, problem.prompt) for problem in TASK.problems("test")[:7]]
 
 
 def test_seeds_depend_on_the_seed_and_the_problem_alone(canned: Canned) -> None:
@@ -226,10 +226,10 @@ def test_mistakes_are_named(changes: dict[str, Any], sentence: str, canned: Cann
 
 @pytest.mark.processes
 def test_a_chat_template_is_used_where_there_is_one(canned: Canned) -> None:
-    assert render(ENCODER, "6 7 3=39:") == ENCODER("6 7 3=39:")["input_ids"]
+    assert render_prompt(ENCODER, "6 7 3=39:") == ENCODER("6 7 3=39:")["input_ids"]
     chatty = base_model.tokenizer(TASK)
     chatty.chat_template = "({{ messages[0]['content'] }}){% if add_generation_prompt %}={% endif %}"
-    assert render(chatty, "6 7 3=39:") == ENCODER("(6 7 3=39:)=")["input_ids"]
+    assert render_prompt(chatty, "6 7 3=39:") == ENCODER("(6 7 3=39:)=")["input_ids"]
 
 
 def test_it_is_silent_and_leaves_random_numbers_alone(

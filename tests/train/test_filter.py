@@ -30,8 +30,8 @@ from harness.rollout.rendering import Chat
 from harness.train import filter, parts
 from harness.train.filter import Asker, TrainingPool
 from harness.trainer import Trainer
-from harness.verify.failures import TooManyFailures
-from harness.verify.pool import Verifier as Pooled
+from harness.verify.pool import TooManyFailures
+from harness.verify.pool import VerifierPool as Pooled
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from trainers import build
 from harness import cell
 from harness.cells.state import Progress, State
 from harness.matrix import Cell
-from harness.rollout.rendering import Chat, left_out
+from harness.rollout.rendering import Chat, count_unread
 from harness.train import parts
 from tasks import Problem
 from tasks.countdown import Countdown, base_model
@@ -36,7 +36,7 @@ ENCODER = base_model.tokenizer(Countdown())  # with tokens for digits and signs,
     ],
 )
 def test_prompts_that_lose_some_or_all(prompts: list[str], chat: Chat, counts: tuple[int, int]) -> None:
-    assert left_out(ENCODER, prompts, chat) == counts
+    assert count_unread(ENCODER, prompts, chat) == counts
 
 
 @pytest.fixture

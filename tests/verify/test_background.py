@@ -9,9 +9,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
 from harness.batch import Rollout
-from harness.verify.background import read, tail_tokens
-from harness.verify.pool import Verifier
-from tasks import Problem, build
+from harness.verify.background import judge_rollouts, tail_tokens
+from harness.verify.pool import VerifierPool
+from tasks import Problem, build_task
 from tasks.countdown import Countdown, base_model
 
 
@@ -65,8 +65,8 @@ def test_the_answer_ends_with_the_token_that_closes_its_box(text: str, tokens: i
     tokenizer, problem = TOKENIZERS["merges"], Problem("p", "", "5")
     for end in ("", "<eos>"):
         rollout = Rollout([1], tokenizer(text + end)["input_ids"], [], finished=bool(end))
-        with Verifier(1) as verifier:
-            [found] = read(build("math500"), verifier, tokenizer, [problem], {0: [rollout]})
+        with VerifierPool(1) as verifier:
+            [found] = judge_rollouts(build_task("math500"), verifier, tokenizer, [problem], {0: [rollout]})
         assert found.text == text
         without_answer = found.judged.answer is None
         assert found.answer_tokens == tokens + (without_answer and bool(end))

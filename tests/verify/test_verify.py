@@ -30,11 +30,10 @@ from harness import cell
 from harness.base.errors import CellFailure, UserError
 from harness.base.task import Verdict
 from harness.batch import Rollout
-from harness.verify import failures, text
 from harness.verify import pool as verify
-from harness.verify.background import Alongside
-from harness.verify.failures import TooManyFailures, check_failures
-from harness.verify.pool import Verifier
+from harness.verify import text
+from harness.verify.background import BackgroundJudge
+from harness.verify.pool import TooManyFailures, VerifierPool, check_failures
 from harness.verify.text import extract, integer
 
 GOLDEN = list(triples())
@@ -42,8 +41,8 @@ SLOW = r"\boxed{\Gamma(10^{10})}"  # 10^10 multiplications
 
 
 @pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(workers=2, limit_s=20.0) as verifier:
+def verifier() -> Iterator[VerifierPool]:
+    with VerifierPool(workers=2, limit_s=20.0) as verifier:
         yield verifier
 
 
@@ -85,7 +84,7 @@ def gone(*pids: int, within_s: float = HANG) -> bool:
 
 
 @pytest.mark.processes
-def test_golden_set(verifier: Verifier) -> None:
+def test_golden_set(verifier: VerifierPool) -> None:
     found = verifier.verdicts([(gold, output) for gold, output, _ in GOLDEN])
     wrong = [
         f"{gold!r}, {output[:80]!r}: {verdict}, not {expected}"
@@ -103,18 +102,18 @@ def test_golden_set_is_large_and_has_no_repeats() -> None:
 
 
 @pytest.mark.processes
-def test_verdicts_depend_on_neither_order_nor_workers(verifier: Verifier) -> None:
+def test_verdicts_depend_on_neither_order_nor_workers(verifier: VerifierPool) -> None:
     pairs = [(gold, output) for gold, output, _ in GOLDEN if integer(gold) is None and len(output) < 1000]
     some = random.Random(0).sample(pairs, 60)
     shuffled = random.Random(1).sample(some, len(some))
     one_by_one = {pair: verifier.verdicts([pair])[0] for pair in some}
-    with Verifier(workers=1, limit_s=20.0) as other:
+    with VerifierPool(workers=1, limit_s=20.0) as other:
         assert other.verdicts(shuffled) == [one_by_one[pair] for pair in shuffled]
     assert verifier.verdicts(some * 2) == [one_by_one[pair] for pair in some] * 2
 
 
 @pytest.mark.processes
-def test_equal_answers_are_judged_once(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_answers_are_judged_once(verifier: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     ask = verify.Worker.ask
 
@@ -130,7 +129,7 @@ def test_equal_answers_are_judged_once(verifier: Verifier, monkeypatch: pytest.M
 
 def test_integers_need_no_worker() -> None:
     pairs = [("25", rf"\boxed{{{text}}}") for text in ("025", "25", "26", "٢٥", "25^\\circ", "")]
-    with Verifier() as verifier:
+    with VerifierPool() as verifier:
         assert verifier.verdicts(pairs) == [
             Verdict(v) for v in ("right", "right", "wrong", "unparsed", "right", "unparsed")
         ]
@@ -148,7 +147,7 @@ def test_arithmetic_is_tidy_and_spelled_in_one_way() -> None:
 
 
 @pytest.mark.processes
-def test_answers_of_math_equal_themselves_and_not_each_other(verifier: Verifier) -> None:
+def test_answers_of_math_equal_themselves_and_not_each_other(verifier: VerifierPool) -> None:
     path = REAL / "math500.jsonl"
     if not path.exists():
         pytest.skip(f"there is no {path}; ENTROBENCH_DATA names the folder of the data sets")
@@ -162,7 +161,7 @@ def test_answers_of_math_equal_themselves_and_not_each_other(verifier: Verifier)
 
 
 @pytest.mark.processes
-def test_small_fractions_are_equal_where_integers_say_so(verifier: Verifier) -> None:
+def test_small_fractions_are_equal_where_integers_say_so(verifier: VerifierPool) -> None:
     """Cross products of integers decide, for fractions from 1e-15 to 1e-190, alone and taken from 1."""
     rng = random.Random(0)
     pairs, expected = [], []
@@ -181,7 +180,7 @@ def test_small_fractions_are_equal_where_integers_say_so(verifier: Verifier) -> 
 def test_small_numbers_with_a_million_digits_are_compared_in_time() -> None:
     gold = r"\frac{1}{2^{4000000}}"
     answers = {r"\frac{2}{2^{4000001}}": Verdict.RIGHT, r"\frac{1}{2^{4000001}}": Verdict.WRONG}
-    with Verifier(workers=1, limit_s=20.0) as verifier:
+    with VerifierPool(workers=1, limit_s=20.0) as verifier:
         assert verifier.verdicts([(gold, rf"\boxed{{{answer}}}") for answer in answers]) == list(answers.values())
 
 
@@ -366,7 +365,7 @@ def test_hostile_answers_cost_their_own_verdict(
     asked = [*harmless, *hostile(0), *harmless[:20]]
     random.Random(0).shuffle(asked)
     pairs = boxed(*(answer for answer, _ in asked))
-    with Verifier(workers=2, limit_s=1.0) as verifier:
+    with VerifierPool(workers=2, limit_s=1.0) as verifier:
         verifier.verdicts(boxed("1+4", "2+3"))
         before = [running(worker) for worker in verifier.workers]
         with caplog.at_level(logging.WARNING, "harness.verify.pool"):
@@ -374,7 +373,7 @@ def test_hostile_answers_cost_their_own_verdict(
         assert found == [expected for _, expected in asked]
         assert verifier.verdicts(boxed("10/2")) == [Verdict.RIGHT]
         assert [running(worker) for worker in verifier.workers] == before
-    failed = [expected for _, expected in asked if expected in failures.FAILURES]
+    failed = [expected for _, expected in asked if expected in verify.FAILURES]
     assert len(caplog.messages) == len(failed) == 3
     assert sum("RecursionError" in message for message in caplog.messages) == 1
     assert sum("more than 1 s" in message for message in caplog.messages) == 1
@@ -384,7 +383,7 @@ def test_hostile_answers_cost_their_own_verdict(
 @pytest.mark.alone
 @pytest.mark.processes
 def test_the_limit_is_kept() -> None:
-    with Verifier(workers=1, limit_s=0.5) as verifier:
+    with VerifierPool(workers=1, limit_s=0.5) as verifier:
         verifier.verdicts(boxed("1+4"))
         start = time.monotonic()
         assert verifier.verdicts([("5", SLOW)]) == [Verdict.TIMEOUT]
@@ -393,7 +392,7 @@ def test_the_limit_is_kept() -> None:
 
 @pytest.mark.processes
 def test_a_worker_that_dies_costs_one_answer() -> None:
-    with Verifier(workers=1, limit_s=2.0) as verifier, ThreadPoolExecutor(1) as caller:
+    with VerifierPool(workers=1, limit_s=2.0) as verifier, ThreadPoolExecutor(1) as caller:
         assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
         (worker,) = verifier.workers
         for victim in (child_of, lambda pid: pid):
@@ -406,7 +405,7 @@ def test_a_worker_that_dies_costs_one_answer() -> None:
 
 @pytest.mark.processes
 def test_a_worker_that_dies_while_idle_costs_nothing() -> None:
-    with Verifier(workers=1, limit_s=60.0) as verifier:
+    with VerifierPool(workers=1, limit_s=60.0) as verifier:
         verifier.verdicts(boxed("1+4"))
         pid = running(verifier.workers[0])
         os.kill(child_of(pid), signal.SIGKILL)
@@ -417,7 +416,7 @@ def test_a_worker_that_dies_while_idle_costs_nothing() -> None:
 @pytest.mark.processes
 def test_a_worker_that_cannot_start_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with Verifier(workers=1) as verifier, pytest.raises(RuntimeError, match="does not start"):
+    with VerifierPool(workers=1) as verifier, pytest.raises(RuntimeError, match="does not start"):
         verifier.verdicts(boxed("1+4"))
 
 
@@ -430,10 +429,10 @@ def in_judge(code: str) -> str:
 @pytest.mark.processes
 def test_memory_is_limited() -> None:
     printed = in_judge(
-        "judge.harden(); judge.judge('1', r'\\operatorname{zeros}(2,2)')\n"
+        "judge.patch_libraries(); judge.judge_answer('1', r'\\operatorname{zeros}(2,2)')\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 2**23,) * 2)\n"
-        "print(judge.answer(json.dumps(['1', r'\\operatorname{zeros}(600,600)']).encode()))"
+        "print(judge.answer_question(json.dumps(['1', r'\\operatorname{zeros}(600,600)']).encode()))"
     )
     assert printed.startswith("('error', 'MemoryError")
 
@@ -443,8 +442,8 @@ def test_memory_is_limited() -> None:
 def test_exhaustion_that_the_library_swallows_is_an_error(error: str) -> None:
     printed = in_judge(
         f"def broken(*_): raise {error}\n"
-        "math_verify.grader.simplify = broken; judge.harden()\n"
-        "print(judge.answer(json.dumps([r'\\sin 2x', r'2\\sin x\\cos x']).encode()))"
+        "math_verify.grader.simplify = broken; judge.patch_libraries()\n"
+        "print(judge.answer_question(json.dumps([r'\\sin 2x', r'2\\sin x\\cos x']).encode()))"
     )
     assert printed == f"('error', '{error}')\n"
 
@@ -452,7 +451,7 @@ def test_exhaustion_that_the_library_swallows_is_an_error(error: str) -> None:
 @pytest.mark.processes
 def test_sympy_cannot_evaluate_text() -> None:
     printed = in_judge(
-        "judge.harden(); print(sympy.S('3/2'))\n"
+        "judge.patch_libraries(); print(sympy.S('3/2'))\n"
         "for text in ('x', 'print(1)', '__import__(\"os\").getcwd()', '(1).__class__', 'Integer.mro()'):\n"
         "    try: print(sympy.sympify(text))\n"
         "    except RuntimeError as error: print(error)"
@@ -466,8 +465,8 @@ def test_workers_end_with_their_caller() -> None:
         [
             sys.executable,
             "-c",
-            "import os, threading; from harness.verify.pool import Verifier\n"
-            "verifier = Verifier(workers=1, limit_s=1.0)\n"
+            "import os, threading; from harness.verify.pool import VerifierPool\n"
+            "verifier = VerifierPool(workers=1, limit_s=1.0)\n"
             "verifier.verdicts([('5', r'\\boxed{1+4}')])\n"
             "print(verifier.workers[0].process.pid, flush=True)\n"
             f"verifier.verdicts([('5', {SLOW!r})] * 9)\n",
@@ -485,7 +484,7 @@ def test_workers_end_with_their_caller() -> None:
 
 @pytest.mark.processes
 def test_closing_ends_the_workers() -> None:
-    with Verifier(workers=2) as verifier:
+    with VerifierPool(workers=2) as verifier:
         verifier.verdicts(boxed("1+4", "2+3", "1+5", "7x"))
         pids = [running(worker) for worker in verifier.workers if worker.process]
         children = [child_of(pid) for pid in pids]
@@ -497,7 +496,7 @@ def test_closing_ends_the_workers() -> None:
 
 
 @pytest.mark.processes
-def test_threads_share_a_verifier(verifier: Verifier) -> None:
+def test_threads_share_a_verifier(verifier: VerifierPool) -> None:
     pairs = [(gold, output) for gold, output, _ in GOLDEN[100:160]]
     expected = [verdict for *_, verdict in GOLDEN[100:160]]
     found: dict[int, list[Verdict]] = {}
@@ -510,13 +509,13 @@ def test_threads_share_a_verifier(verifier: Verifier) -> None:
 
 
 def judge_in_child(pipe: multiprocessing.connection.Connection) -> None:
-    with Verifier(workers=1) as own:
+    with VerifierPool(workers=1) as own:
         pipe.send(own.verdicts(boxed("1+4", "1+5")))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_daemonic_processes_have_verifiers_of_their_own(method: str, verifier: Verifier) -> None:
+def test_daemonic_processes_have_verifiers_of_their_own(method: str, verifier: VerifierPool) -> None:
     """As cells are: processes that may have no children of multiprocessing, forked from one that may be at work."""
     assert verifier.verdicts(boxed("2+3")) == [Verdict.RIGHT]
     context: Any = multiprocessing.get_context(method)
@@ -532,7 +531,7 @@ def test_daemonic_processes_have_verifiers_of_their_own(method: str, verifier: V
 
 def test_nothing_starts_before_it_is_needed() -> None:
     threads = threading.active_count()
-    with Verifier(workers=2) as unasked:
+    with VerifierPool(workers=2) as unasked:
         assert unasked.verdicts([("5", r"\boxed{5}"), ("5", "5"), ("5", r"\boxed{6}")]) == [
             Verdict.RIGHT,
             Verdict.UNPARSED,
@@ -548,9 +547,9 @@ def test_a_cell_owns_a_verifier_and_closes_it_when_it_fails(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells.write(tmp_path, "verify.workers=3", "verify.limit_s=19")
-    seen: list[tuple[Verifier, int]] = []
+    seen: list[tuple[VerifierPool, int]] = []
 
-    def build(record: dict[str, object], verifier: Verifier, say: object) -> None:
+    def build(record: dict[str, object], verifier: VerifierPool, say: object) -> None:
         assert [worker.limit_s for worker in verifier.workers] == [19.0] * 3
         assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
         (worker,) = (worker for worker in verifier.workers if worker.process)
@@ -614,7 +613,7 @@ R, W, U = Verdict.RIGHT, Verdict.WRONG, Verdict.UNPARSED
 def test_verdicts_stand_in_the_order_of_the_prompts_whenever_groups_end() -> None:
     groups = {0: group(R, W), 1: group(U), 2: group(W, W, R)}
     for order in itertools.permutations(groups):
-        with Alongside(written) as judging:
+        with BackgroundJudge(written) as judging:
             for number in order:
                 judging.add(number, groups[number])
             assert judging.results() == [R, W, U, W, W, R]
@@ -630,7 +629,7 @@ def test_groups_are_judged_while_others_are_sampled_and_together_what_came_meanw
         assert go_on.wait(HANG)
         return written(groups)
 
-    with Alongside(judge) as judging:
+    with BackgroundJudge(judge) as judging:
         judging.add(3, group(R))
         assert begun.wait(HANG), "nobody asked for verdicts yet"
         for number in (2, 0, 1):
@@ -646,7 +645,7 @@ def test_what_goes_wrong_beside_the_sampling_is_raised_where_verdicts_are_asked_
     def judge(groups: dict[int, list[Rollout]]) -> list[Verdict]:
         raise RuntimeError(f"no verdict on {list(groups)}")
 
-    with Alongside(judge) as judging:
+    with BackgroundJudge(judge) as judging:
         judging.add(5, group(R))
         judging.add(6, group(R))
         with pytest.raises(RuntimeError, match=r"no verdict on \[5"):
@@ -664,7 +663,7 @@ def test_what_goes_wrong_in_the_sampling_does_not_wait_for_verdicts() -> None:
         return written(groups)
 
     def sample() -> None:
-        with Alongside(judge) as judging:
+        with BackgroundJudge(judge) as judging:
             judging.add(0, group(R))
             assert begun.wait(HANG)
             judging.add(1, group(R))

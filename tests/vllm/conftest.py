@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.rollout.choice import installed
+from harness.rollout.choice import installed_vllm
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    found = installed()
+    found = installed_vllm()
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.processes)

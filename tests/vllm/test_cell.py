@@ -20,7 +20,7 @@ from harness.rollout.vllm import VllmEngine
 from harness.study import theory
 from harness.train import parts
 from harness.trainer import Trainer
-from harness.verify.pool import Verifier
+from harness.verify.pool import VerifierPool
 
 SHORT = ["train.steps=4", "train.prompts=8", "train.group=8", "train.lr=1e-3", "checkpoint.every=2"]
 SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2"]
@@ -34,7 +34,7 @@ def spec_of(engine: str, seed: int, overrides: Sequence[str]) -> CellSpec:
 
 def build(folder: Path, engine: str, seed: int, overrides: Sequence[str] = ()) -> Trainer:
     torch.set_num_threads(1)
-    return Trainer(parts.build_parts(spec_of(engine, seed, overrides), Verifier()), folder)
+    return Trainer(parts.build_parts(spec_of(engine, seed, overrides), VerifierPool()), folder)
 
 
 def write(folder: Path, engine: str, seed: int, overrides: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ def test_dynamics_may_ask_one_engine_after_the_other(tmp_path: Path) -> None:
     given = ["rollout.engine=vllm", "hardware.cache_gib=0.1", "seeds=[0]", *SHORT]
     settings = config.load("smoke", given)
     embedded = config.load("smoke", [*given, "rollout.engine=embedded"])
-    with Verifier() as verifier:
+    with VerifierPool() as verifier:
         found, expected = (
             theory.masks(each, 1, str(tmp_path / each.rollout.engine), verifier) for each in (settings, embedded)
         )

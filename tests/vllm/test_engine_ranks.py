@@ -23,13 +23,13 @@ MODELS = ("qwen2-tied", "qwen3-untied")
 
 
 def leaving(engine: VllmEngine, names: str, old: dict[str, Tensor]) -> AbstractContextManager[object]:
-    arriving = vllm.weights_of
+    arriving = vllm.stream_weights
 
     def left(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         for name, weight in arriving(module, dtype):
             yield name, old[name] if name.startswith(names) else weight
 
-    return mock.patch.object(vllm, "weights_of", left)
+    return mock.patch.object(vllm, "stream_weights", left)
 
 
 def start(folder: Path) -> VllmEngine:

@@ -14,7 +14,7 @@ pytest.importorskip("vllm", reason="make test-vllm runs it")
 import faults
 
 from harness.base.errors import CellFailure
-from harness.rollout.proof import check_weights
+from harness.rollout.proof import check_engine_weights
 from harness.rollout.vllm import VllmEngine
 
 LR = 1e-6
@@ -36,10 +36,10 @@ def test_a_whole_update_passes_and_each_fault_is_caught_at_once(name: str, dtype
         fault(engine, before, now)
         for seed in range(5):
             with pytest.raises(CellFailure, match=sentence):
-                check_weights(engine, now, DTYPES[dtype], seed)
+                check_engine_weights(engine, now, DTYPES[dtype], seed)
         engine.load(now)
         for seed in range(5):
-            check_weights(engine, now, DTYPES[dtype], seed)
+            check_engine_weights(engine, now, DTYPES[dtype], seed)
     parameters = dict(now.named_parameters(remove_duplicate=False))
     held = engine.weights(dict.fromkeys(parameters, slice(None)))
     for key, weight in parameters.items():

@@ -15,7 +15,7 @@ from harness.base.errors import UserError
 from harness.batch import TokenBatch
 from harness.config import Hardware, Train
 from harness.rollout.choice import CPU_HEADS, VLLM_ARCHITECTURES
-from harness.rollout.proof import check_weights
+from harness.rollout.proof import check_engine_weights
 from harness.rollout.vllm import VllmEngine
 from harness.train.policy import Policy
 
@@ -44,7 +44,7 @@ def test_log_probabilities_are_the_trainers_over_fifty_updates(
 def test_other_architectures_are_the_trainers(name: str, tmp_path: Path) -> None:
     model = build(name)
     engine = engine_of(model, tmp_path / "other")
-    check_weights(engine, model, torch.float32, 0)
+    check_engine_weights(engine, model, torch.float32, 0)
     groups = generate(engine)
     assert worst_difference(model, groups) < 1e-3
     model.save_pretrained(tmp_path / "model")
