@@ -136,6 +136,10 @@ def test_the_findings_hold_with_both_instruction_sets(folder: str) -> None:
     # Clip_B has a higher Pass@16 than GRPO, with no significant difference in Avg@K.
     assert clip_b["delta_pass_at_k"]["16"]["low"] > 0
     assert clip_b["delta_to_baseline"]["low"] < 0 < clip_b["delta_to_baseline"]["high"]
+    # adaptive_entropy has a higher Pass@16 than GRPO, too.
+    assert table["adaptive_entropy"]["delta_pass_at_k"]["16"]["low"] > 0
+    # Clip_B's is the highest after training.
+    assert max(trained, key=lambda row: float(row["pass_at_k"]["16"]["mean"])) is clip_b
     # Both clips have more distinct right answers than GRPO.
     assert all(clip["right_distinct"]["mean"] > grpo["right_distinct"]["high"] for clip in (clip_b, clip_v))
     # No method keeps the Pass@16 of the base model.
@@ -148,10 +152,11 @@ def test_the_findings_of_one_instruction_set() -> None:
 
     assert not has_higher_pass_at_16("demo", "clip_v")
     assert has_higher_pass_at_16("demo-avx2", "clip_v")
-    assert has_higher_pass_at_16("demo", "adaptive_entropy")
-    assert "adaptive_entropy" not in TABLES["demo-avx2"]
-    trained = TABLE.keys() - {"base model"}
-    assert max(trained, key=lambda method: TABLE[method]["pass_at_k"]["16"]["mean"]) == "adaptive_entropy"
+    assert (
+        TABLES["demo"]["ce_gppo"]["delta_to_baseline"]["high"]
+        < 0
+        < TABLES["demo-avx2"]["ce_gppo"]["delta_to_baseline"]["high"]
+    )
 
 
 def test_the_strengths_of_the_demo_follow_from_the_tuning() -> None:
@@ -339,12 +344,11 @@ def test_the_findings_on_the_methods_at_the_start() -> None:
         assert f"{LENS_ROWS[first, 'grpo', quadrant]['share']:.1%}" in text
 
     clip_b, clip_v = ({x: LENS_ROWS[first, clip, x]["dropped"] for x in QUADRANTS} for clip in ("clip_b", "clip_v"))
-    assert abs(clip_b["negative_below"] - clip_v["negative_below"]) < 0.005
     assert not any(clip[quadrant] for clip in (clip_b, clip_v) for quadrant in QUADRANTS[:3])
-    assert f"{100 * clip_b['negative_below']:.0f} % of the tokens" in text
+    assert f"{100 * clip_b['negative_below']:.0f} % and {100 * clip_v['negative_below']:.0f} % of the tokens" in text
 
     whole = {method: [LENS_ROWS[moment, method, "all"] for moment in MOMENTS] for method in METHODS}
     saved = [1 - whole[clip][0]["predicted"] / whole[clip][0]["plain_predicted"] for clip in ("clip_b", "clip_v")]
-    assert f"{100 * min(saved):.0f} to {100 * max(saved):.0f} %" in text
+    assert f"{100 * saved[0]:.0f} % and {100 * saved[1]:.0f} %" in text
     assert whole["ce_gppo"][0]["predicted"] == whole["grpo"][0]["predicted"]
     assert whole["ce_gppo"][1]["predicted"] < whole["grpo"][1]["predicted"]
