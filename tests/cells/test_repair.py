@@ -354,6 +354,24 @@ def test_no_line_that_was_changed_is_sent(harm: Callable[[Path], None], cell: Ce
     assert sync.sync(cell.config, [cell])[1] == 1
 
 
+def test_scores_that_do_not_follow_from_the_answers_are_not_sent(cell: Cell, mlflow_uri: str) -> None:
+    """All sums are those of the changed answers."""
+    cell.config.tracking.uri = mlflow_uri
+    answer(cell.folder / "evals" / "countdown-000005.json")
+    checksums.write_checksums(cell.folder)
+    assert sync.sync(cell.config, [cell]) == (0, 1)
+
+
+def test_responses_and_weights_that_were_changed_are_not_sent(cell: Cell, mlflow_uri: str) -> None:
+    cell.config.tracking.uri = mlflow_uri
+    for name in ("samples/evaluate-countdown-000005.jsonl", MODEL):
+        whole = (cell.folder / name).read_bytes()
+        flip(cell.folder / name)
+        assert sync.sync(cell.config, [cell]) == (0, 1), name
+        (cell.folder / name).write_bytes(whole)
+    assert sync.sync(cell.config, [cell]) == (1, 0)
+
+
 def test_scores_that_do_not_follow_from_the_answers_are_named(cell: Cell) -> None:
     for line in MetricsLog(cell.folder).read():
         for path, record in evaluation_files.all_evaluations(cell.folder):
