@@ -98,6 +98,13 @@ def tamper(path: Path) -> None:
     path.write_text(content[:place] + str(1 - int(content[place])) + content[place + 1 :])
 
 
+def miscount(path: Path) -> None:
+    """Change how many distinct right answers the first problem has, which is not compared with logged scores."""
+    content = path.read_text()
+    place = content.index('"right_distinct": [') + len('"right_distinct": [')
+    path.write_text(f"{content[:place]}{1 - int(content[place])}{content[place + 1 :]}")
+
+
 def flip(path: Path) -> None:
     """Changes one bit of the last weight."""
     content = path.read_bytes()
@@ -191,6 +198,7 @@ def test_a_cell_that_was_done_is_named_and_done_again(
         ("metrics.jsonl", digit, 2),
         ("evals/countdown-000000.json", tamper, None),
         ("evals/countdown-000000.json", answer, None),
+        ("evals/countdown-000000.json", miscount, None),
         ("metrics.jsonl", Path.unlink, None),
         ("evals/countdown-000000.json", cut, None),
         ("made.json", empty, None),
