@@ -17,7 +17,7 @@ from places import REPOSITORY
 
 from benchmarks.patience import HANG, patient
 from harness.cells import lease
-from harness.rollout import choice
+from harness.rollout import choice, models
 
 pytestmark = pytest.mark.processes
 
@@ -87,6 +87,8 @@ def test_a_second_run_does_nothing_again(finished: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.glob("results/demo/*/metrics.jsonl")}
     assert len(before) == 4
     result = entrobench("run", "demo", *SHORT, cwd=finished)
+    model = models.resolve("countdown-tiny")
+    assert f"base model countdown-tiny: {model.digest(model.folder())[:12]}\n" in result.stdout
     assert "4 done before, 0 to run" in result.stdout
     assert {path: path.stat().st_mtime_ns for path in before} == before
 

@@ -98,6 +98,13 @@ def tamper(path: Path) -> None:
     path.write_text(content[:place] + str(1 - int(content[place])) + content[place + 1 :])
 
 
+def miscount(path: Path) -> None:
+    """Change how many distinct right answers the first problem has, which is not compared with logged scores."""
+    content = path.read_text()
+    place = content.index('"right_distinct": [') + len('"right_distinct": [')
+    path.write_text(f"{content[:place]}{1 - int(content[place])}{content[place + 1 :]}")
+
+
 def flip(path: Path) -> None:
     """Changes one bit of the last weight."""
     content = path.read_bytes()
@@ -191,6 +198,7 @@ def test_a_cell_that_was_done_is_named_and_done_again(
         ("metrics.jsonl", digit, 2),
         ("evals/countdown-000000.json", tamper, None),
         ("evals/countdown-000000.json", answer, None),
+        ("evals/countdown-000000.json", miscount, None),
         ("metrics.jsonl", Path.unlink, None),
         ("evals/countdown-000000.json", cut, None),
         ("made.json", empty, None),
@@ -352,6 +360,24 @@ def test_no_line_that_was_changed_is_sent(harm: Callable[[Path], None], cell: Ce
     interrupted(cell)
     harm(cell.folder / "metrics.jsonl")
     assert sync.sync(cell.config, [cell])[1] == 1
+
+
+def test_scores_that_do_not_follow_from_the_answers_are_not_sent(cell: Cell, mlflow_uri: str) -> None:
+    """All sums are those of the changed answers."""
+    cell.config.tracking.uri = mlflow_uri
+    answer(cell.folder / "evals" / "countdown-000005.json")
+    checksums.write_checksums(cell.folder)
+    assert sync.sync(cell.config, [cell]) == (0, 1)
+
+
+def test_responses_and_weights_that_were_changed_are_not_sent(cell: Cell, mlflow_uri: str) -> None:
+    cell.config.tracking.uri = mlflow_uri
+    for name in ("samples/evaluate-countdown-000005.jsonl", MODEL):
+        whole = (cell.folder / name).read_bytes()
+        flip(cell.folder / name)
+        assert sync.sync(cell.config, [cell]) == (0, 1), name
+        (cell.folder / name).write_bytes(whole)
+    assert sync.sync(cell.config, [cell]) == (1, 0)
 
 
 def test_scores_that_do_not_follow_from_the_answers_are_named(cell: Cell) -> None:

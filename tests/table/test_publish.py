@@ -12,6 +12,7 @@ from servers import PASSWORD
 from harness.statistics import Estimate
 from harness.table import publish, render
 from harness.table.leaderboard import LeaderboardRow
+from harness.terminal.layout import visible
 from harness.tracking import store
 
 
@@ -117,6 +118,15 @@ def test_a_page_shows_names_as_they_are() -> None:
     table = json.loads(publish.as_mlflow_table([first, new]))
     by_name = dict(zip(table["columns"], table["data"][-1], strict=True))
     assert (by_name["method"], by_name["Avg@K"], by_name["seeds"]) == ("new<", None, 0)
+
+
+def test_a_page_shows_control_characters_as_text() -> None:
+    steering, written = "a\u202eb\x1b[31m", r"a\u202eb\x1b[31m"
+    row = LeaderboardRow(steering, "easy", "tiny", 2, "grpo", None, {}, None, None, None, {}, 0, 2, flags=[steering])
+    page = publish.as_html(steering, [row])
+    assert visible(page) == page
+    for place in (f"<h1>{written}</h1>", f"<td>{written}</td>", f"easy: {written}</p>"):
+        assert place in page
 
 
 @pytest.mark.slow

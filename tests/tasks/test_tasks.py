@@ -22,7 +22,7 @@ import pytest
 from commands import Commands
 from lm_eval.tasks import TaskManager
 from places import REPOSITORY
-from trainers import asked, sampled
+from trainers import asked, build, sampled
 
 import tasks
 from harness import config, matrix
@@ -208,6 +208,7 @@ def trainer(tmp_path: Path) -> Trainer:
     return built
 
 
+@pytest.mark.processes  # renders the template of its model
 def test_training_and_evaluation_show_a_model_the_same(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer.engine = heard = Overheard(trainer.engine)  # type: ignore[assignment]
     problems = trainer.parts.task.problems("train")[:6]
@@ -299,6 +300,12 @@ def test_a_name_is_short_whatever_the_options_are() -> None:
     assert all(re.fullmatch(r"many\([0-9a-f]{12}\)", name) for name in names)
 
 
+def test_a_cell_evaluates_each_task_under_the_name_of_its_options(tmp_path: Path) -> None:
+    built = build(tmp_path, "grpo", "eval.tasks=[countdown, 'countdown(count=4)']").parts.evaluation_tasks
+    assert built == {"countdown": Countdown(), "countdown(count=4)": Countdown(count=4)}
+
+
+@pytest.mark.processes  # renders the template of its model
 def test_a_task_with_options_has_files_metrics_and_scores_of_its_own(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

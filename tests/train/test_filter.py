@@ -405,6 +405,9 @@ def test_a_cell_trains_on_what_its_base_model_solves_sometimes(
 
     # A trained cell that starts again without the cache asks the base model, not the one that it has trained.
     (path,) = cache.glob("filters/*.json")
+    model = models.resolve("countdown-tiny")
+    digest = model.digest(model.folder())
+    assert files.read_json(path)["identity"]["model"]["digest"] == digest, "another machine may make other weights"
     path.unlink()
     monkeypatch.setattr(parts, "RESPONSES", 24)  # in threes of 8
     parts.build_parts(spec(), UNASKED, said.append)
