@@ -200,7 +200,7 @@ def test_samples_are_all_responses_to_a_problem(matrix: entrobench.Matrix) -> No
         right = json.loads((cell.folder / "evals" / "countdown-000004.json").read_text())["right"][3]
         mine = samples[(samples["cell"] == cell.id) & (samples["step"] == 4)]
         assert [int(verdict == "right") for verdict in mine["verdict"]] == right
-    with pytest.raises(entrobench.UserError, match="no cell was asked the problem 'none'; allowed: "):
+    with pytest.raises(entrobench.UserError, match="no cell has answered the problem 'none'; allowed: "):
         matrix.samples("none")
 
 

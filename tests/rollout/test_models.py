@@ -23,7 +23,7 @@ from harness.base.errors import UserError
 from harness.rollout import models
 from harness.rollout.models import Model
 from tasks.countdown import Countdown, base_model, examples
-from tasks.countdown.offer import BaseModel as Recipe
+from tasks.countdown.builder import BaseModel as Recipe
 
 TINY = Recipe(hidden=16, layers=1, steps=2, batch=4)
 
