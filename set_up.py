@@ -126,8 +126,7 @@ def pip(python, progress, *arguments):
     progress.end()
     if process.returncode:
         raise Refusal(
-            "pip could not install the packages that entrobench needs; its message is above. Run the same command to try "
-            "again."
+            "pip could not install what entrobench needs; its message is above. Run the same command to try again."
         )
 
 
