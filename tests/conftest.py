@@ -1,4 +1,4 @@
-"""For all tests: an MLflow database without runs, and no new process for a test that does not say that it needs one."""
+"""Fixtures for all tests: an MLflow database without runs, and a guard against unmarked tests that start processes."""
 
 from __future__ import annotations
 

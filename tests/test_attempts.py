@@ -1,4 +1,4 @@
-"""A number is never stale, end to end: methods that are edited, cells that run again, results that are moved."""
+"""No number is stale, end to end: edited methods, cells that run again, results that are moved."""
 
 from __future__ import annotations
 

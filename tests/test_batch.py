@@ -1,4 +1,4 @@
-"""Compares TokenBatch with loops, and its statistics on two ranks with those of one process."""
+"""TokenBatch against loops, and its statistics on two ranks against those of one process."""
 
 from __future__ import annotations
 

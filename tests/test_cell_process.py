@@ -1,4 +1,4 @@
-"""How an attempt at a cell begins."""
+"""The start of an attempt at a cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as a person uses it: a short matrix, killed, resumed, read; and mistakes end with exit code 2."""
+"""The command line from end to end: a short matrix, killed, resumed and read; mistakes end with exit code 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration: every shipped file loads, and every mistake is one clear sentence."""
+"""Configuration: every shipped file loads, and every mistake gives one clear sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A test that does not say that it starts processes cannot start any."""
+"""A test without the marker `processes` cannot start processes."""
 
 from __future__ import annotations
 

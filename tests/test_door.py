@@ -1,4 +1,4 @@
-"""The door for people: one import that costs nothing, and a matrix that a script or a notebook runs."""
+"""The Python interface: an import that takes no time, and a matrix run from a script or a notebook."""
 
 from __future__ import annotations
 

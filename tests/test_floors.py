@@ -1,4 +1,4 @@
-"""The rooms stand on floors: a module imports from its own floor or lower ones, and nothing imports in a circle."""
+"""The floors of the packages: a module imports from its own floor or lower ones, and never in a circle."""
 
 from __future__ import annotations
 

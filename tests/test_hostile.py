@@ -1,6 +1,6 @@
-"""Whatever somebody writes, the answer is a table or one sentence: in configurations, overrides, specs, and models.
+"""Any input gives a table or one sentence: in configurations, overrides, specs, and models.
 
-`ENTROBENCH_EXAMPLES=20000 pytest tests/test_hostile.py` looks for as long as that takes, elsewhere each time.
+`ENTROBENCH_EXAMPLES=20000 pytest tests/test_hostile.py` searches longer, with other examples each time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Started anywhere: files of the user's folder hide nothing of ours or of Python, and plugins in it are found."""
+"""Commands in any folder: files there hide no module of ours or of Python, and plugins there are found."""
 
 from __future__ import annotations
 

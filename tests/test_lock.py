@@ -1,4 +1,4 @@
-"""requirements.lock is what pyproject.toml asks for, and anybody can install it."""
+"""requirements.lock satisfies pyproject.toml, and can be installed anywhere."""
 
 from __future__ import annotations
 

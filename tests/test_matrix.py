@@ -1,4 +1,4 @@
-"""Who a cell is: device and compute type belong to it, and are settled before it has a key."""
+"""Identities of cells: device and compute type belong to them, and are resolved before a cell has a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests the seam between a method and its components: what they declare, see and leave out, and what a gate does."""
+"""The interface between a method and its components: what they declare, receive and leave out, and gates."""
 
 from __future__ import annotations
 

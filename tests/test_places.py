@@ -1,4 +1,4 @@
-"""Results in places of all kinds, and machines that are set up in odd ways: it works, or says what it needs."""
+"""Results in unusual places, and machines with unusual set-ups: they work, or a message says what is missing."""
 
 from __future__ import annotations
 

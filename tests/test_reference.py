@@ -1,4 +1,4 @@
-"""Numbers in README.md and docs/evidence are those of results/reference, and the findings hold there.
+"""Numbers in README.md and docs/evidence equal those in results/reference, and the findings hold there.
 
 Only numbers are compared; words are free. A finding that the pages state in words is asserted as a fact about the
 reference data.

@@ -1,4 +1,4 @@
-"""The reference pages are what the code gives, and the table of metrics is what real steps log."""
+"""The reference pages equal what the code generates, and the table of metrics equals what real steps log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that torchrun started meet, on several machines too; one that is gone ends all of them with a reason."""
+"""Ranks that torchrun started meet, also on several machines; if one is lost, all end with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that somebody else wrote is run: the claims of docs/security.md that no other test holds."""
+"""Untrusted text is never run: the claims of docs/security.md that no other test covers."""
 
 from __future__ import annotations
 

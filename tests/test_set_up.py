@@ -1,4 +1,4 @@
-"""set_up.py and the Makefile: which Python they take, what they say where none fits, and what `make test` runs."""
+"""set_up.py and the Makefile: the choice of Python, the message if none fits, and the commands of `make test`."""
 
 from __future__ import annotations
 

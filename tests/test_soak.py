@@ -1,4 +1,4 @@
-"""Two minutes of the soak of benchmarks/soak.py, which takes an hour by itself."""
+"""Two minutes of the soak of benchmarks/soak.py, which takes an hour in full."""
 
 from __future__ import annotations
 

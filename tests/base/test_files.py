@@ -1,4 +1,4 @@
-"""Files that are there in full or not at all, also on a disk that is full."""
+"""Files are complete or absent, also on a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs have a small grammar of their own: what each value means, and that nothing else is read into one."""
+"""The small grammar of specs: the meaning of each value, and nothing beyond it."""
 
 from __future__ import annotations
 

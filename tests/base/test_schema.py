@@ -1,4 +1,4 @@
-"""Settings as dataclasses: every number that anybody can set has bounds, and they hold wherever it is set."""
+"""Settings as dataclasses: the bounds of every number hold in configurations and in Python."""
 
 from __future__ import annotations
 

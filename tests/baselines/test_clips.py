@@ -1,4 +1,4 @@
-"""Compares the masks of Clip_B and Clip_V with loops written from the formulas (loops.py)."""
+"""The masks of Clip_B and Clip_V against loops written from the formulas (loops.py)."""
 
 from __future__ import annotations
 

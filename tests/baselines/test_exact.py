@@ -1,4 +1,4 @@
-"""Makes sure that equal rewards are exactly equal, and that a share of a count is the number that was written."""
+"""Equal rewards are exactly equal, and a share of a count is computed from the written number."""
 
 from __future__ import annotations
 

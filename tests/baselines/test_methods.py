@@ -1,4 +1,4 @@
-"""Compares every method's loss and gradient with loops written from the formulas (loops.py), in float64."""
+"""Every method's loss and gradient against loops written from the formulas (loops.py), in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares the objectives beyond GRPO and PPO with loops written from their formulas (objective_loops.py)."""
+"""The objectives beyond GRPO and PPO against loops written from their formulas (objective_loops.py)."""
 
 from __future__ import annotations
 

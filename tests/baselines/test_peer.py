@@ -1,4 +1,4 @@
-"""Compares methods with trl: its own trainer makes the loss, of a model that says what the case says."""
+"""Methods against TRL: its own trainer computes the loss, with the model's output from a test case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests methods from outside the repository: plugin modules, entry points, and the example of the documentation."""
+"""Methods from outside the repository: plugin modules, entry points, and the example of the documentation."""
 
 from __future__ import annotations
 

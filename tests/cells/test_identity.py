@@ -1,4 +1,4 @@
-"""Identities and stored records do not change: a results folder of an earlier version is still what it was."""
+"""Identities and stored records stay the same: results of an earlier version remain valid."""
 
 from __future__ import annotations
 

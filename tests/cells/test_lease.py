@@ -1,4 +1,4 @@
-"""Who works on a cell: one process at a time, and whoever stood still too long can write nothing more."""
+"""Leases of cells: one process at a time works on a cell, and a process with an expired lease cannot write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cell is and how far it is: records that read, check and write themselves."""
+"""Records of a cell's identity and state: reading, checking and writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of a real cell, damaged in every way: they are named, and the cell ends as if nothing had happened."""
+"""Records of a real cell, damaged in every way: they are named, and the cell ends with the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests of sources: they follow edits of code, in all modules that count, and of code alone."""
+"""Digests of sources: they follow edits of code, in all modules that count, and only of code."""
 
 from __future__ import annotations
 

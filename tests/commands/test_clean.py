@@ -1,4 +1,4 @@
-"""entrobench clean: what goes, what stays, and who is asked."""
+"""entrobench clean: files that are removed, files that stay, and the question before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `entrobench status` says of cells that the configuration does not include."""
+"""`entrobench status` on cells that the configuration does not include."""
 
 from __future__ import annotations
 

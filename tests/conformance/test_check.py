@@ -1,4 +1,4 @@
-"""Tests the conformance checks: every method passes them, and each of them catches the mistake that it is there for."""
+"""The conformance checks: every method passes them, and each check catches the mistake that it is for."""
 
 from __future__ import annotations
 

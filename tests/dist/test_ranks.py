@@ -1,4 +1,4 @@
-"""Cells of several ranks, as real processes: the same results as one process, in any company, and no orphans."""
+"""Cells of several ranks, as real processes: the same results as one process, and no orphans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrices with made-up results, and what `entrobench leaderboard` prints of them."""
+"""Matrices with made-up results, and the output of `entrobench leaderboard` on them."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Commands called in this process, which has imported what they need: as processes each would take seconds for that."""
+"""Commands called in this process, to save the seconds of imports that each process would need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes what the controls weigh, select and add by plain loops over tokens, written from their formulas."""
+"""The weights, selections and terms of controls in plain loops over tokens, written from their formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faulty weight updates, for the engines that the proof must catch them in."""
+"""Faulty weight updates that the proof must catch in every engine."""
 
 from __future__ import annotations
 

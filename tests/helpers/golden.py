@@ -1,6 +1,6 @@
-r"""What a fair grader says: gold answer, output of a model, verdict. Verdicts were written before the code was asked.
+r"""The verdicts of a fair grader: gold answer, model output, verdict. Verdicts were written before running the code.
 
-`IN_THE_BOX` gives what stands in the box of an output, for each gold answer by verdict; `OUTPUTS` whole outputs.
+`IN_THE_BOX` has the contents of boxes by gold answer and verdict; `OUTPUTS` has whole outputs.
 """
 # ruff: noqa: RUF001  letters that look like others are what it is about
 

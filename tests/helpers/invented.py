@@ -1,4 +1,4 @@
-"""Problem sets of invented rows in a cache of their own, for tests that must run without the real ones."""
+"""Problem sets of invented rows in a separate cache, for tests that run without the real sets."""
 
 from __future__ import annotations
 

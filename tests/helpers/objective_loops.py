@@ -1,4 +1,4 @@
-"""Computes the objectives' advantages and losses by plain loops, written from their formulas, in Python's floats."""
+"""The advantages and losses of objectives in plain loops, written from their formulas, in Python's floats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes random ragged batches in float64, and what a policy says of them, for tests that compare with loops."""
+"""Random ragged batches in float64 with a policy's statistics, for tests that compare with loops."""
 
 from __future__ import annotations
 

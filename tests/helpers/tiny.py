@@ -1,4 +1,4 @@
-"""Tiny random models, an engine for each, and how far its log-probabilities are from the model's."""
+"""Tiny random models, an engine for each, and the difference of its log-probabilities to the model's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells as processes of this machine: what becomes of one that takes too long or dies, whatever it had written."""
+"""Cells as processes of this machine: time limits and deaths at any moment of writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees while a matrix runs: in a terminal a table that is redrawn, elsewhere a line now and then."""
+"""Progress of a running matrix: a table that is redrawn in a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells on a real Ray cluster of several machines, all of them here, of which one is lost."""
+"""Cells on a real Ray cluster of several simulated machines, one of which is lost."""
 
 from __future__ import annotations
 

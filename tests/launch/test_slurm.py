@@ -1,4 +1,4 @@
-"""Cells as jobs: of a real SLURM of two machines, both of them here, and of processes that submitit calls jobs."""
+"""Cells as jobs of a real SLURM with two simulated machines, and as processes that submitit treats as jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page holds the records of the cells as MLflow has them, and says no more than that."""
+"""The page shows the records of the cells as MLflow has them, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says: closed forms against hand-made numbers and against what torch really holds, and what is missing."""
+"""Plans: closed forms against hand-made numbers and against torch's real memory, and missing resources."""
 
 from __future__ import annotations
 

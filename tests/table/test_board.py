@@ -1,4 +1,4 @@
-"""The leaderboard from what MLflow holds alone: the command, its selections, and what it says of bad input."""
+"""The leaderboard from MLflow alone: the command, its selections, and its messages on bad input."""
 
 import csv
 import dataclasses

@@ -1,4 +1,4 @@
-"""Two thousand cells with a million points: what people look at answers within a second."""
+"""Two thousand cells with a million points: status, plan and leaderboard answer within a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells of other code or of another base model are pooled with a mark and a note, in every form of the table."""
+"""Cells of other code or of another base model are pooled with a mark and a note, in every format of the table."""
 
 from __future__ import annotations
 

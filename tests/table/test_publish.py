@@ -1,4 +1,4 @@
-"""What MLflow shows by itself: the summary of a matrix, and final numbers at its runs."""
+"""Results on MLflow's own pages: the summary of a matrix, and final numbers at its runs."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tasks from outside the repository: plugin modules, an installed package, and sentences on what is no task."""
+"""Tasks from outside the repository: plugin modules, an installed package, and messages about invalid tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mathematical tasks, their lm-eval files, and the one way from a problem to a prompt."""
+"""The mathematical tasks, their lm-eval files, and the single function that makes prompts from problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares the importance correction with plain loops in float64, and tests what it must leave alone."""
+"""The importance correction against plain loops in float64, and the numbers that it must not change."""
 
 from __future__ import annotations
 

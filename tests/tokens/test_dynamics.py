@@ -1,4 +1,4 @@
-"""Compares entropy dynamics with autograd, finite steps, loops and simulation in float64, and inside training."""
+"""Entropy dynamics against autograd, finite steps, loops and simulation in float64, and inside training."""
 
 from __future__ import annotations
 

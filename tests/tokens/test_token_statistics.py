@@ -1,4 +1,4 @@
-"""Compares every backend of the token statistics, values and gradients, with loops over the vocabulary in float64."""
+"""Every backend of the token statistics, values and gradients, against loops over the vocabulary in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLflow that is down, slow, deaf, locked or killed while a matrix runs: nothing waits for it, and nothing is lost."""
+"""MLflow that is down, slow, unresponsive, locked or killed while a matrix runs: no waiting, and no loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of an MLflow store: there in full or not at all, whenever the process that makes them ends."""
+"""The tables of an MLflow store: complete or absent, whenever the process that makes them ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: any number of ranks reads what any other wrote, and none that is damaged or unfinished is used."""
+"""Checkpoints: any number of ranks reads what any other wrote, and damaged or unfinished ones are not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rollouts of a step: exactly those that a plain loop over all candidates gives, and each from its own policy."""
+"""The rollouts of a step: the same as from a plain loop over all candidates, each from its own policy."""
 
 from __future__ import annotations
 

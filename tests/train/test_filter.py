@@ -1,4 +1,4 @@
-"""Which problems are trained on: exact bounds, and pass rates that are measured once, whatever is killed or waits."""
+"""The choice of training problems: exact bounds, and pass rates that are measured once despite kills and waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares sequences that share a row, and each prompt with its group, with the same sequences one by one."""
+"""Sequences packed into one row, and prompts shared by a group, against the same sequences one by one."""
 
 from __future__ import annotations
 

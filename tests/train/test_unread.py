@@ -1,4 +1,4 @@
-"""Letters that a tokenizer leaves out of prompts are told, in evaluations and before training."""
+"""Letters that a tokenizer drops from prompts are reported, in evaluations and before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rank reads its own rows of a model's weights, the same bits as from_pretrained has, and nothing is left out."""
+"""Each rank reads its own rows of a model's weights: the same bits as from_pretrained, without gaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens up to the end of an answer, against decoding every beginning of a response."""
+"""Tokens up to the end of an answer, against decoding every prefix of a response."""
 
 from __future__ import annotations
 

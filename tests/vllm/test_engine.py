@@ -1,4 +1,4 @@
-"""What vLLM samples on a CPU: the model's distribution, the same for the same seeds, in whatever company."""
+"""Samples of vLLM on a CPU: the model's distribution, and the same samples for a seed in any batch."""
 
 from __future__ import annotations
 
