@@ -28,7 +28,7 @@ from harness.rollout import models
 
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> matrix.Cell:
-    """Returns a cell as a launcher leaves it, for a process whose log is not redirected."""
+    """Return a cell as a launcher leaves it, for a process whose log is not redirected."""
     monkeypatch.setattr(cell, "write_log", lambda place: None)
     monkeypatch.setattr(cell, "run", lambda place, *_: end(place, durable_step=7))
     found = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))[1]
@@ -43,7 +43,7 @@ def begun(cell: matrix.Cell) -> Made:
 
 
 def edit(cell: matrix.Cell) -> None:
-    """Makes what was made by the present source look as if it was made by another one."""
+    """Make what was made by the present source look as if it was made by another one."""
     present = begun(cell)
     dataclasses.replace(present, sources=present.sources | {"clip_b": "another"}).write(cell.folder)
 
@@ -146,7 +146,7 @@ def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path
 
 
 def test_what_was_imported_is_what_counts(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expects the source that runs, not the one that somebody has written since: the next run sees the difference."""
+    """Expect the source that runs, not the one that somebody has written since: the next run sees the difference."""
     imported = planned.sources
     digest_of = SourceDigests.of
     edited = lambda digests, cls: "edited" if cls is baselines.ClipB else digest_of(digests, cls)  # noqa: E731
@@ -194,7 +194,7 @@ def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, mo
 
 
 def stand_still(folder: Path) -> None:
-    """Comes forward for three seconds, and then no more: as a rank that waits for another one, which stands still."""
+    """Come forward for three seconds, and then no more: as a rank that waits for another one, which stands still."""
     cell.write_log(folder)
     with lease.hold(folder) as held:
         assert held is not None

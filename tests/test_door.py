@@ -62,7 +62,7 @@ def test_loading_a_matrix_needs_no_torch(tmp_path: Path) -> None:
     assert not set(run("-c", code, cwd=tmp_path).split()) & {"pandas", "mlflow", "torch"}
 
 
-def test_what_is_offered_is_there_and_type_checkers_see_the_same() -> None:
+def test_public_names_exist_and_type_checkers_see_the_same() -> None:
     assert dir(entrobench) == sorted(entrobench.__all__)
     assert set(entrobench.__all__) == {*entrobench.WHERE, "__version__"}
     for name in entrobench.WHERE:

@@ -32,7 +32,7 @@ MODULES = {".".join(p.relative_to(REPOSITORY).with_suffix("").parts).removesuffi
 
 
 def imports(module: str) -> Iterator[str]:
-    """Yields the modules that one imports: at its top, in its functions, and for types alone."""
+    """Yield the modules that one imports: at its top, in its functions, and for types alone."""
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)

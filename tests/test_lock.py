@@ -17,7 +17,7 @@ LOCKED = [line.split() for line in LOCK.splitlines() if line and not line.starts
 
 
 def asked_for(extra: str | None = None) -> list[Requirement]:
-    """Returns the project's requirements, or those of an extra with all that it refers to."""
+    """Return the project's requirements, or those of an extra with all that it refers to."""
     found = []
     for line in PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]:
         requirement = Requirement(line)

@@ -30,7 +30,7 @@ def table(**more: type[Component] | Composition) -> Mapping[str, type[Component]
 
 
 def control(declared: object = frozenset(), **verbs: object) -> type[Control]:
-    """Makes a control of these verbs; `declared` are its needs."""
+    """Make a control of these verbs; `declared` are its needs."""
     return dataclass(frozen=True)(type("Mine", (Control,), {"needs": declared, **verbs}))
 
 
@@ -248,7 +248,7 @@ def test_skipping_responses_leaves_no_gradient_out(spec: str) -> None:
 
 
 def test_a_gradient_without_an_advantage_is_learned_from() -> None:
-    """Compares an objective whose surrogate is not 0 at advantage 0 with its formula, where no token has a signal."""
+    """Compare an objective whose surrogate is not 0 at advantage 0 with its formula, where no token has a signal."""
     c = case(2)
     c.batch = dataclasses.replace(c.batch, rewards_B=torch.zeros_like(c.batch.rewards_B))
     method = Method.of("anchored", table(**OWN))

@@ -1,5 +1,7 @@
-"""A wheel holds all that is needed: installed from it, the command works in an empty folder, without the repository.
-An editable installation, as the README makes it, is not disturbed by files of the current folder."""
+"""The wheel is complete: after installing it, the command works in an empty folder, without the repository.
+
+An editable installation, as in the README, is not disturbed by files of the current folder.
+"""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_no_sentence_is_long(given: dict[str, Any]) -> None:
 
 
 def sections(given: Any, where: str) -> Iterator[tuple[Any, str]]:
-    """Yields a section with its defaults, and all sections inside it, those too that are not there by default."""
+    """Yield a section with its defaults, and all sections inside it, those too that are not there by default."""
     yield given, where
     hints = get_type_hints(type(given))
     for each in dataclasses.fields(given):
@@ -208,7 +208,7 @@ NUMBERS = [
 
 
 def at_the_edges(given: Any, each: dataclasses.Field[Any]) -> tuple[list[float], list[float]]:
-    """Returns the outermost numbers that a field allows, and those just beyond."""
+    """Return the outermost numbers that a field allows, and those just beyond."""
     hint = get_type_hints(type(given))[each.name]
     whole = int in (hint, *get_args(hint))
     inside, outside = [], []

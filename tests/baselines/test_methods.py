@@ -112,7 +112,7 @@ def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str, n
 
 
 def test_the_random_batch_has_every_kind_of_token() -> None:
-    """Makes sure that the comparison above leaves no branch out."""
+    """Make sure that the comparison above leaves no branch out."""
     c = case(2, groups=6, size=4)
     ratios = (c.current().logp - c.old.logp).exp().tolist()
     kinds = {

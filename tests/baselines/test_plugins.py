@@ -147,7 +147,7 @@ METHODS = {"careless": Careless}
 def test_a_forgotten_need_fails_with_the_instrument_and_without(
     spec: str, every: int, write: Any, tmp_path: Path
 ) -> None:
-    """Expects the same sentence whoever else asks for the statistic: what runs in one configuration runs in all."""
+    """Expect the same sentence whoever else asks for the statistic: what runs in one configuration runs in all."""
     plugins = f"plugins=[{write('careless', CARELESS)}]"
     trainer = build(tmp_path / "cell", spec, f"dynamics.every={every}", plugins)
     with pytest.raises(UserError) as error:

@@ -44,7 +44,7 @@ def run(cell: Cell) -> None:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns results with one cell that is done."""
+    """Return results with one cell that is done."""
     results = tmp_path_factory.mktemp("ran")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "write_log", lambda place: None)
@@ -59,7 +59,7 @@ def cell(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
 
 
 def interrupted(cell: Cell) -> None:
-    """Makes a cell that is done one that was killed after its fourth step, with checkpoints of the second and that."""
+    """Make a cell that is done one that was killed after its fourth step, with checkpoints of the second and that."""
     folder = cell.folder
     fifth = folder / "checkpoints" / "step-000005"
     files_of = checkpoint_seal.read_seal(fifth, cell.id)
@@ -86,13 +86,13 @@ def cut(path: Path) -> None:
 
 
 def garble(path: Path) -> None:
-    """Leaves garbage in the last line but one, and the size as it was."""
+    """Leave garbage in the last line but one, and the size as it was."""
     *before, line, last = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*before, b"\x00\xff{" + line[3:], last]))
 
 
 def tamper(path: Path) -> None:
-    """Makes one answer right that was wrong, or the other way round."""
+    """Make one answer right that was wrong, or the other way round."""
     content = path.read_text()
     place = content.index('"right": [[') + len('"right": [[')
     path.write_text(content[:place] + str(1 - int(content[place])) + content[place + 1 :])

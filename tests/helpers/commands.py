@@ -14,7 +14,7 @@ from harness import cli
 
 
 class Commands:
-    """Calls commands in a folder as people type them, and returns what they print."""
+    """Commands called in a folder as on the command line; each call returns the printed text."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
         self.capture = capture

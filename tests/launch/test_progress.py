@@ -85,7 +85,7 @@ def cells(tmp_path: Path) -> list[Cell]:
 
 @pytest.fixture
 def alive() -> Iterator[ExitStack]:
-    """Holds the locks of cells, as their processes do."""
+    """Hold the locks of cells, as their processes do."""
     with ExitStack() as locks:
         yield locks
 

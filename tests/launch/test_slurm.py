@@ -97,7 +97,7 @@ def until(true: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Looks often, and keeps what is submitted with what else the test leaves."""
+    """Look often, and keep what is submitted with what else the test leaves."""
     monkeypatch.setattr(slurm, "private_folder", lambda name: tmp_path)
     monkeypatch.setattr(slurm, "LOOKS", 0.2)
     monkeypatch.setattr(slurm, "SETTLING", 5.0)
@@ -109,7 +109,7 @@ def planned(folder: Path, *overrides: str) -> Cell:
 
 
 def undisturbed(folder: Path, *overrides: str) -> dict[int, dict[str, float]]:
-    """Returns the numbers of the cell that runs here without a break."""
+    """Return the numbers of the cell that runs here without a break."""
     here = planned(folder, *overrides)
     here.spec.write(here.folder)
     cell.work(here.folder)

@@ -29,7 +29,7 @@ TINY = Recipe(hidden=16, layers=1, steps=2, batch=4)
 
 
 def stub(recipe: Recipe, folder: Path) -> None:
-    """Takes its time, and leaves a line for each model that is made."""
+    """Take its time, and leave a line for each model that is made."""
     folder.mkdir()
     time.sleep(0.3)
     with open(folder.parent / "log", "a") as log:

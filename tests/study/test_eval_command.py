@@ -221,7 +221,7 @@ def held(uri: str) -> list[Any]:
 
 
 def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """Calls the command for 4 problems and 8 samples; returns the lines that it prints."""
+    """Call the command for 4 problems and 8 samples; return the lines that it prints."""
     monkeypatch.setattr(command, "console", Console(width=4000))
     few = ["--problems", "4", "--samples", "8", "--max-new-tokens", "32", "--model", "countdown-tiny"]
     with pytest.raises(SystemExit) as ended:

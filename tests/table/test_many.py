@@ -37,7 +37,7 @@ WITHIN = 2.0  # seconds of CPU beside what is imported: less than one was seen, 
 
 
 def leave(matrix: Sequence[Cell]) -> None:
-    """Leaves the folders of cells that are done."""
+    """Leave the folders of cells that are done."""
     metrics = {f"measure/{number}": 0.5 for number in range(METRICS - 1)} | {"entropy/mean": 1.0}
     lines = [log.sealed({"step": step, "time": 1e9, "metrics": metrics}) for step in range(STEPS)]
     for number, cell in enumerate(matrix):
@@ -52,7 +52,7 @@ def leave(matrix: Sequence[Cell]) -> None:
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> list[str]:
-    """Returns the settings of a matrix with made-up results, in folders and in MLflow."""
+    """Return the settings of a matrix with made-up results, in folders and in MLflow."""
     results = tmp_path_factory.mktemp("results")
     given = [f"results={results}", f"seeds=[{','.join(map(str, range(SEEDS)))}]"]
     ours = config.load("demo", given)
@@ -73,7 +73,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> list[s
 
 @pytest.fixture
 def call(settings: list[str], capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[str, float]]:
-    """Calls a command, and returns what it says and the seconds of CPU that it took, of two calls the fewest."""
+    """Call a command, and return what it says and the seconds of CPU that it took, of two calls the fewest."""
 
     def called(command: str) -> tuple[str, float]:
         arguments, seconds = cli.parse_command([command, "demo", *settings]), []

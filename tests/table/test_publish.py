@@ -16,7 +16,7 @@ from harness.tracking import store
 
 
 def held(uri: str, name: str = "made") -> tuple[Any, list[Any], dict[str, Any]]:
-    """Returns the experiment, its summaries, and the runs of its cells."""
+    """Return the experiment, its summaries, and the runs of its cells."""
     with store.store(uri, write=False) as client:
         experiment = client.get_experiment_by_name(name)
         runs = client.search_runs([experiment.experiment_id])

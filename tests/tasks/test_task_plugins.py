@@ -137,7 +137,7 @@ TASKS = {{"{name}": Other}}
 
 @pytest.fixture
 def offer(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str | None], str]:
-    """Writes a module of the name `broken`, and the lm-eval file of a task beside it."""
+    """Write a module of the name `broken`, and the lm-eval file of a task beside it."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def module(text: str, name: str, yaml: str | None) -> str:

@@ -34,7 +34,7 @@ SETTINGS = [
 
 
 def drifted(seed: int, size: float = 0.4) -> Case:
-    """Makes a case whose engine gives other log-probabilities than the trainer."""
+    """Make a case whose engine gives other log-probabilities than the trainer."""
     made = case(seed)
     noise_T = size * torch.randn(
         len(made.old.logp), dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 100)
@@ -189,7 +189,7 @@ def test_training_with_a_correction_differs_where_the_engine_is_off(
 
 
 def test_ratios_correct_an_expectation_over_the_engine_to_one_over_the_trainer() -> None:
-    """Adds up all tokens of a vocabulary: sum of q (p / q) f = sum of p f, where nothing is bounded."""
+    """Add up all tokens of a vocabulary: sum of q (p / q) f = sum of p f, where nothing is bounded."""
     generator = torch.Generator().manual_seed(0)
     p, q = torch.rand(2, 9, dtype=torch.float64, generator=generator).softmax(1)
     f = torch.rand(9, dtype=torch.float64, generator=generator)

@@ -63,7 +63,7 @@ def server(real: Server) -> Iterator[tuple[str, Between]]:
 
 
 def begun(folder: Path, name: str) -> Path:
-    """Returns a cell that is done but for what its state says."""
+    """Return a cell that is done but for what its state says."""
     [spec] = specs(name, ["grpo"], ["countdown"], ["tiny"], [0])
     fill(folder, spec, ["countdown"], level=0)
     State("running", durable_step=1, device="cpu").write(folder)
@@ -71,7 +71,7 @@ def begun(folder: Path, name: str) -> Path:
 
 
 def fed(uri: str, folder: Path) -> list[str]:
-    """Feeds a cell at each of its checkpoints and at its end, as a run does; returns what was said meanwhile."""
+    """Feed a cell at each of its checkpoints and at its end, as a run does; return what was said meanwhile."""
     said: list[str] = []
     feeding = Feeder(uri, said.append)
     for step in range(1, STEPS + 1):

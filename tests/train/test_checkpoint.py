@@ -47,7 +47,7 @@ def saved(folder: Path, *steps: int) -> Checkpoints:
 
 
 def check(folder: Path, step: int) -> None:
-    """Checks that the newest checkpoint that is whole is the one of a step, with all that was saved."""
+    """Check that the newest checkpoint that is whole is the one of a step, with all that was saved."""
     found = Checkpoints(folder, CELL).latest()
     assert found is not None
     assert (found.step, found.of("policy"), found.of("critic")) == (step, {"x", "step"}, set())
@@ -210,7 +210,7 @@ Found = dict[str, Tensor]
 
 
 def hand_over(folder: Path, source: str | None, target: str) -> Found:
-    """Reads the checkpoint of a policy and a critic, or makes a first one, and writes it again; returns it whole."""
+    """Read the checkpoint of a policy and a critic, or make a first one, and write it again; return it whole."""
     hardware = Hardware(offload=source is not None)
     policy = Policy(folder / "model", Train(), 1.0, "cpu", torch.float32, hardware)
     critic = Critic(folder / "model", Train(), 1e-3, "cpu", torch.float32, hardware)

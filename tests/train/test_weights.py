@@ -45,7 +45,7 @@ ARGUMENTS = (Train(), 1.0, "cpu", torch.float32, Hardware())
 
 
 def models(folder: Path) -> list[Path]:
-    """Makes a tied model, one in several files of another type, and one whose files hold no head and no prefix."""
+    """Make a tied model, one in several files of another type, and one whose files hold no head and no prefix."""
     torch.manual_seed(0)
     tied = Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, **SIZES))
     tied.generation_config.temperature = 0.25
