@@ -45,13 +45,13 @@ def make(millions: int, folder: Path) -> None:
 
 
 def peak() -> float:
-    """Return the most memory that this process has had since `forget`."""
+    """Returns the most memory that this process has had since `forget`."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 
 
 def forget() -> float:
-    """Let the peak begin anew at what is used now, and return that."""
+    """Lets the peak begin anew at what is used now, and returns that."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak()
 

@@ -67,7 +67,7 @@ def measured(seeds: int) -> Iterator[list[str]]:
 
 
 def timed(*arguments: str) -> list[str]:
-    """Return the wall time of `entrobench leaderboard` in a process of its own, and its CPU time."""
+    """Returns the wall time of `entrobench leaderboard` in a process of its own, and its CPU time."""
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "harness.cli", "leaderboard", *arguments, "--format", "json"]
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -77,7 +77,7 @@ def timed(*arguments: str) -> list[str]:
 
 
 def invent(ours: Config, matrix: Sequence[Cell], uri: str, artifacts: Path) -> None:
-    """Write a run of each cell, whose record no table needs."""
+    """Writes a run of each cell, whose record no table needs."""
     with store(uri, write=True) as client:
         experiment = experiment_of(client, ours.name, uri)
         first = client.create_run(experiment).info.run_id
@@ -165,7 +165,7 @@ def server(uri: str, artifacts: Path) -> Iterator[str]:
 
 
 def place(uri: str, old: str, new: str) -> None:
-    """Say where the files of runs are: in a folder of this machine, or in the hands of the server."""
+    """Says where the files of runs are: in a folder of this machine, or in the hands of the server."""
     with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as connection, connection:
         connection.execute("UPDATE runs SET artifact_uri = replace(artifact_uri, ?, ?)", (old, new))
 

@@ -82,7 +82,7 @@ def seconds(trainer: Trainer, start: dict[str, Any]) -> float:
 
 
 def passed(trainer: Trainer) -> list[int]:
-    """Return a list to which the trainer adds the tokens of each pass with gradient: responses without signal are in
+    """Returns a list to which the trainer adds the tokens of each pass with gradient: responses without signal are in
     none."""
     found, compute = [], trainer.stats_during
 
@@ -102,7 +102,7 @@ def arithmetic(method: Method, given: Probe, updates: int) -> float:
 
 
 def asked(method: Method) -> list[str]:
-    """Return what the method has the trainer compute that GRPO does not."""
+    """Returns what the method has the trainer compute that GRPO does not."""
     found = [cost for need, cost in COSTS.items() if need in method.needs]
     return [*found, "a pass before each update"] if method.marks_steps else found
 

@@ -48,7 +48,7 @@ def in_order(batch: TokenBatch, tokens: int) -> list[TokenBatch]:
 
 
 def positions(part: TokenBatch) -> int:
-    """Count what goes through the layers of the model."""
+    """Counts what goes through the layers of the model."""
     if part.packed:
         return len(packing.PackedRow.of(part, "cpu").tokens_R)
     return len(part) * max(map(len, part.sequences))
@@ -73,7 +73,7 @@ def shares(median: int) -> list[list[str]]:
 
 
 def balance(median: int) -> list[str]:
-    """Return by how much the busiest rank's tokens exceed the mean, for which the others wait, over mini-batches."""
+    """Returns by how much the busiest rank's tokens exceed the mean, for which the others wait, over mini-batches."""
     sizes = [sum(len(r.response) for r in group) for group in drawn(median, LIMIT, PROMPTS)]
     part, share = PROMPTS // UPDATES, PROMPTS // UPDATES // RANKS
 

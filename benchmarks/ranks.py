@@ -26,7 +26,7 @@ NEEDS: frozenset[str] = frozenset()
 
 
 def rollouts(vocabulary: int) -> list[list[Rollout]]:
-    """Return the groups of this rank."""
+    """Returns the groups of this rank."""
     draw = torch.Generator().manual_seed(0)
 
     def tokens(count: int) -> list[int]:
@@ -45,7 +45,7 @@ def measure(rank: int, count: int, folder: Path) -> None:
 
 
 def two_steps(found: dict[str, float], model: Path) -> None:
-    """Leave what is found of the second."""
+    """Leaves what is found of the second."""
     policy = Policy(model, Train(), 1.0, "cpu", torch.float32, Hardware(micro_tokens=1024))
     groups = rollouts(policy.module.config.vocab_size)
     batch = TokenBatch.of(groups, [0.0, 1.0] * (len(groups) * SIZE // 2), RESPONSE, "cpu")

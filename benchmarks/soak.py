@@ -93,7 +93,7 @@ class Run:
             )
 
     def parts(self) -> dict[str, list[int]]:
-        """Return the ids of its processes by what they are."""
+        """Returns the ids of its processes by what they are."""
         children: dict[int, list[int]] = {}
         for process in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):  # it has ended
@@ -149,7 +149,7 @@ def half_stored(results: Path) -> bool:
 
 
 def comes(moment: str, run: Run) -> Callable[[], bool]:
-    """Return what says whether a moment has come since now."""
+    """Returns what says whether a moment has come since now."""
     folder = run.folder
     before = {"line": lines(folder), "done": done(folder)}
     if moment == "making the model":
@@ -184,7 +184,7 @@ def holds(come: Callable[[], bool]) -> bool:
 
 
 def wait(run: Run, moment: str, dice: random.Random) -> bool:
-    """Wait for a moment and a little longer, as long as the run goes on; return whether it does."""
+    """Waits for a moment and a little longer, as long as the run goes on; returns whether it does."""
     once = any(moment == each for each, _ in ONCE)
     come, deadline = comes(moment, run), time.monotonic() + patient(CERTAIN if once else LATEST)
     while run.process.poll() is None and time.monotonic() < deadline and not holds(come):
@@ -194,7 +194,7 @@ def wait(run: Run, moment: str, dice: random.Random) -> bool:
 
 
 def kill(run: Run, victim: str) -> float:
-    """Kill a part of a run, if it is there; return the seconds until no cell is left that has lost its runner."""
+    """Kills a part of a run, if it is there; returns the seconds until no cell is left that has lost its runner."""
     parts = run.parts()
     for name in parts if victim == "all" else (victim,):
         for process in parts[name][: None if victim == "all" else 1]:
@@ -211,7 +211,7 @@ def kill(run: Run, victim: str) -> float:
 
 
 def harmed(folder: Path, settings: list[str], kills: int, until: float, seed: int) -> Harm:
-    """Run a matrix to its end though its processes are killed, so many times or until that time comes."""
+    """Runs a matrix to its end though its processes are killed, so many times or until that time comes."""
     dice, harm = random.Random(seed), Harm()
     victims = (*VICTIMS, "rank") if "hardware.ranks=1" not in settings else VICTIMS
     plan = [(moment, victim) for moment in MOMENTS for victim in victims]
@@ -245,7 +245,7 @@ def harmed(folder: Path, settings: list[str], kills: int, until: float, seed: in
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return all that the cells of a matrix have left, by cell, but for times and ids."""
+    """Returns all that the cells of a matrix have left, by cell, but for times and ids."""
     found: dict[str, dict[str, Any]] = {}
     for cell in sorted(path.parent for path in folder.glob("results/soak/*/config.yaml")):
         found[cell.name] = {
@@ -257,7 +257,7 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def sums(folder: Path, *patterns: str) -> dict[str, str]:
-    """Return the sums of files in a folder, by their paths there."""
+    """Returns the sums of files in a folder, by their paths there."""
     found = sorted(path for pattern in patterns for path in folder.glob(pattern))
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 

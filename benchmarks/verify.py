@@ -86,7 +86,7 @@ def plain(gold: str, output: str) -> bool:
 
 
 def at_once(verifier: VerifierPool, cases: Sequence[Case]) -> tuple[float, int]:
-    """Answers per second of a whole batch, and how many verdicts are not what they should be."""
+    """Answers a second of a whole batch, and how many verdicts are not what they should be."""
     pairs = [(gold, rf"So it is $\boxed{{{answer}}}$.") for gold, answer, _ in cases]
     start = time.perf_counter()
     found = verifier.verdicts(pairs)

@@ -48,7 +48,7 @@ def sampled(engine: Engine) -> tuple[list[list[Rollout]], float]:
 
 @torch.no_grad()
 def differences(model: PreTrainedModel, groups: list[list[Rollout]]) -> torch.Tensor:
-    """Return how far the engine's log-probabilities are from the model's, on some of the responses."""
+    """Returns how far the engine's log-probabilities are from the model's, on some of the responses."""
     found = []
     for rollout in (group[0] for group in groups[:16]):
         ids = torch.tensor([rollout.prompt + rollout.response], device="cuda")
@@ -60,7 +60,7 @@ def differences(model: PreTrainedModel, groups: list[list[Rollout]]) -> torch.Te
 
 
 def used_gib() -> float:
-    """Return what is used of the whole device, by whatever process."""
+    """Returns what is used of the whole device, by whatever process."""
     free, total = torch.cuda.mem_get_info()
     return (total - free) / 2**30
 
