@@ -17,7 +17,7 @@ from tasks.countdown import Countdown, examples
 from tasks.countdown.recipe import CHARACTERS, END, PAD, CountdownRecipe, words
 
 BYTE_LEVEL_SPACE = "\u0120"
-LONGEST = 256  # most tokens of a prompt with its response
+LONGEST = 256  # tokens of a prompt with its response
 WEIGHT_DECAY = 0.01
 GRAD_CLIP = 1.0
 FINAL_LR = 0.1  # of the peak
@@ -27,8 +27,8 @@ IGNORED = -100  # the target that torch's cross entropy skips
 def tokenizer(task: Countdown) -> Qwen2Tokenizer:
     """Return a tokenizer with a token for each character, each number that can occur, and the opening of the box.
 
-    With whole numbers instead of digits, the same training beats random answers by three times as much, in less time.
-    The class is Qwen2Tokenizer because AutoTokenizer loads it for every Qwen2 model, ignoring the model's folder.
+    With whole numbers instead of digits, the same training improves on random answers by three times as much, in less
+    time. The class is Qwen2Tokenizer because AutoTokenizer loads it for every Qwen2 model, ignoring the model's folder.
     """
     vocabulary = {token: index for index, token in enumerate((PAD, END, *CHARACTERS.replace(" ", BYTE_LEVEL_SPACE)))}
     encoder = Qwen2Tokenizer(
@@ -99,7 +99,7 @@ def train(recipe: CountdownRecipe, task: Countdown, encoder: Qwen2Tokenizer, dev
 
 
 def build_base_model(recipe: CountdownRecipe, folder: Path) -> None:
-    """Make the model and save it as a Hugging Face folder; on a CPU, a recipe always gives the same bits."""
+    """Make the model and save it as a Hugging Face folder; on a CPU, the same recipe gives the same bits."""
     task = recipe.countdown
     device = recipe.device
     if device == "auto":

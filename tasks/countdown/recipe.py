@@ -22,7 +22,7 @@ CHARACTERS = "0123456789+-*()=: }"
 class CountdownRecipe:
     """A Qwen2-shaped decoder, trained from scratch on supervised examples of training problems."""
 
-    task: str = "countdown"  # a spec, such as countdown(count=4)
+    task: str = "countdown"  # a specification, such as countdown(count=4)
     hidden: int = number(64, least=1)
     layers: int = number(3, least=1)
     heads: int = number(2, least=1)
@@ -33,7 +33,7 @@ class CountdownRecipe:
     warmup_steps: int = number(30, least=1)
     solving: float = number(0.8, least=0, most=1)  # share of the examples that solve their problem
     seed: int = number(0, least=0)
-    # auto: a GPU if there is one. Only on a CPU is the model bitwise the same each time.
+    # auto: a GPU if there is one. Only a CPU makes bitwise the same model each time.
     device: str = choice("cpu", ("auto", "cpu", "cuda"))
 
     def __post_init__(self) -> None:
@@ -45,11 +45,11 @@ class CountdownRecipe:
 
     @cached_property
     def countdown(self) -> Countdown:
-        """The task of the spec in `task`."""
+        """The task of the specification in `task`."""
         return registry.build("task", {Countdown.name: Countdown}, self.task)
 
     def identity(self) -> dict[str, Any]:
-        """Return the values that define the model, the same for all spellings of a task."""
+        """Return the definition of the model; it is the same for all spellings of a task."""
         task = identities.component_identity(self.countdown)
         return {"recipe": {**dataclasses.asdict(self), "task": task}, "version": VERSION}
 
@@ -74,5 +74,5 @@ class CountdownRecipe:
 
 
 def words(task: Countdown) -> list[str]:
-    """Return the tokens with several characters: the opening of the box, and each number that can occur."""
+    """Return the tokens of several characters: the opening of the box, and each number that can occur."""
     return [BOX, *map(str, range(10, max(task.largest, task.target) + 1))]

@@ -15,7 +15,7 @@ from harness.base import files
 from harness.rollout import digests, models
 from harness.rollout.models import Model
 from tasks.countdown import base_model
-from tasks.countdown.builder import BaseModel as Recipe
+from tasks.countdown.offer import BaseModel as Recipe
 
 SETTINGS = {
     "model_type": "qwen2",

@@ -23,13 +23,13 @@ from harness.base.errors import UserError
 from harness.rollout import models
 from harness.rollout.models import Model
 from tasks.countdown import Countdown, base_model, examples
-from tasks.countdown.builder import BaseModel as Recipe
+from tasks.countdown.offer import BaseModel as Recipe
 
 TINY = Recipe(hidden=16, layers=1, steps=2, batch=4)
 
 
 def stub(recipe: Recipe, folder: Path) -> None:
-    """Take its time, and leave a line for each model that is made."""
+    """Takes its time, and leaves a line for each model that is made."""
     folder.mkdir()
     time.sleep(0.3)
     with open(folder.parent / "log", "a") as log:

@@ -1,4 +1,4 @@
-"""The recipe of Countdown's base models with the function that makes them."""
+"""The recipe of Countdown's base models that can also make them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tasks.countdown.recipe import CountdownRecipe
 
 @dataclass(frozen=True)
 class BaseModel(CountdownRecipe):
-    """A recipe with `build`; a class of its own, since base_model imports CountdownRecipe."""
+    """A recipe with `build`, apart from CountdownRecipe because base_model imports that."""
 
     def build(self, folder: Path) -> None:
         """Make the model and save it as a Hugging Face folder."""
