@@ -164,7 +164,7 @@ def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
     assert len({each["attempt"] for each in runs_of(folder, mine.id)}) == 2
 
 
-def test_a_cell_that_nobody_noted_is_run_anew(folder: Path) -> None:
+def test_a_cell_without_provenance_is_run_again(folder: Path) -> None:
     grpo, _ = cells(settings(folder))
     (grpo.folder / "made.json").unlink()
     assert "1 cell was made by unknown code (no record of it was kept) (grpo seed 0)" in entrobench("status", folder)

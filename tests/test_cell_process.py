@@ -210,7 +210,7 @@ def stand_still(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_cell_that_stands_still_is_ended_and_says_where(tmp_path: Path) -> None:
+def test_a_cell_without_progress_is_ended_and_names_the_phase(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=stand_still, args=(tmp_path,))
     began = time.monotonic()
     process.start()

@@ -28,7 +28,7 @@ def cell(*overrides: str) -> Cell:
 @pytest.mark.parametrize(
     "override", ["train.resample={}", "train.resample.max_batches=2", "rollout.lag=1", "stop.entropy_below=0.02"]
 )
-def test_how_rollouts_come_to_be_and_when_a_cell_ends_belong_to_who_it_is(override: str) -> None:
+def test_rollout_settings_and_early_stopping_belong_to_a_cells_identity(override: str) -> None:
     keys = {cell().id, cell("train.resample.multiplier=2").id, cell(override).id}
     assert len(keys) == 3
 

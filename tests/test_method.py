@@ -348,7 +348,7 @@ class Penalty(Control):
         return rewards_B - 0.5 * (batch.lengths_B > 4)
 
 
-def test_marks_reach_each_part_of_a_minibatch_and_nobody_else() -> None:
+def test_marks_reach_each_part_of_a_minibatch_and_no_other_component() -> None:
     c = case(4)
     method = Method.of("marking+entropy_bonus(coefficient=0.5)", table(marking=Marking))
     signal = method.signal(c.old, c.batch, [c.batch])
@@ -432,7 +432,7 @@ def test_the_metrics_say_what_each_part_has_done() -> None:
 
 
 @pytest.mark.parametrize("spec", ["siren", "clip_servo(gain=1)", "clip_predict(target=0.5)"])
-def test_a_control_hears_of_itself_by_whatever_name_it_is_registered(spec: str) -> None:
+def test_a_control_observes_its_own_metrics_under_any_registered_name(spec: str) -> None:
     name, c = spec.partition("(")[0], case(4)
     heard = []
     for called in (name, "mine"):
@@ -446,7 +446,7 @@ def test_a_control_hears_of_itself_by_whatever_name_it_is_registered(spec: str) 
 # Names for what is made of others
 
 
-def test_a_composition_is_what_it_stands_for() -> None:
+def test_a_composition_equals_its_spec() -> None:
     entries = table(
         wide=Composition("grpo(clip_high=0.28)+clip_b(share=0.1)", "arXiv:2503.14476", "Opens the clip."),
         wider=Composition("wide+entropy_bonus", "arXiv:2503.14476", "Adds a bonus."),

@@ -118,7 +118,7 @@ def test_where_no_file_can_be_locked_a_file_is_the_lock(
         locks.lock(tmp_path / "mlflow.lock").acquire(timeout=0)
 
 
-def test_who_has_no_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_a_message_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(user: int) -> NoReturn:
         raise KeyError(user)
 

@@ -160,7 +160,7 @@ def test_every_placeholder_is_explained() -> None:
     assert used == logged.PLACEHOLDERS.keys() == NAMES.keys() | PATTERNS.keys()
 
 
-def test_no_key_stands_twice() -> None:
+def test_no_key_is_listed_twice() -> None:
     names = [metric.key for metric in METRICS]
     assert len(set(names)) == len(names)
 

@@ -11,7 +11,7 @@ from benchmarks import soak
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_matrix_whose_processes_are_killed_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_a_matrix_whose_processes_are_killed_ends_with_the_same_results(tmp_path: Path) -> None:
     """Also while its base model is made, while problems are filtered by it, and while its MLflow store is made."""
     harm, looks = soak.soak(tmp_path, cells=8, kills=12, minutes=5, seed=0)
     for moment, victim in soak.ONCE:

@@ -96,7 +96,7 @@ def test_a_share_never_reaches_beyond_the_centre(name: str) -> None:
     assert dropped(weights(f"{name}(share=1, mode=paper)", c)) == len(s)
 
 
-def test_a_share_does_the_same_as_the_mu_that_it_stands_for() -> None:
+def test_a_share_equals_the_corresponding_mu() -> None:
     c = CASES[3]
     by_mu = weights("clip_b(mu=1.2)", c)
     assert dropped(by_mu) > 0

@@ -305,7 +305,7 @@ def test_a_gate_is_open_before_the_first_update(spec: str) -> None:
     assert not m.touched(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)[f"closed_{spec}"].any()
 
 
-def test_a_response_is_masked_as_a_whole_whatever_the_objective() -> None:
+def test_a_response_is_masked_as_a_whole_with_any_objective() -> None:
     c = case(2, groups=6, size=4)
     m = method("ppo+sequence_mask(delta=0)")
     closed_T = m.touched(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)["closed_sequence_mask"]
@@ -314,7 +314,7 @@ def test_a_response_is_masked_as_a_whole_whatever_the_objective() -> None:
     assert {of_response[0] for of_response in closed} == {True, False}
 
 
-def test_a_coin_asks_nobody_and_leaves_the_batch_as_it_is() -> None:
+def test_a_coin_ignores_rewards_and_does_not_change_the_batch() -> None:
     c = case(2, groups=6, size=4)
     signal = method("random_reward").signal(c.old, c.batch, [c.batch])
     wrong = dataclasses.replace(c.batch, rewards_B=1 - c.batch.rewards_B, right_B=~c.batch.right_B)

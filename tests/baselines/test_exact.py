@@ -71,7 +71,7 @@ def test_right_responses_of_one_length_have_no_advantage_under_the_overlong_pena
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("objective", GROUPED)
-def test_a_group_of_equal_rewards_has_no_advantage_whatever_the_reward(objective: str, dtype: torch.dtype) -> None:
+def test_a_group_of_equal_rewards_has_no_advantage_for_any_reward(objective: str, dtype: torch.dtype) -> None:
     chance = random.Random(0)
     for group in (2, 3, 7, 8, 12, 16):
         old, batch = responses([2] * 2 * group, group)

@@ -280,7 +280,7 @@ def test_what_a_method_needs_is_what_its_parts_need() -> None:
     assert (method("grpo").min_group, method("ce_gppo").min_group, method("ppo+clip_b").min_group) == (2, 2, 1)
 
 
-def test_a_control_alone_stands_on_grpo_and_takes_shared_options() -> None:
+def test_a_control_alone_uses_grpo_and_takes_shared_options() -> None:
     shared = {"grpo": {"clip_high": 0.28}, "clip_b": {"share": 0.01}}
     alone, written = Method.of("clip_b", TABLE, shared), Method.of(" grpo + clip_b ", TABLE, shared)
     assert alone.identity() == written.identity()

@@ -199,7 +199,7 @@ def test_pass_at_1_standardises_rewards() -> None:
     assert method("passk(k=1)").objective.advantages(c.old, c.batch).tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_pass_at_k_asks_who_is_right_whatever_the_reward() -> None:
+def test_pass_at_k_uses_verdicts_and_not_rewards() -> None:
     c = rewarded("0 and 1")
     other = dataclasses.replace(c.batch, rewards_B=c.batch.rewards_B * 3 - 1)
     objective = method("passk").objective
@@ -215,7 +215,7 @@ def test_k_of_the_group_and_more_is_refused_before_anything_runs() -> None:
 
 
 @pytest.mark.parametrize("spec", ["passk+overlong", "overlong+w_reinforce", "nsr+overlong", "overlong+w_reinforce_ppo"])
-def test_rewards_that_nobody_looks_at_are_not_shaped(spec: str) -> None:
+def test_unused_rewards_are_not_shaped(spec: str) -> None:
     with pytest.raises(UserError, match=r"control overlong shapes rewards, and objective .* asks which .* are right"):
         method(spec)
 

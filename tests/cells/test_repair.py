@@ -288,7 +288,7 @@ def test_a_state_that_says_done_too_early_is_not_believed(cell: Cell) -> None:
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
 
 
-def test_a_cell_with_no_checkpoint_but_one_of_another_cell_begins_anew(cell: Cell) -> None:
+def test_a_cell_with_only_a_checkpoint_of_another_cell_restarts(cell: Cell) -> None:
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     fourth = cell.folder / "checkpoints" / "step-000004"
@@ -301,7 +301,7 @@ def test_a_cell_with_no_checkpoint_but_one_of_another_cell_begins_anew(cell: Cel
     assert (cell.folder / MODEL).read_bytes() == model
 
 
-def test_a_cell_whose_checkpoints_are_all_damaged_begins_anew(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_whose_checkpoints_are_all_damaged_restarts(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     for path in cell.folder.glob("checkpoints/step-*/shard-*"):

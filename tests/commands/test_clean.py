@@ -84,7 +84,9 @@ def test_what_no_configuration_means_goes_and_the_rest_stays(results: Path, caps
     assert "holds only cells of this configuration: nothing to clean" in capsys.readouterr().out
 
 
-def test_nobody_to_ask(results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_nothing_is_removed_unasked(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = files(results)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     clean(results, code=2)
@@ -97,7 +99,7 @@ def test_nobody_to_ask(results: Path, capsys: pytest.CaptureFixture[str], monkey
 
 
 @pytest.mark.parametrize(("answer", "removed"), [("", 0), ("n", 0), ("yess", 0), ("y", 5), ("YES ", 5)])
-def test_somebody_is_asked(answer: str, removed: int, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_is_asked(answer: str, removed: int, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, gone = files(results), doomed(results)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     asked: list[str] = []

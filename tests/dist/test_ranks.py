@@ -89,7 +89,7 @@ AHEAD = ["rollout.lag=2", "train.resample.multiplier=1.5", "train.resample.max_b
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_what_two_processes_had_in_flight_when_they_were_killed_is_trained_on_by_one(tmp_path: Path) -> None:
+def test_one_process_trains_on_rollouts_in_flight_of_two_killed_ones(tmp_path: Path) -> None:
     """Kill the process of the cell alone, with which its ranks end."""
     write(tmp_path / "whole", *AHEAD)
     cell.work(tmp_path / "whole")

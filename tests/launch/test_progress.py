@@ -224,7 +224,7 @@ def test_steps_of_an_earlier_run_take_no_time(
         assert seen(view, terminal)[0].endswith("3 of 4 cells done, 1 running, 0 waiting; about 0 min 30 s left")
 
 
-def test_a_cell_that_begins_anew_is_told_and_fed_from_its_first_step(
+def test_a_cell_that_restarts_is_reported_and_fed_from_its_first_step(
     cells: list[Cell], alive: ExitStack, clock: Clock, fed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anew, failed, *others = cells
@@ -380,7 +380,7 @@ def test_mlflow_is_fed_at_each_checkpoint_and_at_the_end(
 
 
 @pytest.mark.usefixtures("fed")
-def test_without_a_terminal_a_line_is_said_now_and_then(cells: list[Cell], alive: ExitStack, clock: Clock) -> None:
+def test_without_a_terminal_a_line_is_printed_occasionally(cells: list[Cell], alive: ExitStack, clock: Clock) -> None:
     one, other, *_ = cells
     out = io.StringIO()
     view = LiveView(Console(file=out, width=200), cells, cells, "sqlite:///nowhere.db")

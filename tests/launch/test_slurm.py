@@ -180,7 +180,7 @@ def test_a_cell_whose_machines_are_taken_away_goes_on_from_a_checkpoint(
 
 
 @pytest.mark.slurm
-def test_what_is_left_in_the_queue_is_found_there_and_told(
+def test_jobs_left_in_the_queue_are_found_and_reported(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = planned(tmp_path, "launch.slurm.extra={hold: true}", "methods=[grpo,clip_b]", "seeds=[0]").config
@@ -286,7 +286,9 @@ def test_what_no_job_can_have_is_refused(override: str, why: str, tmp_path: Path
         SlurmArray(planned(tmp_path, override).config, "cpu")
 
 
-def test_nobody_else_can_write_what_a_job_runs(local: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_user_can_write_the_files_of_a_job(
+    local: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor does a pickle lie among the results, which others may have the right to write to."""
     monkeypatch.setattr(slurm, "private_folder", private_folder)
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
@@ -303,7 +305,7 @@ def test_nobody_else_can_write_what_a_job_runs(local: Jobs, tmp_path: Path, monk
         SlurmArray(one.config, "cpu")
 
 
-def test_where_there_is_no_slurm_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_slurm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit", reason="the extra slurm is not installed")
     monkeypatch.setenv("PATH", str(tmp_path))
     alone = planned(tmp_path)

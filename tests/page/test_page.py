@@ -414,7 +414,7 @@ def titled_in(of: PageContent, group: str, title: str) -> figures.Figure:
     return found
 
 
-def test_a_number_that_is_none_leaves_a_step_out(tmp_path: Path, mlflow_uri: str) -> None:
+def test_a_missing_number_leaves_a_step_out(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri)
     told = content_of_experiment(mlflow_uri, "matrix")
     told.cells[0].curves["reward/mean"][2] = float("nan")
@@ -528,7 +528,7 @@ def hostile(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return page.render_page(told_of(migrated, root, methods=HOSTILE, failed=[(HOSTILE[1], 1)], text=HOSTILE_TEXT))
 
 
-def test_names_and_answers_are_text_whatever_they_hold(hostile: str) -> None:
+def test_names_and_answers_of_any_content_are_text(hostile: str) -> None:
     seen = Elements(hostile)
     assert len(seen.named("script")) == 3  # figures, library, ours
     assert not seen.named("img")
@@ -581,7 +581,7 @@ def test_it_fetches_nothing(hostile: str) -> None:
     assert not seen.named("link")
 
 
-def test_reasons_of_failures_are_told(hostile: str) -> None:
+def test_reasons_of_failures_are_shown(hostile: str) -> None:
     assert "out of memory" in Elements(hostile).text
 
 

@@ -709,7 +709,7 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
     ],
 )
 @pytest.mark.usefixtures("empty")
-def test_what_is_missing_is_said(name: str, machine: Machine, overrides: list[str], words: str) -> None:
+def test_missing_resources_are_reported(name: str, machine: Machine, overrides: list[str], words: str) -> None:
     assert re.search(words, lacking(name, machine, *overrides))
 
 

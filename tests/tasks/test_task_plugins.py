@@ -154,7 +154,7 @@ YAML = (EXAMPLE / "sums_example" / "example_sums.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", ["hellaswag", "arc_easy", "mmlu"])
-def test_a_name_that_lm_eval_has_too_means_ours(
+def test_a_name_that_lm_eval_uses_too_means_our_task(
     name: str, offer: Callable[[str, str, str | None], str], tmp_path: Path
 ) -> None:
     """This holds for names of tasks and groups, and whatever YAML lies beside the plugin."""
@@ -240,7 +240,7 @@ MINE = YAML.replace("task: example_sums", "task: mine")
         ("generation_kwargs: 5", "generation_kwargs is 5 in .*; it must be a mapping of keys"),
     ],
 )
-def test_a_file_that_lacks_something_is_told_before_anything_runs(
+def test_an_incomplete_file_is_reported_before_anything_runs(
     yaml: str, words: str, offer: Callable[[str, str, str | None], str]
 ) -> None:
     plugin = offer(f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}", "mine", yaml)

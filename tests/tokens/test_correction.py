@@ -243,7 +243,7 @@ def test_a_ratio_beyond_all_numbers_stays_a_number() -> None:
 # The configuration
 
 
-def test_a_correction_makes_other_cells_and_settings_that_nobody_reads_do_not() -> None:
+def test_a_correction_makes_other_cells_and_unused_settings_do_not() -> None:
     def key(*overrides: str) -> str:
         return matrix.cells(config.load("smoke", overrides))[0].id
 

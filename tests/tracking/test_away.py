@@ -113,7 +113,7 @@ def test_a_store_that_never_answers_is_not_waited_for(deaf: str, server: tuple[s
     assert time.perf_counter() - began < 0.5 + patient(AT_ONCE)
 
 
-def test_interrupted_nobody_waits_for_a_store_that_never_answers(
+def test_an_interrupted_run_does_not_wait_for_a_store_that_never_answers(
     deaf: str, server: tuple[str, Between], tmp_path: Path
 ) -> None:
     folder = begun(tmp_path / "cell", "deaf")

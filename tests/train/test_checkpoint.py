@@ -149,7 +149,7 @@ def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began
     assert torch.equal(x, torch.ones(3))
 
 
-def test_what_fails_beside_the_training_fails_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_the_background_fails_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     found = Checkpoints(tmp_path / "file", CELL)
     save(found, 2)

@@ -214,7 +214,7 @@ def test_each_problem_is_asked_as_in_training(tmp_path: Path) -> None:
     assert len({seed for call in calls for seed in call["seeds"]}) == 17
 
 
-def test_other_bounds_ask_nobody_again(tmp_path: Path) -> None:
+def test_other_bounds_sample_nothing_again(tmp_path: Path) -> None:
     who = asker()
     ask(who, tmp_path)
     before = len(who.engine.calls)  # type: ignore[attr-defined]
@@ -234,7 +234,9 @@ def test_other_bounds_ask_nobody_again(tmp_path: Path) -> None:
         ({}, Filter(n=15)),
     ],
 )
-def test_whatever_decides_a_pass_rate_is_measured_anew(changes: dict[str, Any], given: Filter, tmp_path: Path) -> None:
+def test_settings_that_affect_a_pass_rate_cause_a_new_measurement(
+    changes: dict[str, Any], given: Filter, tmp_path: Path
+) -> None:
     ask(asker(), tmp_path)
     other = asker(**changes)
     ask(other, tmp_path, given)

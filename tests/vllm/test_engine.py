@@ -26,7 +26,7 @@ def engine(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> 
     return engine_of(model, tmp_path_factory.mktemp("model"))
 
 
-def test_seeds_repeat_whatever_the_neighbours(engine: VllmEngine, model: PreTrainedModel) -> None:
+def test_seeds_repeat_with_any_neighbors(engine: VllmEngine, model: PreTrainedModel) -> None:
     together = generate(engine)
     assert tokens_of(generate(engine)) == tokens_of(together)  # the prompts are in the cache now
     engine.load(model)
