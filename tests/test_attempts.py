@@ -25,7 +25,7 @@ from harness.tracking.store import store
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-# What it does depends on its source, and on a file beside it that is no source.
+# Its behavior depends on its source, and on a file next to it that is not source code.
 PLUGIN = """from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def write(folder: Path, factor: int) -> None:
 
 
 def entrobench(command: str, folder: Path, *options: str, results: str = "results") -> str:
-    """Return what a command says."""
+    """Return the output of a command."""
     arguments = cli.parse_command([command, "smoke", *TINY, f"results={folder / results}", *options])
     with redirect_stdout(StringIO()) as said, pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")

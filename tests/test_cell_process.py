@@ -43,7 +43,7 @@ def begun(cell: matrix.Cell) -> Made:
 
 
 def edit(cell: matrix.Cell) -> None:
-    """Make what was made by the present source look as if it was made by another one."""
+    """Make a record of the present source look like one of another source."""
     present = begun(cell)
     dataclasses.replace(present, sources=present.sources | {"clip_b": "another"}).write(cell.folder)
 
@@ -105,7 +105,7 @@ def test_it_says_what_it_began_from(planned: matrix.Cell) -> None:
 def test_only_what_is_done_may_be_of_another_base_model(
     before: str, planned: matrix.Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As where results are moved to a machine that makes another one: done cells count, half-done ones begin anew."""
+    """Results moved to a machine with another base model: done cells count, half-done cells restart."""
     cell.main(str(planned.folder))
     old = dataclasses.replace(begun(planned), base_model="another")
     old.write(planned.folder)
@@ -146,7 +146,7 @@ def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path
 
 
 def test_what_was_imported_is_what_counts(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expect the source that runs, not the one that somebody has written since: the next run sees the difference."""
+    """Expect the source that runs, not a later edit on disk; the next run sees the difference."""
     imported = planned.sources
     digest_of = SourceDigests.of
     edited = lambda digests, cls: "edited" if cls is baselines.ClipB else digest_of(digests, cls)  # noqa: E731
@@ -194,7 +194,7 @@ def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, mo
 
 
 def stand_still(folder: Path) -> None:
-    """Come forward for three seconds, and then no more: as a rank that waits for another one, which stands still."""
+    """Make progress for three seconds and then stop, like a rank that waits for a hanging one."""
     cell.write_log(folder)
     with lease.hold(folder) as held:
         assert held is not None

@@ -36,7 +36,7 @@ def imports(module: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
-        elif isinstance(node, ast.ImportFrom) and node.module == "entrobench":  # through the door, from where it stands
+        elif isinstance(node, ast.ImportFrom) and node.module == "entrobench":  # a lazy name of the public interface
             yield from (entrobench.WHERE[alias.name] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
             yield from (m if (m := f"{node.module}.{alias.name}") in MODULES else node.module for alias in node.names)

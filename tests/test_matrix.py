@@ -179,7 +179,7 @@ ALONE = {"ppo", "w_reinforce", "w_reinforce_ppo", "nsr", "psr"}  # of all others
 
 @pytest.mark.parametrize("name", baselines.METHODS)
 def test_groups_of_one_are_for_methods_that_compare_nothing(name: str) -> None:
-    """A control stands here on an objective that takes a group of one."""
+    """The control is added to an objective that accepts groups of one response."""
     entry = baselines.METHODS[name]
     control = isinstance(entry, type) and issubclass(entry, Control)
     method = f"ppo+{name}" if control else name

@@ -173,7 +173,7 @@ def test_what_a_component_sees_can_be_shown() -> None:
 
 @dataclass(frozen=True)
 class Anchored(Grpo):
-    """Pulls every token's log p to -1, whatever its advantage."""
+    """Pulls every token's log p to -1, for any advantage."""
 
     def surrogate(self, view: View) -> Tensor:
         return super().surrogate(view) - (view.current.logp + 1) ** 2
@@ -181,7 +181,7 @@ class Anchored(Grpo):
 
 @dataclass(frozen=True)
 class Scaled(Grpo):
-    """Declares anew what holds for its surrogate, too."""
+    """Redeclares a property that its surrogate keeps."""
 
     silent_without_signal = True
 

@@ -108,7 +108,7 @@ PATTERNS = {"number": r"\w+", "k": r"\d+", "n": r"\d+", "end": "low|high"}
 
 
 def pattern_of(metric: LoggedMetric) -> re.Pattern[str]:
-    """Return the keys that an entry of the table stands for."""
+    """Return the keys that an entry of the table covers."""
     parts = re.split(r"\{(\w+)\}", metric.key)
     for place in range(1, len(parts), 2):
         name = parts[place]

@@ -20,7 +20,7 @@ def test_a_matrix_whose_processes_are_killed_ends_with_the_same_results(tmp_path
 
 
 def test_files_that_outlive_their_cells_are_found() -> None:
-    """Not those that come and go, nor those from before the first cell."""
+    """Ignores short-lived processes, and processes from before the first cell."""
     always, database = {"3 pipe:[1]"}, "9 /results/mlflow.db"
     looks = [soak.Look(done, {*always, database, f"5 pipe:[{done}]"}, 0) for done in range(9)]
     assert soak.kept_open(looks) == set()

@@ -55,7 +55,7 @@ def call(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository, since building leaves files beside the sources."""
+    """A copy of the repository, since building leaves files next to the sources."""
     folder = tmp_path_factory.mktemp("source")
     for name in PACKAGES:
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -54,7 +54,7 @@ class Whole:
 KEYS = [each.name for each in dataclasses.fields(Whole)]
 
 
-# What is allowed, and how it is said
+# Allowed values in words
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_no_sentence_is_long(given: dict[str, Any]) -> None:
     assert len(str(error.value)) < 300
 
 
-# Every number that anybody can set
+# Every number that a user can set
 
 
 def sections(given: Any, where: str) -> Iterator[tuple[Any, str]]:

@@ -151,7 +151,7 @@ def test_a_share_of_a_count_is_that_of_its_decimals(count: int) -> None:
 
 
 def tokens(count: int) -> tuple[TokenStats, TokenBatch, torch.Tensor]:
-    """Make a group of two right and wrong responses of so many tokens, none like another."""
+    """Make a group of two right and two wrong responses with this many tokens, all distinct."""
     half = Rollout([0], [1] * (count // 2), [-1.0] * (count // 2), True)
     batch = batch_of([[half, half]], [0.0, 1.0], budget=count)
     spread_T = torch.linspace(0.02, 0.98, count, dtype=torch.float64)

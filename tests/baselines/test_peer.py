@@ -173,7 +173,7 @@ def scored(trainer: Any, c: Case) -> dict[str, Any]:
 
 
 def lost(trainer: Any, inputs: dict[str, Any], c: Case, advantages_T: Tensor, part: TokenBatch) -> Tensor:
-    """Return the peer's loss of some responses, in double; the advantages, and the policy before, are given."""
+    """Return the peer's loss of some responses, in double, for given advantages and old policy."""
     rows = c.batch.sequence_T[part.index_T].unique()
     taken = {name: x[rows] if x.ndim else x for name, x in inputs.items()}
     mask_BT = taken["completion_mask"]
@@ -214,7 +214,7 @@ def gradient(loss: Tensor, c: Case) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the peer from reporting its use to anybody."""
+    """Turn off the peer's reports of its use."""
     monkeypatch.setattr(trl.GRPOTrainer, "_send_telemetry", lambda self: None)
 
 

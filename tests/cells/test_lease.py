@@ -80,7 +80,7 @@ def test_a_dead_owner_is_known_at_once_on_its_machine(tmp_path: Path, other: Bas
     with lease.hold(tmp_path, wait=0) as mine:
         assert mine is None
     other.kill()
-    while lease.holder(tmp_path):  # until the kernel has ended it; nobody has read its exit code yet
+    while lease.holder(tmp_path):  # until the kernel has ended it; its exit code is still unread
         time.sleep(0.01)
     with lease.hold(tmp_path, wait=0) as mine:
         assert mine is not None

@@ -59,7 +59,7 @@ def cell(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
 
 
 def interrupted(cell: Cell) -> None:
-    """Make a cell that is done one that was killed after its fourth step, with checkpoints of the second and that."""
+    """Turn a done cell into one killed after its fourth step, with checkpoints of steps 2 and 4."""
     folder = cell.folder
     fifth = folder / "checkpoints" / "step-000005"
     files_of = checkpoint_seal.read_seal(fifth, cell.id)
@@ -86,13 +86,13 @@ def cut(path: Path) -> None:
 
 
 def garble(path: Path) -> None:
-    """Leave garbage in the last line but one, and the size as it was."""
+    """Write garbage into the last line but one, without changing the size."""
     *before, line, last = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*before, b"\x00\xff{" + line[3:], last]))
 
 
 def tamper(path: Path) -> None:
-    """Make one answer right that was wrong, or the other way round."""
+    """Change one wrong answer to right, or vice versa."""
     content = path.read_text()
     place = content.index('"right": [[') + len('"right": [[')
     path.write_text(content[:place] + str(1 - int(content[place])) + content[place + 1 :])
@@ -223,7 +223,7 @@ def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
 
 
 def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlflow_uri: str) -> None:
-    """What MLflow does not hold yet is not sent; what it holds and is no more what was sent is no result."""
+    """A missing file is not sent; a file in MLflow that differs from the one sent is not a result."""
     cell.config.tracking.uri = mlflow_uri
 
     def seeds() -> list[tuple[int, int]]:

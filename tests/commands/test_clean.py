@@ -21,7 +21,7 @@ GONE = 2**22 + 1  # no process has such a number
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """Return a results folder with two cells of the smoke matrix, two of others, and what was left over."""
+    """Return a results folder with two cells of the smoke matrix, two other cells, and leftovers."""
     ours, others = (config.load("smoke", [f"results={tmp_path}", *more]) for more in ([], ["train.lr=0.5"]))
     claim(ours)
     for cell in (*cells(ours), *cells(others)):
@@ -55,7 +55,7 @@ def clean(results: Path, *options: str, code: int) -> None:
 
 
 def outside(path: Path) -> bool:
-    """Return whether a file says who works on what, and nothing of what was done."""
+    """Return whether a file is only about leases and locks, not about results."""
     return path.name.endswith("lock") or "leases" in path.parts
 
 

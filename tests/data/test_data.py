@@ -654,7 +654,7 @@ def test_the_hubs_own_client_reads_the_files_that_are_wanted(
         "from harness.data import sets\n"
         "from harness.data.prepare import prepare_sets\n"
         "[name] = sys.argv[1:]\n"
-        "splits = dict.fromkeys(sets.SETS[name].splits, sets.Split())  # whatever the problems are\n"
+        "splits = dict.fromkeys(sets.SETS[name].splits, sets.Split())  # for any problems\n"
         "sets.SETS[name] = sets.Set(sets.SETS[name].source, splits)\n"
         "prepare_sets([name])\n"
     )

@@ -356,7 +356,7 @@ def test_what_takes_its_time_has_a_clock_on_a_terminal_alone(clock: Clock, monke
         with progress.show_elapsed(console, "making it"):
             clock.now += 65
             if wanted:
-                console.print("said meanwhile")  # with which it is drawn anew
+                console.print("said meanwhile")  # causes the table to be drawn again
             assert out.shown() == ["said meanwhile", *expected][: 2 * wanted]
         assert out.shown() == ["said meanwhile"][:wanted]
 

@@ -197,7 +197,7 @@ def test_jobs_left_in_the_queue_are_found_and_reported(
         with console.capture() as shown:
             status.call(argparse.Namespace())
         assert shown.get().count("SLURM: pending (JobHeldUser)") == 2
-    until(lambda: all(task.code() is not None for task in tasks))  # whoever leaves takes them out of the queue
+    until(lambda: all(task.code() is not None for task in tasks))  # leaving removes them from the queue
     assert slurm.queued_cells(settings) == {}
     assert [State.read(each.folder) for each in cells] == [State(), State()]
 

@@ -33,7 +33,7 @@ from harness.rollout import choice
 
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The shell script that stands for the process of a trial."""
+    """The shell script that replaces the process of a trial."""
     script = tmp_path / "python"
     script.touch(0o755)
     monkeypatch.setattr(sys, "executable", str(script))

@@ -303,7 +303,7 @@ def test_only_failed_runs_and_a_missing_baseline(
     assert (row["delta_to_baseline"], row["seeds_done"]) == (None, 1)
     assert "No cell is of the baseline" not in told(capsys, "--experiment", "made", *at)
     for path in (tmp_path / "mlartifacts").rglob("config.yaml"):
-        path.unlink()  # now nobody says which cells were meant
+        path.unlink()  # now the expected cells are unknown
     assert "No cell is of the baseline grpo" in told(capsys, "--experiment", "made", *at)
 
 
@@ -411,7 +411,7 @@ def test_runs_of_another_version_or_deleted_parts_give_one_sentence(
 def test_a_thousand_and_one_runs(
     tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Written into the tables themselves, since MLflow takes minutes for so many."""
+    """Write the runs into the tables directly, since MLflow would take minutes for this number."""
     made = Made(tmp_path, mlflow_uri)
     made.end(made.cells[0])
     made.end(made.cells[1])

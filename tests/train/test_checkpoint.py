@@ -243,7 +243,7 @@ def rank_main(rank: int, folder: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 def test_three_ranks_and_one_read_each_other_bit_for_bit(tmp_path: Path) -> None:
-    """Of a head with one row two ranks hold nothing, and of a weight without gradient nobody has moments."""
+    """Of a head with one row, two ranks hold nothing; a weight without gradient has no moments."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 83, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}

@@ -119,7 +119,7 @@ def test_weights_that_no_file_has_are_missed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [AutoConfig, AutoModel, AutoTokenizer])
 def test_code_in_a_folder_of_a_model_is_never_run(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nobody is asked whether it may be: an answer could come from anywhere."""
+    """No question is asked either, because input could come from anywhere."""
     names = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoTokenizer": ["own.Tokenizer", None]}
     stated = {"model_type": "own", "auto_map": names, "tokenizer_class": "Own"}
     for file in ("config.json", "tokenizer_config.json"):

@@ -98,7 +98,7 @@ def test_each_group_is_handed_over_once_when_it_has_ended(engine: VllmEngine) ->
 
 
 def test_what_was_interrupted_leaves_nothing_behind(engine: VllmEngine) -> None:
-    """Whether by whoever hears of the groups or by a prompt that vLLM does not take."""
+    """The error comes from the callback for groups, or from a prompt that vLLM refuses."""
     from vllm.exceptions import VLLMValidationError
 
     before = tokens_of(generate(engine))
