@@ -60,9 +60,9 @@ class Trained(Math):
         if split == "test":
             return super().rows(split)
         validation = split == "validation"
-        return [row for row in super().rows("train") if is_held_out(row["problem"]) == validation]
+        return [row for row in super().rows("train") if held_out(row["problem"]) == validation]
 
 
-def is_held_out(problem: str) -> bool:
+def held_out(problem: str) -> bool:
     """Return whether a training problem is for validation, by a hash of its text."""
     return int.from_bytes(hashlib.sha256(problem.encode()).digest()[:8]) % HELD_OUT == 0

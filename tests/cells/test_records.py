@@ -17,7 +17,7 @@ from harness.cells.spec import CellSpec
 from harness.cells.state import Progress, State
 
 
-def test_a_cell_is_described_by_its_folder(tmp_path: Path) -> None:
+def test_a_cell_is_what_its_folder_says(tmp_path: Path) -> None:
     for planned in matrix.cells(config.load("demo", ["seeds=[3]", "correction.kind=truncated", "train.filter={}"])):
         planned.spec.write(tmp_path)
         read = CellSpec.read(tmp_path)

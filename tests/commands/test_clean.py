@@ -21,7 +21,7 @@ GONE = 2**22 + 1  # no process has such a number
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """Return a results folder with two cells of the smoke matrix, two other cells, and leftovers."""
+    """Returns a results folder with two cells of the smoke matrix, two of others, and what was left over."""
     ours, others = (config.load("smoke", [f"results={tmp_path}", *more]) for more in ([], ["train.lr=0.5"]))
     claim(ours)
     for cell in (*cells(ours), *cells(others)):

@@ -668,7 +668,7 @@ def test_no_line_is_wider_than_the_terminal() -> None:
         assert "micro-batches" in file.getvalue()
 
 
-def test_dropped_tokens_are_reported_by_quadrant() -> None:
+def test_what_a_clip_drops_is_told_by_quadrant() -> None:
     said, shares = check.dropped("grpo+clip_b(share=0.2)", baselines.METHODS)
     _, plain = check.dropped("grpo", baselines.METHODS)
     more = {name for name in plain if shares[name] > plain[name]}

@@ -40,7 +40,7 @@ from harness.trainer import Trainer
 from harness.verify.pool import TooManyFailures, VerifierPool
 from tasks import Problem, Verdict, scoring
 from tasks.countdown import Countdown, base_model
-from tasks.math import INSTRUCTION, Math, is_held_out
+from tasks.math import INSTRUCTION, Math, held_out
 from tasks.scoring import majority, metric_list
 
 pytestmark = pytest.mark.slow
@@ -70,7 +70,7 @@ def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, m
     everything = {"train": "9", "validation": "8", "test": "7"}
     rows = [{"id": split, "problem": split, "answer": answer} for split, answer in everything.items()]
     monkeypatch.setattr(cache, "rows", lambda name, split: rows)
-    monkeypatch.setattr("tasks.math.is_held_out", lambda problem: problem == "validation")
+    monkeypatch.setattr("tasks.math.held_out", lambda problem: problem == "validation")
     with quiet():
         loaded = TaskManager(include_path=REPOSITORY / "tasks", include_defaults=False).load([name])
     (said,) = (task.config for task in loaded["tasks"].values())
@@ -129,7 +129,7 @@ def test_validation_is_a_part_of_the_training_set_that_each_problem_decides_for_
     assert len(validation) + len(train) == len(validation | train) == 20_000
     assert 0.017 < len(validation) / 20_000 < 0.023
     # Another rule would mix what earlier models were trained on into what settings are chosen with.
-    assert [text for text in texts[:100] if is_held_out(text)] == ["problem 52", "problem 61", "problem 91"]
+    assert [text for text in texts[:100] if held_out(text)] == ["problem 52", "problem 61", "problem 91"]
     invented.prepare("dapo_math", "train", dict.fromkeys(texts[::-7], "1"))
     some = {problem.prompt for problem in task.problems("validation")}
     assert some == {prompt for prompt in validation if prompt.partition("\n")[0] in texts[::-7]}

@@ -88,7 +88,7 @@ def test_the_same_is_sent_once_and_what_differs_has_a_run_of_its_own(one: Evalua
     assert sorted(run.data.metrics["eval/sums/avg"] for run in runs(mlflow_uri)) == [0.25, 0.5]
 
 
-def test_a_deleted_run_is_made_again_and_lost_files_are_sent_again(one: Evaluated, mlflow_uri: str) -> None:
+def test_a_run_that_was_deleted_is_made_anew_and_lost_files_are_sent_again(one: Evaluated, mlflow_uri: str) -> None:
     evaluation.sync(one, mlflow_uri)
     [run] = runs(mlflow_uri)
     before = everything(mlflow_uri)

@@ -19,7 +19,7 @@ def test_event_files_hold_the_metrics(tmp_path: Path) -> None:
     (logs / "notes.txt").write_text("kept")
     for step in range(3):
         log.append(step, 1e9 + step, {"entropy/mean": 2.0 - step / 2, "eval/avg": step / 4})
-        tensorboard.write(tmp_path / "cell", logs)  # rewrites the files
+        tensorboard.write(tmp_path / "cell", logs)  # each time anew
     file, notes = sorted(logs.iterdir())
     assert notes.read_text() == "kept"
     found = [
