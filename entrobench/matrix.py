@@ -63,9 +63,9 @@ class Matrix:
         from harness.commands import run
 
         if run.run(self.config, jobs, launcher, rerun_edited=rerun_edited):
-            found = [(cell, cell.progress()) for cell in self.cells]
             reasons = []
-            for cell, progress in found:
+            for cell in self.cells:
+                progress = cell.progress()
                 if progress.state != "done":
                     log = cell.folder / "log.txt"
                     reasons.append(f"{cell.label} is {progress.state} ({progress.reason}), see {log}")
