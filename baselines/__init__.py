@@ -110,7 +110,7 @@ METHODS: dict[str, type[Component] | Composition] = {
     "random_reward": RandomReward,
     "clip_servo": ClipServo,
     "clip_predict": ClipPredict,
-    # Controls on the objective of their release
+    # Controls on the objective of their authors' script
     "clip_cov_release": compositions.CLIP_COV_RELEASE,
     "kl_cov_release": compositions.KL_COV_RELEASE,
     "stare_release": compositions.STARE_RELEASE,

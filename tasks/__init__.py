@@ -1,4 +1,4 @@
-"""The tasks: one folder each, and one explicit table."""
+"""The registry of tasks: one folder per task, and the table TASKS."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tasks.dapo500 import DAPO500
 from tasks.dapo_math import DapoMath
 from tasks.gsm8k import GSM8K
 from tasks.math500 import MATH500
-from tasks.offered import check_task_plugin, read_lm_eval_file
+from tasks.plugins import check_task_plugin, read_lm_eval_file
 
 __all__ = [
     "RECIPES",
@@ -56,12 +56,12 @@ RECIPES: dict[str, type[Recipe]] = {"countdown": BaseModel}  # of small base mod
 
 
 def task_table(plugins: Iterable[str] = ()) -> dict[str, type[Task]]:
-    """Return all tasks by name: TASKS, and those of installed packages (entry points) and of plugin modules."""
+    """Return all tasks by name: TASKS, and the tasks of installed packages (entry points) and plugin modules."""
     return extend_table("task", TASKS, "TASKS", plugins, check_task_plugin)
 
 
 def build_task(spec: str, plugins: Iterable[str] = ()) -> Task:
-    """Return the task of a specification such as `countdown(count=4)`."""
+    """Return the task of a spec such as `countdown(count=4)`."""
     return registry.build("task", task_table(plugins), spec)
 
 

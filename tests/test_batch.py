@@ -1,4 +1,4 @@
-"""Compares TokenBatch with loops, and its statistics on two ranks with those of one process."""
+"""TokenBatch against loops, and its statistics on two ranks against those of one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made(seed: int = 0, groups: int = 6, size: int = 3) -> tuple[list[Rollout], 
 
 
 def check(part: TokenBatch, flat: list[Rollout], rows: list[int]) -> None:
-    """Checks that `part` holds exactly the responses `rows` of the batch of `flat`."""
+    """Check that `part` holds exactly the responses `rows` of the batch of `flat`."""
     starts = [sum(len(r.response) for r in flat[:row]) for row in range(len(flat))]
     assert [s.tolist() for s in part.sequences] == [flat[row].prompt + flat[row].response for row in rows]
     assert part.prompt_lengths_B.tolist() == [len(flat[row].prompt) for row in rows]
@@ -227,7 +227,7 @@ def tokens_of(c: Case, groups: Sequence[int]) -> Tensor:
 
 
 def measured(c: Case, groups: Sequence[int]) -> dict[str, Tensor]:
-    """Returns what a process that holds these groups makes of them."""
+    """Return what a process that holds these groups makes of them."""
     rewards = [
         x for x, group in zip(c.batch.rewards_B.tolist(), c.batch.groups_B.tolist(), strict=True) if group in groups
     ]

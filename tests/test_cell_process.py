@@ -1,4 +1,4 @@
-"""How an attempt at a cell begins."""
+"""The start of an attempt at a cell."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from harness.rollout import models
 
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> matrix.Cell:
-    """Returns a cell as a launcher leaves it, for a process whose log is not redirected."""
+    """Return a cell as a launcher leaves it, for a process whose log is not redirected."""
     monkeypatch.setattr(cell, "write_log", lambda place: None)
     monkeypatch.setattr(cell, "run", lambda place, *_: end(place, durable_step=7))
     found = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))[1]
@@ -43,7 +43,7 @@ def begun(cell: matrix.Cell) -> Made:
 
 
 def edit(cell: matrix.Cell) -> None:
-    """Makes what was made by the present source look as if it was made by another one."""
+    """Make a record of the present source look like one of another source."""
     present = begun(cell)
     dataclasses.replace(present, sources=present.sources | {"clip_b": "another"}).write(cell.folder)
 
@@ -105,7 +105,7 @@ def test_it_says_what_it_began_from(planned: matrix.Cell) -> None:
 def test_only_what_is_done_may_be_of_another_base_model(
     before: str, planned: matrix.Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As where results are moved to a machine that makes another one: done cells count, half-done ones begin anew."""
+    """Results moved to a machine with another base model: done cells count, half-done cells restart."""
     cell.main(str(planned.folder))
     old = dataclasses.replace(begun(planned), base_model="another")
     old.write(planned.folder)
@@ -146,7 +146,7 @@ def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path
 
 
 def test_what_was_imported_is_what_counts(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expects the source that runs, not the one that somebody has written since: the next run sees the difference."""
+    """Expect the source that runs, not a later edit on disk; the next run sees the difference."""
     imported = planned.sources
     digest_of = SourceDigests.of
     edited = lambda digests, cls: "edited" if cls is baselines.ClipB else digest_of(digests, cls)  # noqa: E731
@@ -194,7 +194,7 @@ def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, mo
 
 
 def stand_still(folder: Path) -> None:
-    """Comes forward for three seconds, and then no more: as a rank that waits for another one, which stands still."""
+    """Make progress for three seconds and then stop, like a rank that waits for a hanging one."""
     cell.write_log(folder)
     with lease.hold(folder) as held:
         assert held is not None
@@ -210,7 +210,7 @@ def stand_still(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_cell_that_stands_still_is_ended_and_says_where(tmp_path: Path) -> None:
+def test_a_cell_without_progress_is_ended_and_names_the_phase(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=stand_still, args=(tmp_path,))
     began = time.monotonic()
     process.start()

@@ -1,4 +1,4 @@
-"""The command line as a person uses it: a short matrix, killed, resumed, read; and mistakes end with exit code 2."""
+"""The command line from end to end: a short matrix, killed, resumed and read; mistakes end with exit code 2."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hears_interrupts() -> Iterator[None]:
-    """Lets Ctrl-C reach the processes of a test, also where a shell has started all tests in its background."""
+    """Let Ctrl-C reach the processes of a test, also where a shell has started all tests in its background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

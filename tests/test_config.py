@@ -1,4 +1,4 @@
-"""Configuration: every shipped file loads, and every mistake is one clear sentence."""
+"""Configuration: every shipped file loads, and every mistake gives one clear sentence."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_a_value_may_be_that_of_another_key(tmp_path: Path) -> None:
             config.load(str(path), [f"eval.k='{wrong}'"])
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_without_problems(tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
     for name, words in [
         ("dmo", "did you mean 'demo'"),

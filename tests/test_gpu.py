@@ -1,4 +1,4 @@
-"""The same code on CUDA; run by `pytest -m gpu` on a machine that has one."""
+"""The same code on CUDA; `pytest -m gpu` runs it on a machine that has a GPU."""
 
 from __future__ import annotations
 

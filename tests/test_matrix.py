@@ -1,4 +1,4 @@
-"""Who a cell is: device and compute type belong to it, and are settled before it has a key."""
+"""Identities of cells: device and compute type belong to them, and are resolved before a cell has a key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cell(*overrides: str) -> Cell:
 @pytest.mark.parametrize(
     "override", ["train.resample={}", "train.resample.max_batches=2", "rollout.lag=1", "stop.entropy_below=0.02"]
 )
-def test_how_rollouts_come_to_be_and_when_a_cell_ends_belong_to_who_it_is(override: str) -> None:
+def test_rollout_settings_and_early_stopping_belong_to_a_cells_identity(override: str) -> None:
     keys = {cell().id, cell("train.resample.multiplier=2").id, cell(override).id}
     assert len(keys) == 3
 
@@ -179,7 +179,7 @@ ALONE = {"ppo", "w_reinforce", "w_reinforce_ppo", "nsr", "psr"}  # of all others
 
 @pytest.mark.parametrize("name", baselines.METHODS)
 def test_groups_of_one_are_for_methods_that_compare_nothing(name: str) -> None:
-    """A control stands here on an objective that takes a group of one."""
+    """The control is added to an objective that accepts groups of one response."""
     entry = baselines.METHODS[name]
     control = isinstance(entry, type) and issubclass(entry, Control)
     method = f"ppo+{name}" if control else name

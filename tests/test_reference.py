@@ -1,4 +1,4 @@
-"""Numbers in README.md and docs/evidence are those of results/reference, and the findings hold there.
+"""Numbers in README.md and docs/evidence equal those in results/reference, and the findings hold there.
 
 Only numbers are compared; words are free. A finding that the pages state in words is asserted as a fact about the
 reference data.
@@ -333,12 +333,12 @@ def lens_rows() -> list[str]:
 
 
 def test_the_tables_of_the_methods_at_the_start() -> None:
-    shown = table_numbers(section(DYNAMICS, "Every method at the start of training"))
+    shown = table_numbers(section(DYNAMICS, "The demo's methods at the start of training"))
     assert shown == [numbers(row) for row in lens_rows()]
 
 
 def test_the_findings_on_the_methods_at_the_start() -> None:
-    text = prose(section(DYNAMICS, "Every method at the start of training"))
+    text = prose(section(DYNAMICS, "The demo's methods at the start of training"))
     first = MOMENTS[0]
     for quadrant in (*QUADRANTS, "rest"):
         assert f"{LENS_ROWS[first, 'grpo', quadrant]['share']:.1%}" in text

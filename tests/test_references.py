@@ -1,4 +1,4 @@
-"""The reference pages are what the code gives, and the table of metrics is what real steps log."""
+"""The reference pages equal what the code generates, and the table of metrics equals what real steps log."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ PATTERNS = {"number": r"\w+", "k": r"\d+", "n": r"\d+", "end": "low|high"}
 
 
 def pattern_of(metric: LoggedMetric) -> re.Pattern[str]:
-    """Return the keys that an entry of the table stands for."""
+    """Return the keys that an entry of the table covers."""
     parts = re.split(r"\{(\w+)\}", metric.key)
     for place in range(1, len(parts), 2):
         name = parts[place]
@@ -160,7 +160,7 @@ def test_every_placeholder_is_explained() -> None:
     assert used == logged.PLACEHOLDERS.keys() == NAMES.keys() | PATTERNS.keys()
 
 
-def test_no_key_stands_twice() -> None:
+def test_no_key_is_listed_twice() -> None:
     names = [metric.key for metric in METRICS]
     assert len(set(names)) == len(names)
 

@@ -1,4 +1,4 @@
-"""Nothing that somebody else wrote is run: the claims of docs/security.md that no other test holds."""
+"""Untrusted text is never run: the claims of docs/security.md that no other test covers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNPICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "ma
 
 
 def calls() -> Iterator[tuple[str, str, ast.Call]]:
-    """Yields each call in the code with its place and the name of what is called."""
+    """Yield each call in the code with its place and the name of what is called."""
     for top in TOPS:
         for path in sorted((REPOSITORY / top).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):

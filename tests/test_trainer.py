@@ -1,4 +1,4 @@
-"""The loop on the real model: repeatable bit for bit, indifferent to how tokens are split, stoppable at any moment."""
+"""The loop on the real model: repeatable bit for bit, independent of how tokens are split, stoppable anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No part of an address that may be secret is shown, whichever of its readers is right about where its parts end."""
+"""Addresses as they are shown: nothing that may be secret, even if URL parsers disagree about its parts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Compares every control's loss and gradient with loops written from the formulas (control_loops.py), in float64; and
-follows those with a memory step by step."""
+"""Every control's loss and gradient against loops written from the formulas (control_loops.py), in float64.
+
+Controls with a memory are followed step by step.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def grpo(c: Case, rewards: Sequence[float] | None = None) -> list[float]:
 
 
 def kept(c: Case, keep: Callable[[list[float]], Sequence[float]], counted: bool = False) -> Oracle:
-    """Returns the loops of GRPO with weights that are made of its advantages."""
+    """Return the loops of GRPO with weights that are made of its advantages."""
     weights = keep(grpo(c))
     return Oracle(grpo(c), keep=weights, counted=[w != 0 for w in weights] if counted else None)  # type: ignore[arg-type]
 
@@ -128,7 +130,7 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
 
 
 def check(m: Method, c: Case, oracles: Callable[[Sequence[int]], Oracle], normalise: str) -> None:
-    """Compares the losses and gradients of two mini-batches, each in several parts."""
+    """Compare the losses and gradients of two mini-batches, each in several parts."""
     minibatches = list(c.batch.split(2))
     whole = m.signal(c.old, c.batch, minibatches)
     rows_of = len(c.batch) // 2
@@ -172,7 +174,7 @@ ACTS = ("keep", "counted", "advantages", "term")
 
 @pytest.mark.parametrize("template", [each for each in ORACLES if "target=0.01)" not in each and "4, 4]" not in each])
 def test_the_random_batch_lets_every_control_act(template: str) -> None:
-    """Makes sure that no comparison above is one of plain GRPO with itself, nor of nothing with nothing."""
+    """Make sure that no comparison above is one of plain GRPO with itself, nor of nothing with nothing."""
     c = case(2, groups=6, size=4)
     oracle, plain = ORACLES[template](c, range(24)), Oracle(grpo(c))
     assert any(getattr(oracle, name, None) != getattr(plain, name, None) for name in ACTS)
@@ -303,7 +305,7 @@ def test_a_gate_is_open_before_the_first_update(spec: str) -> None:
     assert not m.touched(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)[f"closed_{spec}"].any()
 
 
-def test_a_response_is_masked_as_a_whole_whatever_the_objective() -> None:
+def test_a_response_is_masked_as_a_whole_with_any_objective() -> None:
     c = case(2, groups=6, size=4)
     m = method("ppo+sequence_mask(delta=0)")
     closed_T = m.touched(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)["closed_sequence_mask"]
@@ -312,7 +314,7 @@ def test_a_response_is_masked_as_a_whole_whatever_the_objective() -> None:
     assert {of_response[0] for of_response in closed} == {True, False}
 
 
-def test_a_coin_asks_nobody_and_leaves_the_batch_as_it_is() -> None:
+def test_a_coin_ignores_rewards_and_does_not_change_the_batch() -> None:
     c = case(2, groups=6, size=4)
     signal = method("random_reward").signal(c.old, c.batch, [c.batch])
     wrong = dataclasses.replace(c.batch, rewards_B=1 - c.batch.rewards_B, right_B=~c.batch.right_B)
@@ -348,7 +350,7 @@ def test_all_quadrants_together_are_all_tokens_with_a_signal() -> None:
 
 
 def round_trip(spec: str, steps: Sequence[Mapping[str, float]], further: Mapping[str, float]) -> dict[str, float]:
-    """Returns a control's state after these steps, once another one has taken it over and goes on the same way."""
+    """Return a control's state after these steps, once another one has taken it over and goes on the same way."""
     first, second = method(spec), method(spec)
     name = next(iter(first.controls))
     for metrics in steps:
@@ -642,7 +644,7 @@ SHARED = (
 
 
 def chosen(rows: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Returns each control's weights on some of the responses; the entropies have ties."""
+    """Return each control's weights on some of the responses; the entropies have ties."""
     c = case(2, groups=6, size=4)
     part = c.batch.take(rows)
     old = dataclasses.replace(c.old, entropy=c.old.discriminator.new_tensor(told.before(c).entropy).round(decimals=1))

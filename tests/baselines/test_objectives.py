@@ -1,4 +1,4 @@
-"""Compares the objectives beyond GRPO and PPO with loops written from their formulas (objective_loops.py)."""
+"""The objectives beyond GRPO and PPO against loops written from their formulas (objective_loops.py)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def method(spec: str) -> Method:
 
 
 def crowded() -> Case:
-    """Makes a batch in which responses come near the limit of their length."""
+    """Make a batch in which responses come near the limit of their length."""
     c = case(2, groups=6, size=4)
     c.batch = dataclasses.replace(c.batch, budget=9)
     return c
@@ -143,7 +143,7 @@ def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(spec: str, make:
 
 
 def rewarded(rewards: str, seed: int = 0) -> Case:
-    """Makes groups all right, all wrong and mixed, or of any rewards; some of them tie."""
+    """Make groups all right, all wrong and mixed, or of any rewards; some of them tie."""
     c, chance = case(seed, groups=8, size=5), random.Random(seed)
     found = [
         float(chance.randint(-2, 2)) / 2 if rewards == "any" else float(chance.random() < group / 7)
@@ -191,7 +191,7 @@ def test_rloo_is_dr_grpo_times_a_constant(normalise: str) -> None:
 
 
 def test_pass_at_1_standardises_rewards() -> None:
-    """Expects GRPO's advantages, with the population's deviation in place of the sample's."""
+    """Expect GRPO's advantages, with the population's deviation in place of the sample's."""
     c = rewarded("0 and 1")
     expected = brute.by_group(
         c, lambda rewards: [a / (statistics.pstdev(rewards) + 1e-6) for a in brute.centred(rewards)]
@@ -199,7 +199,7 @@ def test_pass_at_1_standardises_rewards() -> None:
     assert method("passk(k=1)").objective.advantages(c.old, c.batch).tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_pass_at_k_asks_who_is_right_whatever_the_reward() -> None:
+def test_pass_at_k_uses_verdicts_and_not_rewards() -> None:
     c = rewarded("0 and 1")
     other = dataclasses.replace(c.batch, rewards_B=c.batch.rewards_B * 3 - 1)
     objective = method("passk").objective
@@ -215,7 +215,7 @@ def test_k_of_the_group_and_more_is_refused_before_anything_runs() -> None:
 
 
 @pytest.mark.parametrize("spec", ["passk+overlong", "overlong+w_reinforce", "nsr+overlong", "overlong+w_reinforce_ppo"])
-def test_rewards_that_nobody_looks_at_are_not_shaped(spec: str) -> None:
+def test_unused_rewards_are_not_shaped(spec: str) -> None:
     with pytest.raises(UserError, match=r"control overlong shapes rewards, and objective .* asks which .* are right"):
         method(spec)
 
@@ -276,7 +276,7 @@ def test_the_overlong_penalty_is_half_of_the_authors_for_rewards_of_half_the_ran
 
 
 def gradient(spec: str, seed: int = 3) -> torch.Tensor:
-    """Returns the gradient of the first update, in float32, as training computes it."""
+    """Return the gradient of the first update, in float32, as training computes it."""
     c, m = case(seed), method(spec)
     c.logits_TV = c.old_logits_TV.float().requires_grad_()
     old = stats_of(c.logits_TV.detach(), c.targets_T)
@@ -387,7 +387,7 @@ def test_without_a_step_bapo_has_the_bounds_of_its_start() -> None:
 
 
 def free_slopes(view: View, spec: str) -> torch.Tensor:
-    """Returns how much each token's log p would move its own surrogate if nothing were clipped."""
+    """Return how much each token's log p would move its own surrogate if nothing were clipped."""
     log_ratio_T, batch = (view.current.logp - view.old.logp).detach(), view.batch
     if spec.startswith("gspo"):
         log_ratio_T = (batch.per_sequence(log_ratio_T) / batch.lengths_B)[batch.sequence_T]

@@ -1,4 +1,4 @@
-"""Identities and stored records do not change: a results folder of an earlier version is still what it was."""
+"""Identities and stored records stay the same: results of an earlier version remain valid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.cells.spec import CellSpec, id_in
 
 # A cell that is done, written at commit 6cbc207: its records are read, never written again.
 FINISHED = Path(__file__).parent / "finished" / "clip_b-countdown-countdown-tiny-s0-623ecab479b8"
-HERE = ["hardware.device=cpu", "rollout.engine=embedded"]  # whatever the machine of the test has
+HERE = ["hardware.device=cpu", "rollout.engine=embedded"]  # independent of the test's machine
 
 # The ids at commit 6cbc207 of the first and the last cell of shipped configurations. An id may change only with a
 # setting that changes results; all finished cells are then trained again, so a change here must be meant.

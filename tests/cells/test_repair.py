@@ -1,4 +1,4 @@
-"""Records of a real cell, damaged in every way: they are named, and the cell ends as if nothing had happened."""
+"""Records of a real cell, damaged in every way: they are named, and the cell ends with the same results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(cell: Cell) -> None:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns results with one cell that is done."""
+    """Return results with one cell that is done."""
     results = tmp_path_factory.mktemp("ran")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "write_log", lambda place: None)
@@ -59,7 +59,7 @@ def cell(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
 
 
 def interrupted(cell: Cell) -> None:
-    """Makes a cell that is done one that was killed after its fourth step, with checkpoints of the second and that."""
+    """Turn a done cell into one killed after its fourth step, with checkpoints of steps 2 and 4."""
     folder = cell.folder
     fifth = folder / "checkpoints" / "step-000005"
     files_of = checkpoint_seal.read_seal(fifth, cell.id)
@@ -86,13 +86,13 @@ def cut(path: Path) -> None:
 
 
 def garble(path: Path) -> None:
-    """Leaves garbage in the last line but one, and the size as it was."""
+    """Write garbage into the last line but one, without changing the size."""
     *before, line, last = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*before, b"\x00\xff{" + line[3:], last]))
 
 
 def tamper(path: Path) -> None:
-    """Makes one answer right that was wrong, or the other way round."""
+    """Change one wrong answer to right, or vice versa."""
     content = path.read_text()
     place = content.index('"right": [[') + len('"right": [[')
     path.write_text(content[:place] + str(1 - int(content[place])) + content[place + 1 :])
@@ -231,7 +231,7 @@ def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
 
 
 def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlflow_uri: str) -> None:
-    """What MLflow does not hold yet is not sent; what it holds and is no more what was sent is no result."""
+    """A missing file is not sent; a file in MLflow that differs from the one sent is not a result."""
     cell.config.tracking.uri = mlflow_uri
 
     def seeds() -> list[tuple[int, int]]:
@@ -296,7 +296,7 @@ def test_a_state_that_says_done_too_early_is_not_believed(cell: Cell) -> None:
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
 
 
-def test_a_cell_with_no_checkpoint_but_one_of_another_cell_begins_anew(cell: Cell) -> None:
+def test_a_cell_with_only_a_checkpoint_of_another_cell_restarts(cell: Cell) -> None:
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     fourth = cell.folder / "checkpoints" / "step-000004"
@@ -309,7 +309,7 @@ def test_a_cell_with_no_checkpoint_but_one_of_another_cell_begins_anew(cell: Cel
     assert (cell.folder / MODEL).read_bytes() == model
 
 
-def test_a_cell_whose_checkpoints_are_all_damaged_begins_anew(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_whose_checkpoints_are_all_damaged_restarts(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     for path in cell.folder.glob("checkpoints/step-*/shard-*"):

@@ -1,4 +1,4 @@
-"""Digests of sources: they follow edits of code, in all modules that count, and of code alone."""
+"""Digests of sources: they follow edits of code, in all modules that count, and only of code."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Helped(Control):
 
 
 def test_the_hash_of_a_class_follows_what_its_module_imports(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts methods and the modules beside a plugin, whatever is imported of them, and nothing that is installed."""
+    """Count methods and the modules next to a plugin, for any imported name, and no installed packages."""
     names = ("source_helpers", "source_deep", "source_late", "source_unseen")
     for name in (*names, "source_helped"):
         monkeypatch.delitem(sys.modules, name, raising=False)

@@ -1,4 +1,4 @@
-"""entrobench clean: what goes, what stays, and who is asked."""
+"""entrobench clean: files that are removed, files that stay, and the question before."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def clean(results: Path, *options: str, code: int) -> None:
 
 
 def outside(path: Path) -> bool:
-    """Returns whether a file says who works on what, and nothing of what was done."""
+    """Return whether a file is only about leases and locks, not about results."""
     return path.name.endswith("lock") or "leases" in path.parts
 
 
@@ -84,7 +84,9 @@ def test_what_no_configuration_means_goes_and_the_rest_stays(results: Path, caps
     assert "holds only cells of this configuration: nothing to clean" in capsys.readouterr().out
 
 
-def test_nobody_to_ask(results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_nothing_is_removed_unasked(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = files(results)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     clean(results, code=2)
@@ -97,7 +99,7 @@ def test_nobody_to_ask(results: Path, capsys: pytest.CaptureFixture[str], monkey
 
 
 @pytest.mark.parametrize(("answer", "removed"), [("", 0), ("n", 0), ("yess", 0), ("y", 5), ("YES ", 5)])
-def test_somebody_is_asked(answer: str, removed: int, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_is_asked(answer: str, removed: int, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, gone = files(results), doomed(results)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""What `entrobench leaderboard` does with --format, --compare and --out."""
+"""The options --format, --compare and --out of `entrobench leaderboard`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What exists, as a person sees it."""
+"""The output of `entrobench list`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many cells `entrobench run` puts side by side, and when it asks before it trains."""
+"""The number of cells that `entrobench run` runs at once, and its question before it trains cells again."""
 
 from __future__ import annotations
 

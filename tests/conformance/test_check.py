@@ -1,4 +1,4 @@
-"""Tests the conformance checks: every method passes them, and each of them catches the mistake that it is there for."""
+"""The conformance checks: every method passes them, and each check catches the mistake that it is for."""
 
 from __future__ import annotations
 
@@ -712,7 +712,7 @@ METHODS = {"own_mean": OwnMean, "waits": Waits}
 
 @pytest.mark.processes
 def test_two_ranks_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes also methods behind one that hangs the processes which it is checked in."""
+    """Take also methods behind one that hangs the processes which it is checked in."""
     (tmp_path / "on_ranks.py").write_text(ON_RANKS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(two_ranks, "PATIENCE_S", 30.0)

@@ -1,4 +1,4 @@
-"""Computes what the controls weigh, select and add by plain loops over tokens, written from their formulas."""
+"""The weights, selections and terms of controls in plain loops over tokens, written from their formulas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.base import seeds
 
 @dataclass
 class Told:
-    """Holds what a policy says of each token."""
+    """A policy's statistics of each token."""
 
     logp: list[float]
     entropy: list[float]
@@ -48,7 +48,7 @@ def now(c: Case) -> Told:
 
 @dataclass
 class WithTerm(Oracle):
-    """Adds to each token's loss a term of its own, given with its gradient by the token's logits."""
+    """An oracle that adds a term to each token's loss, with its gradient by the token's logits."""
 
     term: Callable[[int], tuple[float, list[float]]] | None = None
 
@@ -67,7 +67,7 @@ class WithTerm(Oracle):
 
 @dataclass
 class WithWhole(Oracle):
-    """Adds to the loss of a mini-batch one number, given with its gradient by the logits of tokens."""
+    """An oracle that adds one number to the loss of a mini-batch, with its gradient by the logits of tokens."""
 
     whole: Callable[[Sequence[int]], tuple[float, dict[int, list[float]]]] | None = None
 
@@ -85,7 +85,7 @@ def sign(x: float) -> int:
 
 
 def strongest(size: Sequence[float], count: int) -> set[int]:
-    """Returns the tokens of the largest sizes; of equal ones the earlier."""
+    """Return the tokens of the largest sizes; among equal sizes, the earlier token."""
     return set(sorted(range(len(size)), key=lambda t: (-size[t], t))[:count])
 
 
@@ -156,7 +156,7 @@ def stare(
 
 
 def entropy_changes(c: Case, a: Sequence[float]) -> list[float]:
-    """Predicts the change of each token's entropy for a common step, -A (S* - N)."""
+    """Predict the change of each token's entropy for a common step, -A (S* - N)."""
     told = before(c)
     return [-x * (s - n) for x, s, n in zip(a, told.s_star, told.expected, strict=True)]
 
@@ -194,7 +194,7 @@ def keep_responses(c: Case, a: Sequence[float], delta: float) -> list[bool]:
 
 
 def keep_predicted(c: Case, a: Sequence[float], wanted: float, most: float) -> list[bool]:
-    """Drops token after token until the mean change is on the other side of what is wanted."""
+    """Drop tokens one by one until the mean change is on the other side of the wanted change."""
     changes, keep = entropy_changes(c, a), [True] * len(a)
     direction = sign(wanted - statistics.fmean(changes))
     for t in sorted(range(len(a)), key=lambda t: direction * changes[t]):
@@ -225,7 +225,7 @@ def repo_r(c: Case, a: Sequence[float], zeta: float) -> list[float]:
 
 
 def groups(c: Case) -> list[list[int]]:
-    """Returns the responses to each prompt."""
+    """Return the responses to each prompt."""
     of = c.batch.groups_B.tolist()
     return [[row for row, g in enumerate(of) if g == group] for group in dict.fromkeys(of)]
 
@@ -289,7 +289,7 @@ def top_positions(c: Case, h: Sequence[float], rows: Sequence[int], quantile: fl
 
 
 def top_entropy(c: Case, h: Sequence[float], rows: Sequence[int], quantile: float) -> float:
-    """Return the mean over responses of the mean entropy of their chosen positions, 0 for one without any."""
+    """Return the mean over responses of the mean entropy of their chosen positions, 0 if none is chosen."""
     means = [statistics.fmean(h[t] for t in top) if top else 0.0 for top in top_positions(c, h, rows, quantile)]
     return statistics.fmean(means)
 

@@ -1,4 +1,4 @@
-"""Computes the objectives' advantages and losses by plain loops, written from their formulas, in Python's floats."""
+"""The advantages and losses of objectives in plain loops, written from their formulas, in Python's floats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Group = Callable[[list[float]], list[float]]  # the rewards of a group -> the ad
 
 
 def by_group(case: Case, advantages: Group, rewards: Sequence[float] | None = None) -> list[float]:
-    """Returns the advantages of all tokens, where those of a response come from the rewards of its group."""
+    """Return the advantages of all tokens, computed for each response from the rewards of its group."""
     given = case.batch.rewards_B.tolist() if rewards is None else rewards
     numbers = case.batch.groups_B.tolist()
     found: list[float] = []
@@ -39,7 +39,7 @@ def standard(rewards: list[float]) -> list[float]:
 
 
 def penalties(case: Case, share: float = 0.2) -> list[float]:
-    """Returns what DAPO takes from each reward: 0 up to a length, 1 at the limit, and a line in between."""
+    """Return DAPO's penalty of each response: 0 up to a length, 1 at the limit, linear in between."""
     budget = case.batch.budget
     start = (1 - share) * budget
     return [max(0.0, (length - start) / (budget - start)) for length in case.batch.lengths_B.tolist()]
@@ -50,7 +50,7 @@ def overlong(case: Case) -> list[float]:
 
 
 def over_all(case: Case) -> Group:
-    """Divides by the deviation of all rewards of the batch."""
+    """Divide by the deviation of all rewards of the batch."""
     deviation = statistics.stdev(case.batch.rewards_B.tolist())
     return lambda rewards: [a / (deviation + 1e-6) for a in centred(rewards)]
 
@@ -61,7 +61,7 @@ def over_mean(rewards: list[float]) -> list[float]:
 
 
 def best_of(k: int) -> Group:
-    """Standardises the best reward over all choices of k responses; a response has the mean of those it is in."""
+    """Standardize the best reward over all choices of k responses; a response gets the mean of its choices."""
 
     def advantages(rewards: list[float]) -> list[float]:
         choices = list(itertools.combinations(range(len(rewards)), k))
@@ -129,7 +129,7 @@ Local = Callable[[float, float, float], tuple[float, float]]  # log p, log p bef
 
 
 def of_tokens(local: Local) -> Surrogate:
-    """Makes a surrogate of a function of each token alone."""
+    """Return the surrogate of a function of single tokens."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
         pairs = [local(*token) for token in zip(response.logp, response.old, response.advantages, strict=True)]
@@ -161,7 +161,7 @@ def reinforce(logp: float, old: float, a: float) -> tuple[float, float]:
 
 
 def gspo(low: float, high: float, dual: float | None = None) -> Surrogate:
-    """Clips the geometric mean of the ratios; its slope is that of each token's own log p."""
+    """Clip the geometric mean of the ratios; its slope is that of each token's own log p."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
         mean = statistics.fmean(x - y for x, y in zip(response.logp, response.old, strict=True))
@@ -177,7 +177,7 @@ def gspo(low: float, high: float, dual: float | None = None) -> Surrogate:
 
 
 def gmpo(low: float, high: float) -> Surrogate:
-    """Takes the product of the clipped ratios to the power of 1 / n; every token moves every value."""
+    """Take the product of the clipped ratios to the power of 1 / n; every token moves every value."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
         product, moves, n = 1.0, [], len(factors)
@@ -225,7 +225,7 @@ def dppo(measure: str, delta: float, cap: float) -> Surrogate:
 
 
 def vespo(positive: tuple[float, float], negative: tuple[float, float]) -> Surrogate:
-    """Takes k and lambda for either sign of the advantage."""
+    """Return VESPO's surrogate, with k and lambda for either sign of the advantage."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
         w = math.prod(math.exp(min(max(x - y, -20), 20)) for x, y in zip(response.logp, response.old, strict=True))
@@ -241,14 +241,14 @@ def vespo(positive: tuple[float, float], negative: tuple[float, float]) -> Surro
 
 
 def uncertain(entropies: Sequence[float], quantile: float) -> list[bool]:
-    """Return which entropies are above the quantile, which is interpolated between neighbors in their order."""
+    """Return a flag for each entropy above the quantile, which is interpolated between sorted neighbors."""
     ordered, place = sorted(entropies), loops.part_of(quantile, len(entropies) - 1)
     below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
     return [h > below + (above - below) * float(place - math.floor(place)) for h in entropies]
 
 
 def by_entropy(sure: Surrogate, unsure: Surrogate, quantile: float = 0.8) -> Surrogate:
-    """Takes one surrogate for tokens of low entropy, and another one for those of high entropy."""
+    """Return a surrogate that differs for tokens of low and of high entropy."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
         sides = sure(response, factors), unsure(response, factors)
@@ -291,7 +291,7 @@ def dcpo(low: float, high: float, cap: float = 10.0, dual: float | None = 10.0) 
 def bapo_bounds(
     ratios: list[float], advantages: list[float], low: float, high: float, ends: tuple[float, float], target: float
 ) -> tuple[float, float]:
-    """Searches step by step: the lower bound first, then the upper one, until the positive tokens have their share."""
+    """Search the bounds step by step, the lower one first, until the positive tokens have their share."""
 
     def share() -> float:
         held = [min(r, high) if a >= 0 else max(r, low) for r, a in zip(ratios, advantages, strict=True)]
@@ -311,7 +311,7 @@ def bapo_bounds(
 
 @dataclass
 class Loops:
-    """Holds what the loss of an objective is made of."""
+    """The parts of an objective's loss."""
 
     advantages: Sequence[float]
     surrogate: Surrogate
@@ -319,7 +319,7 @@ class Loops:
     term: Term | None = None
 
     def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
-        """Computes the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
+        """Compute the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
         spans = [loops.responses(case)[row] for row in rows]
         total, gradient = 0.0, {}
         for span in spans:

@@ -1,4 +1,4 @@
-"""Makes random ragged batches in float64, and what a policy says of them, for tests that compare with loops."""
+"""Random ragged batches in float64 with a policy's statistics, for tests that compare with loops."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stats_of(logits_TV: Tensor, targets_T: Tensor) -> TokenStats:
 
 @dataclasses.dataclass
 class Case:
-    """Holds a rollout batch, the policy before the update, and the policy some updates later."""
+    """A rollout batch, with the policy before the update and some updates later."""
 
     groups: list[list[Rollout]]
     batch: TokenBatch
@@ -65,7 +65,7 @@ class Case:
 
 
 def case(seed: int, *, drift: float = 1.0, groups: int = 4, size: int = 3, longest: int = 9) -> Case:
-    """Samples tokens from a policy that is sure of some and not of others; the first group has no signal."""
+    """Sample tokens from a policy that is sure of some tokens only; the first group has no signal."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

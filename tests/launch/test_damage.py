@@ -1,4 +1,4 @@
-"""Cells whose records are damaged while a matrix runs: they fail, and name their file; the others go on."""
+"""Cells whose records are damaged while a matrix runs: they fail and name their file; the others continue."""
 
 from __future__ import annotations
 

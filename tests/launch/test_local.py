@@ -1,4 +1,4 @@
-"""Cells as processes of this machine: what becomes of one that takes too long or dies, whatever it had written."""
+"""Cells as processes of this machine: time limits and deaths at any moment of writing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def die_at_once(folder: Path) -> None:
 
 
 def forked(work_of: Callable[[Cell], Callable[[Path], None]], patch: pytest.MonkeyPatch) -> None:
-    """Has the processes of cells forked from this one, and do something else."""
+    """Have the processes of cells forked from this one, and do something else."""
 
     def start(cell: Cell, gpus: Sequence[str]) -> BaseProcess:
         process = multiprocessing.get_context("fork").Process(target=work_of(cell), args=(cell.folder,))

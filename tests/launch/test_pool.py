@@ -1,4 +1,4 @@
-"""GPUs are handed out so that no rank shares one unless it takes a part of it."""
+"""GPUs are assigned so that ranks share one only if each takes a part of it."""
 
 from __future__ import annotations
 

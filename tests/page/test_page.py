@@ -1,4 +1,4 @@
-"""The page holds the records of the cells as MLflow has them, and says no more than that."""
+"""The page shows the records of the cells as MLflow has them, and nothing else."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) ->
 
 
 def row_at(method: str, level: int, **setting: str) -> LeaderboardRow:
-    """Returns a row whose scores say where it stands."""
+    """Return a row whose scores encode its position."""
     avg, passed, kept = (Estimate(0.01 * level + x, 0.01 * level, 0.01 * level + 2 * x) for x in (0.1, 0.2, 0.3))
     own = {key.replace("_", "."): value for key, value in setting.items()}
     row = LeaderboardRow(method, "countdown", "tiny", 2, "grpo", avg, {1: avg, 2: passed}, None, None, None, {}, 1, 1)
@@ -414,7 +414,7 @@ def titled_in(of: PageContent, group: str, title: str) -> figures.Figure:
     return found
 
 
-def test_a_number_that_is_none_leaves_a_step_out(tmp_path: Path, mlflow_uri: str) -> None:
+def test_a_missing_number_leaves_a_step_out(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri)
     told = content_of_experiment(mlflow_uri, "matrix")
     told.cells[0].curves["reward/mean"][2] = float("nan")
@@ -528,7 +528,7 @@ def hostile(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return page.render_page(told_of(migrated, root, methods=HOSTILE, failed=[(HOSTILE[1], 1)], text=HOSTILE_TEXT))
 
 
-def test_names_and_answers_are_text_whatever_they_hold(hostile: str) -> None:
+def test_names_and_answers_of_any_content_are_text(hostile: str) -> None:
     seen = Elements(hostile)
     assert len(seen.named("script")) == 3  # figures, library, ours
     assert not seen.named("img")
@@ -581,7 +581,7 @@ def test_it_fetches_nothing(hostile: str) -> None:
     assert not seen.named("link")
 
 
-def test_reasons_of_failures_are_told(hostile: str) -> None:
+def test_reasons_of_failures_are_shown(hostile: str) -> None:
     assert "out of memory" in Elements(hostile).text
 
 

@@ -1,4 +1,4 @@
-"""What a plan says: closed forms against hand-made numbers and against what torch really holds, and what is missing."""
+"""Plans: closed forms against hand-made numbers and against torch's real memory, and missing resources."""
 
 from __future__ import annotations
 
@@ -709,7 +709,7 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
     ],
 )
 @pytest.mark.usefixtures("empty")
-def test_what_is_missing_is_said(name: str, machine: Machine, overrides: list[str], words: str) -> None:
+def test_missing_resources_are_reported(name: str, machine: Machine, overrides: list[str], words: str) -> None:
     assert re.search(words, lacking(name, machine, *overrides))
 
 
@@ -834,7 +834,7 @@ def test_the_plan_of_the_paper_says_what_it_costs() -> None:
     assert f"vLLM's cache on a GPU of 74.5 GiB holds {together} responses of full length at once" in text
     assert "vLLM's cache holds 6 responses of full length" in shown("paper", NODE, "hardware.cache_gib=3")
     assert "what is missing here:" in text
-    # One device: 512 sequences at once, whatever their length
+    # One device: 512 sequences at once, of any length
     alone = shown("paper", CPU, *ALONE)
     assert f"KV cache {512 * 8192 * 2 * 28 * 512 * 2 / GIB:.1f}" in alone
     assert f"AdamW {8 * parameters / GIB:.1f}" in alone

@@ -1,4 +1,4 @@
-"""The measured steps of the largest cell, beside what the closed form says of them."""
+"""The measured steps of the largest cell, compared with the closed form."""
 
 from __future__ import annotations
 

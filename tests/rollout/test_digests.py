@@ -1,4 +1,4 @@
-"""A model is what its weights, tokenizer and configuration are: digests by brute force, and what follows an edit."""
+"""Digests of models, over weights, tokenizer and configuration: by brute force, and after edits."""
 
 from __future__ import annotations
 

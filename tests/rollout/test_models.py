@@ -121,7 +121,7 @@ def test_several_processes_make_a_model_once(tmp_path: Path, monkeypatch: pytest
     model = Model("mine", recipe=TINY)
     context = multiprocessing.get_context("fork")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads; the stub uses none
+        warnings.simplefilter("ignore", DeprecationWarning)  # about a fork in a process with threads; the stub has none
         processes = [context.Process(target=model.folder, args=(tmp_path,)) for _ in range(3)]
         for process in processes:
             process.start()

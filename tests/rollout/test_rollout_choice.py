@@ -1,4 +1,4 @@
-"""Which engine a cell gets, and what is said where vLLM is not what it should be; none of it needs vLLM."""
+"""The choice of the engine, and messages about an unsuitable vLLM; none of these tests needs vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chat template is somebody else's program: it renders as transformers does, and ends or is ended."""
+"""Chat templates are untrusted programs: they render as in transformers, within limits."""
 
 from __future__ import annotations
 

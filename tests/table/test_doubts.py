@@ -1,4 +1,4 @@
-"""Notes and marks where an interval is hard to compute: near 0 or 1, with two seeds, at the ends of shares."""
+"""Notes and marks on intervals that are hard to compute: near 0 or 1, with two seeds, at the ends of shares."""
 
 from __future__ import annotations
 

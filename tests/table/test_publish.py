@@ -1,4 +1,4 @@
-"""What MLflow shows by itself: the summary of a matrix, and final numbers at its runs."""
+"""Results on MLflow's own pages: the summary of a matrix, and final numbers at its runs."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from harness.tracking import store
 
 
 def held(uri: str, name: str = "made") -> tuple[Any, list[Any], dict[str, Any]]:
-    """Returns the experiment, its summaries, and the runs of its cells."""
+    """Return the experiment, its summaries, and the runs of its cells."""
     with store.store(uri, write=False) as client:
         experiment = client.get_experiment_by_name(name)
         runs = client.search_runs([experiment.experiment_id])

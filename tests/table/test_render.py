@@ -1,4 +1,4 @@
-"""The leaderboard in terminals of any width: what stays, what goes, and that it says so."""
+"""The leaderboard in terminals of any width: the order in which columns are left out, and the note about it."""
 
 from __future__ import annotations
 

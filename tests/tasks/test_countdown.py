@@ -235,7 +235,7 @@ def trees(operands: tuple[str, ...]) -> Iterator[str]:
 
 
 def without_redundant_brackets(text: str, worlds: list[dict[str, int]]) -> str:
-    """Drop a pair of brackets as long as one leaves the value the same, whatever numbers the letters are."""
+    """Drop pairs of brackets while the value stays the same for any numbers in place of the letters."""
 
     def values(of: str) -> list[int]:
         return [eval(of, {}, world) for world in worlds]

@@ -1,4 +1,4 @@
-"""The mathematical tasks, their lm-eval files, and the one way from a problem to a prompt."""
+"""The mathematical tasks, their lm-eval files, and the single function that makes prompts from problems."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_task_says_what_a_reader_must_know(monkeypatch: pytest.MonkeyPatch) ->
         assert tasks.build_task("amc23").flags(trained_on) == []
 
 
-def test_contamination_is_told_of_what_was_trained_on(
+def test_contamination_is_reported_for_the_training_set(
     trainer: Trainer, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "flags", lambda name: [f"{name} is known by heart"])
@@ -283,7 +283,7 @@ def test_an_evaluation_is_named_by_the_options_that_differ(spec: str, name: str)
     assert tasks.evaluation_name(tasks.build_task(spec)) == name
 
 
-def test_a_name_is_short_whatever_the_options_are() -> None:
+def test_a_name_is_short_for_any_options() -> None:
     @dataclasses.dataclass(frozen=True)
     class Many:
         name: ClassVar[str] = "many"
@@ -468,7 +468,7 @@ def test_lm_evals_command_has_one_verifier_which_ends_with_it() -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_lm_eval_by_itself_runs_the_tasks(prepared: Path, commands: Commands, tmp_path: Path) -> None:
+def test_lm_evals_own_command_runs_the_tasks(prepared: Path, commands: Commands, tmp_path: Path) -> None:
     asked = ["run", "--include_path", str(REPOSITORY / "tasks"), "--model", "dummy", "--tasks", "aime24,dapo500"]
     commands.lm_eval(*asked, "--limit", "3", "--output_path", str(tmp_path / "out"), "--log_samples")
     (results,) = (json.loads(path.read_text())["results"] for path in tmp_path.glob("out/**/results_*.json"))

@@ -1,4 +1,4 @@
-"""What of a table is printed in a terminal of some width, and what a terminal is kept from."""
+"""Tables in terminals of some width, and text that is kept away from a terminal."""
 
 from __future__ import annotations
 

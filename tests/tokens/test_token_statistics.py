@@ -1,4 +1,4 @@
-"""Compares every backend of the token statistics, values and gradients, with loops over the vocabulary in float64."""
+"""Every backend of the token statistics, values and gradients, against loops over the vocabulary in float64."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_values(backend: str, form: tuple[bool, float | None], temperature: floa
 
 @pytest.mark.parametrize(("of_logp", "of_entropy"), [(1, 0), (0, 1), (1, 1)])
 def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
-    """Expects dlogp/dz = (e_y - p) / T and dH/dz = -S / T, through the head to the hidden states and its weight."""
+    """Expect dlogp/dz = (e_y - p) / T and dH/dz = -S / T, through the head to the hidden states and its weight."""
     temperature = 0.7
     hidden_TD, head, targets_T = inputs()
     stats = token_stats(hidden_TD, head, targets_T, temperature, entropy_grad=True, sum_p2=True, backend=backend)
@@ -160,7 +160,7 @@ def test_a_head_that_is_frozen_gets_no_gradient(backend: str) -> None:
 
 
 def test_statistics_of_a_model_in_bfloat16(backend: str) -> None:
-    """Expects those of bfloat16 inputs, whose product is not rounded again."""
+    """Expect those of bfloat16 inputs, whose product is not rounded again."""
     hidden_TD, head, targets_T = inputs(torch.bfloat16)
     with torch.no_grad():
         stats = token_stats(hidden_TD, head, targets_T, 1.0, sum_p2=True, backend=backend)
@@ -197,7 +197,7 @@ EXTREMES = {
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("upstream", [1.0, -3.0, 1e6])
 def test_extreme_distributions(backend: str, name: str, temperature: float, upstream: float) -> None:
-    """Takes 0 log 0 as 0, whether a logit is -inf or only far below the others, and whatever the gradient that comes
+    """Take 0 log 0 as 0, whether a logit is -inf or only far below the others, and whatever the gradient that comes
     back to it."""
     bias_V = torch.tensor(EXTREMES[name], requires_grad=True)
     hidden_TD = torch.zeros(1, 1, requires_grad=True)
@@ -220,7 +220,7 @@ def test_extreme_distributions(backend: str, name: str, temperature: float, upst
 
 @pytest.mark.parametrize("scale", [1.0, 5.0, 60.0])
 def test_the_vocabulary_of_a_real_model_in_float32(scale: float) -> None:
-    """Compares with float64 on the very same logits, which are far from 0."""
+    """Compare with float64 on the very same logits, which are far from 0."""
     generator = torch.Generator().manual_seed(0)
     logits_TV = torch.randn(6, 152_064, generator=generator) * scale / 4 + 40
     targets_T = torch.randint(152_064, (6,), generator=generator)

@@ -1,4 +1,4 @@
-"""An evaluation without training in MLflow: everything once, whatever happened in between."""
+"""An evaluation without training in MLflow: everything exactly once, after any interruption."""
 
 from __future__ import annotations
 

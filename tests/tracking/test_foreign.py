@@ -1,4 +1,4 @@
-"""Stores that are none, or are no longer whole: one true sentence, in a limited time, and no traceback."""
+"""Addresses without an MLflow store, and damaged stores: one true sentence, in a limited time, no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of an MLflow store: there in full or not at all, whenever the process that makes them ends."""
+"""The tables of an MLflow store: complete or absent, whenever the process that makes them ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print("sent", flush=True)
 
 
 def sender(path: Path, experiment: str) -> subprocess.Popen[str]:
-    """Returns a process that is about to make a store."""
+    """Return a process that is about to make a store."""
     process = subprocess.Popen(
         [sys.executable, "-c", SENDER, f"sqlite:///{path}", experiment],
         stdout=subprocess.PIPE,
@@ -108,13 +108,13 @@ def test_a_disk_that_is_full_leaves_no_store(tmp_path: Path) -> None:
 
 
 def spoil(path: Path) -> None:
-    """Leaves a store as MLflow does that is killed in the middle of a change of a table."""
+    """Leave a store as MLflow does that is killed in the middle of a change of a table."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE _alembic_tmp_experiments (a INTEGER)")
 
 
 def at_revision(path: Path, back: int, *, run: bool) -> None:
-    """Makes a store as a version of MLflow made it some changes of its tables ago."""
+    """Make a store as a version of MLflow made it some changes of its tables ago."""
     script = ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations"))
     older = [each.revision for each in script.walk_revisions()][back]
     engine = sqlalchemy.create_engine(f"sqlite:///{path}")

@@ -131,7 +131,7 @@ def test_who_has_the_password_feeds_and_reads(
         ),
     ],
 )
-def test_who_does_not_is_told_in_one_sentence(
+def test_a_missing_login_gives_one_sentence(
     user: str | None,
     password: str | None,
     words: str,
@@ -199,7 +199,7 @@ def test_a_server_that_gets_slow_after_its_first_answers_holds_no_command(
     assert time.monotonic() - began < patient(90), "nor does the process wait for the rest when it ends"
 
 
-def test_who_may_not_is_told_so(call: Caller, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_permission_gives_one_sentence(call: Caller, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     say_who(monkeypatch, "admin", PASSWORD)
     assert call("sync")[0] == 0
     guest = {"username": "guest", "password": "pass-of-the-guest"}

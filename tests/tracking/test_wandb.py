@@ -13,7 +13,7 @@ from harness.tracking import wandb
 
 
 def records_of(written: bytes) -> Iterator[bytes]:
-    """Reads LevelDB's log format behind a header of 7 bytes: checksum, length, and which part of a record it is."""
+    """Read LevelDB's log format behind a header of 7 bytes: checksum, length, and which part of a record it is."""
     assert len(written) < 2**15, "one block"
     place = 7
     while place < len(written):

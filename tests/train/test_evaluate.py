@@ -40,7 +40,7 @@ def solutions(problem: tasks.Problem) -> list[str]:
         for signs in itertools.product("+-*", repeat=2)
         for form in ("({0}{3}{1}){4}{2}", "{0}{3}({1}{4}{2})")
     )
-    return [text for text in texts if eval(text) == target]  # of nothing but what stands above
+    return [text for text in texts if eval(text) == target]  # only of the texts above
 
 
 class Canned:
@@ -76,7 +76,7 @@ class Canned:
         )
         groups = [[self.rollout(list(prompt), text) for text in self.answers[tuple(prompt)][:n]] for prompt in prompts]
         assert on_group is not None
-        for number in reversed(range(len(groups))):  # in whatever order they end
+        for number in reversed(range(len(groups))):  # in reverse order
             on_group(number, groups[number])
         return groups
 
@@ -246,7 +246,7 @@ def test_it_is_silent_and_leaves_random_numbers_alone(
 
 
 def test_the_task_file_says_the_same_to_lm_eval_itself() -> None:
-    """With its own command there are no overrides; the file alone must give what evaluate_task() gives."""
+    """lm-eval's own command has no overrides, so the file alone must give the results of evaluate_task()."""
     folder = Path(tasks.__file__).parent
     with quiet():
         loaded = TaskManager(include_path=folder, include_defaults=False).load("countdown")

@@ -1,4 +1,4 @@
-"""Tokens up to the end of an answer, against decoding every beginning of a response."""
+"""Tokens up to the end of an answer, against decoding every prefix of a response."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_tail_is_all_tokens_without_a_part_of_the_answer(name: str) -> None:
         text = "".join(rng.choices(PIECES[name], k=rng.randint(1, 40)))
         tokens = tokenizer(text)["input_ids"]
         assert tokenizer.decode(tokens) == text
-        sizes = [len(token) for token in tokenizer.convert_ids_to_tokens(tokens)]  # a letter stands for a byte
+        sizes = [len(token) for token in tokenizer.convert_ids_to_tokens(tokens)]  # one letter for each byte
         for end in rng.sample(range(len(text) + 1), min(len(text), 5)):
             wanted = len(text[:end].encode())
             needed = next(number for number in range(len(tokens) + 1) if sum(sizes[:number]) >= wanted)

@@ -1,4 +1,4 @@
-"""The loop on vLLM: it learns as it does on the embedded engine, and goes on where it was killed."""
+"""The training loop on vLLM: it learns as on the embedded engine, and continues after a kill."""
 
 from __future__ import annotations
 
