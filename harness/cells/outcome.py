@@ -16,7 +16,7 @@ FILE = "outcome.json"  # among the artifacts of its run
 TAG = "outcome"  # of its run: the digest of the outcome
 
 
-def outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:
+def cell_outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the outcome of a cell that is done."""
     entropy = curve(lines, "entropy/mean")
     dropped = curve(lines, "weights/dropped")

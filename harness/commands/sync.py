@@ -43,14 +43,14 @@ def call(arguments: argparse.Namespace) -> int:
 
         for cell in matrix:
             if (cell.folder / "metrics.jsonl").exists():
-                tensorboard.write(cell.folder, arguments.tensorboard / config.name / cell.folder.name)
+                tensorboard.write_tensorboard(cell.folder, arguments.tensorboard / config.name / cell.folder.name)
         console.print(f"for the curves: tensorboard --logdir {arguments.tensorboard}")
     if arguments.wandb:
         from harness.tracking import wandb
 
         for cell in matrix:
             if (cell.folder / "metrics.jsonl").exists():
-                wandb.write(cell.folder, arguments.wandb)
+                wandb.write_wandb_run(cell.folder, arguments.wandb)
         console.print(f"to upload them: wandb sync {arguments.wandb}/wandb/offline-run-*")
     return 1 if damaged else 0
 

@@ -11,7 +11,7 @@ import pytest
 from harness import config, matrix
 from harness.cells import checksums
 from harness.cells.log import MetricsLog
-from harness.cells.outcome import outcome
+from harness.cells.outcome import cell_outcome
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec, id_in
 
@@ -63,7 +63,7 @@ def test_the_records_of_an_earlier_version_hold_the_same(cell: matrix.Cell) -> N
     assert (spec.identity, spec.matrix, spec.made_of) == (cell.identity, "smoke", cell.spec.made_of)
     lines = MetricsLog(cell.folder).read()
     assert [line["step"] for line in lines] == list(range(cell.config.train.steps + 1))
-    assert outcome(cell.folder, spec, lines)["tasks"]["countdown"]["problems"] == ["p1", "p2"]
+    assert cell_outcome(cell.folder, spec, lines)["tasks"]["countdown"]["problems"] == ["p1", "p2"]
 
 
 def test_a_record_is_written_as_before(cell: matrix.Cell, tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_damaged_pages_are_one_sentence(whole: Path, capsys: pytest.CaptureFixtu
         ends.append(code)
         assert code == 0 or (code, text.count("\n")) == (2, 1), (trial, text)
         if "malformed" in text:
-            assert "put the file aside, and `entrobench sync` makes another from the records of the cells" in text
+            assert "put the file aside, and `entrobench sync` creates a new one from the records of the cells" in text
     assert {*ends} == {0, 2}
 
 

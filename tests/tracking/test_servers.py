@@ -52,9 +52,9 @@ def test_a_server_holds_an_evaluation_once(tmp_path: Path, server: str) -> None:
             listed = [client.list_artifacts(run.info.run_id, name) for run in runs for name in evaluation.FILES]
         return [run.to_dictionary() for run in runs], [[item.path for item in each] for each in listed]
 
-    evaluation.sync(one, server)
+    evaluation.sync_evaluation(one, server)
     before = held()
-    evaluation.sync(one, server)
+    evaluation.sync_evaluation(one, server)
     assert held() == before
     [run], [jsons, samples] = before
     assert run["data"]["metrics"] == {"eval/sums/avg": 0.25}
