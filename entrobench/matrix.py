@@ -61,7 +61,7 @@ class Matrix:
         """
         from harness.commands import run
 
-        if run.run(self.config, jobs, launcher, rerun_edited=rerun_edited):
+        if run.run_matrix(self.config, jobs, launcher, rerun_edited=rerun_edited):
             found = [(cell, cell.progress()) for cell in self.cells]
             ends = [(cell, now) for cell, now in found if now.state != "done"]
             reasons = [
@@ -188,7 +188,7 @@ class Matrix:
         """Writes one self-contained HTML page with the table and the curves, and returns its path."""
         from harness.commands import report
 
-        return report.report(self.config)
+        return report.write_report(self.config)
 
 
 def axes(cell: Cell) -> dict[str, str | int | float]:
@@ -206,7 +206,7 @@ def load(config: str | Path, *overrides: str) -> Matrix:
     Overrides are `key=value` as on the command line: `load("demo", "train.steps=10", "seeds=[0,1]")`. The names of
     the shipped ones are what `entrobench list configs` shows. Raises UserError where a key or a value is wrong.
     """
-    return Matrix(harness.config.load(str(config), overrides))
+    return Matrix(harness.config.load_config(str(config), overrides))
 
 
 def plan(config: str | Path, *overrides: str) -> list[Plan]:

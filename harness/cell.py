@@ -98,7 +98,7 @@ def divide(folder: Path, count: int) -> None:
         shared["RENDEZVOUS"] = f"{meeting}/ranks"
         processes = [
             subprocess.Popen(
-                python_command("from harness import cell; cell.rank()", str(folder)),
+                python_command("from harness import cell; cell.run_rank()", str(folder)),
                 env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.PIPE,  # which closes when this process ends, however it does
                 start_new_session=True,  # Ctrl-C is for this process
@@ -111,7 +111,7 @@ def divide(folder: Path, count: int) -> None:
     sys.exit(failed)
 
 
-def rank() -> None:
+def run_rank() -> None:
     """Run a rank in this process, which ends with the process that started it."""
     leaving = threading.Event()
     ranks.end_with_parent(leaving)
@@ -144,7 +144,7 @@ def work(
                 checkpoints.latest()
             except NoneWhole:
                 ranks.of_first(begin(folder, spec, status, lost=True) if ranks.own_rank() == 0 else None)
-            run(folder, spec, status, device, checkpoints, leaving or threading.Event())
+            run_cell(folder, spec, status, device, checkpoints, leaving or threading.Event())
 
 
 @contextmanager
@@ -223,7 +223,7 @@ def base_model_of(spec: CellSpec, status: StatusWriter) -> str:
     return digest
 
 
-def run(
+def run_cell(
     folder: Path,
     spec: CellSpec,
     status: StatusWriter,

@@ -377,7 +377,7 @@ def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
     """Return the layers of a configuration: the file that its key `base` names, and the file itself."""
     if path in above:
         raise UserError(f"{short(str(path))} is its own base, by way of {short(str(above[-1]))}; remove one of them")
-    text, where = safe_yaml.read(path), short(str(path))
+    text, where = safe_yaml.read_yaml_text(path), short(str(path))
     try:
         layer = OmegaConf.load(io.StringIO(text))
     except Exception as error:  # YAML's and OmegaConf's parsers share no base class
@@ -391,7 +391,7 @@ def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
     return [*(with_base(find(base), (*above, path)) if base else []), given]
 
 
-def load(name: str, overrides: Iterable[str] = ()) -> Config:
+def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
     """Return the configuration in a file, with `key=value` overrides on top."""
     path = find(name)
     given = functools.reduce(merged, [*with_base(path), *map(override, overrides)])
@@ -399,7 +399,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
     hardware = given.get("hardware")
     if isinstance(hardware, Mapping) and hardware.get("device") == "gpu":  # the usual word for it
         given = merged(given, {"hardware": {"device": "cuda"}})
-    config: Config = typed(Config(), safe_yaml.filled(given, given), "")
+    config: Config = typed(Config(), safe_yaml.fill_references(given, given), "")
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
     check_names(config)
@@ -423,7 +423,7 @@ def override(given: str) -> dict[str, Any]:
         raise UserError(f"{shown(given)} is not an override; write key=value, for example train.steps=10")
     if not KEY.fullmatch(key):
         raise UserError(f"{shown(key)} is not a key; write train.steps=10, and a list as a whole, such as seeds=[0,1]")
-    safe_yaml.check(value, f"the override {shown(given)}")
+    safe_yaml.check_yaml_text(value, f"the override {shown(given)}")
     try:
         found = OmegaConf.from_dotlist([given])
     except Exception as error:  # YAML's and OmegaConf's parsers share no base class

@@ -74,11 +74,11 @@ class Shared:
         """Return one setting of the matrix as it is for a model on this machine."""
         key = told(config.setting), model
         if key not in self.known:
-            self.known[key] = Settled(settle(config, self.model(model).shape()))
+            self.known[key] = Settled(settle_auto(config, self.model(model).shape()))
         return self.known[key]
 
 
-def settle(config: Config, shape: Shape | None) -> Config:
+def settle_auto(config: Config, shape: Shape | None) -> Config:
     """Resolve `auto` in the device, the compute type and the engine, for a model of this shape on this machine.
 
     This is the only place where `auto` is resolved. All three decide which responses are drawn, so the resolved values

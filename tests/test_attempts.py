@@ -83,7 +83,7 @@ def entrobench(command: str, folder: Path, *options: str, results: str = "result
 
 
 def settings(folder: Path, results: str = "results") -> Config:
-    return config.load("smoke", [*TINY, f"results={folder / results}"])
+    return config.load_config("smoke", [*TINY, f"results={folder / results}"])
 
 
 def table(folder: Path, results: str = "results") -> dict[str, LeaderboardRow]:

@@ -31,7 +31,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> matrix.Cell:
     """Returns a cell as a launcher leaves it, for a process whose log is not redirected."""
     monkeypatch.setattr(cell, "write_log", lambda place: None)
     monkeypatch.setattr(cell, "run", lambda place, *_: end(place, durable_step=7))
-    found = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))[1]
+    found = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))[1]
     found.spec.write(found.folder)
     return found
 
@@ -133,7 +133,7 @@ def test_a_record_without_a_base_model_goes_on(planned: matrix.Cell) -> None:
 
 def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path, planned: matrix.Cell) -> None:
     folder = Path(shutil.copytree(models.resolve("countdown-tiny").folder(), tmp_path / "mine"))
-    [mine] = matrix.cells(config.load("smoke", ["methods=[grpo]", f"models=[{folder}]", f"results={tmp_path}"]))
+    [mine] = matrix.cells(config.load_config("smoke", ["methods=[grpo]", f"models=[{folder}]", f"results={tmp_path}"]))
     mine.spec.write(mine.folder)
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -162,7 +162,7 @@ def test_a_cell_that_collapses_is_done_and_says_at_which_step(
 ) -> None:
     monkeypatch.setattr(cell, "write_log", lambda place: None)
     short = ["train.prompts=4", "train.group=4", "eval.problems=2", "methods=[grpo]", f"results={tmp_path}"]
-    settings = config.load("smoke", [*short, "stop.entropy_below=100"])
+    settings = config.load_config("smoke", [*short, "stop.entropy_below=100"])
     (planned,) = matrix.cells(settings)
     planned.spec.write(planned.folder)
     cell.main(str(planned.folder))

@@ -15,7 +15,7 @@ FILE = "sums.json"
 NAME = re.compile(r"step-(\d+)")
 
 
-def name_of(step: int) -> str:
+def step_folder_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
@@ -33,7 +33,7 @@ def read_seal(path: Path, cell: str) -> dict[str, str]:
     sums: dict[str, str] = record["files"]
     if record["cell"] != cell:
         raise Damaged(path, f"it is of the cell {record['cell']}, not of {cell}")
-    if name_of(record["step"]) != path.name:
+    if step_folder_name(record["step"]) != path.name:
         raise Damaged(path, f"it is of step {record['step']}")
     if other := sums.keys() ^ ({file.name for file in path.iterdir()} - {FILE}):
         raise Damaged(path, f"{', '.join(sorted(other))} should not be there, or is missing")

@@ -23,7 +23,7 @@ class MetricsLog:
 
     def append(self, step: int, time: float, metrics: dict[str, float]) -> None:
         # On disk when this returns: a checkpoint must not outlive the lines before it.
-        files.append(self.path, sealed({"step": step, "time": time, "metrics": metrics}))
+        files.append(self.path, sealed_line({"step": step, "time": time, "metrics": metrics}))
 
     def read(self) -> list[dict[str, Any]]:
         """Return the complete lines; the last one may be half written, by a killed process or at this moment."""
@@ -51,7 +51,7 @@ class MetricsLog:
         self.write(line for line in self.read() if line["step"] <= step)
 
     def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        files.write_text(self.path, "".join(map(sealed, lines)))
+        files.write_text(self.path, "".join(map(sealed_line, lines)))
 
 
 def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | None:
@@ -61,7 +61,7 @@ def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | N
     return next((line["step"] for line in lines if line["metrics"].get("entropy/mean", below) < below), None)
 
 
-def sealed(record: Mapping[str, Any]) -> str:
+def sealed_line(record: Mapping[str, Any]) -> str:
     return seal.close_json(json.dumps(record)) + "\n"
 
 

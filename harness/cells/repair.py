@@ -38,7 +38,7 @@ def mend(folder: Path, spec: CellSpec) -> None:
         say(folder, f"{damage}; the cell resumes without it")
     restore(folder, spec)
     lines, _ = MetricsLog(folder).whole()
-    saved, unusable = sealed(folder, spec.id)
+    saved, unusable = sealed_checkpoints(folder, spec.id)
     there = bool(saved or unusable)
     attempt = attempt_of(folder, begun=bool(lines or there))
     damages = dict(harms(folder, max(saved, default=-1)))
@@ -54,7 +54,7 @@ def mend(folder: Path, spec: CellSpec) -> None:
         keep_numbers(folder, damage_text)
     elif usable:
         for step in saved[len(usable) :]:
-            shutil.rmtree(folder / CHECKPOINTS / seals.name_of(step))
+            shutil.rmtree(folder / CHECKPOINTS / seals.step_folder_name(step))
         (folder / checksums.FILE).unlink(missing_ok=True)
         state.change(folder, state="running", reason=None, durable_step=usable[-1])
         say(folder, f"{damage_text}; the cell resumes from step {usable[-1]}")
@@ -93,7 +93,7 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     return {int(match[1]): path for match, path in named if match}
 
 
-def sealed(folder: Path, cell: str) -> tuple[list[int], list[Damaged]]:
+def sealed_checkpoints(folder: Path, cell: str) -> tuple[list[int], list[Damaged]]:
     """Return the steps of the checkpoints that are this cell's by their seals, and the harm to the others."""
     steps, harm = [], []
     for step, path in checkpoints(folder).items():

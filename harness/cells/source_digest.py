@@ -89,10 +89,10 @@ def module_names(cls: type) -> list[str]:
     """Return the names of the modules whose source counts for a class."""
     names = [name for name in dict.fromkeys(base.__module__ for base in cls.__mro__) if top(name) not in NO_SOURCES]
     packages = {"baselines", "tasks", *map(top, names)}
-    homes = {home(package) for package in packages} - {None}
+    homes = {package_home(package) for package in packages} - {None}
     for name in names:  # the list grows while it is walked: imports of imports count too
         for imported in imported_modules(name, *stamp(name)):
-            counts = top(imported) in packages or home(top(imported)) in homes
+            counts = top(imported) in packages or package_home(top(imported)) in homes
             if counts and imported not in names and top(imported) not in NO_SOURCES:
                 names.append(imported)
     return names
@@ -103,7 +103,7 @@ def top(name: str) -> str:
     return name.partition(".")[0]
 
 
-def home(package: str) -> Path | None:
+def package_home(package: str) -> Path | None:
     """Return the directory that holds a package; None for the directory of installed packages."""
     path = Path(stamp(package)[0])
     folder = path.parents[path.name == "__init__.py"] if path.name else None

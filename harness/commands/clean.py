@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.base import files
 from harness.cells import lease
 from harness.cells.attempts import ASIDE
-from harness.commands.common import Commands, command, confirm, console, load, with_config
+from harness.commands.common import Commands, command, config_of_arguments, confirm, console, with_config
 from harness.config import Config
 from harness.matrix import cells, check_owner, leftovers
 from harness.terminal.units import gib
@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = load(arguments)
+    config = config_of_arguments(arguments)
     check_owner(config)
     candidates = list(removable(config))
     if not candidates:

@@ -89,9 +89,9 @@ def one_seed_hint(override: str) -> str | None:
     return f"note: {override} is one seed, seed {number}; for {number} seeds write seeds={several}"
 
 
-def load(arguments: argparse.Namespace) -> Config:
+def config_of_arguments(arguments: argparse.Namespace) -> Config:
     """Return the configuration that the arguments name, with their plugins."""
-    config = configs.load(arguments.config, arguments.overrides)
+    config = configs.load_config(arguments.config, arguments.overrides)
     for override in arguments.overrides:
         if hint := one_seed_hint(override):
             print(hint, file=sys.stderr)  # not among the output, which may be a table for another program

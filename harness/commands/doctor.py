@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from harness.commands.common import Commands, command, console, load
+from harness.commands.common import Commands, command, config_of_arguments, console
 
 EXAMPLES = ("entrobench doctor", "entrobench doctor paper tracking.uri=http://server:5000 --thorough --format json")
 
@@ -31,7 +31,7 @@ def call(arguments: argparse.Namespace) -> int:
 
     if "=" in arguments.config:  # only overrides were given, without CONFIG
         arguments.config, arguments.overrides = "demo", [arguments.config, *arguments.overrides]
-    findings = doctor.findings(load(arguments), thorough=arguments.thorough)
+    findings = doctor.findings(config_of_arguments(arguments), thorough=arguments.thorough)
     if arguments.format == "json":
         every = list(findings)
         print(json.dumps([vars(finding) for finding in every], indent=1))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.commands.common import Commands, command, console, load, with_plugins
+from harness.commands.common import Commands, command, config_of_arguments, console, with_plugins
 from harness.config import Config
 from harness.matrix import Cell, cells
 from harness.terminal.layout import visible, width_of
@@ -114,7 +114,7 @@ def selected_parts(arguments: argparse.Namespace) -> list[Part]:
     from harness.tracking.reader import reader
 
     where = select.conditions(arguments.where)
-    config = load(arguments) if arguments.config else Config()
+    config = config_of_arguments(arguments) if arguments.config else Config()
     uri = arguments.uri or config.tracking_uri
     with reader(uri) as source:
         if arguments.config:

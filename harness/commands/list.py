@@ -34,7 +34,7 @@ def call(arguments: argparse.Namespace) -> int:
     groups = LISTS[arguments.what](arguments.plugin)
     for title, rows in groups.items():
         heading = f"{len(rows)} {title}" if len(groups) > 1 else None
-        layout.show(console, [Column("name"), Column("about", folds=True)], rows, title=heading, names=False)
+        layout.show_table(console, [Column("name"), Column("about", folds=True)], rows, title=heading, names=False)
     return 0
 
 
@@ -44,7 +44,7 @@ def print_counts(plugins: Plugins) -> None:
         groups = rows_by_group(plugins)
         counts = [plural(len(group), title.partition(":")[0].removesuffix("s")) for title, group in groups.items()]
         rows.append([what, ", ".join(counts), f"entrobench list {what}"])
-    layout.show(console, [Column("what"), Column("number", folds=True), Column("command")], rows, names=False)
+    layout.show_table(console, [Column("what"), Column("number", folds=True), Column("command")], rows, names=False)
 
 
 def list_methods(plugins: Plugins) -> dict[str, Rows]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from harness.base.errors import at_least
 from harness.commands import run
-from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
+from harness.commands.common import Commands, command, config_of_arguments, console, tell_outdated, with_config
 from harness.config import Config, told
 from harness.matrix import Cell, cells
 
@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = load(arguments)
+    config = config_of_arguments(arguments)
     at_least(1, **{"--jobs": arguments.jobs or 1})
     plans = plan_settings(config, arguments.jobs)
     if arguments.probe:
@@ -77,5 +77,5 @@ def probe_plan(config: Config, plan: Plan) -> list[str]:
         run.fetch_models(config)
         short = probe.short_cell(cell, Path(folder))
         with show_elapsed(console, f"measuring {cell.label}"):
-            launcher.run_cells([short], run.local(short.settled, 1), launcher.NullWatcher())
+            launcher.run_cells([short], run.local_launcher(short.settled, 1), launcher.NullWatcher())
         return probe.probe_lines(probe.read_probe(cell, short, plan), plan)

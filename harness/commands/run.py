@@ -18,9 +18,9 @@ from harness.commands import leaderboard, sync
 from harness.commands.common import (
     Commands,
     command,
+    config_of_arguments,
     confirm,
     console,
-    load,
     outdated_sentences,
     tell_outdated,
     with_config,
@@ -79,8 +79,8 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = load(arguments)
-    code = run(
+    config = config_of_arguments(arguments)
+    code = run_matrix(
         config,
         arguments.jobs,
         arguments.launcher,
@@ -100,7 +100,7 @@ def mlflow_hint(uri: str) -> str:
     return f"MLflow at {address}" if is_server else f"mlflow ui --backend-store-uri {address}"
 
 
-def run(
+def run_matrix(
     config: Config,
     jobs: int | None = None,
     where: str = "local",
@@ -208,7 +208,7 @@ def conclude(config: Config, matrix: list[Cell]) -> None:
     """Feed MLflow with the records of all cells, and print the leaderboard, for which MLflow is read once."""
     from harness.table.publish import publish
 
-    sync.sync(config, matrix)
+    sync.sync_matrix(config, matrix)
     leaderboard.print_table(publish(config, matrix))
 
 
@@ -242,10 +242,10 @@ def launcher_of(where: str, config: Config, jobs: int | None) -> Launcher:
         from harness.launch.slurm import SlurmArray
 
         return SlurmArray(config, device, jobs)
-    return local(config, jobs)
+    return local_launcher(config, jobs)
 
 
-def local(config: Config, jobs: int | None) -> Local:
+def local_launcher(config: Config, jobs: int | None) -> Local:
     """Return the launcher for this machine; without `jobs` it runs as many cells as GPUs or cores allow."""
     hardware, machine = config.hardware, this_machine(config)
     pool = None

@@ -11,7 +11,7 @@ from harness.base.addresses import visible_address
 from harness.base.deadline import finished_within
 from harness.base.errors import Damaged, UserError
 from harness.cells.attempts import earlier_attempts
-from harness.commands.common import Commands, command, console, load, with_config
+from harness.commands.common import Commands, command, config_of_arguments, console, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
 
@@ -32,9 +32,9 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     from harness.table.publish import publish
 
-    config = load(arguments)
+    config = config_of_arguments(arguments)
     matrix = cells(config)
-    fed, damaged = sync(config, matrix)
+    fed, damaged = sync_matrix(config, matrix)
     in_time(config, partial(publish, config, matrix), "the table")
     held = f"what {'1 cell has' if fed == 1 else f'{fed} cells have'} recorded"
     console.print(f"MLflow at {visible_address(config.tracking_uri)} holds {held}")
@@ -55,12 +55,12 @@ def call(arguments: argparse.Namespace) -> int:
     return 1 if damaged else 0
 
 
-def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
+def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
     """Feed MLflow with all cells that have records, and return how many it holds and how many are damaged.
 
     Earlier attempts at a cell are fed as well, and count where they are damaged.
     """
-    from harness.tracking.sync import sync as feed
+    from harness.tracking.sync import sync
 
     fed, damaged = set[Path](), 0
     present = {cell.folder for cell in matrix}
@@ -68,7 +68,7 @@ def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
         if not ((folder / "state.json").exists() or (folder / "metrics.jsonl").exists()):
             continue
         try:
-            in_time(config, partial(feed, folder, config.tracking_uri), folder.name)
+            in_time(config, partial(sync, folder, config.tracking_uri), folder.name)
             fed.add(folder)
         except Damaged as damage:
             damaged += 1

@@ -131,7 +131,7 @@ def folded(text: str, width: int | None) -> str:
     return text if width is None else textwrap.fill(text, width)
 
 
-def show(
+def show_table(
     console: Console,
     columns: Sequence[Column],
     rows: Iterable[Sequence[str]],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 from harness.cells.provenance import Made
 from harness.tracking.artifacts import COMPLETE, Artifacts
 from harness.tracking.store import store
-from harness.tracking.sync import LONGEST_VALUE, experiment_of, name_of
+from harness.tracking.sync import LONGEST_VALUE, experiment_of, metric_name
 
 EXPERIMENT = "eval"  # no matrix may have this name, since results/eval holds the evaluations
 NOTE = (
@@ -89,7 +89,7 @@ def send_values(client: MlflowClient, run: Run, evaluated: Evaluated) -> None:
     tags = {**evaluated.made.tags(), **evaluated.tags}
     client.log_batch(
         run.info.run_id,
-        [Metric(name_of(key), value, run.info.start_time, 0) for key, value in evaluated.metrics.items()],
+        [Metric(metric_name(key), value, run.info.start_time, 0) for key, value in evaluated.metrics.items()],
         [Param(key, str(value)[:LONGEST_VALUE]) for key, value in evaluated.params.items()],
         [RunTag(key, value[:LONGEST_VALUE]) for key, value in tags.items()],
     )

@@ -119,7 +119,7 @@ def holds_records(run: Run, spec: CellSpec, lines: Lines, uri: str) -> bool:
     """
     if SOURCE not in run.data.tags:  # the first sync was interrupted: its tags vouch for nothing yet
         return True
-    points = {(name_of(key), line["step"]) for line in lines for key in line["metrics"]}
+    points = {(metric_name(key), line["step"]) for line in lines for key in line["metrics"]}
     steps_by_name = Counter(name for name, _ in points)
     if not params_of(spec).keys() <= run.data.params.keys():
         return False
@@ -236,7 +236,7 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
 
 def points_in_run(client: MlflowClient, run: Run, lines: Lines) -> set[tuple[str, int]]:
     """Return the points of these steps that a run has, by name and step."""
-    names = {name_of(key) for line in lines for key in line["metrics"]}
+    names = {metric_name(key) for line in lines for key in line["metrics"]}
     steps = {line["step"] for line in lines}
     present = set()
     for name in sorted(names):
@@ -257,13 +257,13 @@ def send_metrics(client: MlflowClient, run_id: str, lines: Lines, repeated: Cont
     for line in lines:
         milliseconds = int(line["time"] * 1000)
         for key, value in line["metrics"].items():
-            if (name_of(key), line["step"]) not in repeated:
-                points.append(Metric(name_of(key), value, milliseconds, line["step"]))
+            if (metric_name(key), line["step"]) not in repeated:
+                points.append(Metric(metric_name(key), value, milliseconds, line["step"]))
     for start in range(0, len(points), METRICS_PER_CALL):
         client.log_batch(run_id, points[start : start + METRICS_PER_CALL])
 
 
-def name_of(key: str) -> str:
+def metric_name(key: str) -> str:
     """Return a metric's name in MLflow, which refuses most punctuation: pass@16 is pass_at_16."""
     return re.sub(r"[^\w/.: -]", "_", key.replace("@", "_at_"))
 

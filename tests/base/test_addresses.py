@@ -115,10 +115,10 @@ def test_no_configuration_takes_it_and_no_cell_writes_it_down(
     file = tmp_path / "odd.yaml"
     file.write_text(f"base: smoke\ntracking: {{uri: '{uri}'}}\n")
     with pytest.raises(UserError, match=r"tracking\.uri may hold a user, a password or a token") as error:
-        config.load(str(file))
+        config.load_config(str(file))
     assert SECRET not in str(error.value)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    loaded = config.load("smoke", [f"results={tmp_path}"])
+    loaded = config.load_config("smoke", [f"results={tmp_path}"])
     assert loaded.tracking_uri == uri
     one = cells(dataclasses.replace(loaded, tracking=config.Tracking(uri)))[0]
     one.spec.write(one.folder)

@@ -31,7 +31,7 @@ IDS = {
 
 @pytest.mark.parametrize("name", IDS)
 def test_the_ids_of_shipped_cells(name: str) -> None:
-    cells = matrix.cells(config.load(name, HERE))
+    cells = matrix.cells(config.load_config(name, HERE))
     assert (cells[0].id, cells[-1].id) == IDS[name]
 
 
@@ -39,7 +39,7 @@ def test_the_ids_of_shipped_cells(name: str) -> None:
 def cell(tmp_path: Path) -> matrix.Cell:
     """Return the cell as the present version plans it, with the records of the earlier version in its folder."""
     overrides = [*HERE, "methods=[clip_b]", "baseline=clip_b", f"results={tmp_path}"]
-    [planned] = matrix.cells(config.load("smoke", overrides))
+    [planned] = matrix.cells(config.load_config("smoke", overrides))
     assert planned.folder.name == FINISHED.name
     shutil.copytree(FINISHED, planned.folder)
     return planned

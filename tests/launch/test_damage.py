@@ -73,7 +73,7 @@ def test_each_fails_alone_and_names_its_file(
 ) -> None:
     seeds = list(range(len(WORKS)))
     overrides = ["methods=[grpo]", f"seeds={seeds}", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
-    settings = config.load("smoke", overrides)
+    settings = config.load_config("smoke", overrides)
     cells = matrix.cells(settings)
     matrix.claim(settings)
     works = dict(zip((cell.folder for cell in cells), WORKS.values(), strict=True))

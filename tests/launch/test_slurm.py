@@ -104,7 +104,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def planned(folder: Path, *overrides: str) -> Cell:
-    settings = config.load("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
+    settings = config.load_config("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
     return Cell.of(settings, METHOD, "countdown", "countdown-tiny", 0)
 
 

@@ -214,7 +214,7 @@ def test_a_store_that_is_down_for_the_whole_run_is_fed_later_and_its_password_wr
     assert out.count("MLflow is not fed: ") <= 1, "a short run has ended before the store was found to be away"
     masked = f"***@{nowhere.rpartition('@')[2]}"
     assert err.startswith(f"entrobench: the MLflow store at http://{masked} cannot be used: ")
-    [cell] = matrix.cells(config.load("smoke", settings))
+    [cell] = matrix.cells(config.load_config("smoke", settings))
     assert cell.progress().state == "done"
     assert call("sync", nowhere)[0] == 2
     before = {*real.folder.rglob("outcome.json")}

@@ -120,7 +120,7 @@ def test_foreign_json_is_named_where_records_are_sent(
 ) -> None:
     foreign.body = body.encode()
     settings = [f"results={tmp_path}", f"tracking.uri={foreign.uri}", "name=wanted", "methods=grpo", "eval.samples=4"]
-    [cell] = cells(configs.load("smoke", [*settings, "eval.k=2"]))
+    [cell] = cells(configs.load_config("smoke", [*settings, "eval.k=2"]))
     fill(cell.folder, cell.spec, ["countdown"], level=0)
     code, text = said(capsys, "sync", "smoke", *settings, "eval.k=2")
     assert code == 2

@@ -74,7 +74,7 @@ class Caller:
             [f"results={folder}", f"tracking.uri={uri}", "name=guarded", "methods=grpo", *SMALL],
             capsys,
         )
-        [cell] = cells(configs.load("smoke", self.settings))
+        [cell] = cells(configs.load_config("smoke", self.settings))
         fill(cell.folder, cell.spec, ["countdown"], level=0)
         Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
 
