@@ -59,12 +59,12 @@ __all__ = [  # with the sections, so that other modules need only this one
     "find",
     "load_config",
     "scalars",
-    "told",
+    "setting_label",
     "variants",
 ]
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")  # of an override
+KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")  # the part of an override before the =
 
 
 def find(name: str, folder: Path = CONFIGS) -> Path:
@@ -72,7 +72,7 @@ def find(name: str, folder: Path = CONFIGS) -> Path:
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return path
-    shipped = {p.stem: p for p in folder.glob("*.yaml")}
+    shipped = {file.stem: file for file in folder.glob("*.yaml")}
     if name not in shipped:
         raise UserError(
             f"no configuration is called {shown(name)}; {nearest(name, shipped)}, or the path of a YAML file"
@@ -91,71 +91,80 @@ def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
         raise UserError(f"{where} cannot be read as a configuration: {safe_yaml.reason(error)}") from error
     if not isinstance(layer, DictConfig):
         raise UserError(f"{where} is not a mapping of keys")
-    given = cast(dict[str, Any], OmegaConf.to_container(layer))
-    base = given.pop("base", None)
+    settings = cast(dict[str, Any], OmegaConf.to_container(layer))
+    base = settings.pop("base", None)
     if not isinstance(base, str | None):
         raise UserError(f"base of {where} is {shown(base)}; it must be the name or the path of a configuration")
-    return [*(with_base(find(base), (*above, path)) if base else []), given]
+    below = with_base(find(base), (*above, path)) if base else []
+    return [*below, settings]
 
 
 def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
     """Return the configuration in a file, with `key=value` overrides on top."""
     path = find(name)
-    given = functools.reduce(merged, [*with_base(path), *map(override, overrides)])
-    check_names_of_elsewhere(given, Config)
-    hardware = given.get("hardware")
-    if isinstance(hardware, Mapping) and hardware.get("device") == "gpu":  # the usual word for it
-        given = merged(given, {"hardware": {"device": "cuda"}})
-    config: Config = typed(Config(), safe_yaml.fill_references(given, given), "")
+    layers = [*with_base(path), *map(override, overrides)]
+    values = functools.reduce(merged, layers)
+    check_names_of_elsewhere(values, Config)
+    hardware = values.get("hardware")
+    if isinstance(hardware, Mapping) and hardware.get("device") == "gpu":  # a usual word for it
+        values = merged(values, {"hardware": {"device": "cuda"}})
+    config: Config = typed(Config(), safe_yaml.fill_references(values, values), "")
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
     check_names(config)
-    check_number(config)
-    settings = variants(config)
-    config.axes = {key: list(dict.fromkeys(each.setting[key] for each in settings)) for key in config.axes}
+    check_number(config)  # before `variants`, which builds a configuration for each combination
+    settings = [variant.setting for variant in variants(config)]
+    for key in config.axes:  # the values with their types checked, each once
+        config.axes[key] = list(dict.fromkeys(setting[key] for setting in settings))
     validate(config)
     return config
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Merge one layer of a configuration over another: sections key by key, all other values as a whole."""
-    sections = [key for key in above if isinstance(below.get(key), dict) and isinstance(above[key], dict)]
-    return {**below, **above, **{key: merged(below[key], above[key]) for key in sections}}
+    result = {**below, **above}
+    for key, value in above.items():
+        if isinstance(below.get(key), dict) and isinstance(value, dict):
+            result[key] = merged(below[key], value)
+    return result
 
 
-def override(given: str) -> dict[str, Any]:
-    """Return the setting that `key=value` names, in its sections."""
-    key, equals, value = given.partition("=")
+def override(text: str) -> dict[str, Any]:
+    """Parse `key=value` into a layer of a configuration."""
+    key, equals, value = text.partition("=")
     if not (key and equals):
-        raise UserError(f"{shown(given)} is not an override; write key=value, for example train.steps=10")
+        raise UserError(f"{shown(text)} is not an override; write key=value, for example train.steps=10")
     if not KEY.fullmatch(key):
         raise UserError(f"{shown(key)} is not a key; write train.steps=10, and a list as a whole, such as seeds=[0,1]")
-    safe_yaml.check_yaml_text(value, f"the override {shown(given)}")
+    safe_yaml.check_yaml_text(value, f"the override {shown(text)}")
     try:
-        found = OmegaConf.from_dotlist([given])
+        layer = OmegaConf.from_dotlist([text])
     except Exception as error:  # YAML's and OmegaConf's parsers share no base class
-        raise UserError(f"the override {shown(given)} cannot be read: {safe_yaml.reason(error)}") from error
-    if is_list(key) and isinstance(value := OmegaConf.select(found, key), str | int | float) and value != "":
-        OmegaConf.update(found, key, [value])  # seeds=0 is seeds=[0]
-    return cast(dict[str, Any], OmegaConf.to_container(found))
+        raise UserError(f"the override {shown(text)} cannot be read: {safe_yaml.reason(error)}") from error
+    if is_list(key):  # checked first: `select` resolves references, which `fill_references` does later
+        parsed = OmegaConf.select(layer, key)
+        if isinstance(parsed, str | int | float) and parsed != "":
+            OmegaConf.update(layer, key, [parsed])  # seeds=0 is seeds=[0]
+    return cast(dict[str, Any], OmegaConf.to_container(layer))
 
 
 def is_list(key: str) -> bool:
     """Return whether the value of a key such as eval.tasks is a list."""
     hint: Any = Config
     for name in key.split("."):
-        hint = get_type_hints(schema).get(name) if (schema := section(hint)) else None
+        schema = section(hint)
+        hint = get_type_hints(schema).get(name) if schema else None
     return get_origin(hint) is list
 
 
-def told(setting: Mapping[str, Any]) -> str:
-    """Return the values of axes as people read them."""
+def setting_label(setting: Mapping[str, Any]) -> str:
+    """Return the values of axes in one line, for people."""
     return ", ".join(f"{key}={value}" for key, value in setting.items())
 
 
-def flat(given: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
     """Yield values with their full keys: train.lr for {train: {lr: ...}} and for {train.lr: ...}."""
-    for name, value in given.items():
+    for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{where}{name}.")
         else:
@@ -164,23 +173,25 @@ def flat(given: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]
 
 def variants(config: Config) -> list[Config]:
     """Return the configuration at each combination of its axes' values; without axes, itself."""
-    found = [config]
+    combinations = [config]
     for key, values in config.axes.items():
         check_axis(config, key, values)
         where, _, name = key.rpartition(".")
         inner = value_at(config, where)
-        allowed = [getattr(typed(inner, {name: value}, f"{where}."), name) for value in values]
-        found = [replaced(each, key, value) for each in found for value in allowed]
+        checked = [getattr(typed(inner, {name: value}, f"{where}."), name) for value in values]
+        combinations = [replaced(combination, key, value) for combination in combinations for value in checked]
     if config.axes:
-        for each in found:
-            validate(each)
-    return found
+        for combination in combinations:
+            validate(combination)
+    return combinations
 
 
 def replaced(settings: Any, key: str, value: Any) -> Any:
     """Return settings with another value under a key."""
     name, _, rest = key.partition(".")
-    return dataclasses.replace(settings, **{name: replaced(getattr(settings, name), rest, value) if rest else value})
+    if rest:
+        value = replaced(getattr(settings, name), rest, value)
+    return dataclasses.replace(settings, **{name: value})
 
 
 def check_axis(config: Config, key: str, values: Any) -> None:
@@ -197,13 +208,14 @@ def check_axis(config: Config, key: str, values: Any) -> None:
 
 def scalars(settings: Any, where: str = "") -> list[str]:
     """Return the keys that may be axes: scalars on which results depend."""
-    found = []
-    for each in dataclasses.fields(settings):
-        value, key = getattr(settings, each.name), f"{where}{each.name}"
+    keys = []
+    hints = get_type_hints(type(settings))
+    for declared in dataclasses.fields(settings):
+        value, key = getattr(settings, declared.name), f"{where}{declared.name}"
         if key in ("name", "results", "baseline", "tracking", "launch", "hardware", "checkpoint"):
             continue
         if dataclasses.is_dataclass(value):
-            found += scalars(value, f"{key}.")
-        elif not isinstance(value, list | dict) and section(get_type_hints(type(settings))[each.name]) is None:
-            found.append(key)
-    return found
+            keys += scalars(value, f"{key}.")
+        elif not isinstance(value, list | dict) and section(hints[declared.name]) is None:
+            keys.append(key)
+    return keys

@@ -16,10 +16,11 @@ from harness.config_sections import Config, Eval, Filter, Resample
 
 MOST_CELLS = 5_000  # of a matrix
 LONGEST_SPEC = 2_000  # characters of a method or a task with its options
-NAME = re.compile(r"\w[\w .,+=@()-]{0,99}")  # of a matrix: of its folder, and of its experiment in MLflow
-# What the results folder holds beside matrices: evaluations, and the store with its files, locks and journals.
-KEPT = re.compile(r"eval|mlartifacts|mlflow\.db.*", re.IGNORECASE)
-# What other libraries call a setting, with the last part of its key here.
+NAME = re.compile(r"\w[\w .,+=@()-]{0,99}")  # of a matrix, and so of its folder and of its experiment in MLflow
+# Names in the results folder that are not matrices: evaluations, and the store with its files, locks and journals.
+RESERVED = re.compile(r"eval|mlartifacts|mlflow\.db.*", re.IGNORECASE)
+
+# Names of settings in other libraries, with the last part of the key here.
 SYNONYMS = {
     "learning_rate": "lr",
     "max_steps": "steps",
@@ -55,9 +56,9 @@ def check_names_of_elsewhere(given: Mapping[str, Any], schema: Any, where: str =
 
 
 def section_types(schema: Any) -> dict[str, Any]:
-    """Return the fields of a section with the dataclass of each; None for a field that is no section."""
+    """Return the fields of a section with the dataclass of each; None for a field that is not a section."""
     hints = get_type_hints(schema)
-    return {each.name: section(hints[each.name]) for each in dataclasses.fields(schema)}
+    return {declared.name: section(hints[declared.name]) for declared in dataclasses.fields(schema)}
 
 
 def all_keys(schema: Any, where: str = "") -> list[str]:
@@ -77,13 +78,15 @@ def check_names(config: Config) -> None:
         )
     store_file = Path(config.tracking_uri.removeprefix("sqlite:///").partition("?")[0])
     in_results = store_file.absolute().parent == Path(config.results).absolute()
-    if KEPT.fullmatch(config.name) or (in_results and config.name.startswith(store_file.name)):
+    if RESERVED.fullmatch(config.name) or (in_results and config.name.startswith(store_file.name)):
         raise UserError(
-            f"name is {shown(config.name)}, which the results folder needs for itself; allowed: every name but eval, "
-            f"mlartifacts, and those that begin with mlflow.db or {shown(store_file.name)}"
+            f"name is {shown(config.name)}, which is reserved in the results folder; allowed: every name except eval, "
+            f"mlartifacts, and names that begin with mlflow.db or {shown(store_file.name)}"
         )
-    if found := re.search(r"[?#%]", config.results):
-        raise UserError(f"results is {shown(config.results)}; an address of MLflow is made of it, without {found[0]}")
+    if refused := re.search(r"[?#%]", config.results):
+        raise UserError(
+            f"results is {shown(config.results)}; it becomes part of an address of MLflow, so {refused[0]} is not allowed"
+        )
     if config.tracking.uri and not may_be_written(config.tracking.uri):
         raise UserError(
             "tracking.uri may hold a user, a password or a token, and configurations are written down (allowed: "
@@ -104,7 +107,7 @@ def check_number(config: Config) -> None:
 
 
 def validate(config: Config) -> None:
-    """Refuse values that are allowed one by one, but not together."""
+    """Refuse values that are each allowed, but contradict each other."""
     train, evaluation = config.train, config.eval
     for axis in ("methods", "tasks", "models", "seeds"):
         values = getattr(config, axis)
@@ -117,7 +120,7 @@ def validate(config: Config) -> None:
         raise UserError(f"train.updates is {train.updates}; it must divide train.prompts ({train.prompts})")
     hardware = config.hardware
     if train.prompts % (train.updates * hardware.world):
-        ranks = " x ".join(f"hardware.{name}" for name in ("nodes", "ranks")[hardware.nodes == 1 :])
+        ranks = "hardware.ranks" if hardware.nodes == 1 else "hardware.nodes x hardware.ranks"
         raise UserError(
             f"{ranks} is {hardware.world}; train.prompts ({train.prompts}) must be a multiple of "
             f"train.updates x {ranks} ({train.updates} x {hardware.world})"
@@ -145,28 +148,28 @@ def validate(config: Config) -> None:
         validate_evaluation(evaluation.of(task), f"eval.by_task.{task}.")
 
 
-def validate_filter(given: Filter) -> None:
-    if given.low >= given.high:
-        raise UserError(
-            f"train.filter keeps pass rates between low ({given.low}) and high ({given.high}); allowed: low < high"
-        )
-    fewest, most = given.bounds()
+def validate_filter(settings: Filter) -> None:
+    n, low, high = settings.n, settings.low, settings.high
+    if low >= high:
+        raise UserError(f"train.filter keeps pass rates between low ({low}) and high ({high}); allowed: low < high")
+    fewest, most = settings.bounds()
     if fewest > most:
         raise UserError(
-            f"train.filter.n is {given.n}, and no share of {given.n} lies strictly between low ({given.low}) and high "
-            f"({given.high}); allowed: more responses, or a wider range"
+            f"train.filter.n is {n}, and no share of {n} lies strictly between low ({low}) and high ({high}); "
+            "allowed: more responses, or a wider range"
         )
 
 
-def validate_resample(given: Resample, config: Config) -> None:
+def validate_resample(settings: Resample, config: Config) -> None:
     train, ranks = config.train, config.hardware.world
     if train.group == 1:
         raise UserError("train.group is 1, so no response can earn more than another; train.resample needs 2 and more")
-    if given.candidates(train.prompts) % ranks:
+    candidates = settings.candidates(train.prompts)
+    if candidates % ranks:  # for one rank: not a whole number
+        multiple = f" and a multiple of hardware.ranks ({ranks})" if ranks > 1 else ""
         raise UserError(
-            f"train.resample.multiplier is {given.multiplier:g}; train.prompts x multiplier "
-            f"({float(given.candidates(train.prompts)):g}) must be a whole number"
-            + (f" and a multiple of hardware.ranks ({ranks})" if ranks > 1 else "")
+            f"train.resample.multiplier is {settings.multiplier:g}; train.prompts x multiplier ({float(candidates):g}) "
+            f"must be a whole number{multiple}"
         )
 
 

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 from harness.base.errors import UserError, nearest, short
 from harness.base.schema import choice, number, numbers, typed
 
-BY_TASK = ("problems", "samples", "k", "temperature")  # what an evaluation task may have of its own
+BY_TASK = ("problems", "samples", "k", "temperature")  # the settings that eval.by_task may set for a single task
 
 
 @dataclass
 class Filter:
-    """Trains only on problems that the model solves sometimes, by its pass rate before any training."""
+    """Difficulty filter: keeps problems that the model solves sometimes, by its pass rate before any training."""
 
     n: int = number(16, least=1)
     """Responses sampled for each problem to measure its pass rate."""
@@ -33,17 +33,15 @@ class Filter:
     """Problems with this pass rate or a higher one are too easy and left out."""
 
     def bounds(self) -> tuple[int, int]:
-        """The fewest and the most right responses of n that lie strictly between low and high.
-
-        By the decimals that were written: 0.9 as a float is a little more than 9/10.
-        """
-        low, high = (Fraction(str(rate)) * self.n for rate in (self.low, self.high))
+        """Return the fewest and the most right responses of n whose share lies strictly between low and high."""
+        # Exact products of the decimals that were written: 0.9 as a float is a little more than 9/10.
+        low, high = Fraction(str(self.low)) * self.n, Fraction(str(self.high)) * self.n
         return floor(low) + 1, ceil(high) - 1
 
 
 @dataclass
 class Resample:
-    """Dynamic sampling (DAPO): sets groups of equal rewards aside and draws others until a step has enough."""
+    """Dynamic sampling (DAPO): groups of equal rewards are set aside, and others drawn until a step has enough."""
 
     multiplier: float = number(1.0, least=1)
     """Problems drawn at once, as a multiple of `train.prompts`."""
@@ -51,11 +49,12 @@ class Resample:
     """Draws of one step, at most; then groups without signal fill it up."""
 
     def candidates(self, prompts: int) -> Fraction:
-        """Returns how many problems are drawn at once; by the decimal that was written, as 1.1 as a float is more."""
+        """Return the number of problems drawn at once; not whole if the multiplier does not fit."""
+        # The exact product of the decimal that was written: 1.1 as a float is a little more than 11/10.
         return prompts * Fraction(str(self.multiplier))
 
     def superset(self, prompts: int) -> int:
-        """Returns how many problems a step may draw."""
+        """Return the largest number of problems that a step may draw."""
         return int(self.candidates(prompts)) * self.max_batches
 
 
@@ -86,7 +85,7 @@ class Train:
     filter: Filter | None = None
     """Difficulty filter of the problems; null: every problem is trained on."""
     resample: Resample | None = None
-    """Dynamic sampling; null: a step trains on its first `train.prompts` groups, whatever they earn."""
+    """Dynamic sampling; null: a step trains on its first `train.prompts` groups, with or without signal."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Type of the computation; master weights are float32. auto: bfloat16 on cuda, float32 on a CPU."""
 
@@ -95,8 +94,8 @@ class Train:
 class RolloutConfig:
     """Sampling of the responses that are trained on."""
 
-    # Users often ask for these, and they would be wrong here: training uses the log-probabilities of the untruncated
-    # softmax.
+    # Users often look for these keys. A truncated sampler would be wrong here: training uses the log-probabilities of
+    # the whole softmax.
     refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("top_p", "top_k", "min_p"),
         "training samples by temperature alone (allowed: rollout.temperature), since a truncated sampler is another "
@@ -110,7 +109,7 @@ class RolloutConfig:
     max_new_tokens: int = number(7168, least=1)
     """Most tokens of a response, in training and in evaluation."""
     lag: int = number(0, least=0)
-    """Training uses responses that the policy of this many steps before has sampled; less than `train.steps`."""
+    """Steps between sampling a response and training on it; less than `train.steps`."""
     max_prompt_tokens: int | None = number(None, least=1)
     """Problems with longer prompts are not trained on; null: no limit."""
 
@@ -120,9 +119,9 @@ class Correction:
     """Importance correction of the gradient for the mismatch of trainer and engine (docs/mismatch.md)."""
 
     kind: str = choice("off", ("off", "truncated", "masked"))
-    """truncated: a ratio above `high` counts as `high`; masked: a ratio outside of `low` to `high` counts as 0."""
+    """truncated: a ratio above `high` counts as `high`; masked: a ratio outside `low` to `high` counts as 0."""
     level: str = choice("token", ("token", "sequence"))
-    """Which ratio: that of each token, or that of the whole response."""
+    """The ratio that is bounded: of each token, or of the whole response."""
     low: float = number(0.0, least=0, most=1)
     """Lower bound of the ratio, with `kind=masked` only."""
     high: float = number(2.0, least=1)
@@ -143,9 +142,9 @@ class Bounds:
 class Mismatch:
     """Largest allowed mismatch of trainer and engine, by the type of the computation; a cell beyond it stops."""
 
-    # In float32 p99 is about 1e-6; a thousand times that cannot be rounding.
+    # In float32 p99 is about 1e-6, so 0.01 cannot be rounding.
     float32: Bounds = field(default_factory=lambda: Bounds(p99=0.01, max=0.1))
-    # In bfloat16 a few tokens may be off by any amount, so a bound on the maximum would mean nothing.
+    # In bfloat16 a few tokens may differ by any amount, so there is no useful bound on the maximum.
     bfloat16: Bounds = field(default_factory=lambda: Bounds(p99=0.5))
 
 
@@ -170,16 +169,16 @@ class Eval:
     beyond_context: bool = False
     """Evaluate even if prompt and response exceed the model's max_position_embeddings; false: that is an error."""
     by_task: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Own values of `problems`, `samples`, `k` and `temperature` for single tasks: `{aime24: {samples: 64}}`."""
+    """Values of `problems`, `samples`, `k` and `temperature` for single tasks: `{aime24: {samples: 64}}`."""
 
     def of(self, task: str) -> Eval:
-        """The settings that hold for one evaluation task, by its name."""
-        given, where = self.by_task.get(task, {}), f"eval.by_task.{task}."
-        for key in given:
+        """Return the settings for one evaluation task, by its name."""
+        own_values, where = self.by_task.get(task, {}), f"eval.by_task.{task}."
+        for key in own_values:
             if key not in BY_TASK:
                 raise UserError(f"unknown key {short(f'{where}{key}')}; {nearest(str(key), BY_TASK)}")
         settings: Eval = dataclasses.replace(self, by_task={})
-        return typed(settings, given, where) if given else settings
+        return typed(settings, own_values, where) if own_values else settings
 
 
 @dataclass
@@ -241,7 +240,7 @@ class Hardware:
     offload: bool = False
     """Keep AdamW's moments and a copy of the weights in the machine's memory instead of the device's."""
     cache_gib: float | None = number(None, above=0)
-    """Memory of vLLM's keys and values, in GiB; null: 1 on a CPU; on a GPU they and the weights take half of it."""
+    """Memory of vLLM's keys and values, in GiB; null: 1 on a CPU; on a GPU, half of its memory with the weights."""
     timeout_minutes: float | None = number(None, above=0)
     """A cell that takes longer is stopped and counted as failed; null: no limit."""
     stall_minutes: float | None = number(60.0, above=0)
@@ -249,7 +248,7 @@ class Hardware:
 
     @property
     def world(self) -> int:
-        """Returns the number of ranks on all machines."""
+        """The number of ranks on all machines."""
         return self.nodes * self.ranks
 
 
@@ -329,7 +328,7 @@ class Config:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """Returns the value at each axis here."""
+        """The value of each axis in this configuration."""
         return {key: value_at(self, key) for key in self.axes}
 
     @property

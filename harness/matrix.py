@@ -26,7 +26,7 @@ from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec, id_in
 from harness.cells.state import Progress
 from harness.composition import Method
-from harness.config import Config, told, variants
+from harness.config import Config, setting_label, variants
 from harness.dist import devices
 from harness.method import Composition
 from harness.rollout import choice, models
@@ -72,7 +72,7 @@ class Shared:
 
     def settled(self, config: Config, model: str) -> Settled:
         """Return one setting of the matrix as it is for a model on this machine."""
-        key = told(config.setting), model
+        key = setting_label(config.setting), model
         if key not in self.known:
             self.known[key] = Settled(settle_auto(config, self.model(model).shape()))
         return self.known[key]
@@ -191,7 +191,7 @@ class Cell:
         varied = [self.method]
         varied += [self.task] if len(self.config.tasks) > 1 else []
         varied += [self.model] if len(self.config.models) > 1 else []
-        varied += [told(self.config.setting)] if self.config.axes else []
+        varied += [setting_label(self.config.setting)] if self.config.axes else []
         return " ".join([*varied, f"seed {self.seed}"])
 
     @cached_property
@@ -271,8 +271,8 @@ def cells(config: Config) -> list[Cell]:
     for cell in matrix:
         if cell.id in seen:
             pairs = ((f"{axis}s", getattr(seen[cell.id], axis), getattr(cell, axis)) for axis in AXES)
-            settings_told = ("axes", told(seen[cell.id].config.setting), told(cell.config.setting))
-            axis, one, other = next(pair for pair in (*pairs, settings_told) if pair[1] != pair[2])
+            setting_labels = ("axes", setting_label(seen[cell.id].config.setting), setting_label(cell.config.setting))
+            axis, one, other = next(pair for pair in (*pairs, setting_labels) if pair[1] != pair[2])
             raise UserError(f"{axis} {one!r} and {other!r} are the same; name one of them")
         seen[cell.id] = cell
     return matrix

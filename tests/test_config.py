@@ -170,7 +170,7 @@ def test_the_field_is_every_method_there_is() -> None:
         ),
         ("tracking.uri='postgresql://host/db?user=me&password=secret'", ["tracking.uri may hold a user, a password"]),
         *((f"name={name}", ["name is ", "allowed: up to 100 letters"]) for name in ("../../x", "..", "a/b", "x" * 101)),
-        *((f"name={name}", [f"name is '{name}', which the results folder"]) for name in KEPT),
+        *((f"name={name}", [f"name is '{name}', which is reserved in the results folder"]) for name in KEPT),
         *((f"results={path}", ["results is ", "an address of MLflow"]) for path in ("q?x", "p%41", "a#b")),
         ("seeds=[&a 1, *a]", ["line 1 has a YAML anchor"]),
         ("name=!!binary aGk=", ["line 1 has a YAML tag (tag:yaml.org,2002:binary)"]),
@@ -372,7 +372,7 @@ def test_no_matrix_takes_the_place_of_its_own_store() -> None:
     place = ["results=r", "tracking.uri=sqlite:///r/runs.db"]
     for name in ("runs.db", "runs.db.lock"):
         with pytest.raises(
-            UserError, match=rf"name is '{name}', which the results folder needs for itself; .* 'runs.db'"
+            UserError, match=rf"name is '{name}', which is reserved in the results folder; .* 'runs.db'"
         ):
             config.load_config("smoke", [*place, f"name={name}"])
     for name in ("evaluation", "mlflow", "mlartifacts2", "runs"):

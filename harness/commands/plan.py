@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from harness.base.errors import at_least
 from harness.commands import run
 from harness.commands.common import Commands, command, config_of_arguments, console, tell_outdated, with_config
-from harness.config import Config, told
+from harness.config import Config, setting_label
 from harness.matrix import Cell, cells
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def plan_settings(config: Config, jobs: int | None = None) -> list[Plan]:
 
     settings: dict[str, list[Cell]] = {}
     for cell in cells(config):
-        settings.setdefault(told(cell.config.setting), []).append(cell)
+        settings.setdefault(setting_label(cell.config.setting), []).append(cell)
     cost.check_problem_counts([cells_of_setting[0].config for cells_of_setting in settings.values()])
     machine, plans = this_machine(config), []
     for setting, cells_of_setting in settings.items():
