@@ -1,4 +1,4 @@
-"""The door for people: run a matrix and read its numbers from Python, and write methods and tasks.
+"""The Python interface: run a matrix and read its numbers, and write methods and tasks.
 
     import entrobench
 
@@ -9,11 +9,11 @@
 
 `plan`, `run`, `leaderboard` and `report` do the same in one line: `entrobench.run("smoke", "train.steps=10")`.
 A method is a subclass of `Objective`, `ClippedObjective` or `Control`, whose verbs see a `View`, or a `Composition` of
-others; a task has the attributes of `Task`, gives `Problem`s, judges with `Verdict`s and reads `Answer`s, for which
-`boxed_answer` reads the last box; `number`, `numbers` and `choice` declare what their options allow. A mistake in what
-you ask for is a `UserError`, and cells that do not end well are `CellsFailed`.
+others. A task has the attributes of `Task`: it returns `Problem`s, judges responses with `Verdict`s and reads
+`Answer`s; `boxed_answer` reads the answer in the last box. `number`, `numbers` and `choice` declare options and their
+bounds. A mistake of the user raises `UserError`, and failed cells raise `CellsFailed`.
 
-What is named here is loaded when it is first used, so that importing this package costs nothing.
+Each name is loaded on first use, so importing this package costs nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is named; Python asks here for each name once."""
+    """Load a public name. Python calls this once for each: the value is then a global of this module."""
     if name == "__version__":
         from importlib.metadata import version
 

@@ -85,7 +85,8 @@ def check_names(config: Config) -> None:
         )
     if refused := re.search(r"[?#%]", config.results):
         raise UserError(
-            f"results is {shown(config.results)}; it becomes part of an address of MLflow, so {refused[0]} is not allowed"
+            f"results is {shown(config.results)}; it becomes part of an address of MLflow, so {refused[0]} is not "
+            "allowed"
         )
     if config.tracking.uri and not may_be_written(config.tracking.uri):
         raise UserError(

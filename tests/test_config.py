@@ -267,8 +267,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
     for name, words in [
         ("dmo", "did you mean 'demo'"),
-        (str(tmp_path / "no.yaml"), "no file"),
-        (str(tmp_path / "folder.yaml"), "no file"),
+        (str(tmp_path / "no.yaml"), "is not a file"),
+        (str(tmp_path / "folder.yaml"), "is not a file"),
     ]:
         with pytest.raises(UserError, match=words):
             config.load_config(name)

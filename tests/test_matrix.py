@@ -152,7 +152,7 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
         (["methods=[grpo, dapo(clip_high=0.3)]"], r"method dapo stands for grpo.* and has no options; write that out"),
         (
             ["method_options.dapo.clip_high=0.3"],
-            r"method_options names 'dapo', which stands for grpo\(clip_high=0.28, dual_clip=10\)\+overlong; allowed: ",
+            r"method_options names 'dapo', which is short for grpo\(clip_high=0.28, dual_clip=10\)\+overlong; allowed",
         ),
         (
             ["method_options.clip_bb.share=0.3"],

@@ -7,9 +7,7 @@ from urllib.parse import unquote, unquote_plus
 
 HIDDEN = "***"
 SCHEMES = ("http", "https", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
-SCHEME = re.compile(
-    r"([A-Za-z][A-Za-z0-9-]*)((?:\+[A-Za-z0-9_]+)?):"
-)  # with the driver of a database, such as postgresql+psycopg
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9-]*)((?:\+[A-Za-z0-9_]+)?):")  # such as postgresql+psycopg:, with a driver
 HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 FOLDER = re.compile(r"[^:@?#=&;%\s]+")  # a store of files, without a scheme
 LOCAL = ("sqlite", "file")  # their paths are on this machine
@@ -46,8 +44,10 @@ def visible_address(uri: str) -> str:
 
 def before_any(text: str, signs: str) -> tuple[str, str]:
     """Split a text before the first of some characters."""
-    end = next((place for place, sign in enumerate(text) if sign in signs), len(text))
-    return text[:end], text[end:]
+    for place, sign in enumerate(text):
+        if sign in signs:
+            return text[:place], text[place:]
+    return text, ""
 
 
 def may_be_written(uri: str) -> bool:

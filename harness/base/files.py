@@ -18,25 +18,25 @@ import yaml
 from harness.base import seal
 from harness.base.errors import Damaged, Taken, Unwritten, UserError
 
-YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast, but optional
 
 
 def default_cache() -> Path:
     """Return the folder that keeps models and problem sets."""
-    if given := os.environ.get("ENTROBENCH_CACHE"):
-        return Path(given)
+    if folder := os.environ.get("ENTROBENCH_CACHE"):
+        return Path(folder)
     try:
         return Path.home() / ".cache" / "entrobench"
-    except RuntimeError as error:  # neither HOME nor the system says where that is
+    except RuntimeError as error:  # HOME is not set, and the system has no entry for the user
         raise UserError("this user has no home folder, where models are kept; set ENTROBENCH_CACHE") from error
 
 
 TEMPORARY = re.compile(r"\..+\.(\d+)")  # a file that is being written, with the id of the process that writes it
 
 # The lease's directory of each cell that this process holds, by the cell's folder: files of a cell are written there
-# before they are put in place (cells/lease.py says why). This is state of the process on purpose. A lease is held by a
-# process, and whatever writes into the cell's folder must go through it, in each of its threads and below each library:
-# a writer that was not handed the lease would write past the fence. A context variable would not reach threads.
+# before they are put in place (cells/lease.py says why). This is global on purpose. A lease belongs to a process, and
+# every write into the cell's folder must go through it, from any thread and from inside any library. If the lease were
+# an argument, one call that lacks it would write past the fence unnoticed; a context variable would not reach threads.
 lease_dirs: dict[Path, Path] = {}
 
 

@@ -1,4 +1,4 @@
-"""The seal of a checkpoint: whose it is, of which step, and the sums of its files; no torch."""
+"""The seal of a checkpoint: its cell, its step, and the checksums of its files; no torch."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def read_seal(path: Path, cell: str) -> dict[str, str]:
 
 
 def changed_files(path: Path, sums: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """Return which of these files of a checkpoint are not as they were written."""
+    """Return the files among these that changed since the checkpoint was written."""
     return [name for name in names if files.sha256_of(path / name) != sums[name]]
 
 
 def is_whole_checkpoint(path: Path, cell: str) -> bool:
-    """Return whether a checkpoint is this cell's, and as it was written; this reads all of it."""
+    """Return whether a checkpoint is this cell's and unchanged; this reads all of it."""
     try:
         sums = read_seal(path, cell)
     except Damaged:

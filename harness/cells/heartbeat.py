@@ -13,31 +13,31 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NAME = "standing"
-LOOK = 1.0  # seconds between two looks at whether ranks make progress
+LOOK = 1.0  # seconds between two checks whether ranks make progress
 WIDTH = 80  # characters of the file: always the same number, so that one write replaces all of it
 
 
 def no_progress() -> None:
-    """Take a sign of progress where nobody watches: the default of everything that gives one."""
+    """Ignore a sign of progress: the default for code that gives signs and may run without a heartbeat."""
 
 
 class Heartbeat:
-    """The phase and the step of one process. The process of a cell makes it, and hands it to all that work for it."""
+    """The phase and the step of one process; the process of a cell creates it and passes it on to its parts."""
 
     def __init__(self) -> None:
         self.phase, self.step = "", 0
-        self.count = 0  # of the signs of progress
+        self.count = 0  # signs of progress so far
         self.room: Path | None = None
         self.file: int | None = None
 
     def __str__(self) -> str:
         """Return the phase and the step, as far as they are known."""
         step = f"step {self.step}" if self.step else ""
-        return " of ".join(filter(None, (self.phase, step)))
+        return " of ".join(text for text in (self.phase, step) if text)
 
     @contextmanager
     def at(self, phase: str) -> Iterator[None]:
-        """Name a phase. After an error its name is kept, which then says where the error happened."""
+        """Name a phase. After an error the name is kept, to report the phase in which the error happened."""
         before = self.phase
         self.enter(phase)
         yield
@@ -66,7 +66,7 @@ class Heartbeat:
             self.file = self.room = None
 
     def watch(self, room: Path, rank: int, seconds: float, stalled: Callable[[str], None]) -> None:
-        """Show the other ranks that this one makes progress; call `stalled` if no rank has made any for so long.
+        """Show the other ranks that this one makes progress; call `stalled` if no rank makes any for this many seconds.
 
         All ranks then wait for the one whose last sign of progress is the oldest, and its phase is reported.
         """

@@ -31,7 +31,7 @@ from harness.base.errors import Damaged, Taken
 NAME = "leases"
 BEAT = 5.0  # seconds from one sign of life to the next
 PATIENCE = 60.0  # seconds without one, after which a lease may be taken over
-POLL = 0.2  # seconds between two looks at whether a lease is free
+POLL = 0.2  # seconds between two checks whether a lease is free
 BUSY = os.EX_TEMPFAIL  # the exit code of a process whose cell another process works on
 
 
@@ -50,7 +50,7 @@ class Owner:
 
     @property
     def dead(self) -> bool:
-        """Whether the process is known to be gone, which only its own machine can tell."""
+        """True if the process is known to be gone; only its own machine can know that."""
         return self.machine == machine() and born(self.process) != self.born
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ def machine() -> str:
 
 
 def born(process: int) -> str | None:
-    """Return when a process of this machine was started; None if there is none, or only its exit code is left."""
+    """Return the start time of a process of this machine; None if it does not exist, or is a zombie."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -93,7 +93,7 @@ class Lease:
 
     @property
     def free(self) -> bool:
-        """Whether it was given back, or its owner is dead or has given no sign of life for a minute."""
+        """True if it was given back, or its owner is dead or has given no sign of life for a minute."""
         try:
             beat = (self.room / "owner").stat().st_mtime
             owner = self.owner
@@ -144,7 +144,7 @@ def holder(folder: Path) -> Owner | None:
 def hold(folder: Path, wait: float | None = None) -> Iterator[Lease | None]:
     """Hold a cell while this process writes into its folder.
 
-    Yields None if another process still holds it after `wait` seconds; without a limit it waits for ever.
+    Yields None if another process still holds it after `wait` seconds; with None it waits without a limit.
     """
     lease = take(folder, wait)
     if lease is None:

@@ -27,15 +27,15 @@ class Made:
 
     attempt: str
     started: float  # seconds since 1970
-    version: str | None  # of entrobench; None where it is not installed
-    commit: str | None  # of the repository that the code runs from; None where it is no git checkout
+    version: str | None  # of entrobench; None if it is not installed
+    commit: str | None  # of the repository that the code runs from; None if it is not a git checkout
     dirty: bool | None
-    sources: dict[str, str]  # hashes of the source of its method's and its tasks' components, by their names
-    versions: dict[str, str]  # of what computes
+    sources: dict[str, str]  # source digests of the components of its method and tasks, by name
+    versions: dict[str, str]  # of the libraries that compute
     processor: str
     device: str  # cpu or cuda
     base_model: str | None = None  # the digest of its weights and tokenizer, or its commit on the hub
-    harness: str | None = None  # the hash of the source of the harness; None of records of earlier versions
+    harness: str | None = None  # the hash of the source of the harness; None in records of earlier versions
 
     @classmethod
     def read(cls, folder: Path) -> Made | None:
@@ -55,7 +55,7 @@ class Made:
 
     @classmethod
     def known(cls, folder: Path) -> Made | None:
-        """Return the record of the attempt in a folder; None if there is no readable record."""
+        """Return the record of the attempt in a folder; None without a readable record."""
         try:
             return cls.read(folder)
         except Damaged:
@@ -94,7 +94,7 @@ def begin_attempt(
     """Write the record of a new attempt.
 
     `gpu`: the name of the device if it is one. `engine`: the packages that sample. `harness`: the hash of its source as
-    it was imported; None stands for the present one.
+    it was imported; None for the present one.
     """
     commit, dirty = checkout(Path(__file__).parents[2])
     installed = {name: package_version(name) for name in (*PACKAGES, *engine)}

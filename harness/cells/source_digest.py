@@ -140,7 +140,7 @@ def imported_modules(name: str, path: str, mtime_ns: int, size: int) -> list[str
         elif isinstance(node, ast.ImportFrom):
             source = resolve_name("." * node.level + (node.module or ""), namespace.get("__package__"))
             names = [alias.asname or alias.name for alias in node.names]
-            modules += [defining_module(namespace[each], source) for each in names if each in namespace]
+            modules += [defining_module(namespace[name], source) for name in names if name in namespace]
     return list(dict.fromkeys(modules))
 
 
@@ -185,7 +185,7 @@ def canonical(node: ast.AST) -> str:
     fields, as which a new field appears in code that does not use it, are left out here.
     """
     if isinstance(node, ast.Constant):
-        # Not `repr`, which escapes what the Unicode tables of this version of Python call unprintable.
+        # Not `repr`: the characters that it escapes depend on the Unicode tables of this version of Python.
         return f"Constant({node.value!a})"
     parts = []
     for field, value in ast.iter_fields(node):

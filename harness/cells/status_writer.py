@@ -53,7 +53,7 @@ class StatusWriter:
             state.change(self.folder, **changes, seconds=self.seconds)
 
     def say(self, text: str) -> None:
-        """Write to the log, and show it as what the cell is busy with."""
+        """Write to the log, and show it as the present activity of the cell."""
         print(text, flush=True)
         self.note(reason=text)
 
@@ -110,13 +110,15 @@ class StatusWriter:
 
     @property
     def orphaned(self) -> bool:
-        """Whether the process that started this one is gone, or the process for which a server forked this one."""
+        """True if the process that started this one is gone, or the process for which a server forked this one."""
         launcher = multiprocessing.parent_process()
         return os.getppid() != self.launcher or (launcher is not None and not launcher.is_alive())
 
     def end_with_launcher(self) -> None:
-        """End this process soon after its launcher has ended. Work since the last checkpoint is lost, and every file is
-        whole."""
+        """End this process soon after its launcher has ended.
+
+        Work since the last checkpoint is lost; every file stays whole.
+        """
 
         def watch() -> None:
             while not self.orphaned:
@@ -127,7 +129,7 @@ class StatusWriter:
         threading.Thread(target=watch, daemon=True).start()
 
     def end_when_stalled(self, room: Path, minutes: float) -> None:
-        """End this process if no rank makes progress for so long; the log then has the stack of each thread."""
+        """End this process if no rank makes progress for this long; the log then has the stack of each thread."""
 
         def end(who: str) -> None:
             faulthandler.dump_traceback(2)

@@ -1,4 +1,4 @@
-"""entrobench check: whether a method keeps the rules on which every comparison depends."""
+"""entrobench check: tests that a method keeps the rules on which every comparison depends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fault_of(spec: str, table: Table, refused: Mapping[str, UserError]) -> str |
             entry = table[name]
             if not isinstance(entry, Composition):
                 entry()
-        if spec in offered:  # without options or partners, in which the mistake might be the user's
+        if spec in offered:  # without options or partners, so the mistake cannot be the user's
             Method.of(spec, table)
     except Exception as error:  # a plugin's own code may raise anything, and its row reports it
         return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""entrobench doctor: the parts of entrobench that this machine can run, and those that are missing."""
+"""entrobench doctor: the parts of entrobench that this machine can run, and the missing ones."""
 
 from __future__ import annotations
 

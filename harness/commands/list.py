@@ -23,7 +23,7 @@ EXAMPLES = ("entrobench list", "entrobench list methods", "entrobench list tasks
 
 def add(commands: Commands) -> None:
     parser = command(commands, "list", "methods, tasks, models and configs that exist, one line each", EXAMPLES)
-    parser.add_argument("what", nargs="?", choices=[*LISTS], help="without it: how many there are of each")
+    parser.add_argument("what", nargs="?", choices=[*LISTS], help="without it: the number of each")
     with_plugins(parser)
 
 
@@ -55,7 +55,7 @@ def list_methods(plugins: Plugins) -> dict[str, Rows]:
     }
     for name, entry in baselines.table(plugins).items():
         if isinstance(entry, Composition):
-            groups[Composition][1].append([name, f"{first_line(entry.about)} Stands for {entry.spec} ({entry.source})"])
+            groups[Composition][1].append([name, f"{first_line(entry.about)} Short for {entry.spec} ({entry.source})"])
         else:
             group = Objective if issubclass(entry, Objective) else Control
             groups[group][1].append([name, f"{first_line(entry.__doc__)} ({entry.source})"])

@@ -1,4 +1,4 @@
-"""entrobench status: how far each cell has come, and why one failed."""
+"""entrobench status: the progress of each cell, and the reason of each failure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def call(arguments: argparse.Namespace) -> int:
             console.print(f"the end of {cell.folder / 'log.txt'}:", style="red")
             for line in last_words(cell.folder):
                 console.print(f"    {line}", style="dim")
-    tell_outdated(progresses, "`entrobench run` trains them again, with --keep-stale it keeps those that are done")
+    tell_outdated(progresses, "`entrobench run` trains them again, with --keep-stale it keeps the finished ones")
     others, attempts = leftovers(config, matrix)
     for line in leftover_lines(config.folder, len(others), len(attempts), arguments):
         console.print(line)
@@ -52,7 +52,8 @@ def number_text(value: float | None) -> str:
 def leftover_lines(folder: Path, others: int, attempts: int, arguments: argparse.Namespace) -> list[str]:
     """Return lines on the cells and attempts in a matrix's folder that the configuration does not include.
 
-    With overrides these cells may be the whole matrix of the configuration itself, so nothing is said of deleting them.
+    With overrides these cells may be the whole matrix of the configuration itself, so deleting them is not
+    suggested.
     """
     lines = []
     if others and arguments.overrides:

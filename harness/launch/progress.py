@@ -20,9 +20,8 @@ from harness.terminal import layout
 from harness.terminal.units import duration
 from harness.tracking.feeder import Feeder
 
-QUIET_SECONDS = (
-    30  # between two lines of output that is not a terminal: often enough to see life, rare enough for a log
-)
+# Between two progress lines if the output is not a terminal: often enough to see progress, rare enough for a log.
+QUIET_SECONDS = 30
 BARS = "▁▂▃▄▅▆▇█"
 NUMBERS = {"entropy": "entropy/mean", "reward": "reward/mean"}  # the metrics that are shown, by column
 

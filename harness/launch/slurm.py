@@ -31,9 +31,9 @@ from harness.matrix import Cell
 
 JOBS = "slurm.json"  # in a matrix's folder: the id of each cell's job, by the cell's id
 LOOKS = 2.0  # seconds between two calls of squeue, which loads the controller that all users share
-LIVES = 10_000  # how often a cell may run out of time; a life that makes no progress ends it earlier
-# Seconds for which a job must have been over before that is believed: a job that is being put back into the queue looks
-# over for a moment.
+LIVES = 10_000  # jobs of a cell that may run out of time; a job that makes no progress ends the cell earlier
+# Seconds for which the queue must have shown a job as over before it counts as over: a job that is being put back into
+# the queue is shown so for a moment.
 SETTLING = 20.0
 SPARE = 30  # seconds before the end of its time in which a job is put back into the queue
 OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "REVOKED", "TIMEOUT")
@@ -55,7 +55,7 @@ class Job:
 
 
 def squeue() -> dict[str, Job] | None:
-    """Return this user's jobs by id, including those that ended minutes ago; None if SLURM does not answer."""
+    """Return this user's jobs by id, including recently ended ones; None if SLURM does not answer."""
     command = ["squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%r"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -231,7 +231,7 @@ class SlurmArray:
         return executor
 
     def look(self, job: str) -> Job | None:
-        """Return a job as the queue showed it moments ago; None if it is no longer there."""
+        """Return a job as the queue showed it moments ago; None if the queue no longer has it."""
         if time.monotonic() - self.looked > LOOKS:
             jobs = squeue()
             if jobs is not None:  # without an answer, the last one is still the best guess
@@ -269,10 +269,10 @@ class RankWork:
         return State.known(Path(self.folder))
 
     def checkpoint(self) -> Any:
-        """Stop the cell and return the work of its next life, for which submitit puts the job back into the queue;
-        None if another life would not help.
+        """Stop the cell and return the work of its next life; None if another life would not help.
 
-        submitit calls it in the first task only, from its signal handler, while `__call__` waits for the process.
+        submitit calls this in the first task only, from its signal handler, while `__call__` waits for the process. If
+        it gets work, it puts the job back into the queue.
         """
         from submitit.helpers import DelayedSubmission
 

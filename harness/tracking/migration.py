@@ -89,7 +89,7 @@ def database_content(path: Path) -> DatabaseContent:
 
 @contextmanager
 def temporary_database(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary database next to the final one; remove those that killed processes left."""
+    """Yield the path of a temporary database next to the final one; remove leftovers of killed processes."""
     for abandoned in path.parent.glob(f".{path.name}.*"):
         files.remove_path(abandoned)
     with files.temporary_path(path) as folder:

@@ -148,7 +148,7 @@ def test_what_was_taken_over_is_fenced_wherever_its_owner_was(tmp_path: Path) ->
             line.write("late")
         files.lease_dirs[tmp_path] = old.room
         for context in (half, folder):
-            with pytest.raises(Taken, match="another process has taken"):
+            with pytest.raises(Taken, match="another process took over"):
                 context.__exit__(None, None, None)
         assert not place.exists()
         for write in (

@@ -91,7 +91,8 @@ def test_nobody_to_ask(results: Path, capsys: pytest.CaptureFixture[str], monkey
     assert files(results) == before
     told = capsys.readouterr()
     assert told.err == (
-        "entrobench: nothing was removed, since there is no terminal to ask on; --yes removes what is listed\n"
+        "entrobench: nothing was removed, since without a terminal this command cannot ask; --yes removes the "
+        "listed files\n"
     )
     assert told.out.count("\n") == 5
 

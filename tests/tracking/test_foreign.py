@@ -247,7 +247,7 @@ def test_sync_restores_points_that_a_store_has_lost(tmp_path: Path, capsys: pyte
         assert points() != before
         code, text = said(capsys, "sync", "smoke", *overrides, *matrix)
         assert code == 0
-        assert "holds what 6 cells have recorded" in text
+        assert "holds the records of 6 cells" in text
         assert points() == before, lost
 
 

@@ -109,7 +109,7 @@ def test_who_has_the_password_feeds_and_reads(
     say_who(monkeypatch, "admin", PASSWORD)
     code, out, err = call("sync")
     assert (code, err) == (0, "")
-    assert f"MLflow at {guarded} holds what 1 cell has recorded\n" in out
+    assert f"MLflow at {guarded} holds the records of 1 cell\n" in out
     code, table, err = call("leaderboard", "--format", "csv")
     assert (code, err) == (0, "")
     [_, row] = csv.DictReader(table.splitlines())  # after the base model
