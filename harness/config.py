@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.base import safe_yaml
 from harness.base.errors import UserError, nearest, short, shown
 from harness.base.schema import section, typed
-from harness.config_checks import check_names, check_names_of_elsewhere, check_number, validate
+from harness.config_checks import check_misplaced_keys, check_names, check_number, validate
 from harness.config_sections import (
     Bounds,
     Checkpoint,
@@ -104,7 +104,7 @@ def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
     path = find(name)
     layers = [*with_base(path), *map(override, overrides)]
     values = functools.reduce(merged, layers)
-    check_names_of_elsewhere(values, Config)
+    check_misplaced_keys(values, Config)
     hardware = values.get("hardware")
     if isinstance(hardware, Mapping) and hardware.get("device") == "gpu":  # a usual word for it
         values = merged(values, {"hardware": {"device": "cuda"}})

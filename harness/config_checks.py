@@ -40,14 +40,14 @@ SYNONYMS = {
 }
 
 
-def check_names_of_elsewhere(given: Mapping[str, Any], schema: Any, where: str = "") -> None:
+def check_misplaced_keys(values: Mapping[str, Any], schema: Any, where: str = "") -> None:
     """Refuse an unknown key whose name is that of a setting in another section or in another library."""
     sections = section_types(schema)
-    for name, value in given.items():
+    for name, value in values.items():
         if name in sections:
             inner = sections[name]
             if inner is not None and isinstance(value, Mapping):
-                check_names_of_elsewhere(value, inner, f"{where}{name}.")
+                check_misplaced_keys(value, inner, f"{where}{name}.")
             continue
         wanted = SYNONYMS.get(name, name)
         keys = [key for key in all_keys(Config) if key.rpartition(".")[2] == wanted]

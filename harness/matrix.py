@@ -111,13 +111,12 @@ class Settled:
         parts = {part: dataclasses.asdict(getattr(config, part)) for part in ("train", "rollout", "eval", "stop")}
         if config.train.dtype == "float32":
             parts["train"]["dtype"] = "auto"  # the name of float32 in ids, which stay as they are
-        return {
-            **parts,
-            "verify": {"limit_s": config.verify.limit_s},
-            # Without correction, its bounds have no effect.
-            **({} if correction.kind == "off" else {"correction": dataclasses.asdict(correction)}),
-            **({} if config.hardware.device == "cpu" else {"device": config.hardware.device}),
-        }
+        identity: dict[str, Any] = {**parts, "verify": {"limit_s": config.verify.limit_s}}
+        if correction.kind != "off":  # without correction, its bounds have no effect
+            identity["correction"] = dataclasses.asdict(correction)
+        if config.hardware.device != "cpu":
+            identity["device"] = config.hardware.device
+        return identity
 
     @cached_property
     def plain(self) -> dict[str, Any]:
@@ -188,11 +187,15 @@ class Cell:
 
     @property
     def label(self) -> str:
-        varied = [self.method]
-        varied += [self.task] if len(self.config.tasks) > 1 else []
-        varied += [self.model] if len(self.config.models) > 1 else []
-        varied += [setting_label(self.config.setting)] if self.config.axes else []
-        return " ".join([*varied, f"seed {self.seed}"])
+        """The name of a cell in tables and messages: its method and seed, and the axes that vary in its matrix."""
+        parts = [self.method]
+        if len(self.config.tasks) > 1:
+            parts.append(self.task)
+        if len(self.config.models) > 1:
+            parts.append(self.model)
+        if self.config.axes:
+            parts.append(setting_label(self.config.setting))
+        return " ".join([*parts, f"seed {self.seed}"])
 
     @cached_property
     def folder(self) -> Path:
@@ -225,7 +228,7 @@ class Cell:
 
 
 def cells(config: Config) -> list[Cell]:
-    """Return every cell of the matrix, checked; seeds vary last, so that an unfinished matrix compares methods fairly."""
+    """Return all cells, checked. Seeds are the outermost loop, so an unfinished matrix compares methods fairly."""
     shared, settings = Shared(config), variants(config)
     for spec in [*config.methods, config.baseline]:
         method = shared.method(spec)

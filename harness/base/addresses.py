@@ -71,7 +71,7 @@ def without_address(text: str, uri: str) -> str:
     visible = visible_address(uri)
     text = text.replace(uri, visible)
     written_ways = (uri, unquote(uri), unquote_plus(uri))
-    parts = {part for way in written_ways for part in BETWEEN_PARTS.split(way)}
+    parts = set[str]().union(*map(BETWEEN_PARTS.split, written_ways))
     secret_parts = parts - {*BETWEEN_PARTS.split(visible), ""}
     for part in sorted(secret_parts, key=len, reverse=True):
         # A short part, such as a user named db, would otherwise hide the middles of other words.

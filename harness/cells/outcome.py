@@ -18,11 +18,13 @@ TAG = "outcome"  # of its run: the digest of the outcome
 
 def cell_outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the outcome of a cell that is done."""
-    entropy = curve(lines, "entropy/mean")
+    entropies = curve(lines, "entropy/mean")
+    first_and_last = [entropies[0], entropies[-1]] if entropies else None
     dropped = curve(lines, "weights/dropped")
+    mean_dropped = statistics.fmean(dropped) if dropped else None
     return {
-        "entropy": [entropy[0], entropy[-1]] if entropy else None,  # at the first and at the last training step
-        "dropped": statistics.fmean(dropped) if dropped else None,  # share of tokens, mean over the steps
+        "entropy": first_and_last,  # at the first and at the last training step
+        "dropped": mean_dropped,  # share of tokens, mean over the steps
         "tokens": sum(curve(lines, "tokens/generated")),  # sampled while training
         "hours": State.read(folder).seconds / 3600 * devices(spec, State.read(folder).device),
         "tasks": evaluations(folder, spec, lines),

@@ -87,7 +87,8 @@ def harness_digest() -> str:
 
 def module_names(cls: type) -> list[str]:
     """Return the names of the modules whose source counts for a class."""
-    names = [name for name in dict.fromkeys(base.__module__ for base in cls.__mro__) if top(name) not in NO_SOURCES]
+    class_modules = dict.fromkeys(base.__module__ for base in cls.__mro__)
+    names = [name for name in class_modules if top(name) not in NO_SOURCES]
     packages = {"baselines", "tasks", *map(top, names)}
     homes = {package_home(package) for package in packages} - {None}
     for name in names:  # the list grows while it is walked: imports of imports count too

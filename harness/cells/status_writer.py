@@ -1,4 +1,4 @@
-"""The process of a cell as others see it: its state and its reason of failure, and when it ends on its own."""
+"""The status of a cell's process: its state and reason of failure, and the cases in which it ends on its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harness.cells.heartbeat import Heartbeat
 from harness.cells.state import State
 from harness.dist import ranks
 
-LOOK = 0.5  # seconds between two looks at whether the launcher is there
+LOOK = 0.5  # seconds between two checks whether the launcher still runs
 FAILED = "failed"  # a file in the directory of the lease: a rank of this attempt has failed
 ENDING = 10.0  # seconds for the first rank that fails to record its reason, after which all ranks are ended
 MORE_MEMORY = (
@@ -123,7 +123,7 @@ class StatusWriter:
         def watch() -> None:
             while not self.orphaned:
                 time.sleep(LOOK)
-            print("stopped: the launcher is gone; the next run goes on from here", flush=True)
+            print("stopped: the launcher is gone; the next run continues from here", flush=True)
             os._exit(1)
 
         threading.Thread(target=watch, daemon=True).start()

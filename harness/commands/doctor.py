@@ -33,8 +33,8 @@ def call(arguments: argparse.Namespace) -> int:
         arguments.config, arguments.overrides = "demo", [arguments.config, *arguments.overrides]
     findings = doctor.findings(config_of_arguments(arguments), thorough=arguments.thorough)
     if arguments.format == "json":
-        every = list(findings)
-        print(json.dumps([vars(finding) for finding in every], indent=1))
+        all_findings = list(findings)
+        print(json.dumps([vars(finding) for finding in all_findings], indent=1))
     else:
-        every = doctor.print_findings(console, findings)
-    return int(any(finding.state == doctor.BROKEN for finding in every))
+        all_findings = doctor.print_findings(console, findings)
+    return int(any(finding.state == doctor.BROKEN for finding in all_findings))

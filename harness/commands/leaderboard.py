@@ -122,7 +122,8 @@ def selected_parts(arguments: argparse.Namespace) -> list[Part]:
             experiment = Experiment(source, config.name, uri)
             return [select.part_of_config(board, experiment, where, arguments.baseline)]
         parts = []
-        for name in dict.fromkeys(name for names in arguments.experiment for name in names.split(",")):
+        names = ",".join(arguments.experiment).split(",")
+        for name in dict.fromkeys(names):
             parts += select.parts_of_experiment(Experiment(source, name, uri), where, arguments.baseline)
         return parts
 

@@ -54,14 +54,16 @@ def plan_settings(config: Config, jobs: int | None = None) -> list[Plan]:
     for cell in cells(config):
         settings.setdefault(setting_label(cell.config.setting), []).append(cell)
     cost.check_problem_counts([cells_of_setting[0].config for cells_of_setting in settings.values()])
-    machine, plans = this_machine(config), []
+    machine, plans, progress = this_machine(config), [], []
     for setting, cells_of_setting in settings.items():
         if setting:
             console.rule(setting, align="left")
         plan = plan_for(cells_of_setting[0].config, cells_of_setting, machine, jobs)
         show_plan(console, plan)
         plans.append(plan)
-    tell_outdated((pair for plan in plans for pair in plan.progress), "`entrobench run` trains them again")
+    for plan in plans:
+        progress += plan.progress
+    tell_outdated(progress, "`entrobench run` trains them again")
     return plans
 
 

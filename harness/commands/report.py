@@ -39,8 +39,9 @@ def call(arguments: argparse.Namespace) -> int:
     if arguments.experiment:
         path = write_experiment_report(arguments.experiment, arguments.uri or Config().tracking_uri, arguments.out)
     else:
-        plugins = [word for name in arguments.plugin for word in ("--plugin", name)]
-        words = ["entrobench", "run", arguments.config, *arguments.overrides, *plugins]
+        words = ["entrobench", "run", arguments.config, *arguments.overrides]
+        for name in arguments.plugin:
+            words += ["--plugin", name]
         path = write_report(config_of_arguments(arguments), shlex.join(words), arguments.out)
     console.print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB")
     return 0

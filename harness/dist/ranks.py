@@ -186,8 +186,11 @@ def of_first(value: T) -> T:
 def averaged(record: dict[str, float]) -> dict[str, float]:
     """Return the mean over ranks of each number; it counts as 0 on a rank that does not have it."""
     records = each(record)
+    names: dict[str, None] = {}  # a dict keeps the order of the first rank, which is the same on all ranks
+    for of_rank in records:
+        names |= dict.fromkeys(of_rank)
     means = {}
-    for name in dict.fromkeys(name for of_rank in records for name in of_rank):  # in the order of the first rank
+    for name in names:
         means[name] = sum(of_rank.get(name, 0.0) for of_rank in records) / len(records)
     return means
 

@@ -26,15 +26,16 @@ class GpuPool:
         self.free = dict.fromkeys(gpus, Fraction(1))
 
     def take(self, hardware: Hardware) -> TakenGpus | None:
-        """Take a GPU for each rank of a cell, or a share of the fullest one with enough room; None if too few are
-        free."""
+        """Take a GPU for each rank of a cell, or a share of the fullest one with enough room; None without room."""
         share = share_per_rank(hardware)
-        able = sorted((gpu for gpu, free in self.free.items() if free >= share), key=lambda gpu: self.free[gpu])
-        if len(able) < hardware.ranks:
+        gpus = [gpu for gpu, free in self.free.items() if free >= share]
+        gpus.sort(key=lambda gpu: self.free[gpu])
+        if len(gpus) < hardware.ranks:
             return None
-        for gpu in able[: hardware.ranks]:
+        chosen = tuple(gpus[: hardware.ranks])
+        for gpu in chosen:
             self.free[gpu] -= share
-        return TakenGpus(tuple(able[: hardware.ranks]), share)
+        return TakenGpus(chosen, share)
 
     def give_back(self, taken: TakenGpus) -> None:
         for gpu in taken.gpus:

@@ -171,9 +171,10 @@ class Ray:
         import ray
 
         unfinished = [*self.requested.values(), *(cell for cell in self.running if cell.result is None)]
+        parts: list[Any] = []
         for cell in unfinished:
             cell.release_room()
-        parts = [part for cell in unfinished for part in cell.parts]
+            parts += cell.parts
         if parts:
             ray.wait(parts, num_returns=len(parts), timeout=ENDING)
         ray.shutdown()

@@ -37,7 +37,7 @@ def visible(text: str) -> str:
 
 
 def escaped(lines: Iterable[Sequence[str]]) -> list[list[str]]:
-    return [[visible(text) for text in line] for line in lines]
+    return [list(map(visible, line)) for line in lines]
 
 
 class SafeConsole(Console):
@@ -168,7 +168,7 @@ def show_table(
 
 
 def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str) -> str:
-    """Return a table of any width, one line for each row, of which there may be thousands."""
+    """Return a table of any width as text, one line for each row."""
     sizes = column_sizes(lines)
     texts = []
     for line in lines:
@@ -183,7 +183,7 @@ def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str
 def fitting_boxed(
     lines: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]]
 ) -> list[int] | None:
-    """Return the columns of a boxed table that fit, by number; None where cards are better."""
+    """Return the numbers of the columns of a boxed table that fit; None if cards are better."""
     return fitting(lines, width, goes, between=3, around=1)
 
 

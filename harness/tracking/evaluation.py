@@ -86,10 +86,9 @@ def send_values(client: MlflowClient, run: Run, evaluated: Evaluated) -> None:
     """
     from mlflow.entities import Metric, Param, RunTag
 
-    tags = {**evaluated.made.tags(), **evaluated.tags}
-    client.log_batch(
-        run.info.run_id,
-        [Metric(metric_name(key), value, run.info.start_time, 0) for key, value in evaluated.metrics.items()],
-        [Param(key, str(value)[:LONGEST_VALUE]) for key, value in evaluated.params.items()],
-        [RunTag(key, value[:LONGEST_VALUE]) for key, value in tags.items()],
-    )
+    start = run.info.start_time
+    metrics = [Metric(metric_name(key), value, start, 0) for key, value in evaluated.metrics.items()]
+    params = [Param(key, str(value)[:LONGEST_VALUE]) for key, value in evaluated.params.items()]
+    all_tags = {**evaluated.made.tags(), **evaluated.tags}
+    tags = [RunTag(key, value[:LONGEST_VALUE]) for key, value in all_tags.items()]
+    client.log_batch(run.info.run_id, metrics, params, tags)

@@ -119,7 +119,9 @@ def holds_records(run: Run, spec: CellSpec, lines: Lines, uri: str) -> bool:
     """
     if SOURCE not in run.data.tags:  # the first sync was interrupted: its tags vouch for nothing yet
         return True
-    points = {(metric_name(key), line["step"]) for line in lines for key in line["metrics"]}
+    points = set()
+    for line in lines:
+        points |= {(metric_name(key), line["step"]) for key in line["metrics"]}
     steps_by_name = Counter(name for name, _ in points)
     if not params_of(spec).keys() <= run.data.params.keys():
         return False
@@ -236,8 +238,10 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
 
 def points_in_run(client: MlflowClient, run: Run, lines: Lines) -> set[tuple[str, int]]:
     """Return the points of these steps that a run has, by name and step."""
-    names = {metric_name(key) for line in lines for key in line["metrics"]}
     steps = {line["step"] for line in lines}
+    names: set[str] = set()
+    for line in lines:
+        names |= {metric_name(key) for key in line["metrics"]}
     present = set()
     for name in sorted(names):
         for point in client.get_metric_history(run.info.run_id, name):
