@@ -3,8 +3,8 @@
     import entrobench
 
     matrix = entrobench.load("smoke", "train.steps=10")
-    matrix.plan()                # prints what it would cost
-    table = matrix.run()         # runs what is missing, returns the leaderboard as a pandas DataFrame
+    matrix.plan()                # prints its estimated cost
+    table = matrix.run()         # runs the missing cells, returns the leaderboard as a pandas DataFrame
     print(matrix.report())       # the path of the HTML page
 
 `plan`, `run`, `leaderboard` and `report` do the same in one line: `entrobench.run("smoke", "train.steps=10")`.

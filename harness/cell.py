@@ -137,13 +137,13 @@ def work(
         with ranks.process_group(hardware.world, device, status.failed), owned(folder, status, wait) as room:
             if hardware.stall_minutes is not None:
                 status.end_when_stalled(room, hardware.stall_minutes)
-            if not ranks.of_first(begin(folder, spec, status) if ranks.own_rank() == 0 else None):
+            if not begin_on_first(folder, spec, status):
                 return
             checkpoints = Checkpoints(folder / CHECKPOINTS, spec.id)
             try:
                 checkpoints.latest()
             except NoneWhole:
-                ranks.of_first(begin(folder, spec, status, lost=True) if ranks.own_rank() == 0 else None)
+                begin_on_first(folder, spec, status, lost=True)
             run_cell(folder, spec, status, device, checkpoints, leaving or threading.Event())
 
 
@@ -170,6 +170,12 @@ def leased(folder: Path, wait: float | None) -> Iterator[Path]:
         assert of_first_rank is not None
         with lease.fenced(of_first_rank):
             yield of_first_rank.room
+
+
+def begin_on_first(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = False) -> bool:
+    """Begin the attempt on rank 0, which alone writes its records; return the result on all ranks."""
+    needs_work = ranks.own_rank() == 0 and begin(folder, spec, status, lost=lost)
+    return ranks.of_first(needs_work)
 
 
 def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = False) -> bool:

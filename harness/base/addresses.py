@@ -74,8 +74,9 @@ def without_address(text: str, uri: str) -> str:
     parts = set[str]().union(*map(BETWEEN_PARTS.split, written_ways))
     secret_parts = parts - {*BETWEEN_PARTS.split(visible), ""}
     for part in sorted(secret_parts, key=len, reverse=True):
-        # A short part, such as a user named db, would otherwise hide the middles of other words.
-        pattern = re.escape(part) if len(part) >= DISTINCT else rf"(?<!\w){re.escape(part)}(?!\w)"
+        pattern = re.escape(part)
+        if len(part) < DISTINCT:  # only as a whole word: a user named db must not hide the middles of other words
+            pattern = rf"(?<!\w){pattern}(?!\w)"
         text = re.sub(pattern, HIDDEN, text)
     return text
 

@@ -88,7 +88,9 @@ def import_plugin(plugin: str) -> ModuleType:
     except ImportError as error:
         raise UserError(f"plugin {short(plugin)} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:  # the plugin's own code may raise any type
-        reason = f"{type(error).__name__}: {short(str(error))}" if str(error) else type(error).__name__
+        reason = type(error).__name__
+        if str(error):
+            reason += f": {short(str(error))}"
         raise UserError(f"plugin {short(plugin)} raises an error when it is imported ({reason})") from error
 
 

@@ -97,5 +97,6 @@ def last_lines(folder: Path, count: int) -> list[dict[str, Any]]:
         start = max(path.stat().st_size - TAIL, 0)
         file.seek(start)
         lines = file.read().split(b"\n")[:-1]
-    whole = lines[1:] if start and len(lines) > 1 else lines  # the first line may be cut off at its start
-    return [parsed(line, path) for line in whole[-count:]]
+    if start and len(lines) > 1:  # the first line may be cut off at its start
+        lines = lines[1:]
+    return [parsed(line, path) for line in lines[-count:]]

@@ -27,8 +27,8 @@ class CellSpec:
     id: str  # the hash of its identity
     matrix: str
     key: CellKey
-    identity: dict[str, Any]  # what defines its result
-    settings: dict[str, Any]  # the configuration as plain values; `config` has it typed
+    identity: dict[str, Any]  # everything that defines its result
+    settings: dict[str, Any]  # the configuration as plain values; `config` is the typed form
     made_of: str | None = None  # its method with compositions written out; None if it names none
 
     @classmethod

@@ -87,7 +87,7 @@ class StatusWriter:
         """
         try:
             yield
-        except Exception as error:  # any error: it ends this cell alone, and the launcher goes on with the others
+        except Exception as error:  # any error: it ends only this cell, and the launcher continues with the others
             if not self.first_to_fail():
                 time.sleep(ENDING)  # an exit now would have the first rank killed before its reason is recorded
                 sys.exit(1)

@@ -142,7 +142,9 @@ def run_matrix(
     present = fetch_models(config)
     for model, digest in present.items():
         console.print(f"base model {model}: {digest[: digests.SHOWN]}")
-    number = f"{len(matrix)} cells" if chosen == matrix else f"{len(chosen)} of {len(matrix)} cells"
+    number = f"{len(matrix)} cells"
+    if chosen != matrix:
+        number = f"{len(chosen)} of {number}"
     console.print(f"matrix {config.name}: {number}, {len(chosen) - len(todo)} done before, {len(todo)} to run")
     progress = [(cell, cell.progress()) for cell in todo]
     tell_outdated(progress, "training starts again at step 0, and the earlier attempts are kept")

@@ -254,7 +254,7 @@ def cpus() -> DeviceMesh:
     return init_device_mesh("cpu", (count(),))
 
 
-# Work that rank 0 alone asks for and all ranks share: the sampling of evaluations, and the difficulty filter
+# Work that only rank 0 requests and all ranks share: the sampling of evaluations, and the difficulty filter
 
 Work = Callable[..., list[Any]]  # takes a list of items, and settings by name; returns a result for each item
 

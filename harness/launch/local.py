@@ -40,7 +40,9 @@ class CellProcess:
 
     def reason(self) -> str:
         code = self.process.exitcode or 0
-        return "the process that it was forked from has ended" if code == LOST else describe_exit(code)
+        if code == LOST:
+            return "the process that it was forked from has ended"
+        return describe_exit(code)
 
     def kill(self) -> None:
         self.process.kill()

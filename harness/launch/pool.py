@@ -52,7 +52,9 @@ class GpuPool:
 
 def cells_on(gpus: int, hardware: Hardware) -> int:
     """Return the number of cells that this many GPUs have room for."""
-    return int(1 / share_per_rank(hardware)) * gpus if hardware.ranks == 1 else gpus // hardware.ranks
+    if hardware.ranks > 1:
+        return gpus // hardware.ranks
+    return int(1 / share_per_rank(hardware)) * gpus
 
 
 def share_per_rank(hardware: Hardware) -> Fraction:

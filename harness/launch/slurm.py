@@ -47,7 +47,8 @@ class Job:
     reason: str
 
     def __str__(self) -> str:
-        return self.state.lower() + (f" ({self.reason})" if self.reason not in ("", "None") else "")
+        reason = f" ({self.reason})" if self.reason not in ("", "None") else ""
+        return f"{self.state.lower()}{reason}"
 
     @property
     def over(self) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
@@ -157,9 +157,8 @@ def show_table(
         return
     table = Table(box=None, header_style="dim", pad_edge=pad_edge, show_header=names, title=title, title_justify="left")
     for column in (columns[i] for i in kept):
-        table.add_column(
-            column.name, justify="right" if column.right else "left", no_wrap=not column.folds, overflow="fold"
-        )
+        justify: JustifyMethod = "right" if column.right else "left"
+        table.add_column(column.name, justify=justify, no_wrap=not column.folds, overflow="fold")
     for line in lines[1:]:
         table.add_row(*(Text(line[i]) for i in kept))
     console.print(table, crop=False)

@@ -65,7 +65,9 @@ def run_of_evaluation(client: MlflowClient, evaluated: Evaluated, uri: str) -> R
     client.set_experiment_tag(experiment, "mlflow.note.content", NOTE)
     same_key = f"tags.{TAG} = '{evaluated.key}'"
     runs = client.search_runs([experiment], same_key, order_by=["attributes.start_time ASC"])
-    return runs[0] if runs else client.create_run(experiment, tags={TAG: evaluated.key}, run_name=evaluated.name)
+    if runs:
+        return runs[0]
+    return client.create_run(experiment, tags={TAG: evaluated.key}, run_name=evaluated.name)
 
 
 def unsent_evaluation_files(folder: Path, artifacts: Artifacts) -> Iterator[tuple[Path, str]]:

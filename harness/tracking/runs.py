@@ -120,7 +120,8 @@ class DatabaseReader:
         query = "SELECT key, step, timestamp, value, is_nan FROM metrics WHERE run_uuid = ?"
         for key, step, time, value, is_nan in self.connection.execute(query, (run.id,)):
             if wanted(key):
-                curves.setdefault(key, []).append(Point(step, time / 1000, math.nan if is_nan else value))
+                number = math.nan if is_nan else value  # MLflow stores 0 for NaN, with a flag
+                curves.setdefault(key, []).append(Point(step, time / 1000, number))
         return {key: sorted(points) for key, points in sorted(curves.items())}
 
 

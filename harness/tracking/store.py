@@ -44,11 +44,13 @@ def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
         check_database(path, uri, write)
     try:
         # Creating the tables fails if two processes do it at the same time.
-        tables_lock = lock(path.with_name(f"{path.name}.lock")) if path is not None and write else nullcontext()
-        with tables_lock:
-            if path is not None:
+        if path is not None:
+            tables_lock = lock(path.with_name(f"{path.name}.lock")) if write else nullcontext()
+            with tables_lock:
                 prepare_tables(path.absolute(), write)
-            client = client_of(absolute(uri))
+                client = client_of(absolute(uri))
+        else:
+            client = client_of(uri)
     except OSError as error:
         raise unusable(uri, error) from error
     from mlflow.exceptions import MlflowException
