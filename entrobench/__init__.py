@@ -1,19 +1,20 @@
-"""The Python interface: run a matrix and read its numbers, and write methods and tasks.
+"""The public Python interface: run a matrix, read its numbers, and write methods and tasks.
 
     import entrobench
 
     matrix = entrobench.load("smoke", "train.steps=10")
-    matrix.plan()                # prints its estimated cost
+    matrix.plan()                # prints the cost; runs nothing
     table = matrix.run()         # runs the missing cells, returns the leaderboard as a pandas DataFrame
     print(matrix.report())       # the path of the HTML page
 
 `plan`, `run`, `leaderboard` and `report` do the same in one line: `entrobench.run("smoke", "train.steps=10")`.
-A method is a subclass of `Objective`, `ClippedObjective` or `Control`, whose verbs see a `View`, or a `Composition` of
-others. A task has the attributes of `Task`: it returns `Problem`s, judges responses with `Verdict`s and reads
-`Answer`s; `boxed_answer` reads the answer in the last box. `number`, `numbers` and `choice` declare options and their
-bounds. A mistake of the user raises `UserError`, and failed cells raise `CellsFailed`.
 
-Each name is loaded on first use, so importing this package costs nothing.
+A method is a subclass of `Objective`, `ClippedObjective` or `Control`, whose verbs get a `View`, or a `Composition` of
+other methods. A task has the attributes of `Task`: it returns `Problem`s, judges responses with `Verdict`s and reads
+their `Answer`s; `boxed_answer` reads the last box. `number`, `numbers` and `choice` declare the allowed values of
+options. A user's mistake raises `UserError`; if cells are not done at the end of a run, `CellsFailed` is raised.
+
+Each name is loaded when it is first used, so importing this package takes no time.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name. Python calls this once for each: the value is then a global of this module."""
+    """Load a name of this package; Python calls this once for each name."""
     if name == "__version__":
         from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""A matrix as an object with a method for each command, for scripts and notebooks."""
+"""A matrix as an object, for scripts and notebooks; its methods do the same as the commands of their names."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class CellsFailed(RuntimeError):
-    """Some cells of a matrix are not done; the message names them with reasons and logs. The other cells are kept."""
+    """Some cells of a matrix are not done; the message names them, the reasons and their logs. The others are kept."""
 
 
 class Matrix:
-    """The matrix of a configuration: every method on every task with every model and every seed.
+    """The cells of a configuration: every method on every task with every model and every seed.
 
-    `load` returns one. Nothing runs and nothing is written before `run`.
+    `load` creates one. Nothing is run or written before `run` is called.
 
-    config: the settings with all defaults filled in, such as `config.train.steps`.
-    cells: in the order in which they run. Each has a `method`, `task`, `model`, `seed`, `id` and `folder`.
+    config: the settings, with all defaults filled in; `config.train.steps` is one of them.
+    cells: in the order in which they run. Each has its `method`, `task`, `model`, `seed`, `id` and `folder`.
     """
 
     def __init__(self, config: Config) -> None:
@@ -41,23 +41,24 @@ class Matrix:
         return f"<matrix {self.config.name}: {len(self.cells)} cells in {self.config.folder}>"
 
     def plan(self) -> list[Plan]:
-        """Print cells by state, tokens, estimated time and memory, and what this machine lacks; run nothing.
+        """Print cells by state, tokens, estimated time and memory, and the missing resources; run nothing.
 
-        Return a plan for each setting of `axes`, with `states`, `missing`, `seconds`, `measured` (by finished cells of
-        the same size), `assumed`, `lacks` and others.
+        The same is returned as one object for each setting of `axes`, with `states`, `missing`, `seconds`, `measured`
+        (by finished cells of the same size), `assumed`, `lacks` and others.
         """
         from harness.commands import plan
 
         return plan.plan_settings(self.config)
 
     def run(self, jobs: int | None = None, launcher: str = "local", *, rerun_edited: bool = False) -> DataFrame:
-        """Run the missing cells, `jobs` at a time, and return the leaderboard.
+        """Run the missing cells, `jobs` of them at a time, and return the leaderboard.
 
-        Progress is printed, and the table at the end. Without `jobs`, as many cells run at a time as this machine has
-        room for, or the cluster of the `launcher` (ray or slurm). Finished cells are not run again, and interrupted
-        cells resume from their last checkpoint. Finished cells whose method or task was edited since are trained again
-        only with `rerun_edited`, or if you agree on the terminal. Raises CellsFailed if some cells are not done at the
-        end.
+        Progress is printed, and the table at the end. Without `jobs`, as many cells run at once as fit on this machine,
+        or on the cluster of the `launcher` (ray, slurm).
+
+        Finished cells are not run again, and interrupted cells continue from their last checkpoint. If the method or
+        task of a finished cell was edited since, the cell is trained again only with `rerun_edited`, or after you agree
+        on the terminal. Raises CellsFailed if cells are not done at the end.
         """
         from harness.commands import run
 
@@ -72,11 +73,11 @@ class Matrix:
         return self.leaderboard()
 
     def status(self) -> DataFrame:
-        """Return the progress of each cell, one row each.
+        """Return the progress of each cell, one row per cell.
 
         Columns: method, task, model, each key of `axes`, seed; state (planned, running, done, failed, stale or
-        outdated); step of steps; entropy and reward of that step; reason of a failure or an early end; folder with its
-        records.
+        outdated); step and steps (the last step, and the number of all steps); entropy and reward of that step; reason
+        (of a failure or an early end); folder (of the cell's records).
         """
         import pandas
 
@@ -100,21 +101,22 @@ class Matrix:
     def leaderboard(self) -> DataFrame:
         """Return the table, read from MLflow: one row for each method, evaluation task and model.
 
-        The rows of base models come first; their method is "base model". Printed, or shown in a notebook, the frame
-        looks like the table of `entrobench leaderboard`; it has the columns of `entrobench leaderboard --format csv`:
+        The first row of each table is the base model, whose method is "base model". Printed, or shown in a notebook,
+        the table looks like that of `entrobench leaderboard`. Its columns are those of `entrobench leaderboard --format
+        csv`:
 
-        - method, task, model, setting.KEY of each further axis; k of the headline Pass@k; baseline, the method with
-          which the others are compared
+        - method, task, model, setting.KEY for each further axis; k of the headline Pass@k; baseline, the method that
+          the others are compared with
         - avg_at_k.mean, .low and .high: the share of right responses and its 95 % interval over seeds and problems
         - pass_at_k.K.mean, .low and .high: Pass@K for powers of two and for the headline's k
-        - entropy_initial.*, entropy_final.*: the entropy at the first and at the last training step, in nats a token
+        - entropy_initial.*, entropy_final.*: the entropy at the first and at the last training step, in nats per token
         - delta_to_baseline.*, delta_pass_at_k.K.*: differences to the baseline, paired by seed and problem
-        - seeds_done, seeds_expected; flags, warnings about the task's problems, and about cells whose method or task
-          was edited since (`--keep-stale` keeps these)
-        - base_model, the first digits of the digest of the base model of its cells; mixed, a note if its cells or the
-          baseline's are of different code or base models
+        - seeds_done, seeds_expected; flags, remarks on the task's problems, and on cells that were made by another
+          version of their method or task (kept with `--keep-stale`)
+        - base_model, the first digits of the digest of the model that training started from; mixed, the differences in
+          code or base model among the row's cells and the baseline's
 
-        Missing values are NaN, such as the interval of a single seed, or a number of a method without finished cells.
+        Missing values are NaN: the interval of a single seed, and every number of a method without a finished cell.
         """
         from harness.commands import leaderboard
         from harness.table.notebook import leaderboard_frame
@@ -122,23 +124,20 @@ class Matrix:
         return leaderboard_frame(leaderboard.matrix_rows(self.config, self.cells))
 
     def curves(self, *metrics: str) -> DataFrame:
-        """Return metrics of training, one row for each value: `curves("entropy/mean", "reward/mean")`.
+        """Return training metrics, one row for each value: `curves("entropy/mean", "reward/mean")`.
 
-        Columns: cell (its id), method, task, model, seed, outdated, step, metric, value. `outdated` is the reason if
-        the cell's method or task was edited since (`--keep-stale` keeps such cells), otherwise NaN. The values are
-        read from the cells' own records: running cells are included up to their last step, cells without a record are
-        not. Step 0 is before training; `eval/...` has values only at the steps that were evaluated. Raises UserError if
-        no cell has the metric.
+        Columns: cell (its id), method, task, model, seed, outdated, step, metric, value. `outdated` is the reason why a
+        cell is outdated (its method or task was edited since, and it was kept with `--keep-stale`), and NaN for all
+        other cells. The values are read from the cells' own records: running cells are included as far as they got,
+        cells without a record are not. Step 0 is before training; `eval/...` exists only at evaluated steps. Raises
+        UserError if no cell has such a metric.
         """
         import pandas
 
         if not metrics:
             raise UserError("curves() names no metric; write for example curves('entropy/mean')")
-        logs = [(axes(cell), MetricsLog(cell.folder).read()) for cell in self.cells]
-        known: set[str] = set()
-        for _, lines in logs:
-            for line in lines:
-                known |= line["metrics"].keys()
+        logs = [(cell_columns(cell), MetricsLog(cell.folder).read()) for cell in self.cells]
+        known = {name for _, lines in logs for line in lines for name in line["metrics"]}
         if not known:
             raise UserError(f"no cell of the matrix {self.config.name} in {self.config.folder} has run yet")
         for metric in metrics:
@@ -146,11 +145,11 @@ class Matrix:
                 raise UserError(f"no cell has the metric {metric!r}; {nearest(metric, known)}")
         rows = []
         for metric in metrics:
-            for of_cell, lines in logs:
+            for columns, lines in logs:
                 for line in lines:
                     if metric in line["metrics"]:
                         value = line["metrics"][metric]
-                        rows.append({**of_cell, "step": line["step"], "metric": metric, "value": value})
+                        rows.append({**columns, "step": line["step"], "metric": metric, "value": value})
         return pandas.DataFrame(rows)
 
     @overload
@@ -160,11 +159,11 @@ class Matrix:
     def samples(self, problem: str) -> DataFrame: ...
 
     def samples(self, problem: str | None = None) -> list[str] | DataFrame:
-        """Return all responses to one problem in all evaluations; without a problem, the ids of the evaluated problems.
+        """Return all responses to one problem in all evaluations; without a problem, the ids of evaluated problems.
 
-        Columns: cell (its id), method, task, model, seed, and outdated as in `curves`; evaluated, the task of the
-        problem; step of the evaluation, 0 before training; response, verdict; answer, in the task's normal form. Raises
-        UserError if nothing was evaluated.
+        Columns: cell (its id), method, task, model, seed, and outdated as in `curves`; evaluated (the task of the
+        problem); step (after which the cell was evaluated; 0 is before training); response, verdict; answer (in the
+        task's normal form). Raises UserError if nothing has been evaluated.
         """
         import pandas
 
@@ -175,12 +174,12 @@ class Matrix:
                 evaluated, _, step = path.stem.removeprefix("evaluate-").rpartition("-")
                 for record in files.read_lines(path):
                     ids[record["problem"]] = None
-                    if record["problem"] == problem:
-                        evaluation = {**axes(cell), "evaluated": evaluated, "step": int(step)}
-                        samples = zip(record["responses"], record["verdicts"], record["answers"], strict=True)
-                        for response, verdict, answer in samples:
-                            sample = {"response": response, "verdict": verdict, "answer": answer}
-                            rows.append(evaluation | sample)
+                    if record["problem"] != problem:
+                        continue
+                    evaluation = {**cell_columns(cell), "evaluated": evaluated, "step": int(step)}
+                    samples = zip(record["responses"], record["verdicts"], record["answers"], strict=True)
+                    for response, verdict, answer in samples:
+                        rows.append({**evaluation, "response": response, "verdict": verdict, "answer": answer})
         if not ids:
             raise UserError(f"no cell of the matrix {self.config.name} in {self.config.folder} has been evaluated yet")
         if problem is None:
@@ -196,7 +195,7 @@ class Matrix:
         return report.write_report(self.config)
 
 
-def axes(cell: Cell) -> dict[str, str | int | float]:
+def cell_columns(cell: Cell) -> dict[str, str | int | float]:
     """Return the columns that identify a cell, and the reason if it is outdated."""
     progress = cell.progress()
     outdated = str(progress.reason) if progress.state == OUTDATED else float("nan")
@@ -204,16 +203,16 @@ def axes(cell: Cell) -> dict[str, str | int | float]:
 
 
 def load(config: str | Path, *overrides: str) -> Matrix:
-    """Return the matrix of a configuration, given as the path of a YAML file or as the name of a shipped one.
+    """Return the matrix of a configuration: the path of a YAML file, or a name of `entrobench list configs`.
 
-    Overrides are `key=value` as on the command line: `load("demo", "train.steps=10", "seeds=[0,1]")`. `entrobench list
-    configs` shows the names. Raises UserError if a key or a value is wrong.
+    Overrides are `key=value` as on the command line: `load("demo", "train.steps=10", "seeds=[0,1]")`. Raises UserError
+    if a key or a value is wrong.
     """
     return Matrix(harness.config.load_config(str(config), overrides))
 
 
 def plan(config: str | Path, *overrides: str) -> list[Plan]:
-    """Print and return the plan of a matrix; see Matrix.plan."""
+    """Print and return the cost of a matrix; see Matrix.plan."""
     return load(config, *overrides).plan()
 
 

@@ -59,9 +59,7 @@ def call(arguments: argparse.Namespace) -> int:
 
     sound = [spec for spec, why in faults.items() if why is None]
     report_of = {report.method: report for report in check.reports(sound, arguments.plugin)}
-    reports = []
-    for spec, why in faults.items():
-        reports.append(report_of[spec] if why is None else check.unmade(spec, why))
+    reports = [report_of[spec] if why is None else check.unmade(spec, why) for spec, why in faults.items()]
     if arguments.format == "json":
         print(json.dumps([report.plain() for report in reports], indent=1))
     else:
