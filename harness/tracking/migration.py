@@ -133,6 +133,6 @@ def copy_database(source: Path, target: Path) -> None:
 def failed_upgrade(path: Path, error: Exception) -> UserError:
     first_line = str(error).splitlines()[0]
     return UserError(
-        f"{path} is of another version of MLflow, or of an interrupted upgrade, and cannot be upgraded "
+        f"{path} is of another version of MLflow, or half upgraded, and cannot be upgraded "
         f"({first_line}); it was not changed: move it away, and `entrobench sync` fills a new one"
     )

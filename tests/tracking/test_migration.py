@@ -166,7 +166,7 @@ def test_an_old_store_that_cannot_be_brought_to_this_version_stays_as_it_is(tmp_
     at_revision(path, BACK, run=True)
     spoil(path)
     before = path.read_bytes()
-    with pytest.raises(UserError, match=r"it is as it was: move it away, and `entrobench sync` fills a new one"):
+    with pytest.raises(UserError, match=r"it was not changed: move it away, and `entrobench sync` fills a new one"):
         send(path, "new")
     assert path.read_bytes() == before
     with pytest.raises(UserError, match=r"lacks tables of this version"), store.store(f"sqlite:///{path}", write=False):
