@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from harness.base import files
-from harness.tracking.store import database, unusable
+from harness.tracking.store import database, unusable_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,7 +33,7 @@ class Artifacts:
         self.client, self.run, self.uri = client, run, uri
         self.recorded = local_folder(run.info.artifact_uri) if database(uri) else None
         self.home = None if self.recorded is None else home_of_run(self.recorded, uri)
-        self.place = place(run.info.artifact_uri, uri)
+        self.place = artifact_folder(run.info.artifact_uri, uri)
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the size of each file of a folder, by its path."""
@@ -102,7 +102,7 @@ class Artifacts:
                     (new_experiment, int(info.experiment_id), old_experiment),
                 )
         except sqlite3.Error as error:
-            raise unusable(self.uri, error) from error
+            raise unusable_store(self.uri, error) from error
 
 
 def local_folder(uri: str) -> Path | None:
@@ -111,7 +111,7 @@ def local_folder(uri: str) -> Path | None:
     return Path(unquote(parsed.path)) if parsed.scheme in ("", "file") else None
 
 
-def place(artifacts: str, uri: str) -> Path | None:
+def artifact_folder(artifacts: str, uri: str) -> Path | None:
     """Return the folder with the files of a run, given the URI that MLflow recorded; None if a server has them."""
     recorded = local_folder(artifacts) if database(uri) else None
     if recorded is None:

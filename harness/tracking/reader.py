@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from harness.base.addresses import visible_address
 from harness.base.errors import UserError
 from harness.tracking.runs import ClientReader, DatabaseReader, StoreReader
-from harness.tracking.store import check_database, database, store, unusable
+from harness.tracking.store import check_database, database, store, unusable_store
 
 
 @contextmanager
@@ -33,4 +33,4 @@ def reader(uri: str) -> Iterator[StoreReader]:
             raise UserError(
                 f"the MLflow store at {visible_address(uri)} was written by an unknown version of MLflow: {error}"
             ) from error
-        raise unusable(uri, error) from error
+        raise unusable_store(uri, error) from error

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.tracking.artifacts import COMPLETE, place
-from harness.tracking.store import answered, foreign, is_server, store
+from harness.tracking.artifacts import COMPLETE, artifact_folder
+from harness.tracking.store import answer_in_time, foreign_server, is_server, store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -97,7 +97,7 @@ class DatabaseReader:
         return list(runs.values())
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
-        folders = [place(run.artifacts, self.uri) for run in runs]
+        folders = [artifact_folder(run.artifacts, self.uri) for run in runs]
         if None in folders:  # the database is local, but the files are on a server or in object storage
             with store(self.uri, write=False) as client:
                 return ClientReader(client, self.uri).texts(runs, path)
@@ -105,7 +105,7 @@ class DatabaseReader:
         return [file.read_bytes() if file.is_file() else None for file in files]
 
     def listed(self, run: Run, folder: str) -> list[str]:
-        artifacts = place(run.artifacts, self.uri)
+        artifacts = artifact_folder(run.artifacts, self.uri)
         if artifacts is None:
             with store(self.uri, write=False) as client:
                 return ClientReader(client, self.uri).listed(run, folder)
@@ -168,7 +168,7 @@ class ClientReader:
         try:
             yield
         except (ParseError, AttributeError, KeyError, TypeError) as error:
-            raise foreign(self.uri, f"{type(error).__name__}: {error}") from error
+            raise foreign_server(self.uri, f"{type(error).__name__}: {error}") from error
 
     def all_pages(self, search: Callable[[str | None], Any]) -> Iterator[Any]:
         """Yield the results of a search, page by page."""
@@ -179,7 +179,7 @@ class ClientReader:
             if not page.token:
                 return
             if page.token == token:  # without this check, the same page would be requested for ever
-                raise foreign(self.uri, "a page names itself as the next one")
+                raise foreign_server(self.uri, "a page names itself as the next one")
             token = page.token
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
@@ -197,7 +197,7 @@ class ClientReader:
             repository = get_artifact_repository(run.artifacts, uri)
             repository.thread_pool = InThisThread()
             download = partial(repository.download_artifacts, path, str(download_folder))
-            copy = answered(uri, download) if is_server(uri) else download()
+            copy = answer_in_time(uri, download) if is_server(uri) else download()
             return Path(copy).read_bytes()
         except (MlflowException, OSError):
             if path in self.listed(run, str(PurePosixPath(path).parent)):

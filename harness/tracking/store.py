@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ENVIRONMENT = {  # defaults for MLflow's client; the user's own variables take precedence
+ENVIRONMENT = {  # defaults for MLflow's client; variables that the user has set take precedence
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -43,8 +43,8 @@ def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
     if path is not None:
         check_database(path, uri, write)
     try:
-        # Creating the tables fails if two processes do it at the same time.
         if path is not None:
+            # Creating the tables fails if two processes do it at the same time.
             tables_lock = lock(path.with_name(f"{path.name}.lock")) if write else nullcontext()
             with tables_lock:
                 prepare_tables(path.absolute(), write)
@@ -52,17 +52,17 @@ def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
         else:
             client = client_of(uri)
     except OSError as error:
-        raise unusable(uri, error) from error
+        raise unusable_store(uri, error) from error
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         if is_server(uri) and not write:
-            yield cast("MlflowClient", Limited(client, uri))
+            yield cast("MlflowClient", TimeLimitedClient(client, uri))
         else:  # an upload may be of any size, so only the sync as a whole is limited in time
             yield client
     except (MlflowException, SQLAlchemyError, OSError, UnicodeDecodeError) as error:
-        raise unusable(uri, error) from error
+        raise unusable_store(uri, error) from error
 
 
 def database(uri: str) -> Path | None:
@@ -80,7 +80,7 @@ def absolute(uri: str) -> str:
     return f"sqlite:///{path.absolute()}{question_mark}{options}"
 
 
-def unusable(uri: str, error: Exception) -> UserError:
+def unusable_store(uri: str, error: Exception) -> UserError:
     """Return the user's error for an error of MLflow, its database or its server."""
     if refused := refusal(error):
         return UserError(f"the MLflow store at {visible_address(uri)} {refused}")
@@ -101,7 +101,7 @@ def is_damage(error: Exception) -> bool:
     return isinstance(cause, UnicodeDecodeError) or primary_code == sqlite3.SQLITE_CORRUPT
 
 
-def foreign(uri: str, why: object) -> UserError:
+def foreign_server(uri: str, why: object) -> UserError:
     """Return the error for a server that does not answer as MLflow does."""
     return UserError(
         f"the server at {visible_address(uri)} does not answer as MLflow does ({without_address(str(why), uri)}); "
@@ -119,7 +119,7 @@ def answer_limit() -> float:
     return PATIENCE * float(os.environ.get(name, ENVIRONMENT[name]))
 
 
-def answered(uri: str, ask: Callable[[], T]) -> T:
+def answer_in_time(uri: str, ask: Callable[[], T]) -> T:
     """Return the answer of a server; refuse an answer that is incomplete at the time limit."""
     answers: list[T] = []
     limit = answer_limit()
@@ -128,7 +128,7 @@ def answered(uri: str, ask: Callable[[], T]) -> T:
     return answers[0]
 
 
-class Limited:
+class TimeLimitedClient:
     """MLflow's client of a server, with a time limit on each call."""
 
     def __init__(self, client: MlflowClient, uri: str) -> None:
@@ -138,7 +138,7 @@ class Limited:
         attribute = getattr(self.client, name)
         if not callable(attribute):
             return attribute
-        return lambda *arguments, **named: answered(self.uri, partial(attribute, *arguments, **named))
+        return lambda *arguments, **named: answer_in_time(self.uri, partial(attribute, *arguments, **named))
 
 
 def refusal(error: Exception) -> str | None:
@@ -171,7 +171,7 @@ def check_database(path: Path, uri: str, write: bool) -> None:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("BEGIN IMMEDIATE" if write else "SELECT 1 FROM sqlite_master")
     except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-        raise unusable(uri, error) from error
+        raise unusable_store(uri, error) from error
 
 
 def configure_mlflow() -> None:
@@ -202,7 +202,7 @@ def prepare_tables(path: Path, write: bool) -> None:
         elif not migration.is_ready(path):
             raise UserError(f"the MLflow store {path} lacks tables of this version; `entrobench sync` creates them")
     except (MlflowException, SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
-        raise unusable(f"sqlite:///{path}", error) from error
+        raise unusable_store(f"sqlite:///{path}", error) from error
 
 
 @functools.cache
@@ -217,7 +217,7 @@ def client_of(uri: str) -> MlflowClient:
         if is_server(uri):
             check_server(client, uri)
     except (MlflowException, SQLAlchemyError, ImportError, UnicodeDecodeError) as error:
-        raise unusable(uri, error) from error  # ImportError: the database's driver is not installed
+        raise unusable_store(uri, error) from error  # ImportError: the database's driver is not installed
     return client
 
 
@@ -230,8 +230,8 @@ def check_server(client: MlflowClient, uri: str) -> None:
             # MLflow's client accepts any JSON, and leaves the fields empty that the JSON lacks.
             for experiment in client.search_experiments(max_results=1):
                 if not (experiment.experiment_id and experiment.name):
-                    raise foreign(uri, "an experiment has no id or no name")
+                    raise foreign_server(uri, "an experiment has no id or no name")
         except (ParseError, json.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
-            raise foreign(uri, error) from error
+            raise foreign_server(uri, error) from error
 
-    answered(uri, ask)
+    answer_in_time(uri, ask)

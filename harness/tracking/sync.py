@@ -30,7 +30,7 @@ from harness.cells.spec import FILE, CellSpec
 from harness.cells.state import State
 from harness.tracking.artifacts import COMPLETE, Artifacts, home_of_experiment
 from harness.tracking.origin import KIND, NOTE, commit_tags, dataset_input, origin
-from harness.tracking.store import database, foreign, store, unusable
+from harness.tracking.store import database, foreign_server, store, unusable_store
 
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
 LINES = "lines"  # a tag: the number of lines of metrics.jsonl that the run holds in full
@@ -136,7 +136,7 @@ def holds_records(run: Run, spec: CellSpec, lines: Lines, uri: str) -> bool:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             present = dict(connection.execute(query, (run.info.run_id,)))
     except sqlite3.Error as error:
-        raise unusable(uri, error) from error
+        raise unusable_store(uri, error) from error
     return all(present.get(name, 0) >= number for name, number in steps_by_name.items())
 
 
@@ -227,7 +227,7 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
                 raise
             experiment = client.get_experiment_by_name(matrix)
     if experiment.name != matrix or experiment.lifecycle_stage not in ("active", "deleted"):
-        raise foreign(uri, f"asked for the experiment {matrix!r}, it gives {experiment.name!r}")
+        raise foreign_server(uri, f"asked for the experiment {matrix!r}, it gives {experiment.name!r}")
     if experiment.lifecycle_stage != "active":
         raise UserError(
             f"the MLflow experiment {matrix!r} at {visible_address(uri)} was deleted; bring it back with "
