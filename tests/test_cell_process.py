@@ -30,7 +30,7 @@ from harness.rollout import models
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> matrix.Cell:
     """Returns a cell as a launcher leaves it, for a process whose log is not redirected."""
     monkeypatch.setattr(cell, "write_log", lambda place: None)
-    monkeypatch.setattr(cell, "run", lambda place, *_: end(place, durable_step=7))
+    monkeypatch.setattr(cell, "run_cell", lambda place, *_: end(place, durable_step=7))
     found = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))[1]
     found.spec.write(found.folder)
     return found
@@ -171,7 +171,7 @@ def test_a_cell_that_collapses_is_done_and_says_at_which_step(
     assert sorted(path.name for path in planned.folder.glob("evals/*")) == [f"countdown-00000{n}.json" for n in (0, 1)]
     capsys.readouterr()
     monkeypatch.setattr(console, "_width", 200)
-    monkeypatch.setattr(status, "load", lambda given: settings)
+    monkeypatch.setattr(status, "config_of_arguments", lambda given: settings)
     status.call(argparse.Namespace())
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "grpo" in line)
     assert row.split()[:5] == ["grpo", "seed", "0", "done", "1/20"]

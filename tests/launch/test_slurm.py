@@ -193,7 +193,7 @@ def test_what_is_left_in_the_queue_is_found_there_and_told(
         assert [task.waits() for task in tasks] == ["SLURM: pending (JobHeldUser)"] * 2
         assert [task.code() for task in tasks] == [None, None]
         assert [task.job for task in second.start(cells)] == [task.job for task in tasks], "not submitted again"
-        monkeypatch.setattr(status, "load", lambda given: settings)
+        monkeypatch.setattr(status, "config_of_arguments", lambda given: settings)
         with console.capture() as shown:
             status.call(argparse.Namespace())
         assert shown.get().count("SLURM: pending (JobHeldUser)") == 2
