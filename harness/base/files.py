@@ -91,6 +91,7 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
     with temporary_path(path) as temporary:
         with open(temporary, "wb") as file:
             yield file
+            # Before the rename: after a power failure the new name must not belong to a file without its content.
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -107,7 +108,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             if file.is_file():
                 file.chmod(file.stat().st_mode | readable)  # safetensors lets only the owner read what it writes
             flush_to_disk(file)
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)  # a rename replaces only an empty folder
         os.rename(temporary, path)
 
 
@@ -132,7 +133,7 @@ def flush_to_disk(path: Path) -> None:
 def append(path: Path, text: str) -> None:
     """Append to a file; the text is on disk when this returns."""
     with temporary_path(path) as temporary:
-        # By way of the lease's directory: the file cannot be opened any more once another process has removed that.
+        # Through the lease's directory: after another process has removed that, the file can no longer be opened.
         through_lease = temporary.parent / os.path.relpath(path, temporary.parent)
         with open(through_lease, "a") as file:
             file.write(text)

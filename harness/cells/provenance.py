@@ -156,7 +156,9 @@ def processor() -> str:
 
 def component_classes(components: Iterable[object], *tables: Mapping[str, type]) -> dict[str, type]:
     """Return the classes of the components by the names that the tables give them."""
-    names = {cls: name for table in tables for name, cls in table.items()}
+    names: dict[type, str] = {}
+    for table in tables:
+        names |= {cls: name for name, cls in table.items()}
     return {names[type(component)]: type(component) for component in components}
 
 

@@ -12,7 +12,7 @@ from harness.terminal.units import plural
 
 
 @dataclass(frozen=True)
-class TakenGpus:
+class CellGpus:
     """The GPUs of one cell, or its share of one."""
 
     gpus: tuple[str, ...]
@@ -25,7 +25,7 @@ class GpuPool:
     def __init__(self, gpus: Sequence[str]) -> None:
         self.free = dict.fromkeys(gpus, Fraction(1))
 
-    def take(self, hardware: Hardware) -> TakenGpus | None:
+    def take(self, hardware: Hardware) -> CellGpus | None:
         """Take a GPU for each rank of a cell, or a share of the fullest one with enough room; None without room."""
         share = share_per_rank(hardware)
         gpus = [gpu for gpu, free in self.free.items() if free >= share]
@@ -35,9 +35,9 @@ class GpuPool:
         chosen = tuple(gpus[: hardware.ranks])
         for gpu in chosen:
             self.free[gpu] -= share
-        return TakenGpus(chosen, share)
+        return CellGpus(chosen, share)
 
-    def give_back(self, taken: TakenGpus) -> None:
+    def give_back(self, taken: CellGpus) -> None:
         for gpu in taken.gpus:
             self.free[gpu] += taken.share
 
