@@ -134,9 +134,9 @@ def work(
         spec = CellSpec.read(folder)
         device, _ = training_device(spec.config)
         hardware = spec.config.hardware
-        with ranks.process_group(hardware.world, device, status.failed), owned(folder, status, wait) as room:
+        with ranks.process_group(hardware.world, device, status.failed), owned(folder, status, wait) as lease_dir:
             if hardware.stall_minutes is not None:
-                status.end_when_stalled(room, hardware.stall_minutes)
+                status.end_when_stalled(lease_dir, hardware.stall_minutes)
             if not begin_on_first(folder, spec, status):
                 return
             checkpoints = Checkpoints(folder / CHECKPOINTS, spec.id)
@@ -151,8 +151,8 @@ def work(
 def owned(folder: Path, status: StatusWriter, wait: float | None) -> Iterator[Path]:
     """Let only the ranks of this cell write into its folder, and record how they end; yield the lease's directory."""
     # Errors are recorded inside the lease: only its owner may write them.
-    with leased(folder, wait) as room, status.heartbeat.kept(room, ranks.own_rank()), status.ending():
-        yield room
+    with leased(folder, wait) as lease_dir, status.heartbeat.kept(lease_dir, ranks.own_rank()), status.ending():
+        yield lease_dir
 
 
 @contextmanager
@@ -164,12 +164,12 @@ def leased(folder: Path, wait: float | None) -> Iterator[Path]:
                 print(f"another process works on this cell: {lease.holder(folder)}", flush=True)
                 sys.exit(lease.BUSY)
             ranks.of_first(mine)
-            yield mine.room
+            yield mine.directory
     else:
         of_first_rank = ranks.of_first(None)
         assert of_first_rank is not None
         with lease.fenced(of_first_rank):
-            yield of_first_rank.room
+            yield of_first_rank.directory
 
 
 def begin_on_first(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = False) -> bool:

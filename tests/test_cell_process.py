@@ -199,9 +199,9 @@ def stand_still(folder: Path) -> None:
     with lease.hold(folder) as held:
         assert held is not None
         status = StatusWriter(folder)
-        with lease.fenced(held), status.heartbeat.kept(held.room, 0):
-            (held.room / "standing-1").write_text("rollout of step 3")
-            status.end_when_stalled(held.room, 0.03)
+        with lease.fenced(held), status.heartbeat.kept(held.directory, 0):
+            (held.directory / "standing-1").write_text("rollout of step 3")
+            status.end_when_stalled(held.directory, 0.03)
             status.heartbeat.enter("update")
             for _ in range(30):
                 time.sleep(0.1)

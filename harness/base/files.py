@@ -42,19 +42,19 @@ lease_dirs: dict[Path, Path] = {}
 
 @contextlib.contextmanager
 def temporary_path(path: Path, writer: int | None = None) -> Iterator[Path]:
-    """Yield the path at which this process writes what becomes `path`; it is removed if writing fails.
+    """Yield the path of a temporary file or folder, which the caller renames to `path`; it is removed after an error.
 
-    `writer`: the process whose id is in its name, where several processes write one folder together. Raises Taken if
+    `writer`: the process id in its name, if several processes write one folder together. Raises Taken if
     another process has taken over the cell.
     """
     folder = next((folder for folder in lease_dirs if folder in path.parents), path.parent)
-    room = lease_dirs.get(folder, folder)
-    temporary = room / f".{path.name}.{writer or os.getpid()}"
+    directory = lease_dirs.get(folder, folder)
+    temporary = directory / f".{path.name}.{writer or os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
     except FileNotFoundError as error:
-        if folder.exists() and not room.exists():
+        if folder.exists() and not directory.exists():
             raise Taken(folder) from error
         raise
     except BaseException as error:
@@ -65,7 +65,7 @@ def temporary_path(path: Path, writer: int | None = None) -> Iterator[Path]:
 
 
 def unwritten(error: BaseException) -> str | None:
-    """Return why nothing can be written at some place; None for all other errors."""
+    """Return the reason if an error says that a place cannot be written to; None for all other errors."""
     known = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
     if isinstance(error, OSError) and error.errno in known:
         return os.strerror(error.errno)

@@ -80,14 +80,15 @@ class Lease:
     number: int
 
     @property
-    def room(self) -> Path:
+    def directory(self) -> Path:
+        """The directory through which its owner writes into the cell's folder."""
         return self.folder / NAME / str(self.number)
 
     @property
     def owner(self) -> Owner | None:
         """The process that took it; None if the lease is gone or cannot be read."""
         try:
-            return Owner(**files.read_json(self.room / "owner"))
+            return Owner(**files.read_json(self.directory / "owner"))
         except (FileNotFoundError, Damaged, TypeError):
             return None
 
@@ -95,14 +96,17 @@ class Lease:
     def free(self) -> bool:
         """True if it was given back, or its owner is dead or has given no sign of life for a minute."""
         try:
-            beat = (self.room / "owner").stat().st_mtime
+            beat = (self.directory / "owner").stat().st_mtime
             owner = self.owner
-            if (self.room / "over").exists() or (owner is not None and owner.dead):
+            if (self.directory / "over").exists() or (owner is not None and owner.dead):
                 return True
         except FileNotFoundError:  # it has been taken over
             return False
-        # Only the clock of the file system tells how long that is: those of machines may differ.
-        age = clock(self.room.parent) - beat if abs(time.time() - beat) > PATIENCE / 2 else 0.0
+        # Only the clock of the file system that dated the sign is reliable: those of machines may differ. To read it, a
+        # file must be created, so it is read only if this machine's clock does not call the sign recent.
+        age = 0.0
+        if abs(time.time() - beat) > PATIENCE / 2:
+            age = clock(self.directory.parent) - beat
         if age < -PATIENCE / 2:
             self.date()
         return age > PATIENCE
@@ -113,7 +117,7 @@ class Lease:
         A living owner dates it again; the lease of a dead one gets older from now on.
         """
         with contextlib.suppress(OSError):  # gone by now, or not writable: then its date counts
-            os.utime(self.room / "owner")
+            os.utime(self.directory / "owner")
 
 
 def clock(folder: Path) -> float:
@@ -160,7 +164,7 @@ def hold(folder: Path, wait: float | None = None) -> Iterator[Lease | None]:
         ended.set()
         beating.join()
         with contextlib.suppress(FileNotFoundError):  # taken over, or removed with the cell
-            (lease.room / "over").touch()
+            (lease.directory / "over").touch()
 
 
 @contextlib.contextmanager
@@ -176,7 +180,7 @@ def briefly(folder: Path) -> Iterator[bool]:
 @contextlib.contextmanager
 def fenced(lease: Lease) -> Iterator[None]:
     """Send what this process writes into the cell's folder through the directory of a lease."""
-    files.lease_dirs[lease.folder] = lease.room
+    files.lease_dirs[lease.folder] = lease.directory
     try:
         yield
     finally:
@@ -202,12 +206,12 @@ def next_after(folder: Path, lease: Lease | None) -> Lease | None:
     fresh = Path(tempfile.mkdtemp(prefix=".", dir=folder / NAME))
     files.write_json(fresh / "owner", asdict(Owner.me()))
     try:
-        os.rename(fresh, mine.room)  # fails if it exists: it is never empty
+        os.rename(fresh, mine.directory)  # fails if it exists: it is never empty
     except OSError:
         shutil.rmtree(fresh)
         return None
     if newest_lease(folder) != mine:  # this number was used before, and has been taken over since
-        shutil.rmtree(mine.room)
+        shutil.rmtree(mine.directory)
         return None
     for name in os.listdir(folder / NAME):
         if name.isdigit() and name != str(mine.number):
@@ -221,7 +225,7 @@ def keep_alive(lease: Lease, ended: threading.Event) -> None:
     """Give signs of life, and end the process when its lease is gone: it could write nothing any more."""
     while not ended.wait(BEAT):
         try:
-            os.utime(lease.room / "owner")
+            os.utime(lease.directory / "owner")
         except FileNotFoundError:
             if not ended.is_set() and lease.folder.exists():
                 print(Taken(lease.folder), flush=True)

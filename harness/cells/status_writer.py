@@ -68,11 +68,11 @@ class StatusWriter:
 
     def first_to_fail(self) -> bool:
         """Return whether no other rank has failed before this one; True as well without a lease on the cell."""
-        room = files.lease_dirs.get(self.folder)
-        if room is None or not ranks.several():
+        lease_dir = files.lease_dirs.get(self.folder)
+        if lease_dir is None or not ranks.several():
             return True
         try:
-            os.close(os.open(room / FAILED, os.O_CREAT | os.O_EXCL))  # succeeds for one rank alone
+            os.close(os.open(lease_dir / FAILED, os.O_CREAT | os.O_EXCL))  # succeeds for one rank alone
         except FileExistsError:
             return False
         except FileNotFoundError:  # another process has taken the cell over
@@ -128,7 +128,7 @@ class StatusWriter:
 
         threading.Thread(target=watch, daemon=True).start()
 
-    def end_when_stalled(self, room: Path, minutes: float) -> None:
+    def end_when_stalled(self, lease_dir: Path, minutes: float) -> None:
         """End this process if no rank makes progress for this long; the log then has the stack of each thread."""
 
         def end(who: str) -> None:
@@ -136,7 +136,7 @@ class StatusWriter:
             self.failed(f"{who} for {minutes:g} minutes (hardware.stall_minutes)")
             os._exit(1)
 
-        arguments = (room, ranks.own_rank(), 60 * minutes, end)
+        arguments = (lease_dir, ranks.own_rank(), 60 * minutes, end)
         threading.Thread(target=self.heartbeat.watch, args=arguments, daemon=True).start()
 
 

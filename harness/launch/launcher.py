@@ -124,7 +124,7 @@ class Life:
         The report cannot be an earlier process's: that was removed with its lease when this cell was prepared.
         """
         newest_lease = lease.newest_lease(self.cell.folder)
-        phase = last_heartbeat(newest_lease.room) if newest_lease else ""
+        phase = last_heartbeat(newest_lease.directory) if newest_lease else ""
         return f" in {phase}" if phase else ""
 
     def limit(self, record: State) -> None:
