@@ -1,4 +1,6 @@
-"""The lease on a cell: one process at a time works on it, on any machine that sees its folder, without file locks.
+"""The lease on a cell: lets one process at a time work on it, from any machine that sees its folder.
+
+It works by directories and the times of files, without file locks:
 
     leases/7/owner     lease number 7, the only one there; its owner touches the file every few seconds
     leases/7/over      the lease was given back

@@ -33,7 +33,7 @@ MORE_MEMORY = (
 
 
 class StatusWriter:
-    """Writes the state of a cell while this process, or this rank, works on it."""
+    """The writer of a cell's state in the process, or the rank, that works on the cell."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.launcher = folder, os.getppid()

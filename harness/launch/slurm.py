@@ -1,4 +1,4 @@
-"""Cells as jobs of one SLURM array; a job returns to the queue when its time is over or its machine is lost.
+"""Cells as jobs of one SLURM array. A job whose time is over or whose machine is lost is queued again.
 
 The array outlives the process that submitted it, unless that process is interrupted: the next `run` finds the jobs in
 the queue and takes them over.

@@ -7,7 +7,7 @@ DAY = 86_400.0  # seconds
 
 
 def plural(number: int, noun: str, several: str | None = None) -> str:
-    """Return a count with its noun: 1 cell, 2 cells; `several` is the plural of a noun that does not just take an s."""
+    """Return a count with its noun: 1 cell, 2 cells; `several`: an irregular plural."""
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 

@@ -69,7 +69,7 @@ class StoreReader(Protocol):
 
 
 class DatabaseReader:
-    """Reads the tables and the files that MLflow's own client would read."""
+    """A reader of the tables and files of an SQLite store, without MLflow's client."""
 
     def __init__(self, connection: sqlite3.Connection, uri: str) -> None:
         self.connection, self.uri = connection, uri
@@ -138,7 +138,7 @@ class InThisThread(Executor):
 
 
 class ClientReader:
-    """Reads a store through MLflow's client."""
+    """A reader of any store through MLflow's client."""
 
     def __init__(self, client: MlflowClient, uri: str) -> None:
         self.client, self.uri = client, uri
