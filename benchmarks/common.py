@@ -24,7 +24,7 @@ logging.set_verbosity_error()
 
 def trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer:
     """A trainer of the demo's configuration, before its first step."""
-    settings = config.load("demo", overrides)
+    settings = config.load_config("demo", overrides)
     planned = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0)
     built = Trainer(parts.build_parts(planned.spec, VerifierPool(), say=lambda _: None), folder)
     built.engine.load(built.policy.module)

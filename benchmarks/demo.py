@@ -20,7 +20,7 @@ def main(*overrides: str) -> None:
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "harness.cli", "run", "demo", *settings], check=True)
         wall = time.perf_counter() - start
-        cells = matrix.cells(config.load("demo", settings))
+        cells = matrix.cells(config.load_config("demo", settings))
         phases: dict[str, list[float]] = {}
         fixed = []
         for cell in cells:

@@ -63,7 +63,7 @@ def main() -> None:
     rows = []
     for name, build in LAUNCHERS.items():
         with tempfile.TemporaryDirectory() as folder:
-            settings = config.load("demo", [*SETTINGS, f"results={folder}"])
+            settings = config.load_config("demo", [*SETTINGS, f"results={folder}"])
             settings.folder.mkdir()
             matrix = cells(settings)
             start = time.perf_counter()

@@ -48,7 +48,7 @@ def measured(seeds: int) -> Iterator[list[str]]:
         folder = Path(name)
         uri = f"sqlite:///{folder / 'mlflow.db'}"
         settings = [f"results={folder}", f"seeds=[{','.join(map(str, range(seeds)))}]"]
-        ours = config.load("demo", settings)
+        ours = config.load_config("demo", settings)
         matrix = cells(ours)
         artifacts = folder / FOLDER
         invent(ours, matrix, uri, artifacts)

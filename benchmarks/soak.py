@@ -32,7 +32,7 @@ from benchmarks.patience import patient
 from harness.cells import lease
 from harness.cells.heartbeat import last_heartbeat
 from harness.tracking.reader import reader
-from harness.tracking.sync import name_of
+from harness.tracking.sync import metric_name
 from tasks.countdown import Countdown
 
 SETTINGS = ["methods=[grpo,clip_b]", "train.steps=3", "train.prompts=4", "train.updates=2", "train.group=4"]
@@ -101,7 +101,7 @@ class Run:
                 children.setdefault(int(told[1]), []).append(int(process))
         server = [child for child in children.get(self.process.pid, []) if b"forkserver" in words(child)]
         cells = [cell for each in server for cell in children.get(each, [])]
-        ranks = [rank for cell in cells for rank in children.get(cell, []) if b"cell.rank" in words(rank)]
+        ranks = [rank for cell in cells for rank in children.get(cell, []) if b"cell.run_rank" in words(rank)]
         return {"runner": [self.process.pid], "server": server, "cell": cells, "rank": ranks}
 
     def open_files(self) -> set[str]:
@@ -283,7 +283,7 @@ def check_mlflow(folder: Path) -> None:
         wanted: dict[str, list[tuple[int, float]]] = {}
         for line in logged(cell):
             for name, value in numbers(line["metrics"]).items():
-                wanted.setdefault(name_of(name), []).append((line["step"], value))
+                wanted.setdefault(metric_name(name), []).append((line["step"], value))
         there = {name: [(point.step, point.value) for point in points] for name, points in curves[key].items()}
         assert there == wanted, cell.name
 

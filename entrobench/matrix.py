@@ -62,7 +62,7 @@ class Matrix:
         """
         from harness.commands import run
 
-        if run.run(self.config, jobs, launcher, rerun_edited=rerun_edited):
+        if run.run_matrix(self.config, jobs, launcher, rerun_edited=rerun_edited):
             reasons = []
             for cell in self.cells:
                 progress = cell.progress()
@@ -192,7 +192,7 @@ class Matrix:
         """Write one self-contained HTML page with the table and the curves, and return its path."""
         from harness.commands import report
 
-        return report.report(self.config)
+        return report.write_report(self.config)
 
 
 def cell_columns(cell: Cell) -> dict[str, str | int | float]:
@@ -208,7 +208,7 @@ def load(config: str | Path, *overrides: str) -> Matrix:
     Overrides are `key=value` as on the command line: `load("demo", "train.steps=10", "seeds=[0,1]")`. Raises UserError
     if a key or a value is wrong.
     """
-    return Matrix(harness.config.load(str(config), overrides))
+    return Matrix(harness.config.load_config(str(config), overrides))
 
 
 def plan(config: str | Path, *overrides: str) -> list[Plan]:

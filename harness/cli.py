@@ -71,7 +71,7 @@ def describe_version() -> str:
         git = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
         )
-    except (OSError, subprocess.CalledProcessError):  # git is not installed, or there is no commit yet
+    except (OSError, subprocess.CalledProcessError):  # git is not installed, or the repository has no commit yet
         return version
     return f"{version} (commit {git.stdout.strip()})"
 

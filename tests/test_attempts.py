@@ -83,7 +83,7 @@ def entrobench(command: str, folder: Path, *options: str, results: str = "result
 
 
 def settings(folder: Path, results: str = "results") -> Config:
-    return config.load("smoke", [*TINY, f"results={folder / results}"])
+    return config.load_config("smoke", [*TINY, f"results={folder / results}"])
 
 
 def table(folder: Path, results: str = "results") -> dict[str, LeaderboardRow]:
@@ -183,13 +183,13 @@ def test_results_are_read_wherever_they_lie(folder: Path) -> None:
     before = {path: path.read_bytes() for path in (folder / "results").rglob("*") if path.is_file()}
     assert table(folder, "elsewhere/copy") == original
     shutil.rmtree(folder / "elsewhere/copy/mlartifacts/smoke")
-    assert "holds what 2 cells have recorded" in entrobench("sync", folder, results="elsewhere/copy")
+    assert "holds the records of 2 cells" in entrobench("sync", folder, results="elsewhere/copy")
     assert {path: path.read_bytes() for path in (folder / "results").rglob("*") if path.is_file()} == before
 
     (folder / "results").rename(folder / "elsewhere" / "moved")
     for place in ("elsewhere/copy", "elsewhere/moved"):
         assert table(folder, place) == original
-        assert "holds what 2 cells have recorded" in entrobench("sync", folder, results=place)
+        assert "holds the records of 2 cells" in entrobench("sync", folder, results=place)
         assert table(folder, place) == original
         assert f"{place}/smoke/report/report.html" in entrobench("report", folder, results=place)
         with store(settings(folder, place).tracking_uri, write=False) as client:

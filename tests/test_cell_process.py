@@ -30,8 +30,8 @@ from harness.rollout import models
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> matrix.Cell:
     """Return a cell as a launcher leaves it, for a process whose log is not redirected."""
     monkeypatch.setattr(cell, "write_log", lambda place: None)
-    monkeypatch.setattr(cell, "run", lambda place, *_: end(place, durable_step=7))
-    found = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))[1]
+    monkeypatch.setattr(cell, "run_cell", lambda place, *_: end(place, durable_step=7))
+    found = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))[1]
     found.spec.write(found.folder)
     return found
 
@@ -133,7 +133,7 @@ def test_a_record_without_a_base_model_goes_on(planned: matrix.Cell) -> None:
 
 def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path, planned: matrix.Cell) -> None:
     folder = Path(shutil.copytree(models.resolve("countdown-tiny").folder(), tmp_path / "mine"))
-    [mine] = matrix.cells(config.load("smoke", ["methods=[grpo]", f"models=[{folder}]", f"results={tmp_path}"]))
+    [mine] = matrix.cells(config.load_config("smoke", ["methods=[grpo]", f"models=[{folder}]", f"results={tmp_path}"]))
     mine.spec.write(mine.folder)
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -162,7 +162,7 @@ def test_a_cell_that_collapses_is_done_and_says_at_which_step(
 ) -> None:
     monkeypatch.setattr(cell, "write_log", lambda place: None)
     short = ["train.prompts=4", "train.group=4", "eval.problems=2", "methods=[grpo]", f"results={tmp_path}"]
-    settings = config.load("smoke", [*short, "stop.entropy_below=100"])
+    settings = config.load_config("smoke", [*short, "stop.entropy_below=100"])
     (planned,) = matrix.cells(settings)
     planned.spec.write(planned.folder)
     cell.main(str(planned.folder))
@@ -171,7 +171,7 @@ def test_a_cell_that_collapses_is_done_and_says_at_which_step(
     assert sorted(path.name for path in planned.folder.glob("evals/*")) == [f"countdown-00000{n}.json" for n in (0, 1)]
     capsys.readouterr()
     monkeypatch.setattr(console, "_width", 200)
-    monkeypatch.setattr(status, "load", lambda given: settings)
+    monkeypatch.setattr(status, "config_of_arguments", lambda given: settings)
     status.call(argparse.Namespace())
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "grpo" in line)
     assert row.split()[:5] == ["grpo", "seed", "0", "done", "1/20"]
@@ -199,9 +199,9 @@ def stand_still(folder: Path) -> None:
     with lease.hold(folder) as held:
         assert held is not None
         status = StatusWriter(folder)
-        with lease.fenced(held), status.heartbeat.kept(held.room, 0):
-            (held.room / "standing-1").write_text("rollout of step 3")
-            status.end_when_stalled(held.room, 0.03)
+        with lease.fenced(held), status.heartbeat.kept(held.directory, 0):
+            (held.directory / "standing-1").write_text("rollout of step 3")
+            status.end_when_stalled(held.directory, 0.03)
             status.heartbeat.enter("update")
             for _ in range(30):
                 time.sleep(0.1)

@@ -11,7 +11,7 @@ from places import REPOSITORY
 import entrobench
 
 FLOORS = [
-    "base config statistics",
+    "base config config_sections config_checks statistics",
     "terminal dist cells data",
     "tokens batch method composition",
     "verify",

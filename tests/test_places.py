@@ -134,7 +134,7 @@ def test_a_clock_that_goes_backwards_disturbs_no_cell(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "write_log", lambda place: None)
-    [cell] = matrix.cells(config.load("smoke", [*SHORT, f"results={tmp_path / 'results'}"]))
+    [cell] = matrix.cells(config.load_config("smoke", [*SHORT, f"results={tmp_path / 'results'}"]))
     now = iter(range(10**9, 0, -3600))
     monkeypatch.setattr(time, "time", lambda: float(next(now)))
     prepare_cell(cell)

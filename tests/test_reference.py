@@ -170,7 +170,7 @@ def test_the_strengths_of_the_demo_follow_from_the_tuning() -> None:
         near = float(delta.split()[0]) >= -slack
         score = pass_at_k if near else avg
         candidates.setdefault(spec.partition("(")[0], []).append((near, float(score.split()[0]), spec))
-    options = config.load("demo").method_options
+    options = config.load_config("demo").method_options
     chosen = [max(of_method)[2] for of_method in candidates.values()]
     assert len(chosen) == 5
     for spec in chosen:
@@ -301,7 +301,7 @@ def test_the_findings_on_the_theory() -> None:
     assert f"within {100 * max(off[lr] for lr in off if lr <= 3e-4):.0f} %" in text
     assert round(off[1e-3], 1) == 0.2
     assert round(off[3e-3] + 1) == 6
-    train = config.load("demo").train
+    train = config.load_config("demo").train
     assert (train.lr, train.updates, train.epochs) == (7e-4, 3, 1)
 
     means = [row for row in MEASURED["corollaries"] if "contexts" not in row["what"]]

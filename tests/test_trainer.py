@@ -335,7 +335,7 @@ def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> 
 
 
 def test_cells_of_a_matrix_have_their_own_folders(tmp_path: Path) -> None:
-    planned = matrix.cells(config.load("demo", [f"results={tmp_path}"]))
+    planned = matrix.cells(config.load_config("demo", [f"results={tmp_path}"]))
     assert len({c.folder for c in planned}) == 21
 
 

@@ -87,12 +87,13 @@ def harness_digest() -> str:
 
 def module_names(cls: type) -> list[str]:
     """Return the names of the modules whose source counts for a class."""
-    names = [name for name in dict.fromkeys(base.__module__ for base in cls.__mro__) if top(name) not in NO_SOURCES]
+    class_modules = dict.fromkeys(base.__module__ for base in cls.__mro__)
+    names = [name for name in class_modules if top(name) not in NO_SOURCES]
     packages = {"baselines", "tasks", *map(top, names)}
-    homes = {home(package) for package in packages} - {None}
+    homes = {package_home(package) for package in packages} - {None}
     for name in names:  # the list grows while it is walked: imports of imports count too
         for imported in imported_modules(name, *stamp(name)):
-            counts = top(imported) in packages or home(top(imported)) in homes
+            counts = top(imported) in packages or package_home(top(imported)) in homes
             if counts and imported not in names and top(imported) not in NO_SOURCES:
                 names.append(imported)
     return names
@@ -103,7 +104,7 @@ def top(name: str) -> str:
     return name.partition(".")[0]
 
 
-def home(package: str) -> Path | None:
+def package_home(package: str) -> Path | None:
     """Return the directory that holds a package; None for the directory of installed packages."""
     path = Path(stamp(package)[0])
     folder = path.parents[path.name == "__init__.py"] if path.name else None
@@ -140,7 +141,7 @@ def imported_modules(name: str, path: str, mtime_ns: int, size: int) -> list[str
         elif isinstance(node, ast.ImportFrom):
             source = resolve_name("." * node.level + (node.module or ""), namespace.get("__package__"))
             names = [alias.asname or alias.name for alias in node.names]
-            modules += [defining_module(namespace[each], source) for each in names if each in namespace]
+            modules += [defining_module(namespace[name], source) for name in names if name in namespace]
     return list(dict.fromkeys(modules))
 
 
@@ -185,7 +186,7 @@ def canonical(node: ast.AST) -> str:
     fields, as which a new field appears in code that does not use it, are left out here.
     """
     if isinstance(node, ast.Constant):
-        # Not `repr`, which escapes what the Unicode tables of this version of Python call unprintable.
+        # Not `repr`: the characters that it escapes depend on the Unicode tables of this version of Python.
         return f"Constant({node.value!a})"
     parts = []
     for field, value in ast.iter_fields(node):

@@ -1,4 +1,4 @@
-"""entrobench check: whether a method keeps the rules on which every comparison depends."""
+"""entrobench check: tests that a method keeps the rules on which every comparison depends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fault_of(spec: str, table: Table, refused: Mapping[str, UserError]) -> str |
             entry = table[name]
             if not isinstance(entry, Composition):
                 entry()
-        if spec in offered:  # without options or partners, in which the mistake might be the user's
+        if spec in offered:  # without options or partners, so the mistake cannot be the user's
             Method.of(spec, table)
     except Exception as error:  # a plugin's own code may raise anything, and its row reports it
         return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
@@ -51,7 +51,9 @@ def fault_of(spec: str, table: Table, refused: Mapping[str, UserError]) -> str |
 def call(arguments: argparse.Namespace) -> int:
     refused: dict[str, UserError] = {}
     table = baselines.table(arguments.plugin, refused)
-    specs = [*table, *refused] if arguments.methods == ["all"] else list(dict.fromkeys(arguments.methods))
+    specs = list(dict.fromkeys(arguments.methods))
+    if arguments.methods == ["all"]:
+        specs = [*table, *refused]
     faults = {spec: fault_of(spec, table, refused) for spec in specs}
     from harness.conformance import check  # imports torch, so only after the names have been checked
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from harness.commands.common import Commands, command, console, load, with_config
+from harness.commands.common import Commands, command, config_of_arguments, console, with_config
 from harness.matrix import cells
 
 EXAMPLES = ("entrobench dynamics demo", "entrobench dynamics my.yaml train.lr=1e-4 --plugin my_tasks --steps 10")
@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = load(arguments)
+    config = config_of_arguments(arguments)
     cells(config)  # checks the configuration
     from harness.study import theory
 

@@ -74,7 +74,7 @@ def feed_evaluation(model: Model, assessments: Sequence[Assessment], uri: str) -
 
     try:
         for assessment in assessments:
-            evaluation.sync(assessment.told(model), uri)
+            evaluation.sync_evaluation(assessment.told(model), uri)
     except UserError as error:
         remedy = "Repeat the command to feed it; nothing is sampled again."
         console.print(f"MLflow is not fed: {error}. {remedy}", style="yellow")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.commands.common import Commands, command, console, load, with_plugins
+from harness.commands.common import Commands, command, config_of_arguments, console, with_plugins
 from harness.config import Config
 from harness.matrix import Cell, cells
 from harness.terminal.layout import visible, width_of
@@ -114,7 +114,7 @@ def selected_parts(arguments: argparse.Namespace) -> list[Part]:
     from harness.tracking.reader import reader
 
     where = select.conditions(arguments.where)
-    config = load(arguments) if arguments.config else Config()
+    config = config_of_arguments(arguments) if arguments.config else Config()
     uri = arguments.uri or config.tracking_uri
     with reader(uri) as source:
         if arguments.config:
@@ -122,7 +122,8 @@ def selected_parts(arguments: argparse.Namespace) -> list[Part]:
             experiment = Experiment(source, config.name, uri)
             return [select.part_of_config(board, experiment, where, arguments.baseline)]
         parts = []
-        for name in dict.fromkeys(name for names in arguments.experiment for name in names.split(",")):
+        names = ",".join(arguments.experiment).split(",")
+        for name in dict.fromkeys(names):
             parts += select.parts_of_experiment(Experiment(source, name, uri), where, arguments.baseline)
         return parts
 

@@ -23,7 +23,7 @@ EXAMPLES = ("entrobench list", "entrobench list methods", "entrobench list tasks
 
 def add(commands: Commands) -> None:
     parser = command(commands, "list", "methods, tasks, models and configs that exist, one line each", EXAMPLES)
-    parser.add_argument("what", nargs="?", choices=[*LISTS], help="without it: how many there are of each")
+    parser.add_argument("what", nargs="?", choices=[*LISTS], help="without it: the number of each")
     with_plugins(parser)
 
 
@@ -34,7 +34,7 @@ def call(arguments: argparse.Namespace) -> int:
     groups = LISTS[arguments.what](arguments.plugin)
     for title, rows in groups.items():
         heading = f"{len(rows)} {title}" if len(groups) > 1 else None
-        layout.show(console, [Column("name"), Column("about", folds=True)], rows, title=heading, names=False)
+        layout.show_table(console, [Column("name"), Column("about", folds=True)], rows, title=heading, names=False)
     return 0
 
 
@@ -44,7 +44,7 @@ def print_counts(plugins: Plugins) -> None:
         groups = rows_by_group(plugins)
         counts = [plural(len(group), title.partition(":")[0].removesuffix("s")) for title, group in groups.items()]
         rows.append([what, ", ".join(counts), f"entrobench list {what}"])
-    layout.show(console, [Column("what"), Column("number", folds=True), Column("command")], rows, names=False)
+    layout.show_table(console, [Column("what"), Column("number", folds=True), Column("command")], rows, names=False)
 
 
 def list_methods(plugins: Plugins) -> dict[str, Rows]:
@@ -55,7 +55,7 @@ def list_methods(plugins: Plugins) -> dict[str, Rows]:
     }
     for name, entry in baselines.table(plugins).items():
         if isinstance(entry, Composition):
-            groups[Composition][1].append([name, f"{first_line(entry.about)} Stands for {entry.spec} ({entry.source})"])
+            groups[Composition][1].append([name, f"{first_line(entry.about)} Short for {entry.spec} ({entry.source})"])
         else:
             group = Objective if issubclass(entry, Objective) else Control
             groups[group][1].append([name, f"{first_line(entry.__doc__)} ({entry.source})"])

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from harness.base.errors import UserError
-from harness.commands.common import Commands, command, console, load, with_plugins
+from harness.commands.common import Commands, command, config_of_arguments, console, with_plugins
 from harness.config import Config
 from harness.matrix import cells
 
@@ -37,16 +37,17 @@ def call(arguments: argparse.Namespace) -> int:
     if arguments.uri and arguments.config:
         raise UserError("--uri goes with --experiment; a CONFIG names its store as tracking.uri")
     if arguments.experiment:
-        path = report_of(arguments.experiment, arguments.uri or Config().tracking_uri, arguments.out)
+        path = write_experiment_report(arguments.experiment, arguments.uri or Config().tracking_uri, arguments.out)
     else:
-        plugins = [word for name in arguments.plugin for word in ("--plugin", name)]
-        words = ["entrobench", "run", arguments.config, *arguments.overrides, *plugins]
-        path = report(load(arguments), shlex.join(words), arguments.out)
+        words = ["entrobench", "run", arguments.config, *arguments.overrides]
+        for name in arguments.plugin:
+            words += ["--plugin", name]
+        path = write_report(config_of_arguments(arguments), shlex.join(words), arguments.out)
     console.print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB")
     return 0
 
 
-def report(config: Config, run_command: str | None = None, out: Path | None = None) -> Path:
+def write_report(config: Config, run_command: str | None = None, out: Path | None = None) -> Path:
     """Write the page of a matrix, by default next to its cells with two pictures; `run_command` repeats the matrix."""
     from harness.page import gather, page
 
@@ -58,7 +59,7 @@ def report(config: Config, run_command: str | None = None, out: Path | None = No
     return page.write_page(content, folder / "report.html")
 
 
-def report_of(experiment: str, uri: str, out: Path | None = None) -> Path:
+def write_experiment_report(experiment: str, uri: str, out: Path | None = None) -> Path:
     """Write the page of an MLflow experiment, by default into the current folder, by its name."""
     from harness.page import gather, page
 

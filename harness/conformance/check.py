@@ -131,7 +131,7 @@ def show(console: Console, found: Sequence[Report]) -> None:
         for report in found:
             columns = [Column(report.method), Column(""), Column("seen", folds=True)]
             rows = [[each.check, "passed" if each.passed else "FAILED", each.said] for each in report.findings]
-            layout.show(console, columns, rows, pad_edge=False)
+            layout.show_table(console, columns, rows, pad_edge=False)
             console.print()
     else:
         columns = [
@@ -149,7 +149,7 @@ def show(console: Console, found: Sequence[Report]) -> None:
             ]
             for report in found
         ]
-        layout.show(console, columns, rows, pad_edge=False)
+        layout.show_table(console, columns, rows, pad_edge=False)
         console.print()
     width = layout.width_of(console)
     idle = [report.method for report in found if report.idle]

@@ -237,7 +237,7 @@ def print_findings(console: Console, findings: Iterator[MachineFinding]) -> list
         every = list(findings)
         columns = [Column(name) for name in ("what", "state", "found", "remedy")]
         rows = [[finding.what, finding.state, finding.found, finding.remedy] for finding in every]
-        layout.show(console, columns, rows)
+        layout.show_table(console, columns, rows)
         return every
     every = []
     with console.status("checking; imports take a few seconds"):

@@ -179,7 +179,7 @@ def model_names() -> list[str]:
 
 
 def read_model_file(file: Path) -> Model:
-    settings = safe_yaml.load(file)
+    settings = safe_yaml.load_yaml(file)
     if not isinstance(settings, dict) or ("path" in settings) == ("recipe" in settings):
         optional = ", ".join(each.name for each in dataclasses.fields(Chat))
         raise UserError(

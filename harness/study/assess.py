@@ -28,7 +28,7 @@ from harness.cells.source_digest import SourceDigests, edited_components
 from harness.config import Config, Hardware, Verify
 from harness.data.cache import find_card
 from harness.data.sets import SETS
-from harness.matrix import settle
+from harness.matrix import settle_auto
 from harness.rollout import choice, engines, templates
 from harness.rollout.embedded import EmbeddedEngine
 from harness.rollout.models import Model
@@ -154,7 +154,7 @@ class EngineOnDemand:
     def __init__(self, folder: Path, eos: int, budget: int, *, beyond_context: bool) -> None:
         self.folder, self.eos, self.budget = folder, eos, budget
         shape = shape_of_config(read_model_config(folder))
-        self.device, self.dtype = training_device(settle(Config(), shape))
+        self.device, self.dtype = training_device(settle_auto(Config(), shape))
         # vLLM has no room beyond a model's context.
         self.name = choice.resolve_engine("embedded" if beyond_context else "auto", self.device, shape)
 
@@ -288,7 +288,7 @@ def show(console: Console, found: Sequence[Assessment]) -> None:
     between = [[f"Pass@{k}"] for k in ks[:-1]]  # of which the last says the most
     further = [[name] for name in reversed(DIVERSITY)]
     goes = [["length"], ["truncated"], *further, *between, ["problems"]]
-    layout.show(console, columns, lines, goes, pad_edge=False, where="in a wider terminal, or in results.json")
+    layout.show_table(console, columns, lines, goes, pad_edge=False, where="in a wider terminal, or in results.json")
     console.print("±: 95 % interval over problems, of one model and one seed; Pass@1 is Avg@K; length is in tokens.")
     console.print(
         "distinct right: distinct right answers to a problem; solutions found: the share of all that there are."

@@ -131,7 +131,7 @@ def show(console: Console, found: Sequence[dict[str, Any]]) -> None:
             lines.append([method, *cells, *(f"{each:+.5f}" for each in predicted)])
         # Of the entropies the difference says enough; of the quadrants all are shown, or each method gets a card.
         goes = [["entropy, plain", "by the method"], names[: len(quadrants)]]
-        layout.show(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")
+        layout.show_table(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")
         console.print()
     shares = {row["quadrant"]: row["share"] for row in found if row["moment"] == MOMENTS[0]}
     parts = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in shares.items() if name != "all")

@@ -56,7 +56,7 @@ import numpy as np
 from harness.base.errors import UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.provenance import BASE_MODEL_TAG, HARNESS_TAG, by_another_source, sources_in
-from harness.config import told
+from harness.config import setting_label
 from harness.rollout.digests import SHOWN
 from harness.statistics import Floats, pass_at_k
 
@@ -149,7 +149,7 @@ def done_cells(cells: DataFrame) -> DataFrame:
 
 def setting_text(setting: Sequence[tuple[str, str]]) -> str:
     """Return the values of further axes as people read them, as `train.lr=0.001, train.updates=2`."""
-    return told(dict(setting))
+    return setting_label(dict(setting))
 
 
 def label_of(axes: Axes, tables: Collection[Axes]) -> str:

@@ -25,7 +25,7 @@ from harness.tracking.origin import origin
 from harness.tracking.reader import reader
 from harness.tracking.runs import FINAL
 from harness.tracking.store import store
-from harness.tracking.sync import experiment_of, name_of
+from harness.tracking.sync import experiment_of, metric_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -164,7 +164,7 @@ def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:
             scores = {method: cell_scores(frames, cells, score_k) for method, cells in methods.items()}
             baseline = {seed: score for seed, _, score in scores.get(plan.baseline, [])}
             for seed, cell, score in (each for of_method in scores.values() for each in of_method):
-                prefix = FINAL if evaluations[cell] == 1 else name_of(f"{FINAL}{evaluated}/")
+                prefix = FINAL if evaluations[cell] == 1 else metric_name(f"{FINAL}{evaluated}/")
                 metrics = finals.setdefault(cell, {})
                 metrics[f"{prefix}{name}"] = score
                 if seed in baseline:

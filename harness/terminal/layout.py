@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
@@ -37,7 +37,7 @@ def visible(text: str) -> str:
 
 
 def escaped(lines: Iterable[Sequence[str]]) -> list[list[str]]:
-    return [[visible(text) for text in line] for line in lines]
+    return [list(map(visible, line)) for line in lines]
 
 
 class SafeConsole(Console):
@@ -131,7 +131,7 @@ def folded(text: str, width: int | None) -> str:
     return text if width is None else textwrap.fill(text, width)
 
 
-def show(
+def show_table(
     console: Console,
     columns: Sequence[Column],
     rows: Iterable[Sequence[str]],
@@ -157,9 +157,8 @@ def show(
         return
     table = Table(box=None, header_style="dim", pad_edge=pad_edge, show_header=names, title=title, title_justify="left")
     for column in (columns[i] for i in kept):
-        table.add_column(
-            column.name, justify="right" if column.right else "left", no_wrap=not column.folds, overflow="fold"
-        )
+        justify: JustifyMethod = "right" if column.right else "left"
+        table.add_column(column.name, justify=justify, no_wrap=not column.folds, overflow="fold")
     for line in lines[1:]:
         table.add_row(*(Text(line[i]) for i in kept))
     console.print(table, crop=False)
@@ -168,7 +167,7 @@ def show(
 
 
 def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str) -> str:
-    """Return a table of any width, one line for each row, of which there may be thousands."""
+    """Return a table of any width as text, one line for each row."""
     sizes = column_sizes(lines)
     texts = []
     for line in lines:
@@ -183,7 +182,7 @@ def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str
 def fitting_boxed(
     lines: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]]
 ) -> list[int] | None:
-    """Return the columns of a boxed table that fit, by number; None where cards are better."""
+    """Return the numbers of the columns of a boxed table that fit; None if cards are better."""
     return fitting(lines, width, goes, between=3, around=1)
 
 

@@ -98,7 +98,7 @@ class Checkpoints:
         return step
 
     def _write(self, step: int, tensors: dict[str, Tensor], text: str, rows: dict[str, Tensor]) -> None:
-        path = self.folder / checkpoint_seal.name_of(step)
+        path = self.folder / checkpoint_seal.step_folder_name(step)
         with files.temporary_path(path, self.writer) as partial:
             writer = HuggingFaceStorageWriter(str(partial), in_files(tensors), save_distributed=True)
             try:

@@ -83,7 +83,7 @@ def test_the_options_of_shipped_configurations_are_what_yaml_says_they_are() -> 
     """A cell is who it was when options were read by YAML."""
     read = 0
     for path in config.CONFIGS.glob("*.yaml"):
-        for spec in config.load(str(path)).methods:
+        for spec in config.load_config(str(path)).methods:
             for part in registry.split(spec, "+"):
                 for key, value in registry.parse(part)[1].items():
                     assert value == yaml.safe_load(part.partition(f"{key}=")[2].rstrip(")").partition(",")[0])

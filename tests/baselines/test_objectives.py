@@ -209,7 +209,7 @@ def test_pass_at_k_uses_verdicts_and_not_rewards() -> None:
 def test_k_of_the_group_and_more_is_refused_before_anything_runs() -> None:
     assert [method(spec).min_group for spec in ("passk(k=1)", "passk", "passk(k=9)+clip_b")] == [2, 5, 10]
     with pytest.raises(UserError, match=r"train.group is 8, but method 'passk\(k=8\)' compares .*allowed: 9 and more"):
-        cells(config.load("smoke", ["train.group=8", "methods=[grpo, passk(k=8)]"]))
+        cells(config.load_config("smoke", ["train.group=8", "methods=[grpo, passk(k=8)]"]))
     c = rewarded("0 and 1")
     assert (method("passk(k=5)").objective.advantages(c.old, c.batch) == 0).all(), "there is nothing to learn from"
 

@@ -140,13 +140,13 @@ def test_what_was_taken_over_is_fenced_wherever_its_owner_was(tmp_path: Path) ->
         half, folder = files.atomic(tmp_path / "state.json"), files.atomic_folder(tmp_path / "model")
         half.__enter__().write(b'{"late": 1}')
         place = folder.__enter__()
-        with open(old.room / ".." / ".." / "metrics.jsonl", "a") as line:
+        with open(old.directory / ".." / ".." / "metrics.jsonl", "a") as line:
             new = lease.next_after(tmp_path, old)
             assert new is not None
             with lease.fenced(new):
                 MetricsLog(tmp_path).truncate(1)
             line.write("late")
-        files.lease_dirs[tmp_path] = old.room
+        files.lease_dirs[tmp_path] = old.directory
         for context in (half, folder):
             with pytest.raises(Taken, match="another process took over"):
                 context.__exit__(None, None, None)

@@ -18,7 +18,9 @@ from harness.cells.state import Progress, State
 
 
 def test_a_cell_is_what_its_folder_says(tmp_path: Path) -> None:
-    for planned in matrix.cells(config.load("demo", ["seeds=[3]", "correction.kind=truncated", "train.filter={}"])):
+    for planned in matrix.cells(
+        config.load_config("demo", ["seeds=[3]", "correction.kind=truncated", "train.filter={}"])
+    ):
         planned.spec.write(tmp_path)
         read = CellSpec.read(tmp_path)
         assert read == planned.spec

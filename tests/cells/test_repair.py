@@ -32,7 +32,7 @@ MODEL = "model/model.safetensors"
 
 
 def cell_in(results: Path) -> Cell:
-    [found] = matrix.cells(config.load("smoke", [*SHORT, f"results={results}"]))
+    [found] = matrix.cells(config.load_config("smoke", [*SHORT, f"results={results}"]))
     return found
 
 
@@ -240,17 +240,17 @@ def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlfl
 
     whole = (cell.folder / "evals" / "countdown-000005.json").read_bytes()
     tamper(cell.folder / "evals" / "countdown-000005.json")
-    assert sync.sync(cell.config, [cell])[1] == 1
+    assert sync.sync_matrix(cell.config, [cell])[1] == 1
     assert seeds() == [(0, 1)]
     (cell.folder / "evals" / "countdown-000005.json").write_bytes(whole)
-    assert sync.sync(cell.config, [cell])[1] == 0
+    assert sync.sync_matrix(cell.config, [cell])[1] == 0
     assert seeds() == [(1, 1)]
     [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
     told = json.loads(outcome.read_text())
     for harm in (cut, lambda path: path.write_text(json.dumps(told | {"tokens": 1.0}))):
         harm(outcome)
         assert seeds() == [(0, 1)]
-        assert sync.sync(cell.config, [cell])[1] == 0
+        assert sync.sync_matrix(cell.config, [cell])[1] == 0
         assert seeds() == [(1, 1)]
 
 
@@ -324,7 +324,7 @@ def test_a_cell_whose_checkpoints_are_all_damaged_restarts(cell: Cell, capsys: p
 
 
 def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, tmp_path: Path) -> None:
-    [other] = matrix.cells(config.load("smoke", [*SHORT, "train.lr=2e-3", f"results={tmp_path / 'results'}"]))
+    [other] = matrix.cells(config.load_config("smoke", [*SHORT, "train.lr=2e-3", f"results={tmp_path / 'results'}"]))
     assert other.progress().state == "planned"
     cell.folder.rename(other.folder)
     now = other.progress()
@@ -343,13 +343,13 @@ def test_a_configuration_that_was_changed_costs_its_cell_alone(
     cell.config.tracking.uri = mlflow_uri
     hours = State.read(cell.folder).seconds / 3600  # of one thread
     key(cell.folder / "config.yaml")
-    assert sync.sync(cell.config, [cell])[1] == 1
+    assert sync.sync_matrix(cell.config, [cell])[1] == 1
     assert f"{cell.folder / 'config.yaml'} is damaged: it does not fit its sum" in " ".join(
         capsys.readouterr().out.split()
     )
     assert any(checksums.changed_records(cell.folder)), "by which `run` takes it up"
     prepare_cell(cell)
-    assert sync.sync(cell.config, [cell])[1] == 0
+    assert sync.sync_matrix(cell.config, [cell])[1] == 0
     [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
     assert json.loads(outcome.read_text())["hours"] == hours
 
@@ -359,7 +359,7 @@ def test_no_line_that_was_changed_is_sent(harm: Callable[[Path], None], cell: Ce
     cell.config.tracking.uri = mlflow_uri
     interrupted(cell)
     harm(cell.folder / "metrics.jsonl")
-    assert sync.sync(cell.config, [cell])[1] == 1
+    assert sync.sync_matrix(cell.config, [cell])[1] == 1
 
 
 def test_scores_that_do_not_follow_from_the_answers_are_not_sent(cell: Cell, mlflow_uri: str) -> None:

@@ -22,7 +22,7 @@ GONE = 2**22 + 1  # no process has such a number
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Returns a results folder with two cells of the smoke matrix, two of others, and what was left over."""
-    ours, others = (config.load("smoke", [f"results={tmp_path}", *more]) for more in ([], ["train.lr=0.5"]))
+    ours, others = (config.load_config("smoke", [f"results={tmp_path}", *more]) for more in ([], ["train.lr=0.5"]))
     claim(ours)
     for cell in (*cells(ours), *cells(others)):
         cell.spec.write(cell.folder)
@@ -64,7 +64,7 @@ def files(results: Path) -> set[Path]:
 
 
 def doomed(results: Path) -> set[Path]:
-    ours = {cell.folder for cell in cells(config.load("smoke", [f"results={results}"]))}
+    ours = {cell.folder for cell in cells(config.load_config("smoke", [f"results={results}"]))}
     folders = [path.parent for path in (results / "smoke").glob("*/config.yaml") if not path.parent.is_symlink()]
     gone = {path for folder in folders if folder not in ours for path in (folder, *folder.rglob("*"))}
     return {path for path in gone if not outside(path)} | set((results / "smoke").rglob(f".*.{GONE}"))
@@ -93,7 +93,8 @@ def test_without_a_terminal_nothing_is_removed_unasked(
     assert files(results) == before
     told = capsys.readouterr()
     assert told.err == (
-        "entrobench: nothing was removed, since there is no terminal to ask on; --yes removes what is listed\n"
+        "entrobench: nothing was removed, since without a terminal this command cannot ask; --yes removes the "
+        "listed files\n"
     )
     assert told.out.count("\n") == 5
 
@@ -116,7 +117,7 @@ def test_the_user_is_asked(answer: str, removed: int, results: Path, monkeypatch
 
 def test_a_cell_that_a_process_works_on_stays(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ours, other = (
-        cells(config.load("smoke", [f"results={results}", *more]))[0].folder for more in ([], ["train.lr=0.5"])
+        cells(config.load_config("smoke", [f"results={results}", *more]))[0].folder for more in ([], ["train.lr=0.5"])
     )
     [aside] = attempts.earlier_attempts(ours)
     with lease.hold(ours), lease.hold(other):

@@ -38,7 +38,7 @@ def test_methods_come_in_their_three_groups(capsys: pytest.CaptureFixture[str]) 
     assert headings[0] < place["ce_gppo"] < headings[1] < place["clip_b"] < headings[2] < place["dapo"]
     dapo = baselines.METHODS["dapo"]
     assert isinstance(dapo, Composition)
-    assert f"Stands for {dapo.spec} ({dapo.source})" in lines[place["dapo"]]
+    assert f"Short for {dapo.spec} ({dapo.source})" in lines[place["dapo"]]
 
 
 def test_on_a_narrow_terminal_no_word_is_cut(

@@ -15,7 +15,7 @@ from harness import cli
 from harness.cells import checksums, evaluation_files, provenance
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
-from harness.config import Config, load
+from harness.config import Config, load_config
 from harness.matrix import Cell, cells
 from harness.table.frames import AFTER, DONE, NO_RUN, Frames, answers_frame, cells_frame
 from harness.table.publish import publish
@@ -30,7 +30,7 @@ class Made:
 
     def __init__(self, root: Path, uri: str, *overrides: str, name: str = "made") -> None:
         given = [f"name={name}", f"results={root}", f"tracking.uri={uri}", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
-        self.config: Config = load("smoke", [*given, *overrides])
+        self.config: Config = load_config("smoke", [*given, *overrides])
         self.cells: list[Cell] = cells(self.config)
         self.clock = itertools.count(1000.0, 10.0)
 

@@ -24,7 +24,7 @@ def write(
     folder: Path, *overrides: str, method: str = METHOD, model: str = "countdown-tiny", key: str | None = None
 ) -> None:
     """What a launcher leaves for the process of a cell; under a key of its own where other steps are the same cell."""
-    settings = config.load("demo", [*SETTINGS, *overrides])
+    settings = config.load_config("demo", [*SETTINGS, *overrides])
     spec = Cell.of(settings, method, "countdown", model, seed=0).spec
     dataclasses.replace(spec, id=key or spec.id).write(folder)
     State("running").write(folder)

@@ -31,7 +31,7 @@ SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=0"]
 
 def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
     torch.set_num_threads(1)
-    settings = config.load("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
+    settings = config.load_config("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
     planned = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0)
     trainer = Trainer(parts.build_parts(planned.spec, VerifierPool()), folder)  # Countdown does not use it
     trainer.engine.load(trainer.policy.module)

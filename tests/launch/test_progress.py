@@ -80,7 +80,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def cells(tmp_path: Path) -> list[Cell]:
     """Of two methods and two seeds, with 4 steps each."""
     overrides = ["methods=[grpo,clip_b]", "seeds=[0,1]", "train.steps=4", f"results={tmp_path}"]
-    return matrix.cells(config.load("demo", overrides))
+    return matrix.cells(config.load_config("demo", overrides))
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def address(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def planned(folder: Path, *overrides: str) -> Cell:
-    settings = config.load("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
+    settings = config.load_config("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
     return Cell.of(settings, METHOD, "countdown", "countdown-tiny", 0)
 
 

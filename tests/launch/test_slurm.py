@@ -104,7 +104,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def planned(folder: Path, *overrides: str) -> Cell:
-    settings = config.load("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
+    settings = config.load_config("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
     return Cell.of(settings, METHOD, "countdown", "countdown-tiny", 0)
 
 
@@ -172,7 +172,7 @@ def test_a_cell_whose_machines_are_taken_away_goes_on_from_a_checkpoint(
     launcher.run_cells([wide], array, watcher, poll=0.05)
     found = State.read(wide.folder)
     assert (found.state, found.where) == ("done", [socket.gethostname()] * machines), found
-    stops = (wide.folder / "log.txt").read_text().count("stopped, as it was asked to; the next run goes on from here")
+    stops = (wide.folder / "log.txt").read_text().count("stopped on request; the next run continues from here")
     assert stops == (2 if machines == 2 else 0), "both ranks, once; a job that is killed hears of nothing before"
     assert [*lines(wide.folder)] == [*range(9)]
     scripts = [path.read_text() for path in tmp_path.glob("*submission*.sh")]
@@ -193,7 +193,7 @@ def test_jobs_left_in_the_queue_are_found_and_reported(
         assert [task.waits() for task in tasks] == ["SLURM: pending (JobHeldUser)"] * 2
         assert [task.code() for task in tasks] == [None, None]
         assert [task.job for task in second.start(cells)] == [task.job for task in tasks], "not submitted again"
-        monkeypatch.setattr(status, "load", lambda given: settings)
+        monkeypatch.setattr(status, "config_of_arguments", lambda given: settings)
         with console.capture() as shown:
             status.call(argparse.Namespace())
         assert shown.get().count("SLURM: pending (JobHeldUser)") == 2
@@ -269,7 +269,7 @@ def test_a_job_that_runs_out_of_time_goes_on_with_the_same_numbers(local: Jobs, 
     watcher = Interrupting(there, local.out_of_time)
     launcher.run_cells([there], SlurmArray(there.config, "cpu"), watcher, poll=0.05)
     assert State.read(there.folder).state == "done"
-    assert (there.folder / "log.txt").read_text().count("stopped, as it was asked to") == 1
+    assert (there.folder / "log.txt").read_text().count("stopped on request") == 1
     assert lines(there.folder) == undisturbed(tmp_path / "here", *steps)
 
 

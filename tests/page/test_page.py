@@ -79,7 +79,7 @@ def test_a_configuration_and_an_experiment_alone_give_the_same_page(
     monkeypatch.chdir(tmp_path)
     settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
     settings += ["axes={train.lr: [1e-3, 1e-1]}"]
-    config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", "results=results"])
+    config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", "results=results"])
     matrix = cells(config)
     for cell in matrix:
         if (cell.method, cell.seed) == ("clip_b", 1):
@@ -111,7 +111,7 @@ def test_a_configuration_and_an_experiment_alone_give_the_same_page(
 
 def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow_uri: str) -> None:
     settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0]", "eval.k=2", "eval.samples=4"]
-    config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
+    config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
     matrix = cells(config)
     for cell in matrix:
         fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
@@ -137,7 +137,7 @@ def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow
 
 def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_uri: str) -> None:
     settings = ["name=matrix", "methods=[grpo,clip_b]", "baseline=clip_b", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
-    config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
+    config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
     matrix = cells(config)
 
     def told(edited: dict[str, str]) -> PageContent:
@@ -587,7 +587,7 @@ def test_reasons_of_failures_are_shown(hostile: str) -> None:
 
 def test_the_configuration_that_is_shown_is_the_one_that_ran(told: PageContent, tmp_path: Path) -> None:
     (tmp_path / "again.yaml").write_text(settings_on(page.render_page(told)))
-    assert dataclasses.asdict(configs.load(str(tmp_path / "again.yaml"))) == told.settings
+    assert dataclasses.asdict(configs.load_config(str(tmp_path / "again.yaml"))) == told.settings
 
 
 def settings_on(text: str) -> str:
@@ -664,8 +664,11 @@ def test_the_command_wants_one_of_two(given: list[str]) -> None:
 def test_an_experiment_becomes_a_file_here(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     experiment(tmp_path / "cells", mlflow_uri, name="two words/here")
-    path = report.report_of("two words/here", mlflow_uri)
+    path = report.write_experiment_report("two words/here", mlflow_uri)
     assert path == Path("report-two_words_here.html")
     assert "<h1>two words/here</h1>" in path.read_text()
-    assert report.report_of("two words/here", mlflow_uri, tmp_path / "new" / "page.html") == tmp_path / "new/page.html"
+    assert (
+        report.write_experiment_report("two words/here", mlflow_uri, tmp_path / "new" / "page.html")
+        == tmp_path / "new/page.html"
+    )
     assert yaml.safe_load(settings_on(path.read_text()))["methods"] == ["grpo", "clip_b"]

@@ -187,7 +187,7 @@ def test_an_engine_that_is_not_tried_is_not_called_good(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("thorough", [False, True])
 def test_what_takes_long_is_tried_only_when_asked_for(thorough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_by_trial", lambda what, device, uri: Finding(what, OK, "tried"))
-    found = list(doctor.findings(config.load("demo"), thorough=thorough))
+    found = list(doctor.findings(config.load_config("demo"), thorough=thorough))
     assert [each.what for each in found if each.found == "tried"] == [
         *("torch", "mlflow"),
         *(("engine vllm", "engine embedded") if thorough else ()),

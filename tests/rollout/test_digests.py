@@ -62,7 +62,7 @@ def sha256(content: bytes) -> str:
 
 
 def keys(*given: str) -> list[str]:
-    return [cell.id for cell in matrix.cells(config.load("smoke", ["methods=[grpo]", *given]))]
+    return [cell.id for cell in matrix.cells(config.load_config("smoke", ["methods=[grpo]", *given]))]
 
 
 def test_the_digest_is_that_of_the_names_and_contents(folder: Path) -> None:

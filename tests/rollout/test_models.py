@@ -261,7 +261,7 @@ def test_a_name_on_the_hub_and_a_file_with_it_are_one_model(tmp_path: Path) -> N
     assert named.identity() == filed.identity()
     assert named.shape() == filed.shape() is not None
     assert models.resolve("Qwen/Qwen2.5-0.5B-Instruct@main").shape() == named.shape()
-    both = config.load("smoke", ["models=[qwen2.5-0.5b-instruct,Qwen/Qwen2.5-0.5B-Instruct]"])
+    both = config.load_config("smoke", ["models=[qwen2.5-0.5b-instruct,Qwen/Qwen2.5-0.5B-Instruct]"])
     with pytest.raises(
         UserError, match=r"models 'qwen2.5-0.5b-instruct' and 'Qwen/Qwen2.5-0.5B-Instruct' are the same"
     ):

@@ -23,7 +23,7 @@ SMALL = ["train.prompts=8", "train.group=8", "train.updates=2", "train.lr=1e-3",
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     torch.set_num_threads(1)
-    return build(config.load("demo", SMALL), "grpo", str(tmp_path_factory.mktemp("cell")), VerifierPool())
+    return build(config.load_config("demo", SMALL), "grpo", str(tmp_path_factory.mktemp("cell")), VerifierPool())
 
 
 def test_predictions_of_logit_steps_are_exact_in_the_limit_and_second_order_carries_further(trainer: Trainer) -> None:
@@ -54,7 +54,7 @@ def test_the_derivative_is_that_of_the_entropy_that_is_measured(trainer: Trainer
 
 
 def test_a_quadrant_is_trained_on_alone() -> None:
-    settings = config.load("demo", SMALL)
+    settings = config.load_config("demo", SMALL)
     for keep in theory.QUADRANTS:
         trained = build(settings, f"grpo+quadrant(keep=[{keep}], by=s_star)", "unused", VerifierPool())
         batch = batch_of(trained, 1)

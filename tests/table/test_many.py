@@ -39,7 +39,7 @@ WITHIN = 2.0  # CPU seconds without imports: measured below 1, but processors di
 def leave(matrix: Sequence[Cell]) -> None:
     """Write the folders of done cells."""
     metrics = {f"measure/{number}": 0.5 for number in range(METRICS - 1)} | {"entropy/mean": 1.0}
-    lines = [log.sealed({"step": step, "time": 1e9, "metrics": metrics}) for step in range(STEPS)]
+    lines = [log.sealed_line({"step": step, "time": 1e9, "metrics": metrics}) for step in range(STEPS)]
     for number, cell in enumerate(matrix):
         (cell.folder / "evals").mkdir(parents=True)
         (cell.folder / log.FILE).write_text("".join(lines))
@@ -55,7 +55,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> list[s
     """Return the settings of a matrix with made-up results, in folders and in MLflow."""
     results = tmp_path_factory.mktemp("results")
     given = [f"results={results}", f"seeds=[{','.join(map(str, range(SEEDS)))}]"]
-    ours = config.load("demo", given)
+    ours = config.load_config("demo", given)
     matrix = cells(ours)
     (results / "mlflow.db").write_bytes(migrated.read_bytes())
     with pytest.MonkeyPatch.context() as patch:

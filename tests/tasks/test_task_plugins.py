@@ -75,7 +75,7 @@ def test_one_module_may_offer_methods_and_tasks(example: str, tmp_path: Path, mo
     text = "from sums_example import TASKS\nfrom harness.method import Control\n"
     (tmp_path / "both_offers.py").write_text(f"{text}class Idle(Control): ...\nMETHODS = {{'idle': Idle}}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    settings = config.load("smoke", ["plugins=[both_offers]", "methods=[grpo,idle]", "tasks=[example_sums]"])
+    settings = config.load_config("smoke", ["plugins=[both_offers]", "methods=[grpo,idle]", "tasks=[example_sums]"])
     assert [(cell.method, cell.task) for cell in matrix.cells(settings)] == [
         ("grpo", "example_sums"),
         ("idle", "example_sums"),
@@ -83,7 +83,7 @@ def test_one_module_may_offer_methods_and_tasks(example: str, tmp_path: Path, mo
 
 
 def test_a_plan_knows_the_problems_of_a_plugin(example: str) -> None:
-    settings = config.load(
+    settings = config.load_config(
         "smoke", [f"plugins=[{example}]", "tasks=['example_sums(largest=5)']", "train.filter={n: 8}"]
     )
     settings.eval.problems = None
@@ -245,5 +245,5 @@ def test_an_incomplete_file_is_reported_before_anything_runs(
 ) -> None:
     plugin = offer(f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}", "mine", yaml)
     with pytest.raises(UserError, match=words) as error:
-        matrix.cells(config.load("smoke", [f"plugins=[{plugin}]"]))
+        matrix.cells(config.load_config("smoke", [f"plugins=[{plugin}]"]))
     assert "\n" not in str(error.value)

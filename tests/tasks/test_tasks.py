@@ -114,8 +114,8 @@ def test_a_split_that_a_task_has_not_is_one_sentence(name: str, split: str, sent
 )
 def test_a_matrix_that_lacks_a_split_is_refused_before_it_runs(overrides: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        matrix.cells(config.load("demo", overrides))
-    assert matrix.cells(config.load("demo", ["tasks=[dapo_math]", "eval.tasks=[aime24,dapo500]"]))
+        matrix.cells(config.load_config("demo", overrides))
+    assert matrix.cells(config.load_config("demo", ["tasks=[dapo_math]", "eval.tasks=[aime24,dapo500]"]))
 
 
 def test_validation_is_a_part_of_the_training_set_that_each_problem_decides_for_itself(
@@ -199,7 +199,9 @@ def trainer(tmp_path: Path) -> Trainer:
     chat = {"path": str(models.resolve("countdown-tiny").folder()), "system": "4", "template": TEMPLATE}
     model.write_text(json.dumps({**chat, "template_options": {"end": "6"}}))
     short = ["eval.problems=6", "eval.samples=2", "eval.k=1", "eval.split=train", "train.prompts=6", "train.group=2"]
-    settings = config.load("demo", [*short, f"models=[{model}]", "rollout.max_new_tokens=4", f"results={tmp_path}"])
+    settings = config.load_config(
+        "demo", [*short, f"models=[{model}]", "rollout.max_new_tokens=4", f"results={tmp_path}"]
+    )
     planned = matrix.cells(settings)[0]
     assert planned.identity["model"]["chat"] == {"system": "4", "template": TEMPLATE, "template_options": {"end": "6"}}
     planned.spec.write(planned.folder)

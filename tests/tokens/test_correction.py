@@ -245,7 +245,7 @@ def test_a_ratio_beyond_all_numbers_stays_a_number() -> None:
 
 def test_a_correction_makes_other_cells_and_unused_settings_do_not() -> None:
     def key(*overrides: str) -> str:
-        return matrix.cells(config.load("smoke", overrides))[0].id
+        return matrix.cells(config.load_config("smoke", overrides))[0].id
 
     plain = key()
     assert key("correction.level=sequence", "correction.high=3") == plain, "it is off"
@@ -278,4 +278,4 @@ def test_a_correction_makes_other_cells_and_unused_settings_do_not() -> None:
 )
 def test_impossible_settings_are_refused(override: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        config.load("smoke", [override])
+        config.load_config("smoke", [override])

@@ -425,10 +425,10 @@ def test_methods_do_not_observe_the_instrument(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_instrument_does_not_define_a_cell() -> None:
-    keys = [matrix.cells(config.load("demo", [f"dynamics.every={every}"]))[0].id for every in (0, 1, 7)]
+    keys = [matrix.cells(config.load_config("demo", [f"dynamics.every={every}"]))[0].id for every in (0, 1, 7)]
     assert len(set(keys)) == 1
     with pytest.raises(errors.UserError, match=r"dynamics\.every is -1; allowed: 0 and more"):
-        config.load("demo", ["dynamics.every=-1"])
+        config.load_config("demo", ["dynamics.every=-1"])
 
 
 @pytest.mark.slow

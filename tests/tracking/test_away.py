@@ -181,7 +181,7 @@ def test_a_database_that_is_locked_is_fed_as_soon_as_it_is_not(
     assert len(said) == 1
     assert "database is locked" in said[0]
     deadline = time.monotonic() + 60
-    while feeding.waiting or not (folder / "mlflow.json").exists():  # which is asked for again, without a word
+    while feeding.queue or not (folder / "mlflow.json").exists():  # which is asked for again, without a word
         assert time.monotonic() < deadline
         time.sleep(0.1)
     feeding.close()
@@ -214,7 +214,7 @@ def test_a_store_that_is_down_for_the_whole_run_is_fed_later_and_its_password_wr
     assert out.count("MLflow is not fed: ") <= 1, "a short run has ended before the store was found to be away"
     masked = f"***@{nowhere.rpartition('@')[2]}"
     assert err.startswith(f"entrobench: the MLflow store at http://{masked} cannot be used: ")
-    [cell] = matrix.cells(config.load("smoke", settings))
+    [cell] = matrix.cells(config.load_config("smoke", settings))
     assert cell.progress().state == "done"
     assert call("sync", nowhere)[0] == 2
     before = {*real.folder.rglob("outcome.json")}

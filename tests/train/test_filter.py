@@ -167,13 +167,13 @@ def test_floats_would_get_a_bound_wrong() -> None:
 )
 def test_a_filter_that_makes_no_sense_is_one_sentence(override: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        config.load("demo", [override])
+        config.load_config("demo", [override])
 
 
 @pytest.mark.slow
 def test_the_filter_defines_the_cell() -> None:
     def key(*overrides: str) -> str:
-        return matrix.cells(config.load("demo", overrides))[0].id
+        return matrix.cells(config.load_config("demo", overrides))[0].id
 
     keys = [key(), key("train.filter={}"), key("train.filter.n=8"), key("train.filter.high=0.9")]
     assert len(set(keys)) == 4
@@ -381,7 +381,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def spec(*overrides: str) -> CellSpec:
-    settings = config.load("demo", [*SHORT, *overrides])
+    settings = config.load_config("demo", [*SHORT, *overrides])
     return matrix.Cell.of(settings, "grpo", "countdown", "countdown-tiny", 0).spec
 
 

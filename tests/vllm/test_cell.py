@@ -28,7 +28,7 @@ SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2"]
 
 def spec_of(engine: str, seed: int, overrides: Sequence[str]) -> CellSpec:
     given = [f"rollout.engine={engine}", "hardware.cache_gib=0.25", "train.steps=30", "eval.samples=8", *overrides]
-    settings = config.load("smoke", given)
+    settings = config.load_config("smoke", given)
     return Cell.of(settings, "grpo", "countdown", "countdown-tiny", seed).spec
 
 
@@ -84,8 +84,8 @@ def test_what_draws_from_the_process_draws_by_the_seed(seed: int, tmp_path: Path
 
 def test_dynamics_may_ask_one_engine_after_the_other(tmp_path: Path) -> None:
     given = ["rollout.engine=vllm", "hardware.cache_gib=0.1", "seeds=[0]", *SHORT]
-    settings = config.load("smoke", given)
-    embedded = config.load("smoke", [*given, "rollout.engine=embedded"])
+    settings = config.load_config("smoke", given)
+    embedded = config.load_config("smoke", [*given, "rollout.engine=embedded"])
     with VerifierPool() as verifier:
         found, expected = (
             theory.masks(each, 1, str(tmp_path / each.rollout.engine), verifier) for each in (settings, embedded)
