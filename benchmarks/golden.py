@@ -61,7 +61,7 @@ def curves(names: Sequence[str], table: Table) -> Iterator[tuple[str, Curve]]:
         miniature.write_model(model, SIZE)
         for name in names:
             method = Method.of(spec_of(name), table)
-            trainer = miniature.trainer(method, model, Path(folder), SIZE, STEPS)
+            trainer = miniature.miniature_trainer(method, model, Path(folder), SIZE, STEPS)
             records = [trainer.train_step(step, Stopwatch()) for step in range(1, STEPS + 1)]
             yield name, {column: [float(f"{record[column]:.9g}") for record in records] for column in COLUMNS}
     torch.set_num_threads(threads)

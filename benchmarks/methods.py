@@ -23,8 +23,7 @@ from baselines import METHODS
 from benchmarks.common import console, show, trainer
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method
-from harness.conformance import probe
-from harness.conformance.probe import Probe
+from harness.conformance.probe import Probe, compute_outcome, random_probe
 from harness.tokens.metrics import Stopwatch
 from harness.trainer import Trainer
 
@@ -47,7 +46,7 @@ def main(rounds: int = 3, methods: Sequence[str] = tuple(METHODS)) -> None:
         plain = trainer(PLAIN, Path(folder))
         start, usual = copy.deepcopy(plain.policy.state()), passed(plain)
         train, longest = plain.config.train, plain.config.rollout.max_new_tokens
-        given = probe.probe(groups=train.prompts, size=train.group, longest=longest).to(torch.float32)
+        given = random_probe(groups=train.prompts, size=train.group, longest=longest).to(torch.float32)
         for method in track(methods, "methods", console=console, transient=True):
             pair = {"plain": plain, "mine": trainer(method, Path(folder))}
             usual.clear()
@@ -97,7 +96,7 @@ def passed(trainer: Trainer) -> list[int]:
 def arithmetic(method: Method, given: Probe, updates: int) -> float:
     """Times all that a method does in a step with statistics that are there, and the gradient of its loss."""
     before = time.process_time()
-    probe.outcome(method, given, updates)
+    compute_outcome(method, given, updates)
     return time.process_time() - before
 
 

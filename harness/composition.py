@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from harness.batch import TokenBatch, TokenStats
 
 Table = Mapping[str, "type[Component] | Composition"]
-STANDS_ON = "grpo"  # the objective of a control that is named alone
+DEFAULT_OBJECTIVE = "grpo"  # the objective of a control that is named alone
 
 # The columns of TokenStats that a component may read, each with the needs that give access to it. Without any, every
 # component may read it.
@@ -99,9 +99,9 @@ class Method:
             elif isinstance(component, Control):
                 controls.append((name, component))
         if not objectives:
-            default = registry.build("method", classes, STANDS_ON, shared)
+            default = registry.build("method", classes, DEFAULT_OBJECTIVE, shared)
             assert isinstance(default, Objective)
-            objectives.append((STANDS_ON, default))
+            objectives.append((DEFAULT_OBJECTIVE, default))
         written_out = composed(spec, table)
         described = f"method {shown(spec)}" + (f", which is {written_out}," if written_out else "")
         if len(objectives) > 1:
