@@ -26,7 +26,7 @@ NEEDS: frozenset[str] = frozenset()
 
 
 def rollouts(vocabulary: int) -> list[list[Rollout]]:
-    """Return the groups of this rank, its share of those that one process would have."""
+    """Return the groups of this rank, a share of the groups of one process."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(count: int) -> list[int]:

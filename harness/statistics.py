@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,15 +33,11 @@ class Estimate:
     high: float | None = None
 
 
-@overload
-def pass_at_k(n: int, right: int, k: int) -> float: ...
-@overload
-def pass_at_k(n: int, right: NDArray[np.integer[Any]], k: int) -> Floats: ...
-def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> float | Floats:
-    """Return the chance that k of n samples, drawn without replacement, hold one of the c right ones.
+def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> Floats:
+    """Return the chance that k of n samples, drawn without replacement, contain a right one.
 
-    That is 1 - C(n-c, k) / C(n, k). The quotient is the product of the c factors (n-k-i) / (n-i), so that no binomial
-    coefficient grows large.
+    `right` is the number c of right samples, or an array of such numbers. The chance is 1 - C(n-c, k) / C(n, k). The
+    quotient is the product of the c factors (n-k-i) / (n-i), in which no binomial coefficient grows large.
     """
     assert 1 <= k <= n, f"Pass@{k} of {n} samples"
     return 1 - none_right(n, k)[right]
@@ -218,20 +214,20 @@ def share_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
 
 
 def near_bound(estimate: Estimate, problems: int, confidence: float = 0.95) -> Estimate:
-    """Return the interval of a share; near 0 or 1 it is made to hold Wilson's of as many yes-or-no problems.
+    """Return the interval of a share; near 0 or 1 it is extended to Wilson's for as many yes-or-no problems.
 
-    So near a bound the few problems that vary most are rarely among those that were drawn, and the variance of the
-    others is far too small. No share has a higher variance than yes and no.
+    Near a bound most of the variance comes from a few problems. A sample rarely includes them, and the variance of the
+    other problems is far too small. No distribution of shares has a higher variance than yes-or-no problems.
     """
     if not is_near_bound(estimate.mean, problems):
         return clipped(estimate, 0, 1)
     from scipy.special import ndtri
 
     z = float(ndtri((1 + confidence) / 2))
-    centre = (estimate.mean + z * z / (2 * problems)) / (1 + z * z / problems)
+    center = (estimate.mean + z * z / (2 * problems)) / (1 + z * z / problems)
     variance = estimate.mean * (1 - estimate.mean) / problems + (z / (2 * problems)) ** 2
     half = z * math.sqrt(max(variance, 0)) / (1 + z * z / problems)
-    ends = [centre - half, centre + half, *(end for end in (estimate.low, estimate.high) if end is not None)]
+    ends = [center - half, center + half, *(end for end in (estimate.low, estimate.high) if end is not None)]
     return clipped(Estimate(estimate.mean, min(ends), max(ends)), 0, 1)
 
 

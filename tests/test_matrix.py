@@ -149,7 +149,10 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
             ["methods=[grpo, clip_b, grpo+clip_b]"],
             r"methods 'clip_b' and 'grpo\+clip_b' are the same; name one",
         ),
-        (["methods=[grpo, dapo(clip_high=0.3)]"], r"method dapo stands for grpo.* and has no options; write that out"),
+        (
+            ["methods=[grpo, dapo(clip_high=0.3)]"],
+            r"method dapo is short for grpo.* and has no options; write that out",
+        ),
         (
             ["method_options.dapo.clip_high=0.3"],
             r"method_options names 'dapo', which stands for grpo\(clip_high=0.28, dual_clip=10\)\+overlong; allowed: ",

@@ -117,7 +117,7 @@ def changes(subject: Subject) -> tuple[str, dict[str, float]]:
     idle = [name for name, number in numbers.items() if not number]
     if idle:
         clauses.append(f"{', '.join(idle)} changed nothing on the probe: give options with which it does something")
-    summary = ", ".join(clauses) or "there is no control"
+    summary = ", ".join(clauses) or "the method has no controls"
     return summary, {f"effect/{name}": number for name, number in numbers.items()}
 
 
@@ -142,7 +142,7 @@ def print_reports(console: Console, reports: Sequence[Report]) -> None:
     width = layout.width_of(console)
     if len(reports) <= FULL_TABLES:
         for report in reports:
-            print_findings(console, report)
+            print_report(console, report)
     else:
         print_overview(console, reports)
         idle = [report.method for report in reports if report.idle]
@@ -165,7 +165,7 @@ def print_reports(console: Console, reports: Sequence[Report]) -> None:
     console.print(layout.folded(scope, width), style="dim")
 
 
-def print_findings(console: Console, report: Report) -> None:
+def print_report(console: Console, report: Report) -> None:
     """Print a table of all checks of a method."""
     columns = [Column(report.method), Column(""), Column("seen", folds=True)]
     rows = []

@@ -127,7 +127,7 @@ class Question:
 
     @property
     def wide(self) -> bool:
-        """Whether its answers are text rather than formulas."""
+        """True if the answers are text rather than formulas."""
         return any(len(answer.start) > FORMULA for each in self.answers for answer in each.shown)
 
 

@@ -150,7 +150,7 @@ def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow], styles: Styl
 def axis_values(axis: str, rows: Sequence[LeaderboardRow]) -> tuple[list[str], dict[str, float], dict[str, Any]]:
     """Return the values at an axis, those of them that are numbers, and the options of a figure over it."""
     values = list(dict.fromkeys(row.setting[axis] for row in rows))
-    numbers = {value: number for value in values if (number := as_number(value)) is not None}
+    numbers = {value: number for value in values if (number := finite_number(value)) is not None}
     if len(numbers) < len(values):
         return values, numbers, {"names": True}
     values = sorted(values, key=numbers.__getitem__)
@@ -159,7 +159,7 @@ def axis_values(axis: str, rows: Sequence[LeaderboardRow]) -> tuple[list[str], d
     return values, numbers, {"log_x": 0 < 9.99 * least <= most, "ticks": [numbers[value] for value in values]}
 
 
-def as_number(text: str) -> float | None:
+def finite_number(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:

@@ -190,7 +190,7 @@ def corollaries(trainer: Trainer, batch: TokenBatch) -> Rows:
     draws_TN = p_TV.multinomial(DRAWS, replacement=True, generator=generator)
     deviations_TN = s_TV.gather(1, draws_TN) - n_T[:, None]
     errors_T = deviations_TN.std(dim=1) / DRAWS**0.5
-    # Where the policy is certain, all draws are equal and there is no error to compare with.
+    # Where the policy is certain, all draws are equal and the standard error is 0.
     z_T = (deviations_TN.mean(dim=1) / errors_T)[errors_T > 1e-9]
     inside = (z_T.abs() < 1.96).double()
     rows = [{"what": "contexts whose mean is within 1.96 standard errors", **mean_of(inside)}]

@@ -62,7 +62,7 @@ class Comparison:
     detectable: float | None  # the least difference that is seen with 80 % power
     rank_best: int | None  # the ranks that the paired intervals leave possible
     rank_worst: int | None
-    best: bool  # the highest mean, or not told apart from it
+    best: bool  # the highest mean, or not significantly below it
     near_bound: bool = False  # both methods are so near 0 or 1 that the difference's interval may be too short
     seeds_needed: int | None = None  # with two seeds: how many tell such a difference from 0; None: no number does
     setting: str = ""  # the values at the further axes of the matrix
@@ -231,9 +231,9 @@ def all_near_bound(ours: Sequence[Floats], theirs: Sequence[Floats]) -> bool:
 
 
 def pooled(of_tasks: Sequence[Floats]) -> Floats:
-    """Join the problems of all tasks, so that their mean is the mean of the tasks' means, however large they are.
+    """Join the problems of all tasks, with weights that make the mean that of the tasks' means.
 
-    The tasks themselves are fixed, so how their levels differ is no part of how the problems vary.
+    The tasks are fixed, so differences between their levels do not count as variance of problems.
     """
     if len(of_tasks) == 1:
         return of_tasks[0]
@@ -300,7 +300,8 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
         f"adjusted for all methods of the table that are compared with {baseline}.",
         f"P(better): the probability of scoring higher than {baseline} on a problem, where equal counts as half.",
         "detectable: about the least true difference that an experiment as large and as noisy finds with 80 % power.",
-        "rank: what the paired intervals of all pairs leave possible; methods that cannot be told apart share ranks.",
+        "rank: the ranks that the paired intervals of all pairs allow; methods that do not differ significantly share "
+        "ranks.",
     ]
     if any(each.method == BASE_MODEL for each in results):
         notes.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
@@ -319,5 +320,5 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
     if any(each.mean is None for each in results):
         notes.append("Methods without a rank have no seed that is done.")
     if any(each.task.startswith(ALL_TASKS) for each in results):
-        notes.append(f"{ALL_TASKS}: each counts the same, whatever its number of problems.")
+        notes.append(f"{ALL_TASKS}: each task counts the same, for any number of problems.")
     return notes

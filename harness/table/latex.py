@@ -42,7 +42,7 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
     groups, rules = task_groups([task for task, _ in scores])
     lines = [
         f"% {as_comment(where)}: means with 95 % intervals over seeds and problems.",
-        "% Bold: the highest mean of a method, and those that the paired interval does not tell from it.",
+        "% Bold: the highest mean of a method, and all that do not differ significantly from it (paired interval).",
         *dict.fromkeys(f"% Marked: {as_comment(why)}." for each in results for why in each.mixed),
         rf"\begin{{tabular}}{{l{'c' * len(scores)}}}",
         r"\toprule",

@@ -66,7 +66,7 @@ def part_of_config(board: Board, experiment: Experiment, where: Params, baseline
 def parts_of_experiment(experiment: Experiment, where: Params, baseline: str | None) -> list[Part]:
     """Return a table for each matrix that an experiment holds.
 
-    Of several matrices, those that do not have the selected values are left out, unless none has them.
+    If there are several, matrices without the selected values are left out, unless all are without them.
     """
     boards = experiment.boards()
     parts, refusals = [], []
