@@ -140,10 +140,10 @@ def geometric_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
         log_S = np.log(np.maximum(x_S, 0))  # rounding leaves the entropy of a collapsed policy at -1e-9
     if not np.isfinite(log_S).all():
         return Estimate(float(np.exp(log_S.mean())))
-    found = mean_interval(log_S, confidence)
-    if found.low is None or found.high is None:  # values so alike that their logarithms are the same
-        return Estimate(math.exp(found.mean))
-    return Estimate(math.exp(found.mean), math.exp(found.low), math.exp(found.high))
+    of_logs = mean_interval(log_S, confidence)
+    if of_logs.low is None or of_logs.high is None:  # values so close that their logarithms are equal
+        return Estimate(math.exp(of_logs.mean))
+    return Estimate(math.exp(of_logs.mean), math.exp(of_logs.low), math.exp(of_logs.high))
 
 
 def crossed_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
@@ -251,7 +251,7 @@ def crossed_p_value(x_SJ: Floats) -> float | None:
 
 
 def detectable(x_SJ: Floats, power: float = 0.8, confidence: float = 0.95) -> float | None:
-    """Return the least true mean that an experiment as large, and as noisy, tells from 0 with this chance."""
+    """Return the least true mean that is significant with this power in an experiment of the same size and noise."""
     spread = crossed(x_SJ)
     return None if spread is None else detectable_with(spread, spread.seeds, power, confidence)
 
@@ -271,7 +271,7 @@ def seeds_needed(x_SJ: Floats, power: float = 0.8, confidence: float = 0.95) -> 
 
 
 def detectable_with(spread: Spread, seeds: int, power: float, confidence: float) -> float:
-    """Return the least true mean that this number of seeds tells from 0 with this chance."""
+    """Return the least true mean that is significant with this power for a number of seeds."""
     # A deviation that few seeds give is too small on average, by this factor.
     df = spread.seeds - 1
     factor = math.sqrt(2 / df) * math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2))
@@ -305,14 +305,14 @@ def iqm(x: Floats) -> float:
 
 def iqm_interval(x_ST: Floats, confidence: float = 0.95) -> Estimate:
     """Estimate the interquartile mean over the runs of all seeds on all tasks, by leaving out one seed at a time."""
-    seeds, whole = len(x_ST), iqm(x_ST)
+    seeds, iqm_of_all = len(x_ST), iqm(x_ST)
     if seeds < 2:
-        return Estimate(whole)
+        return Estimate(iqm_of_all)
     without_S = np.array([iqm(np.delete(x_ST, seed, axis=0)) for seed in range(seeds)])
     if np.ptp(without_S) == 0:
-        return Estimate(whole)
+        return Estimate(iqm_of_all)
     variance = (seeds - 1) ** 2 * float(without_S.var(ddof=1)) / seeds
-    return student(whole, variance, seeds - 1, confidence)
+    return student(iqm_of_all, variance, seeds - 1, confidence)
 
 
 def ranks(beats_MM: NDArray[np.bool_]) -> list[tuple[int, int]]:

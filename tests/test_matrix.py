@@ -151,7 +151,7 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
         ),
         (
             ["methods=[grpo, dapo(clip_high=0.3)]"],
-            r"method dapo is short for grpo.* and has no options; write that out",
+            r"method dapo is short for grpo.* and has no options; write",
         ),
         (
             ["method_options.dapo.clip_high=0.3"],

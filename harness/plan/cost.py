@@ -316,12 +316,12 @@ def generation_seconds(
 ) -> float:
     """Return the seconds to sample responses. Each decoding step reads all weights and the cache of all sequences,
     which is half full on average."""
-    mine = per_rank(responses, config)
-    decoded = min(mine, max(sequences_at_once(shape, config, size, engine), 1))
+    of_rank = per_rank(responses, config)
+    decoded = min(of_rank, max(sequences_at_once(shape, config, size, engine), 1))
     half = (config.rollout.max_prompt_tokens or 0) + config.rollout.max_new_tokens / 2
     read = size * shape.parameters + decoded * half * cache_bytes_per_token(shape, size)
     step = shape.layers * speed.layer + read / speed.bandwidth + 2 * decoded * shape.parameters / speed.flops
-    return ceil(mine / decoded) * config.rollout.max_new_tokens * step
+    return ceil(of_rank / decoded) * config.rollout.max_new_tokens * step
 
 
 def update_seconds(shape: Shape, config: Config, needs: Needs, speed: Speed) -> float:

@@ -57,6 +57,8 @@ class Expected:
 
 @dataclass(frozen=True)
 class Board:
+    """The expected cells of one matrix, and what they are compared with."""
+
     experiment: str
     baseline: str
     ks: Mapping[str, int]  # the K of the headline Pass@K, by evaluation task
@@ -76,7 +78,8 @@ class Board:
     def of_json(cls, text: bytes) -> Board:
         fields = json.loads(text)
         try:
-            return cls(**{**fields, "expected": [Expected(**each) for each in fields["expected"]]})
+            expected = [Expected(**cell) for cell in fields.pop("expected")]
+            return cls(**fields, expected=expected)
         except (TypeError, KeyError) as error:
             raise UserError(
                 f"the {FILE} of a summary was written by another version of entrobench; `entrobench sync` replaces it"
@@ -85,7 +88,7 @@ class Board:
     @classmethod
     def of_config(cls, config: Config, matrix: Sequence[Cell]) -> Board:
         expected = [expected_cell(cell) for cell in matrix]
-        evaluated = {task for each in expected for task in each.eval_tasks}
+        evaluated = {task for cell in expected for task in cell.eval_tasks}
         ks = {task: config.eval.of(task).k for task in evaluated}
         settings = dataclasses.asdict(config)
         del settings["tracking"]  # its URI may hold a password
@@ -93,7 +96,7 @@ class Board:
 
     def against(self, baseline: str) -> Board:
         """Return the same cells, compared with another method."""
-        methods = {each.method for each in self.expected}
+        methods = {cell.method for cell in self.expected}
         if baseline not in methods:
             raise UserError(f"--baseline is {baseline!r}; {nearest(baseline, methods)}")
         return dataclasses.replace(self, baseline=baseline)
@@ -102,7 +105,7 @@ class Board:
 def expected_cell(cell: Cell) -> Expected:
     """Return a cell of a configuration as a table expects it."""
     spec = cell.spec
-    evaluations = [cell.shared.evaluation_name(each) for each in cell.evaluation_tasks]
+    evaluations = [cell.shared.evaluation_name(task) for task in cell.evaluation_tasks]
     return Expected(
         cell.method,
         cell.task,
@@ -161,10 +164,10 @@ def board_of_runs(
     methods, tasks, models, seeds = ranges
     order = (seeds, *further.values(), models, tasks, methods)
 
-    def place(each: Expected) -> list[int]:
+    def place(cell: Expected) -> list[int]:
         """Return the place of a cell in the order of the configuration; unknown values come last."""
-        setting = (each.params[key] for key in further)
-        values = (each.seed, *setting, each.model, each.task, each.params.get("method", each.method))
+        setting = (cell.params[key] for key in further)
+        values = (cell.seed, *setting, cell.model, cell.task, cell.params.get("method", cell.method))
         pairs = zip(values, order, strict=True)
         return [known.index(value) if value in known else len(known) for value, known in pairs]
 
@@ -206,9 +209,9 @@ def cells_without_a_run(
     """Return the cells that the configuration of the newest run means and that have not begun."""
     methods_of_runs = {run.tags["cell"]: run.tags["method"] for run in runs}
     present = set()
-    for each in begun:
-        own_values = tuple(each.params[key] for key in further)
-        present.add((methods_of_runs[each.cell], each.task, each.model, each.seed, own_values))
+    for cell in begun:
+        own_values = tuple(cell.params[key] for key in further)
+        present.add((methods_of_runs[cell.cell], cell.task, cell.model, cell.seed, own_values))
     names = method_names(runs)
     latest_names = {run.tags["method"]: names[run.tags["cell"]] for run in runs}
     ranges = [[*config.get(f"{axis}s", [])] for axis in AXES]
@@ -245,9 +248,9 @@ def method_names(runs: Sequence[Run]) -> dict[str, str]:
     """Return the name of the method of each cell, with those of its options that differ among runs of that name."""
     options: dict[str, list[dict[str, str]]] = {}
     for run in runs:
-        own = {key: value for key, value in run.params.items() if key.startswith("method.")}
-        options.setdefault(run.tags["method"], []).append(own)
-    varied = {method: differing_keys(each) for method, each in options.items()}
+        options_of_run = {key: value for key, value in run.params.items() if key.startswith("method.")}
+        options.setdefault(run.tags["method"], []).append(options_of_run)
+    varied = {method: differing_keys(options_of_runs) for method, options_of_runs in options.items()}
     names = {}
     for run in runs:
         method = run.tags["method"]
@@ -258,5 +261,9 @@ def method_names(runs: Sequence[Run]) -> dict[str, str]:
 
 def differing_keys(records: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the keys whose values are not the same in all records."""
-    keys = sorted({key for record in records for key in record})
-    return [key for key in keys if len({record.get(key) for record in records}) > 1]
+    differing = []
+    for key in sorted({key for record in records for key in record}):
+        values = {record.get(key) for record in records}
+        if len(values) > 1:
+            differing.append(key)
+    return differing

@@ -150,7 +150,11 @@ def table_lines(
 
     Without `intervals` only differences have theirs.
     """
-    varied = [axis for axis in ("task", "model", "k") if len({getattr(row, axis) for row in rows}) > 1]
+    varied = []
+    for axis in ("task", "model", "k"):
+        values = {getattr(row, axis) for row in rows}
+        if len(values) > 1:
+            varied.append(axis)
     further = list(dict.fromkeys(key for row in rows for key in row.setting))
     names = header_names(rows, "Pass@k" if "k" in varied else f"Pass@{rows[0].k}")
     chosen = [COLUMNS[name] for name in columns]
@@ -159,8 +163,8 @@ def table_lines(
     for row in rows:
         settings = [row.setting.get(key, "") for key in further]
         axes = [str(getattr(row, axis)) for axis in varied]
-        values = [column.text(row) if intervals else short_text(column, row) for column in chosen]
-        lines.append([method_text(row.method, row.mixed), *settings, *axes, *values])
+        numbers = [column.text(row) if intervals else short_text(column, row) for column in chosen]
+        lines.append([method_text(row.method, row.mixed), *settings, *axes, *numbers])
     return lines
 
 

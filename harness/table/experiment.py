@@ -60,8 +60,11 @@ class Experiment:
         """Return the matrices that the experiment holds runs of, the newest first."""
         texts = self.source.texts(self.summaries, board.FILE)
         boards = [Board.of_json(text) for text in texts if text is not None]
-        summarized_cells = {each.cell for one in boards for each in one.expected}
-        summarized_settings = {board.settings_of(each.params) for one in boards for each in one.expected[:1]}
+        summarized_cells, summarized_settings = set(), set()
+        for summarized in boards:
+            summarized_cells |= {cell.cell for cell in summarized.expected}
+            # All cells of a matrix share their settings.
+            summarized_settings |= {board.settings_of(cell.params) for cell in summarized.expected[:1]}
         others = []
         for run in self.runs:
             if run.tags["cell"] not in summarized_cells and board.settings_of(run.params) not in summarized_settings:
@@ -76,8 +79,8 @@ class Experiment:
             )
         ages = {run.tags["cell"]: number for number, run in enumerate(self.runs)}
 
-        def newest_run(one: Board) -> int:
-            return max(ages.get(each.cell, -1) for each in one.expected)
+        def newest_run(matrix: Board) -> int:
+            return max(ages.get(cell.cell, -1) for cell in matrix.expected)
 
         return sorted(boards, key=newest_run, reverse=True)
 
@@ -95,8 +98,8 @@ class Experiment:
 
     def others(self, of: Board) -> list[Run]:
         """Return the runs with the settings of a matrix whose cells it does not have."""
-        cells = {each.cell for each in of.expected}
-        settings = {board.settings_of(each.params) for each in of.expected[:1]}
+        cells = {cell.cell for cell in of.expected}
+        settings = {board.settings_of(cell.params) for cell in of.expected[:1]}
         return [run for run in self.runs if run.tags["cell"] not in cells and board.settings_of(run.params) in settings]
 
     def outcomes_of(self, cells: Collection[str]) -> dict[str, Outcome]:

@@ -164,22 +164,22 @@ def label_of(axes: Axes, tables: Collection[Axes]) -> str:
 
 def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: str) -> Frames:
     """Return the frames of the expected cells, as far as MLflow holds them; refuse cells that cannot be compared."""
-    outcomes = experiment.outcomes_of([each.cell for each in expected])
-    states = {cell: run.tags["status"] for cell, run in experiment.newest.items()}
+    outcomes = experiment.outcomes_of([cell.cell for cell in expected])
+    states = {key: run.tags["status"] for key, run in experiment.newest.items()}
     runs = experiment.done
     rows: list[dict[str, Any]] = []
     answers: list[Answers] = []
-    for each in expected:
-        outcome = outcomes.get(each.cell)
-        for evaluated in each.eval_tasks:
-            row = {**key_columns(each), "evaluated": evaluated, "state": states.get(each.cell, NO_RUN)}
+    for cell in expected:
+        outcome = outcomes.get(cell.cell)
+        for evaluated in cell.eval_tasks:
+            row = {**key_columns(cell), "evaluated": evaluated, "state": states.get(cell.cell, NO_RUN)}
             if outcome is None:
-                # A run that says done, but whose outcome is not the one that it names, has no numbers.
+                # A run that is marked done, but has an outcome of another digest than its tag, has no numbers.
                 row["state"] = NO_RUN if row["state"] == DONE else row["state"]
             else:
-                record = record_of(outcome, evaluated, each.cell)
-                row |= {"state": DONE, **measures_of(outcome, record, runs[each.cell], each.sources)}
-                answers += answers_of(record, each.cell, evaluated)
+                record = record_of(outcome, evaluated, cell.cell)
+                row |= {"state": DONE, **measures_of(outcome, record, runs[cell.cell], cell.sources)}
+                answers += answers_of(record, cell.cell, evaluated)
             rows.append(row)
     frames = Frames(cells_frame(rows), answers_frame(answers))
     check_all_comparable(frames, baseline)

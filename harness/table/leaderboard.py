@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,12 +130,22 @@ def mixed_rows(frames: Frames, baseline: str) -> dict[tuple[str, Axes], list[str
 
 
 def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline: str, k: int) -> LeaderboardRow:
+    """Return the row of some cells of one method, without its label."""
     first, done = cells.iloc[0], done_cells(cells)
     ks = ks_of(frames, done, k)
     pairs = paired_cells(done, done_cells(baseline_cells))
     paired = not pairs[0].empty
     scores_by_name = {"Avg@K": None, f"Pass@{k}": k} if paired and first["method"] != baseline else {}
+    passes = {score_k: share_interval(frames.scores(done, score_k)) for score_k in ks}
+    pass_differences = {}
+    if paired:
+        for score_k in ks:
+            pass_differences[score_k] = difference_interval(difference_SJ(frames, pairs, score_k))
+    near_bound = [name for name, score_k in scores_by_name.items() if both_near_bound(frames, pairs, score_k)]
     collapsed = done[done["collapsed"].notna()]
+    collapsed_at = dict(
+        zip(collapsed["seed"].astype(int).tolist(), collapsed["collapsed"].astype(int).tolist(), strict=True)
+    )
     is_base_model = first["method"] == BASE_MODEL
     return LeaderboardRow(
         method=first["method"],
@@ -143,18 +154,18 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
         k=k,
         baseline=baseline,
         avg_at_k=None if done.empty else share_interval(frames.scores(done, None)),
-        pass_at_k={each: share_interval(frames.scores(done, each)) for each in ks},
+        pass_at_k=passes,
         entropy_initial=None if done.empty else geometric_interval(done["entropy_first"].to_numpy()),
         entropy_final=None if done.empty or is_base_model else geometric_interval(done["entropy_last"].to_numpy()),
         delta_to_baseline=difference_interval(difference_SJ(frames, pairs, None)) if paired else None,
-        delta_pass_at_k={each: difference_interval(difference_SJ(frames, pairs, each)) for each in ks if paired},
+        delta_pass_at_k=pass_differences,
         seeds_done=len(done),
         seeds_expected=len(cells),
-        flags=sorted({flag for flags in done["flags"] for flag in flags}),
+        flags=sorted(set(itertools.chain(*done["flags"]))),
         setting=dict(first["setting"]),
-        made_of=next(filter(None, cells["made_of"]), None),  # which a cell without a run may not know
-        collapsed={int(seed): int(step) for seed, step in zip(collapsed["seed"], collapsed["collapsed"], strict=True)},
-        near_bound=[name for name, each in scores_by_name.items() if both_near_bound(frames, pairs, each)],
+        made_of=next(filter(None, cells["made_of"]), None),  # unknown for a cell without a run
+        collapsed=collapsed_at,
+        near_bound=near_bound,
         seeds_needed=needed_seeds(frames, pairs, scores_by_name),
         **measures(frames, done),
     )
@@ -195,7 +206,7 @@ def scores_near_bound(x_SJ: Floats) -> bool:
 
 
 def needed_seeds(frames: Frames, pairs: Pairs, scores_by_name: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Return how many seeds would tell each difference from 0, where there are two."""
+    """Return the seeds that each difference needs to be significant, if there are two now."""
     if len(pairs[0]) != 2:
         return {}
     return {name: seeds_needed(difference_SJ(frames, pairs, k)) for name, k in scores_by_name.items()}

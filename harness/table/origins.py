@@ -66,7 +66,7 @@ def concerned_rows(methods: Mapping[str, DataFrame], baseline: str, kind: str) -
     """Return the rows whose cells and the baseline's have more than one value; records of old versions have none."""
     values = {method: {*cells[kind]} - {""} for method, cells in methods.items()}
     of_baseline = values.get(baseline, set())
-    return {method for method, own in values.items() if len(of_baseline | own) > 1}
+    return {method for method, of_method in values.items() if len(of_baseline | of_method) > 1}
 
 
 def seeds_by_value(methods: Mapping[str, DataFrame], kind: str) -> dict[str, SeedsByMethod]:
@@ -127,8 +127,8 @@ def kept_base_models(reference: Path) -> dict[str, dict[str, str]]:
         return {}
     by_model: dict[str, dict[str, str]] = {}
     try:
-        for each in content["base_models"]:
-            by_model.setdefault(each["model"], {})[each["digest"]] = each["processor"]
+        for kept in content["base_models"]:
+            by_model.setdefault(kept["model"], {})[kept["digest"]] = kept["processor"]
     except (KeyError, TypeError) as error:
         raise Damaged(reference, "it must list base_models, each with model, digest and processor") from error
     return by_model

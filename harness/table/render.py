@@ -88,7 +88,7 @@ def finite_values(value: Any) -> Any:
 
 def as_csv(records: Sequence[Any]) -> str:
     frame = records_frame(records)
-    cells = {name: [as_csv_cell(value) for value in frame[name]] for name in frame}
+    cells = {name: list(map(as_csv_cell, frame[name])) for name in frame}
     text: str = type(frame)(cells, dtype="object").to_csv(index=False, lineterminator="\n")
     return text
 
@@ -108,7 +108,9 @@ def records_frame(records: Sequence[Any]) -> DataFrame:
     lines = [dict(flat_fields(dataclasses.asdict(record))) for record in records]
     fullest_first = sorted(lines, key=len, reverse=True)  # a row without results has few columns
     names = list(dict.fromkeys(name for line in fullest_first for name in line))
-    columns = {name: [line.get(name) for line in lines] for name in names}
+    columns = {}
+    for name in names:
+        columns[name] = [line.get(name) for line in lines]
     return pandas.DataFrame(columns, dtype="object")
 
 
@@ -137,7 +139,7 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
     if any(row.method == BASE_MODEL for row in rows):
         texts.append(f"{BASE_MODEL}: the model before training, by its evaluation at step 0.")
     texts += dict.fromkeys(f"{row.method} = {row.made_of}" for row in rows if row.made_of)
-    texts += dict.fromkeys(f"{MIXED} {row.task}, {row.where}: {each}." for row in rows for each in row.mixed)
+    texts += dict.fromkeys(f"{MIXED} {row.task}, {row.where}: {why}." for row in rows for why in row.mixed)
     texts += reference_notes((row.model, row.base_model) for row in rows)
     if any(row.seeds_done == 1 for row in rows):
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
@@ -192,7 +194,9 @@ def as_markdown(title: str, lines: Sequence[Sequence[str]]) -> str:
     """Return a table of Markdown; that of pandas needs one more package, and pads and escapes otherwise."""
     header, *body = lines
     rule = ["---", *["---:"] * (len(header) - 1)]
-    rows = [[as_cell(text) for text in header], rule, *([as_cell(text) for text in line] for line in body)]
+    rows = [list(map(as_cell, header)), rule]
+    for line in body:
+        rows.append(list(map(as_cell, line)))
     return f"**{as_cell(title)}**\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

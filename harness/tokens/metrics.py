@@ -46,7 +46,10 @@ def share_of_true(mask: Tensor) -> float:
 def of_rollouts(groups: list[list[Rollout]], batch: TokenBatch, verdicts: list[str]) -> dict[str, float]:
     """Return the metrics of rewards, responses and verdicts, before any method shapes rewards."""
     rewards_GN = batch.grouped(batch.rewards_B)
-    distinct = [len({tuple(r.response) for r in group}) / len(group) for group in groups]
+    distinct = []
+    for group in groups:
+        responses = {tuple(rollout.response) for rollout in group}
+        distinct.append(len(responses) / len(group))
     finished = [rollout.finished for group in groups for rollout in group]
     record = {
         "reward/mean": batch.rewards_B.mean().item(),
@@ -89,7 +92,7 @@ def p99(values: Tensor) -> float:
     return values.kthvalue(math.ceil(0.99 * len(values))).values.item()
 
 
-def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[str, float]:
+def of_mismatch(batch: TokenBatch, logp_T: Tensor, correction: Correction) -> dict[str, float]:
     """Return the metrics of engine against trainer log-probabilities, on all ranks, before any correction."""
     by_level = {level: ranks.gather(log_ratios(batch, logp_T, level)) for level in ("token", "sequence")}
     difference_T = by_level["token"]
@@ -99,7 +102,7 @@ def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[st
         "mismatch/p99": p99(size_T),
         "mismatch/max": size_T.max().item(),
         "mismatch/k3": (difference_T.clamp(max=LARGEST_LOG_RATIO).exp() - difference_T - 1).mean().item(),
-        "mismatch/beyond": share_of_true(beyond(by_level[given.level].exp(), given)),
+        "mismatch/beyond": share_of_true(beyond(by_level[correction.level].exp(), correction)),
     }
     for level, differences in by_level.items():
         ratios = differences.clamp(max=LARGEST_LOG_RATIO).exp()
