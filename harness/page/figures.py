@@ -23,6 +23,8 @@ Styles = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Figure:
+    """A figure as data, with the same numbers as a table."""
+
     title: str
     note: str  # the meaning of points, bands and bars
     kind: str  # lines | points | rates | dots | bars
@@ -43,8 +45,11 @@ def page_number(value: float | None) -> float | None:
 
 def limits(estimates: Iterable[Estimate]) -> dict[str, list[float | None]]:
     """Return the limits of intervals as series."""
-    every = list(estimates)
-    return {"low": [page_number(each.low) for each in every], "high": [page_number(each.high) for each in every]}
+    low, high = [], []
+    for estimate in estimates:
+        low.append(page_number(estimate.low))
+        high.append(page_number(estimate.high))
+    return {"low": low, "high": high}
 
 
 def over_steps(

@@ -274,7 +274,7 @@ def mean_rates(of_seeds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean over seeds, of the problems that all of them have."""
     rates = {}
     for problem in of_seeds[0]:
-        values = [each[problem] for each in of_seeds if problem in each]
+        values = [rates_of_seed[problem] for rates_of_seed in of_seeds if problem in rates_of_seed]
         if len(values) == len(of_seeds):
             rates[problem] = float(np.mean(values))
     return rates

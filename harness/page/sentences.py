@@ -73,7 +73,7 @@ def difference_sentences(table: ScoreTable, rows: Sequence[LeaderboardRow], base
     sentences, comparisons = [], 0
     for name, difference_of in scores:
         differences = {row.method: difference_of(row) for row in rows}
-        comparisons += sum(has_interval(each) for each in differences.values())
+        comparisons += sum(has_interval(difference) for difference in differences.values())
         sentences.append(difference_sentence(name, differences, baseline))
     if comparisons > 1:
         sentences.append(
@@ -136,9 +136,9 @@ def time_ratios(table: ScoreTable, baseline: str) -> dict[str, float]:
             seconds[cell.method][cell.seed] = cell.seconds
     ratios = {}
     for method, of_seeds in seconds.items():
-        own = [of_seeds[seed] / seconds[baseline][seed] for seed in of_seeds if seed in seconds[baseline]]
-        if own and method != baseline:
-            ratios[method] = float(np.mean(own))
+        of_pairs = [of_seeds[seed] / seconds[baseline][seed] for seed in of_seeds if seed in seconds[baseline]]
+        if of_pairs and method != baseline:
+            ratios[method] = float(np.mean(of_pairs))
     return ratios
 
 
