@@ -184,7 +184,7 @@ def two_seeds(needed: Mapping[str, Mapping[str, int | None]]) -> str:
     if len(parts) > LISTED:
         parts[LISTED:] = [f"of {len(parts) - LISTED} more, `seeds_needed` in --format csv"]
     return (
-        "Two seeds say little: intervals are wide, and the variance between seeds is uncertain. With the same noise "
+        "Two seeds tell little: intervals are wide, and the variance between seeds is uncertain. With the same noise "
         "a true difference as large as the measured one is significant in four of five experiments with about this "
         f"many seeds (no number: it takes more problems): {'; '.join(parts)}."
     )
