@@ -499,7 +499,7 @@ def log_normal(deviation: float) -> Sample:
 
 
 def exploding(share: float) -> Sample:
-    """Return a way to draw entropies near 0.3, of which this share is near 3 instead."""
+    """Return a way to draw entropies near 0.3, with a share that is near 3 instead."""
 
     def sample(random: Random, shape: tuple[int, ...]) -> Floats:
         explodes = random.random(shape) < share

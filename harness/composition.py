@@ -190,7 +190,7 @@ class Method:
         return dataclasses.replace(batch, rewards_B=rewards_B)
 
     def control_weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
-        """Return the weights of each control that has some; all controls see the same advantages."""
+        """Return the weights of each control that overrides `weights`; all controls see the same advantages."""
         every_T = old.logp.new_ones(old.logp.shape)
         factors = {}
         for name, control in self.controls.items():

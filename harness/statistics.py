@@ -147,7 +147,7 @@ def geometric_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
 
 
 def crossed_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
-    """Estimate the mean over seeds and problems, both of which are random samples."""
+    """Estimate the mean over seeds and problems, both random samples."""
     spread = crossed(x_SJ)
     return Estimate(float(x_SJ.mean())) if spread is None else spread.interval(confidence)
 

@@ -162,7 +162,10 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
             "method_options names 'clip_bb', which is neither objective nor control; allowed: .*; .* 'clip_b'",
         ),
         (["methods=[grpo, dapo+overlong]"], r"method 'dapo\+overlong', which is .*, names control overlong twice"),
-        (["methods=[grpo, nsr+overlong]"], "control overlong shapes rewards, but objective w_reinforce uses only which"),
+        (
+            ["methods=[grpo, nsr+overlong]"],
+            "control overlong shapes rewards, but objective w_reinforce uses only which",
+        ),
     ],
 )
 def test_methods_that_make_no_sense_get_one_sentence_before_anything_runs(overrides: list[str], sentence: str) -> None:

@@ -1,6 +1,6 @@
-"""The figures of the page as plain data: the series, what they mean, and the same numbers as a table.
+"""The figures of the page as plain data: the series, their meaning, and the same numbers as a table.
 
-A series names a method; `style` is its place among the methods, from which the page takes colour, dashes and marker.
+A series names a method; `style` is its place among the methods, which determines color, dashes and marker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Figure:
     header: list[str]
     lines: list[list[str]]
     small: bool = False
-    # log_x, log_y: logarithmic; ticks: of x; names: x holds no numbers; cut: y stays in 0 to 1
+    # log_x, log_y: logarithmic; ticks: of x; names: x is text; cut: y is limited to 0 to 1
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ def over_steps(
     small: bool = False,
     **options: Any,
 ) -> Figure:
-    """Return the mean over seeds with their range; steps without a number of a seed are drawn without that seed."""
+    """Return the figure of a metric: the mean over the seeds that have a number at a step, and their range."""
     series, lines = [], []
     for method, of_seeds in curves.items():
         values = finite_values_by_step(of_seeds)
@@ -117,7 +117,7 @@ def short_number(value: float) -> str:
 
 
 def styles_of(content: PageContent) -> dict[str, int]:
-    """Return the place of each method, and of the base model behind them if a table has it."""
+    """Return the place of each method; the base model comes last if a table has it."""
     rows = [*content.rows, *(row for table in content.tables for row in table.rows)]
     drawn = [BASE_MODEL] if any(row.method == BASE_MODEL for row in rows) else []
     return {method: place for place, method in enumerate([*content.methods, *drawn])}

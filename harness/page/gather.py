@@ -34,13 +34,13 @@ DRAWN_METRICS = re.compile(
     r"|responses/(length|truncated|distinct_answers|after_answer)"
     r"|weights/dropped(_positive|_negative)?|dynamics/(positive|negative)_(above|below)/(share|push)|time/\w+_s"
 )
-OTHER_SOURCE = "†"  # behind the name of a method of which another source than the present one made a cell
+OTHER_SOURCE = "†"  # after the name of a method if one of its cells was made by another version of its source
 
 
 def content_of_config(config: Config, matrix: Sequence[Cell], command: str | None) -> PageContent:
     """Return the content of a configuration's page; `command` repeats the matrix.
 
-    A method is marked wherever it is named if another source than the present one made a cell of it that counts.
+    The names of methods are marked if one of their cells was made by another version of the source.
     """
     board, uri = Board.of_config(config, matrix), config.tracking_uri
     with reader(uri) as source:
@@ -71,7 +71,7 @@ def content_of_experiment(uri: str, name: str) -> PageContent:
 
 
 def outdated_cells(experiment: Experiment, board: Board) -> dict[str, str]:
-    """Return the cells that are done by another source than the present one, with the reason in words."""
+    """Return the finished cells that were made by another version of the source, each with a sentence on it."""
     runs, outdated = experiment.done, {}
     for cell in board.expected:
         if cell.cell in runs and cell.sources is not None:
@@ -94,7 +94,7 @@ def content_of_board(
     command: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> PageContent:
-    """Return the content of a matrix's page; without `settings` they are those of the newest run."""
+    """Return the content of a matrix's page; `settings` default to the newest run's."""
     expected = {cell.cell: cell for cell in board.expected}
     runs = {key: run for key, run in experiment.newest.items() if key in expected}
     specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))

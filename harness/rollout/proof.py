@@ -64,7 +64,7 @@ def likely_cause(wrong: Sequence[str], total: int) -> str:
     if len(wrong) == total:
         return "the load was skipped, or another model was loaded"
     if all(name.startswith("lm_head.") for name in wrong):
-        return "a stale head, as where an engine keeps a copy of a head that is tied to the embedding"
+        return "a stale head, for example a copy of a head that is tied to the embedding"
     return "the load was skipped or partial, or layers were loaded in the wrong order"
 
 

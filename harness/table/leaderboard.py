@@ -45,7 +45,7 @@ MEASURES = ("length", "distinct", "distinct_answers", "after_answer", "dropped",
 class LeaderboardRow:
     """One method, evaluated on one task, with one model; estimates are None before the first seed is done.
 
-    The names of the fields are those of the columns everywhere: `--columns`, `--sort`, csv, json and Python.
+    `--columns`, `--sort`, csv, json and Python name their columns by these fields.
     """
 
     method: str
@@ -57,12 +57,12 @@ class LeaderboardRow:
     pass_at_k: dict[int, Estimate]
     entropy_initial: Estimate | None  # the geometric mean over seeds, as of entropy_final
     entropy_final: Estimate | None
-    delta_to_baseline: Estimate | None  # of Avg@K, paired by seed and problem; None where no seed is done by both
+    delta_to_baseline: Estimate | None  # of Avg@K, paired by seed and problem; None if no seed is done by both
     delta_pass_at_k: dict[int, Estimate]
     seeds_done: int
     seeds_expected: int
     flags: list[str] = field(default_factory=list)  # of the problems, and of another source than the present one
-    entropy_kept: Estimate | None = None  # that at the last step as a share of that at the first, as a geometric mean
+    entropy_kept: Estimate | None = None  # at the last step, as a share of the first step; a geometric mean
     right_distinct: Estimate | None = None  # distinct right answers to a problem, over seeds and problems
     coverage: Estimate | None = None  # share of all right answers to a problem that were given, over seeds and problems
     # Means over the seeds, of the columns of `frames`.
@@ -76,16 +76,17 @@ class LeaderboardRow:
     device: str | None = None
     version: str | None = None
     setting: dict[str, str] = field(default_factory=dict)  # its value at each further axis of the matrix
-    # The step at which each seed ended early, since its entropy was too low (stop.entropy_below); their last evaluation
-    # counts as that of any other.
+    # The step at which each seed ended early, since its entropy was too low (stop.entropy_below). Its last evaluation
+    # counts like any other.
     collapsed: dict[int, int] = field(default_factory=dict)
     base_model: str | None = None  # the first digits of the digest of the model that its cells began from
     mixed: list[str] = field(default_factory=list)  # how its cells, or the baseline's, are not of one experiment
-    made_of: str | None = None  # the method with compositions written out; None where it names none
-    experiment: str | None = None  # where a table holds rows of several
-    near_bound: list[str] = field(default_factory=list)  # scores of which both methods are so near 0 or 1 that the
-    # interval of the difference may be too short
-    # By score, with two seeds: how many would tell a difference as large as the present one from 0; None: no number.
+    made_of: str | None = None  # the method with compositions written out; None if it contains none
+    experiment: str | None = None  # set if a table has rows of several
+    # Scores at which both methods are so near 0 or 1 that the interval of the difference may be too short.
+    near_bound: list[str] = field(default_factory=list)
+    # By score, with two seeds: the number of seeds at which a difference as large as the present one is significant;
+    # None: no number.
     seeds_needed: dict[str, int | None] = field(default_factory=dict)
 
     @property
@@ -185,7 +186,7 @@ Pairs = tuple["DataFrame", "DataFrame"]  # cells of two methods with the same se
 def paired_cells(ours: DataFrame, theirs: DataFrame) -> Pairs:
     """Return the cells of the seeds that both methods have done."""
     ours, theirs = (cells.set_index("seed", drop=False) for cells in (ours, theirs))
-    # The order of the sum decides its last digits: that of a set of integers, as in all tables that are kept.
+    # The order of a sum decides its last digits. The order of a set of integers keeps them as in all published tables.
     shared = list(set(ours["seed"].tolist()) & set(theirs["seed"].tolist()))
     return ours.loc[shared], theirs.loc[shared]
 

@@ -13,11 +13,11 @@ from harness.table.frames import BASE_MODEL, done_cells
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-HARNESS_DIGITS = 8  # of the hash of the harness that people see
+HARNESS_DIGITS = 8  # digits of the hash of the harness in a sentence
 # The base models of the results that the repository keeps; an installed package does not have them.
 REFERENCE = Path(__file__).parents[2] / "results/reference/demo/base_model.json"
 
-# Values that should not differ between the cells of one experiment, and the beginning of the sentence if they do.
+# Values that should be equal in all cells of an experiment, with the beginning of the sentence if they are not.
 KINDS = {
     "code": "cells were made by different code of the harness",
     "base_model": "cells began from different base models",
@@ -29,8 +29,8 @@ SeedsByMethod = dict[str, list[int]]
 def mixtures(methods: Mapping[str, DataFrame], baseline: str) -> list[tuple[str, set[str]]]:
     """Return sentences on how the cells of a table differ, each with the rows that it concerns.
 
-    These are the rows whose own cells, or the baseline's with them, differ. `methods`: the cells of a table by method,
-    with those of the base model, which has no cells of its own and is only concerned.
+    A row is concerned if its cells, together with the baseline's, differ. `methods`: the cells of a table by method.
+    The base model borrows the cells of others, so it can be concerned but never named.
     """
     done = {method: with_code(done_cells(cells)) for method, cells in methods.items()}
     trained = {method: cells for method, cells in done.items() if method != BASE_MODEL}
@@ -53,7 +53,7 @@ def with_code(cells: DataFrame) -> DataFrame:
 
 
 def names_of_values(methods: Mapping[str, DataFrame], kind: str) -> dict[str, str]:
-    """Return the values of a kind as people read them."""
+    """Return the texts of the values of a kind."""
     names = {}
     for cells in methods.values():
         for value, version, harness in zip(cells[kind], cells["version"], cells["harness"], strict=True):

@@ -25,7 +25,7 @@ Differences = dict[str, tuple[str | None, str | None]]  # a run's value and the 
 
 @dataclass(frozen=True)
 class Part:
-    """The selected part of one matrix, of which nothing is pooled with another."""
+    """The selected part of one matrix; matrices are never pooled."""
 
     title: str
     board: Board
@@ -53,7 +53,7 @@ def conditions(arguments: Sequence[str]) -> dict[str, str]:
         if not (key and equals):
             raise UserError(f"--where is {argument!r}; write key=value, for example task=countdown")
         if wanted.setdefault(key, value) != value:
-            raise UserError(f"--where asks for {key}={wanted[key]} and {key}={value}, and no cell is both")
+            raise UserError(f"--where asks for {key}={wanted[key]} and {key}={value}, and no cell has both")
     return wanted
 
 
@@ -179,9 +179,9 @@ def check_any_run(board: Board, experiment: Experiment) -> None:
 
 
 def least_differences(runs: Sequence[Run], expected: Sequence[Expected]) -> Differences:
-    """Return where the run and the cell that are nearest to each other differ.
+    """Return the differences between the run and the cell that are nearest to each other.
 
-    There are many seeds and few settings, so these are compared first.
+    The settings are compared first, of which there are few, and then the seeds.
     """
     our_seeds = seeds_by_settings(cell.params for cell in expected)
     their_seeds = seeds_by_settings(run.params for run in runs)

@@ -305,7 +305,7 @@ def test_problems_are_counted_as_lost_and_won(told: PageContent) -> None:
         "won": "1",
         "solved less often": "0",
         "solved more often": "0",
-        "as often": "2",
+        "equally often": "2",
     }
 
 
