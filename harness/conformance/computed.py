@@ -239,7 +239,10 @@ def update_columns(method: Method, probe: Probe, signal: Signal, split: Split = 
         for part in split(probe.batch):
             current = probe.during(method.needs, probe.logits_TV, part.index_T)
             by_part.append(method.update_metrics(current, fixed.at(part.index_T), part))
-    return {name: torch.cat([columns[name] for columns in by_part]) for name in by_part[0]}
+    joined = {}
+    for name in by_part[0]:
+        joined[name] = torch.cat([columns[name] for columns in by_part])
+    return joined
 
 
 def factors(method: Method, probe: Probe) -> dict[str, Tensor]:

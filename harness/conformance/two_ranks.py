@@ -105,7 +105,7 @@ def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
     shared = {"WORLD_SIZE": str(WORLD), "GLOO_SOCKET_IFNAME": loopback, "RENDEZVOUS": f"{folder}/meeting"}
     arguments = json.dumps([list(specs), list(plugins), str(folder)])
-    command = python_command("from harness.conformance import two_ranks; two_ranks.run_rank()", arguments)
+    command = python_command("from harness.conformance import two_ranks; two_ranks.check_as_rank()", arguments)
     processes = [
         subprocess.Popen(
             command,
@@ -138,7 +138,7 @@ def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     return last_lines[0] if last_lines else "a rank ended without a message"
 
 
-def run_rank() -> None:
+def check_as_rank() -> None:
     """Check all methods in the process of one rank."""
     ranks.end_with_parent(threading.Event())
     torch.set_num_threads(1)

@@ -69,16 +69,11 @@ def over_steps(
         if not values:
             continue
         means = {step: float(np.mean(of_step)) for step, of_step in values.items()}
-        series.append(
-            {
-                "name": method,
-                "style": styles[method],
-                "x": list(values),
-                "y": [page_number(mean) for mean in means.values()],
-                "low": [page_number(min(of_step)) for of_step in values.values()],
-                "high": [page_number(max(of_step)) for of_step in values.values()],
-            }
-        )
+        points = [page_number(mean) for mean in means.values()]
+        low = [page_number(min(of_step)) for of_step in values.values()]
+        high = [page_number(max(of_step)) for of_step in values.values()]
+        steps = list(values)
+        series.append({"name": method, "style": styles[method], "x": steps, "y": points, "low": low, "high": high})
         first, last = min(values), max(values)
         lines.append(
             [

@@ -108,7 +108,9 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
 
 def average(rows: Sequence[QuadrantRow]) -> QuadrantRow:
     """Return the mean row; `dropped` is a share of the row's own tokens, all other numbers are of all tokens."""
-    means = {name: sum(vars(row)[name] for row in rows) / len(rows) for name in vars(rows[0])}
+    means = {}
+    for name in vars(rows[0]):
+        means[name] = sum(vars(row)[name] for row in rows) / len(rows)
     share = sum(row.share for row in rows)
     means["dropped"] = sum(row.dropped * row.share for row in rows) / share if share else 0.0
     return QuadrantRow(**means)
