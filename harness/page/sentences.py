@@ -34,8 +34,7 @@ def general_sentences(content: PageContent) -> list[str]:
     seeds = len({cell.seed for cell in content.cells})
     if seeds == 1:
         sentences.append(
-            "There is one seed, which does not show how much seeds differ. So there are no intervals, and no "
-            "difference is significant."
+            "There is one seed. It does not show how much seeds differ, so intervals and significance are unknown."
         )
     if seeds == 2:
         sentences.append("There are two seeds, which tell little about how much seeds differ: intervals are wide.")
