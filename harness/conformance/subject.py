@@ -167,12 +167,11 @@ def step_record(method: Method, probe: Probe, entropy: float | None = None) -> d
     """Return the metrics that the trainer would log of a step; `entropy` replaces the mean entropy."""
     outcome = compute_outcome(method, probe, updates=2)
     batch, signal = probe.batch, outcome.signal
-    groups = rollouts_of(batch)
     verdicts = [Verdict.RIGHT if right else Verdict.WRONG for right in batch.right_B.tolist()]
     record = {
-        **metrics.of_rollouts(groups, batch, [str(verdict) for verdict in verdicts]),
+        **metrics.of_rollouts(rollouts_of(batch), batch, [str(verdict) for verdict in verdicts]),
         **metrics.of_signal(signal, batch),
-        **metrics.of_answers(judged_groups(groups, verdicts), batch.lengths_B.tolist(), signal, batch),
+        **metrics.of_answers(judged_groups(batch, verdicts), batch.lengths_B.tolist(), signal, batch),
         **update_record(method, probe, signal),
         **method.metrics(signal, batch),
         "loss/policy": outcome.loss,
@@ -193,14 +192,15 @@ def rollouts_of(batch: TokenBatch) -> list[list[Rollout]]:
     return groups
 
 
-def judged_groups(groups: list[list[Rollout]], verdicts: list[Verdict]) -> list[list[Judged]]:
+def judged_groups(batch: TokenBatch, verdicts: list[Verdict]) -> list[list[Judged]]:
     """Return the judged responses of each group; each response is its own answer."""
-    remaining = iter(verdicts)
-    by_group = []
-    for group in groups:
-        texts = [str(rollout.response) for rollout in group]
-        by_group.append([Judged(next(remaining), Answer(text, len(text)), goes_on=False) for text in texts])
-    return by_group
+    judged = []
+    prompts = batch.prompt_lengths_B.tolist()
+    for sequence, prompt, verdict in zip(batch.sequences, prompts, verdicts, strict=True):
+        text = str(sequence[prompt:].tolist())
+        judged.append(Judged(verdict, Answer(text, len(text)), goes_on=False))
+    size = batch.grouped(batch.groups_B).shape[1]
+    return [judged[start : start + size] for start in range(0, len(judged), size)]
 
 
 def update_record(method: Method, probe: Probe, signal: Signal) -> dict[str, float]:

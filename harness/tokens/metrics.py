@@ -46,10 +46,7 @@ def share_of_true(mask: Tensor) -> float:
 def of_rollouts(groups: list[list[Rollout]], batch: TokenBatch, verdicts: list[str]) -> dict[str, float]:
     """Return the metrics of rewards, responses and verdicts, before any method shapes rewards."""
     rewards_GN = batch.grouped(batch.rewards_B)
-    distinct = []
-    for group in groups:
-        responses = {tuple(rollout.response) for rollout in group}
-        distinct.append(len(responses) / len(group))
+    distinct = [len({tuple(r.response) for r in group}) / len(group) for group in groups]
     finished = [rollout.finished for group in groups for rollout in group]
     record = {
         "reward/mean": batch.rewards_B.mean().item(),
