@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from harness.batch import TokenBatch, TokenStats
 
 Table = Mapping[str, "type[Component] | Composition"]
-STANDS_ON = "grpo"  # the objective of a control that is named alone
+DEFAULT_OBJECTIVE = "grpo"  # the objective of a control that is named alone
 
 # The columns of TokenStats that a component may read, each with the needs that give access to it. Without any, every
 # component may read it.
@@ -99,9 +99,9 @@ class Method:
             elif isinstance(component, Control):
                 controls.append((name, component))
         if not objectives:
-            default = registry.build("method", classes, STANDS_ON, shared)
+            default = registry.build("method", classes, DEFAULT_OBJECTIVE, shared)
             assert isinstance(default, Objective)
-            objectives.append((STANDS_ON, default))
+            objectives.append((DEFAULT_OBJECTIVE, default))
         written_out = composed(spec, table)
         described = f"method {shown(spec)}" + (f", which is {written_out}," if written_out else "")
         if len(objectives) > 1:
@@ -141,7 +141,7 @@ class Method:
 
     @property
     def marks_steps(self) -> bool:
-        """Whether a component looks at each whole mini-batch before its update."""
+        """True if a component marks tokens of each whole mini-batch before its update."""
         return any(overrides(component, "step_marks") for component in self.components)
 
     def identity(self) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ class Method:
 
         The order matters: rewards before advantages, since a group's mean and deviation are those of the shaped
         rewards; weights after all reshaping, so that the sign of A by which a control drops tokens is the one that they
-        are trained with, whatever the order of the controls in the spec.
+        are trained with, in any order of the controls in the spec.
         """
         batch = self.rewarded(old, batch)
         seen = self.before(self.objective, old)
@@ -190,7 +190,7 @@ class Method:
         return dataclasses.replace(batch, rewards_B=rewards_B)
 
     def control_weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
-        """Return the weights of each control that has some; all controls see the same advantages."""
+        """Return the weights of each control that overrides `weights`; all controls see the same advantages."""
         every_T = old.logp.new_ones(old.logp.shape)
         factors = {}
         for name, control in self.controls.items():
@@ -222,8 +222,8 @@ class Method:
     def contributing(self, batch: TokenBatch, signal: Signal) -> TokenBatch:
         """Return the responses of a mini-batch that may have a gradient.
 
-        That is all of them, unless every component declares `silent_without_signal`. At least one is left, so that the
-        optimizer steps whatever the rewards were: its momentum moves the weights without a gradient too.
+        That is all of them, unless every component declares `silent_without_signal`. At least one response is kept, so
+        that the optimizer makes a step for any rewards: its momentum moves the weights without a gradient, too.
         """
         if self.objective.kl_coef or not all(component.silent_without_signal for component in self.components):
             return batch
@@ -331,9 +331,9 @@ def expanded(spec: str, table: Table, above: tuple[str, ...] = ()) -> list[str]:
                 registry.known("method", table, name)
             parts.append(part)
         elif options:
-            raise UserError(f"method {name} stands for {entry.spec} and has no options; write that out with yours")
+            raise UserError(f"method {name} is short for {entry.spec} and has no options; write that out with yours")
         elif name in above:
-            raise UserError(f"method {name} stands for {entry.spec}, and so for itself; compose it of others")
+            raise UserError(f"method {name} is short for {entry.spec}, which contains {name} itself; use other methods")
         else:
             parts += expanded(entry.spec, table, (*above, name))
     return parts
@@ -404,8 +404,8 @@ def check_shaping(base: str, objective: Objective, controls: list[tuple[str, Con
     for name, _ in shaping:
         if objective.ignores_rewards:
             raise UserError(
-                f"control {name} shapes rewards, and objective {base} asks which responses are right, whatever their "
-                f"reward; allowed with {base}: controls that leave rewards as they are, or none"
+                f"control {name} shapes rewards, but objective {base} uses only which responses are right; "
+                f"allowed with {base}: controls that leave rewards as they are, or none"
             )
     for (before, _), (name, control) in itertools.pairwise(shaping):
         if control.ignores_rewards:

@@ -144,7 +144,7 @@ class Mismatch:
 
     # In float32 p99 is about 1e-6, so 0.01 cannot be rounding.
     float32: Bounds = field(default_factory=lambda: Bounds(p99=0.01, max=0.1))
-    # In bfloat16 a few tokens may differ by any amount, so there is no useful bound on the maximum.
+    # In bfloat16 a few tokens may differ by any amount, so a bound on the maximum is useless.
     bfloat16: Bounds = field(default_factory=lambda: Bounds(p99=0.5))
 
 

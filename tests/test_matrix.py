@@ -149,7 +149,10 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
             ["methods=[grpo, clip_b, grpo+clip_b]"],
             r"methods 'clip_b' and 'grpo\+clip_b' are the same; name one",
         ),
-        (["methods=[grpo, dapo(clip_high=0.3)]"], r"method dapo stands for grpo.* and has no options; write that out"),
+        (
+            ["methods=[grpo, dapo(clip_high=0.3)]"],
+            r"method dapo is short for grpo.* and has no options; write",
+        ),
         (
             ["method_options.dapo.clip_high=0.3"],
             r"method_options names 'dapo', which is short for grpo\(clip_high=0.28, dual_clip=10\)\+overlong; allowed",
@@ -159,7 +162,10 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
             "method_options names 'clip_bb', which is neither objective nor control; allowed: .*; .* 'clip_b'",
         ),
         (["methods=[grpo, dapo+overlong]"], r"method 'dapo\+overlong', which is .*, names control overlong twice"),
-        (["methods=[grpo, nsr+overlong]"], "control overlong shapes rewards, and objective w_reinforce asks which"),
+        (
+            ["methods=[grpo, nsr+overlong]"],
+            "control overlong shapes rewards, but objective w_reinforce uses only which",
+        ),
     ],
 )
 def test_methods_that_make_no_sense_get_one_sentence_before_anything_runs(overrides: list[str], sentence: str) -> None:

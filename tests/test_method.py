@@ -455,7 +455,7 @@ def test_a_composition_equals_its_spec() -> None:
     written = Method.of("grpo(clip_high=0.28)+clip_b(share=0.1)+entropy_bonus+clip_v(share=0.2)", table())
     assert named.identity() == written.identity()
     assert named.name == "wider+clip_v"
-    with pytest.raises(UserError, match=r"^method wide stands for grpo.* and has no options"):
+    with pytest.raises(UserError, match=r"^method wide is short for grpo.* and has no options"):
         Method.of("wide(clip_high=0.3)", entries)
     with pytest.raises(UserError, match=r"method 'ppo\+wide', which is ppo\+grpo.*\+clip_b\(.*\), has 2 objectives"):
         Method.of("ppo+wide", entries)

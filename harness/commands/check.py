@@ -58,10 +58,10 @@ def call(arguments: argparse.Namespace) -> int:
     from harness.conformance import check  # imports torch, so only after the names have been checked
 
     sound = [spec for spec, why in faults.items() if why is None]
-    report_of = {report.method: report for report in check.reports(sound, arguments.plugin)}
-    reports = [report_of[spec] if why is None else check.unmade(spec, why) for spec, why in faults.items()]
+    report_of = {report.method: report for report in check.check_methods(sound, arguments.plugin)}
+    reports = [report_of[spec] if why is None else check.construction_failed(spec, why) for spec, why in faults.items()]
     if arguments.format == "json":
         print(json.dumps([report.plain() for report in reports], indent=1))
     else:
-        check.show(console, reports)
+        check.print_reports(console, reports)
     return int(any(report.failed for report in reports))

@@ -24,8 +24,8 @@ def call(arguments: argparse.Namespace) -> int:
     from harness.study import theory
 
     measurements = theory.measure(config, arguments.steps)
-    theory.show(console, measurements)
+    theory.print_measurements(console, measurements)
     folder = config.folder / "dynamics"
-    theory.write(folder, measurements)
+    theory.write_measurements(folder, measurements)
     console.print(f"wrote dynamics.json and its plots to {folder}")
     return 0

@@ -40,5 +40,5 @@ def call(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         print(json.dumps(explanations, indent=1))
     else:
-        explain.show(console, explanations)
+        explain.print_explanations(console, explanations)
     return 0

@@ -15,8 +15,8 @@ WRAPPER = (  # the prompt that DAPO-Math-17k puts around every problem
     "$Answer (without quotes) where $Answer is the answer to the problem.\n\n",
     '\n\nRemember to put your answer on its own line after "Answer:".',
 )
-# LaTeX commands whose backslash and first letter an earlier conversion read as one escape. Of those that begin like a
-# newline or a tab, only the unambiguous ones: a newline and "u" is not always \nu, since a line may begin with "u".
+# LaTeX commands whose backslash and first letter were converted into one control character before publication. Commands
+# that begin like a newline or a tab are listed only if unambiguous: a line may begin with "u", so \nu is not listed.
 ESCAPED = {
     "\a": ("alpha", "angle", "approx"),
     "\b": ("beta", "begin", "bar", "binom", "boxed", "bullet", "bmod"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,11 +100,13 @@ class CellRecord:
 
 @dataclass(frozen=True)
 class ShownAnswer:
+    """An answer as the page shows it, without its middle if it is long."""
+
     start: str
-    left_out: int  # characters between the two
+    left_out: int  # characters between start and end
     end: str
     verdict: str
-    copy: bool  # the same text is above it
+    copy: bool  # an earlier answer has the same text
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,8 @@ class MethodAnswers:
 
 @dataclass(frozen=True)
 class Question:
+    """A problem with the answers of all methods."""
+
     problem: str
     prompt: str
     seed: int
@@ -127,8 +132,9 @@ class Question:
 
     @property
     def wide(self) -> bool:
-        """Whether its answers are text rather than formulas."""
-        return any(len(answer.start) > FORMULA for each in self.answers for answer in each.shown)
+        """True if the answers are text rather than formulas."""
+        shown = itertools.chain(*(of_method.shown for of_method in self.answers))
+        return any(len(answer.start) > FORMULA for answer in shown)
 
 
 @dataclass(frozen=True)
@@ -148,9 +154,11 @@ class ScoreTable:
 
 @dataclass(frozen=True)
 class PageContent:
+    """Everything that the page shows of a matrix."""
+
     name: str
-    source: str  # where it was read
-    command: str | None  # that repeats it; None where only the configuration is known
+    source: str  # the MLflow store
+    command: str | None  # repeats the matrix; None if it is unknown
     baseline: str
     methods: list[str]
     settings: dict[str, Any]  # of the matrix
@@ -178,10 +186,10 @@ def assemble_content(
         trainings.setdefault(f"{cell.task}, {cell.where}", []).append(cell)
     tables = []
     for label, where in dict.fromkeys((row.task, row.where) for row in rows):
-        own = [row for row in rows if (row.task, row.where) == (label, where)]
+        rows_of_table = [row for row in rows if (row.task, row.where) == (label, where)]
         behind, task = cells_behind(label, where, done)
         questions = chosen_questions(behind, task, samples) if behind else []
-        tables.append(ScoreTable(f"{label}, {where}", task, own, behind, questions))
+        tables.append(ScoreTable(f"{label}, {where}", task, rows_of_table, behind, questions))
     return PageContent(rows=rows, cells=cells, tables=tables, trainings=trainings, **fields)
 
 
@@ -199,9 +207,9 @@ def cells_behind(label: str, where: str, done: Sequence[CellRecord]) -> tuple[li
 
 
 def chosen_questions(cells: Sequence[CellRecord], task: str, samples: Samples) -> list[Question]:
-    """Return the problems on which methods differ most in how many distinct answers they give.
+    """Return the problems on which methods differ most in their number of distinct answers.
 
-    They are of the first seed that most methods have done, with the answers before training and those of each method.
+    They come from the first seed that most methods have done, with the answers before training and after each method.
     """
     seeds = [cell.seed for cell in cells]
     seed = max(dict.fromkeys(sorted(seeds)), key=seeds.count)
@@ -209,10 +217,11 @@ def chosen_questions(cells: Sequence[CellRecord], task: str, samples: Samples) -
     records: dict[str | None, dict[str, Record]] = {}
     for cell in group:
         records[cell.method] = by_problem(samples(cell, task, max(cell.evaluations[task])))
-    shared = [problem for problem in group[0].last(task).problems if all(problem in each for each in records.values())]
+    problems_of_all = set.intersection(*(set(of_method) for of_method in records.values()))
+    shared = [problem for problem in group[0].last(task).problems if problem in problems_of_all]
 
     def difference(problem: str) -> int:
-        numbers = [distinct_answers(each[problem]) for each in records.values()]
+        numbers = [distinct_answers(of_method[problem]) for of_method in records.values()]
         return max(numbers) - min(numbers)
 
     chosen = sorted(shared, key=difference, reverse=True)[:QUESTIONS]  # ties: in the order of the problem set
@@ -220,8 +229,10 @@ def chosen_questions(cells: Sequence[CellRecord], task: str, samples: Samples) -
     questions = []
     for problem in chosen:
         prompt = records[group[0].method][problem]["prompt"]
-        having = {method: each for method, each in [(None, before), *records.items()] if problem in each}
-        answers = [method_answers(method, each[problem]) for method, each in having.items()]
+        answers = []
+        for method, of_method in [(None, before), *records.items()]:
+            if problem in of_method:
+                answers.append(method_answers(method, of_method[problem]))
         questions.append(Question(problem, prompt, seed, answers))
     return questions
 

@@ -1,6 +1,6 @@
-"""The figures of the page as plain data: the series, what they mean, and the same numbers as a table.
+"""The figures of the page as plain data: the series, their meaning, and the same numbers as a table.
 
-A series names a method; `style` is its place among the methods, from which the page takes colour, dashes and marker.
+A series names a method; `style` is its place among the methods, which determines color, dashes and marker.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ Styles = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Figure:
+    """A figure as data, with the same numbers as a table."""
+
     title: str
     note: str  # the meaning of points, bands and bars
     kind: str  # lines | points | rates | dots | bars
@@ -32,7 +34,7 @@ class Figure:
     header: list[str]
     lines: list[list[str]]
     small: bool = False
-    # log_x, log_y: logarithmic; ticks: of x; names: x holds no numbers; cut: y stays in 0 to 1
+    # log_x, log_y: logarithmic; ticks: of x; names: x is text; cut: y is limited to 0 to 1
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -43,8 +45,11 @@ def page_number(value: float | None) -> float | None:
 
 def limits(estimates: Iterable[Estimate]) -> dict[str, list[float | None]]:
     """Return the limits of intervals as series."""
-    every = list(estimates)
-    return {"low": [page_number(each.low) for each in every], "high": [page_number(each.high) for each in every]}
+    low, high = [], []
+    for estimate in estimates:
+        low.append(page_number(estimate.low))
+        high.append(page_number(estimate.high))
+    return {"low": low, "high": high}
 
 
 def over_steps(
@@ -57,23 +62,18 @@ def over_steps(
     small: bool = False,
     **options: Any,
 ) -> Figure:
-    """Return the mean over seeds with their range; steps without a number of a seed are drawn without that seed."""
+    """Return the figure of a metric: the mean over the seeds that have a number at a step, and their range."""
     series, lines = [], []
     for method, of_seeds in curves.items():
         values = finite_values_by_step(of_seeds)
         if not values:
             continue
         means = {step: float(np.mean(of_step)) for step, of_step in values.items()}
-        series.append(
-            {
-                "name": method,
-                "style": styles[method],
-                "x": list(values),
-                "y": [page_number(mean) for mean in means.values()],
-                "low": [page_number(min(of_step)) for of_step in values.values()],
-                "high": [page_number(max(of_step)) for of_step in values.values()],
-            }
-        )
+        points = [page_number(mean) for mean in means.values()]
+        low = [page_number(min(of_step)) for of_step in values.values()]
+        high = [page_number(max(of_step)) for of_step in values.values()]
+        steps = list(values)
+        series.append({"name": method, "style": styles[method], "x": steps, "y": points, "low": low, "high": high})
         first, last = min(values), max(values)
         lines.append(
             [
@@ -112,7 +112,7 @@ def short_number(value: float) -> str:
 
 
 def styles_of(content: PageContent) -> dict[str, int]:
-    """Return the place of each method, and of the base model behind them if a table has it."""
+    """Return the place of each method; the base model comes last if a table has it."""
     rows = [*content.rows, *(row for table in content.tables for row in table.rows)]
     drawn = [BASE_MODEL] if any(row.method == BASE_MODEL for row in rows) else []
     return {method: place for place, method in enumerate([*content.methods, *drawn])}

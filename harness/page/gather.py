@@ -1,4 +1,4 @@
-"""Reads from MLflow everything that the page shows of a matrix. Imports no torch."""
+"""The content of a matrix's page, read from MLflow; imports no torch."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ DRAWN_METRICS = re.compile(
     r"|responses/(length|truncated|distinct_answers|after_answer)"
     r"|weights/dropped(_positive|_negative)?|dynamics/(positive|negative)_(above|below)/(share|push)|time/\w+_s"
 )
-OTHER_SOURCE = "†"  # behind the name of a method of which another source than the present one made a cell
+OTHER_SOURCE = "†"  # after the name of a method if one of its cells was made by another version of its source
 
 
 def content_of_config(config: Config, matrix: Sequence[Cell], command: str | None) -> PageContent:
     """Return the content of a configuration's page; `command` repeats the matrix.
 
-    A method is marked wherever it is named if another source than the present one made a cell of it that counts.
+    The names of methods are marked if one of their cells was made by another version of the source.
     """
     board, uri = Board.of_config(config, matrix), config.tracking_uri
     with reader(uri) as source:
         experiment = Experiment(source, config.name, uri)
         outdated = outdated_cells(experiment, board)
-        names = {each.method: f"{each.method} {OTHER_SOURCE}" for each in board.expected if each.cell in outdated}
+        outdated_methods = [cell.method for cell in board.expected if cell.cell in outdated]
+        names = {method: f"{method} {OTHER_SOURCE}" for method in outdated_methods}
         labels = {cell.id: cell.label for cell in matrix}
         notes = []
-        for cell, reason in outdated.items():
-            notes.append(f"{OTHER_SOURCE} {labels[cell]}: {reason}; `entrobench run` runs it again.")
+        for key, reason in outdated.items():
+            notes.append(f"{OTHER_SOURCE} {labels[key]}: {reason}; `entrobench run` runs it again.")
         marked = renamed_methods(board, names)
         settings = dataclasses.asdict(config)
         return content_of_board(experiment, marked, notes=notes, command=command, settings=settings)
@@ -61,7 +62,7 @@ def content_of_experiment(uri: str, name: str) -> PageContent:
     with reader(uri) as source:
         experiment = Experiment(source, name, uri)
         board, *others = experiment.boards()
-        if not any(each.eval_tasks for each in board.expected):
+        if not any(cell.eval_tasks for cell in board.expected):
             raise UserError(f"no run of {name!r} at {visible_address(uri)} has an evaluation yet")
         notes = runs_left_out(board, experiment)
         if others:
@@ -70,18 +71,18 @@ def content_of_experiment(uri: str, name: str) -> PageContent:
 
 
 def outdated_cells(experiment: Experiment, board: Board) -> dict[str, str]:
-    """Return the cells that are done by another source than the present one, with the reason in words."""
+    """Return the finished cells that were made by another version of the source, each with a sentence on it."""
     runs, outdated = experiment.done, {}
-    for each in board.expected:
-        if each.cell in runs and each.sources is not None:
-            reason = by_another_source(sources_in(runs[each.cell].tags), each.sources)
+    for cell in board.expected:
+        if cell.cell in runs and cell.sources is not None:
+            reason = by_another_source(sources_in(runs[cell.cell].tags), cell.sources)
             if reason is not None:
-                outdated[each.cell] = reason
+                outdated[cell.cell] = reason
     return outdated
 
 
 def renamed_methods(board: Board, names: Mapping[str, str]) -> Board:
-    expected = [dataclasses.replace(each, method=names.get(each.method, each.method)) for each in board.expected]
+    expected = [dataclasses.replace(cell, method=names.get(cell.method, cell.method)) for cell in board.expected]
     return dataclasses.replace(board, expected=expected, baseline=names.get(board.baseline, board.baseline))
 
 
@@ -93,13 +94,13 @@ def content_of_board(
     command: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> PageContent:
-    """Return the content of a matrix's page; without `settings` they are those of the newest run."""
-    expected = {each.cell: each for each in board.expected}
-    runs = {cell: run for cell, run in experiment.newest.items() if cell in expected}
+    """Return the content of a matrix's page; `settings` default to the newest run's."""
+    expected = {cell.cell: cell for cell in board.expected}
+    runs = {key: run for key, run in experiment.newest.items() if key in expected}
     specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))
     begun = dict(zip(runs, records_of_runs(experiment, expected, runs, specs), strict=True))
-    cells = [begun.get(each.cell) or planned_record(each) for each in board.expected]
-    runs_by_key = {record.key: runs[cell] for cell, record in begun.items()}
+    cells = [begun.get(cell.cell) or planned_record(cell) for cell in board.expected]
+    runs_by_key = {record.key: runs[key] for key, record in begun.items()}
 
     page_notes = list(notes)  # more are added as the samples are read
 
@@ -120,7 +121,7 @@ def content_of_board(
         source=f"MLflow at {visible_address(experiment.uri)}",
         command=command,
         baseline=board.baseline,
-        methods=list(dict.fromkeys(each.method for each in board.expected)),
+        methods=list(dict.fromkeys(cell.method for cell in board.expected)),
         settings=dict(settings),
         notes=page_notes,
     )
@@ -162,13 +163,16 @@ def records_of_runs(
     records = []
     for place, (cell, run) in enumerate(runs.items()):
         spec = specs[cell]
+        curves_of_run = {}
+        for name, points in curves[place].items():
+            curves_of_run[name] = {point.step: point.value for point in points}
         records.append(
             CellRecord(
                 **key_fields(expected[cell]),
                 state=run.tags["status"],
                 reason=run.tags.get("reason") or None,
                 device=run.tags.get("device", ""),
-                curves={name: {p.step: p.value for p in points} for name, points in curves[place].items()},
+                curves=curves_of_run,
                 evaluations=step_evaluations(evaluations[place]),
                 identity={} if spec is None else spec.identity,
                 made=origin_of_run(run),

@@ -170,7 +170,7 @@ def sections_of(content: PageContent) -> list[Section]:
     def training(group: str) -> list[TitledFigures]:
         return [(title, by_group.get(group, [])) for title, by_group in trainings.items()]
 
-    every = [
+    sections = [
         section("scores", "Scores", "", of_tables(scores.score_figures)),
         section(
             "axes",
@@ -203,13 +203,13 @@ def sections_of(content: PageContent) -> list[Section]:
         ),
         section("seeds", "Seeds", "", of_tables(scores.seed_figures)),
     ]
-    return [each for each in every if each.groups]
+    return [candidate for candidate in sections if candidate.groups]
 
 
 def page_table(rows: Sequence[LeaderboardRow]) -> tuple[list[str], list[list[TableCell]]]:
     """Return the header and the lines of a table of scores."""
     header, *lines = columns.table_lines(rows)
-    return header, [[table_cell(text) for text in line] for line in lines]
+    return header, [list(map(table_cell, line)) for line in lines]
 
 
 def table_cell(text: str) -> TableCell:

@@ -148,9 +148,9 @@ def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow], styles: Styl
 
 
 def axis_values(axis: str, rows: Sequence[LeaderboardRow]) -> tuple[list[str], dict[str, float], dict[str, Any]]:
-    """Return the values at an axis, those of them that are numbers, and the options of a figure over it."""
+    """Return the values at an axis, the numbers of numeric values, and the options of a figure over it."""
     values = list(dict.fromkeys(row.setting[axis] for row in rows))
-    numbers = {value: number for value in values if (number := as_number(value)) is not None}
+    numbers = {value: number for value in values if (number := finite_number(value)) is not None}
     if len(numbers) < len(values):
         return values, numbers, {"names": True}
     values = sorted(values, key=numbers.__getitem__)
@@ -159,7 +159,7 @@ def axis_values(axis: str, rows: Sequence[LeaderboardRow]) -> tuple[list[str], d
     return values, numbers, {"log_x": 0 < 9.99 * least <= most, "ticks": [numbers[value] for value in values]}
 
 
-def as_number(text: str) -> float | None:
+def finite_number(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
@@ -215,7 +215,7 @@ def seed_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
 
 
 def problem_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
-    """Return, for each method, how often each problem was solved before training and after it."""
+    """Return a figure for each method: the pass rate of each problem before training and after it."""
     figures = []
     for method, cells in by_method(table.cells, styles).items():
         before, after = [], []
@@ -244,13 +244,13 @@ def rates_figure(
         series.append({"name": name, "style": styles[method], "x": x, "y": y, "text": of_series})
     less_often = sum(0 < after[problem] < before[problem] for problem in problems)
     more_often = sum(0 < before[problem] < after[problem] for problem in problems)
-    as_often = sum(before[problem] == after[problem] for problem in problems)
+    equally_often = sum(before[problem] == after[problem] for problem in problems)
     lines = [
         ["lost", str(len(lost)), listed_problems(lost)],
         ["won", str(len(won)), listed_problems(won)],
         ["solved less often", str(less_often), ""],
         ["solved more often", str(more_often), ""],
-        ["as often", str(as_often), ""],
+        ["equally often", str(equally_often), ""],
     ]
     return Figure(
         f"{method}: {len(lost)} lost, {len(won)} won",
@@ -274,7 +274,7 @@ def mean_rates(of_seeds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean over seeds, of the problems that all of them have."""
     rates = {}
     for problem in of_seeds[0]:
-        values = [each[problem] for each in of_seeds if problem in each]
+        values = [rates_of_seed[problem] for rates_of_seed in of_seeds if problem in rates_of_seed]
         if len(values) == len(of_seeds):
             rates[problem] = float(np.mean(values))
     return rates

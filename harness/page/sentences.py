@@ -1,4 +1,4 @@
-"""The table in sentences, which never say more than it does."""
+"""The table in sentences, which claim no more than its intervals support."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def general_sentences(content: PageContent) -> list[str]:
     seeds = len({cell.seed for cell in content.cells})
     if seeds == 1:
         sentences.append(
-            "There is one seed. It cannot tell how much seeds differ, so there are no intervals, and nothing here is "
-            "settled."
+            "There is one seed. It does not show how much seeds differ, so intervals and significance are unknown."
         )
     if seeds == 2:
         sentences.append("There are two seeds, which tell little about how much seeds differ: intervals are wide.")
@@ -73,7 +72,7 @@ def difference_sentences(table: ScoreTable, rows: Sequence[LeaderboardRow], base
     sentences, comparisons = [], 0
     for name, difference_of in scores:
         differences = {row.method: difference_of(row) for row in rows}
-        comparisons += sum(has_interval(each) for each in differences.values())
+        comparisons += sum(has_interval(difference) for difference in differences.values())
         sentences.append(difference_sentence(name, differences, baseline))
     if comparisons > 1:
         sentences.append(
@@ -100,12 +99,12 @@ def difference_sentence(name: str, differences: dict[str, Estimate | None], base
     parts = []
     for mark, word in ((BETTER, "better"), (WORSE, "worse")):
         if by_mark[mark]:
-            parts.append(f"{word} than {baseline}, by an interval that excludes 0: {enumeration(by_mark[mark])}")
+            parts.append(f"{word} than {baseline}, by a 95 % interval that excludes 0: {enumeration(by_mark[mark])}")
     if by_mark[""]:
         ties = enumeration(by_mark[""])
-        parts.append(f"not settled, since the interval of the difference to {baseline} holds 0: {ties}")
+        parts.append(f"no significant difference from {baseline}, since its 95 % interval contains 0: {ties}")
     if without:
-        parts.append(f"no interval, and so not settled: {enumeration(without)}")
+        parts.append(f"no interval of the difference: {enumeration(without)}")
     return f"{name}: {'; '.join(parts)}."
 
 
@@ -136,9 +135,9 @@ def time_ratios(table: ScoreTable, baseline: str) -> dict[str, float]:
             seconds[cell.method][cell.seed] = cell.seconds
     ratios = {}
     for method, of_seeds in seconds.items():
-        own = [of_seeds[seed] / seconds[baseline][seed] for seed in of_seeds if seed in seconds[baseline]]
-        if own and method != baseline:
-            ratios[method] = float(np.mean(own))
+        of_pairs = [of_seeds[seed] / seconds[baseline][seed] for seed in of_seeds if seed in seconds[baseline]]
+        if of_pairs and method != baseline:
+            ratios[method] = float(np.mean(of_pairs))
     return ratios
 
 

@@ -1,6 +1,6 @@
-"""Checks of this machine: the parts of entrobench that run on it, and those that are missing.
+"""Checks of this machine: the parts of entrobench that work on it, and the missing ones.
 
-Nothing heavy is imported here. Checks that may hang, crash or take long run in processes of their own, side by side and
+Nothing heavy is imported here. Checks that may hang, crash or take long run in processes of their own, in parallel and
 with a time limit. The engines take longest, so they are tried only with --thorough.
 """
 

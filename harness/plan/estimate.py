@@ -37,7 +37,7 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """The time of the missing cells, one after the other: measured as far as possible, the rest assumed."""
+        """The time of the missing cells, one after the other: measured if possible, the rest assumed."""
         if self.unmeasured is None:
             return None
         return self.unmeasured + (self.measured.seconds if self.measured else 0.0)

@@ -148,7 +148,7 @@ class Obstacles:
             for cell in self.missing
             if cell.model in shape_of
         ]
-        wanted = sum(left for _, left in sizes)
+        wanted = sum(final for _, final in sizes)
         wanted += 2 * max((checkpoint for checkpoint, _ in sizes), default=0)
         for name, model in self.models.items():
             if name in shape_of and must_download(model):

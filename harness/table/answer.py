@@ -56,7 +56,7 @@ def render_data(parts: Sequence[Part], how: str, sort: str | None, comparing: bo
     for part in parts:
         name = part.title if len(parts) > 1 else None
         if comparing:
-            comparisons += [replace(each, experiment=name) for each in part.comparisons()]
+            comparisons += [replace(comparison, experiment=name) for comparison in part.comparisons()]
         else:
             rows += [replace(row, experiment=name) for row in sorted_part(part, sort)]
     return compare.render_comparisons(comparisons, how) if comparing else render.render_rows(rows, how)

@@ -1,4 +1,4 @@
-"""An MLflow experiment: its runs, the matrices that they are of, and the outcomes of the cells that are done."""
+"""An MLflow experiment: its runs, their matrices, and the outcomes of finished cells."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Outcome = dict[str, Any]
 
 
 class Experiment:
-    """The runs of an experiment, each of which is asked for once."""
+    """The runs of an experiment, each requested from the store once."""
 
     def __init__(self, source: StoreReader, name: str, uri: str) -> None:
         known = source.experiments()
@@ -50,18 +50,21 @@ class Experiment:
 
     @cached_property
     def copies(self) -> dict[str, Outcome]:
-        """The outcomes in the summaries, by digest; a copy that was changed has another digest and is left out."""
+        """The outcomes in the summaries, by digest, without copies whose digest is wrong."""
         copies: dict[str, Outcome] = {}
         for text in self.source.texts(self.summaries, board.OUTCOMES):
             copies |= parsed_object(text)
         return {digest: outcome for digest, outcome in copies.items() if identities.hash_of(outcome) == digest}
 
     def boards(self) -> list[Board]:
-        """Return the matrices that the experiment holds runs of, the newest first."""
+        """Return the matrices of the experiment's runs, the newest first."""
         texts = self.source.texts(self.summaries, board.FILE)
         boards = [Board.of_json(text) for text in texts if text is not None]
-        summarized_cells = {each.cell for one in boards for each in one.expected}
-        summarized_settings = {board.settings_of(each.params) for one in boards for each in one.expected[:1]}
+        summarized_cells, summarized_settings = set(), set()
+        for summarized in boards:
+            summarized_cells |= {cell.cell for cell in summarized.expected}
+            # All cells of a matrix share their settings.
+            summarized_settings |= {board.settings_of(cell.params) for cell in summarized.expected[:1]}
         others = []
         for run in self.runs:
             if run.tags["cell"] not in summarized_cells and board.settings_of(run.params) not in summarized_settings:
@@ -76,8 +79,8 @@ class Experiment:
             )
         ages = {run.tags["cell"]: number for number, run in enumerate(self.runs)}
 
-        def newest_run(one: Board) -> int:
-            return max(ages.get(each.cell, -1) for each in one.expected)
+        def newest_run(matrix: Board) -> int:
+            return max(ages.get(cell.cell, -1) for cell in matrix.expected)
 
         return sorted(boards, key=newest_run, reverse=True)
 
@@ -94,15 +97,15 @@ class Experiment:
         return specs
 
     def others(self, of: Board) -> list[Run]:
-        """Return the runs with the settings of a matrix whose cells it does not have."""
-        cells = {each.cell for each in of.expected}
-        settings = {board.settings_of(each.params) for each in of.expected[:1]}
+        """Return the runs with the settings of a matrix that belong to none of its cells."""
+        cells = {cell.cell for cell in of.expected}
+        settings = {board.settings_of(cell.params) for cell in of.expected[:1]}
         return [run for run in self.runs if run.tags["cell"] not in cells and board.settings_of(run.params) in settings]
 
     def outcomes_of(self, cells: Collection[str]) -> dict[str, Outcome]:
-        """Return the outcomes of the cells that are done among these.
+        """Return the outcomes of those among these cells that are done.
 
-        One file holds copies of many outcomes, since a server gives one file sooner than many.
+        Summaries have copies of many outcomes in one file, since a server is slow with many files.
         """
         done = self.done
         wanted = [done[cell] for cell in cells if cell in done and cell not in self.outcomes]

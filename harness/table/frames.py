@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 BASE_MODEL = "base model"  # the method of the rows of the model before any training
 BEFORE, AFTER = "before", "after"  # moments
 DONE, NO_RUN = "done", "without a run"  # states
-COMMIT_DIGITS = 8  # of a commit that people see
+COMMIT_DIGITS = 8  # digits of a commit in a table
 
 TABLE = ["task", "evaluated", "model", "setting"]  # methods are compared within these
 ROW = ["method", *TABLE]  # cells with the same values are the seeds of one row of the leaderboard
@@ -110,7 +110,7 @@ class Frames:
         return arrays
 
     def counts(self, cells: DataFrame, column: str) -> np.ndarray:
-        """Return a column of the answers, a line for each of these cells, all of which are done: seed by problem."""
+        """Return a column of the answers by seed and problem, with a line for each of these finished cells."""
         keys = zip(cells["cell"], cells["evaluated"], cells["moment"], strict=True)
         return np.array([self.columns[column][self.places[key]] for key in keys])
 
@@ -148,7 +148,7 @@ def done_cells(cells: DataFrame) -> DataFrame:
 
 
 def setting_text(setting: Sequence[tuple[str, str]]) -> str:
-    """Return the values of further axes as people read them, as `train.lr=0.001, train.updates=2`."""
+    """Return the values of further axes as text, for example `train.lr=0.001, train.updates=2`."""
     return setting_label(dict(setting))
 
 
@@ -163,23 +163,23 @@ def label_of(axes: Axes, tables: Collection[Axes]) -> str:
 
 
 def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: str) -> Frames:
-    """Return the frames of the expected cells, as far as MLflow holds them; refuse cells that cannot be compared."""
-    outcomes = experiment.outcomes_of([each.cell for each in expected])
-    states = {cell: run.tags["status"] for cell, run in experiment.newest.items()}
+    """Return the frames of the expected cells that MLflow has; refuse cells that cannot be compared."""
+    outcomes = experiment.outcomes_of([cell.cell for cell in expected])
+    states = {key: run.tags["status"] for key, run in experiment.newest.items()}
     runs = experiment.done
     rows: list[dict[str, Any]] = []
     answers: list[Answers] = []
-    for each in expected:
-        outcome = outcomes.get(each.cell)
-        for evaluated in each.eval_tasks:
-            row = {**key_columns(each), "evaluated": evaluated, "state": states.get(each.cell, NO_RUN)}
+    for cell in expected:
+        outcome = outcomes.get(cell.cell)
+        for evaluated in cell.eval_tasks:
+            row = {**key_columns(cell), "evaluated": evaluated, "state": states.get(cell.cell, NO_RUN)}
             if outcome is None:
-                # A run that says done, but whose outcome is not the one that it names, has no numbers.
+                # A run that is marked done, but has an outcome of another digest than its tag, has no numbers.
                 row["state"] = NO_RUN if row["state"] == DONE else row["state"]
             else:
-                record = record_of(outcome, evaluated, each.cell)
-                row |= {"state": DONE, **measures_of(outcome, record, runs[each.cell], each.sources)}
-                answers += answers_of(record, each.cell, evaluated)
+                record = record_of(outcome, evaluated, cell.cell)
+                row |= {"state": DONE, **measures_of(outcome, record, runs[cell.cell], cell.sources)}
+                answers += answers_of(record, cell.cell, evaluated)
             rows.append(row)
     frames = Frames(cells_frame(rows), answers_frame(answers))
     check_all_comparable(frames, baseline)
@@ -200,7 +200,7 @@ def key_columns(expected: Expected) -> dict[str, Any]:
 
 
 def record_of(outcome: Mapping[str, Any], evaluated: str, cell: str) -> Mapping[str, Any]:
-    """Return the part of an outcome that is of an evaluation task."""
+    """Return the part of an outcome on one evaluation task."""
     tasks: Mapping[str, Mapping[str, Any]] = outcome["tasks"]
     if evaluated not in tasks:
         raise UserError(f"the MLflow run of cell {cell} has no evaluation of {evaluated!r} among its artifacts")
@@ -231,14 +231,14 @@ def measures_of(
 
 
 def version_text(tags: Mapping[str, str]) -> str:
-    """Return the version and the commit of the code that made a run's numbers, as far as they are known."""
+    """Return the version and the commit of the code of a run, if they are known."""
     changed_since = "+" if tags.get("code.dirty") == "true" else ""
     commit = tags.get("code.commit", "")[:COMMIT_DIGITS] + changed_since
     return " ".join(filter(None, (tags.get("code.version"), commit)))
 
 
 def answers_of(record: Mapping[str, Any], cell: str, evaluated: str) -> Iterator[Answers]:
-    """Yield the answers of a cell to one task: after training, and before it where those were recorded."""
+    """Yield the answers of a cell to one task: after training, and before it if they were recorded."""
     moments = [(AFTER, record["right"], right_distinct(record, f"{evaluated} of cell {cell}"))]
     if record["before"] is not None:
         moments.append((BEFORE, record["before"], record["right_distinct_before"]))

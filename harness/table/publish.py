@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -73,8 +74,9 @@ def write_summary(
     artifacts = Artifacts(client, client.get_run(run), experiment.uri)
     artifacts.bring_home()
     artifacts.write(board.FILE, plan.as_json())
-    outcomes = experiment.outcomes_of([each.cell for each in plan.expected])
-    artifacts.write(board.OUTCOMES, json.dumps({identities.hash_of(each): each for each in outcomes.values()}))
+    outcomes = experiment.outcomes_of([cell.cell for cell in plan.expected])
+    by_digest = {identities.hash_of(outcome): outcome for outcome in outcomes.values()}
+    artifacts.write(board.OUTCOMES, json.dumps(by_digest))
     artifacts.write("leaderboard.md", render_rows(rows, "md"))
     artifacts.write("leaderboard.html", as_html(plan.experiment, rows))
     artifacts.write(TABLE, as_mlflow_table(rows))
@@ -101,7 +103,10 @@ def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
             else:
                 line |= estimate_columns(header, value)
         lines.append(line)
-    table = pandas.DataFrame({name: [line[name] for line in lines] for name in lines[0]}, dtype="object")
+    columns = {}
+    for name in lines[0]:
+        columns[name] = [line[name] for line in lines]
+    table = pandas.DataFrame(columns, dtype="object")
     return json.dumps(table.to_dict("split", index=False), allow_nan=False)
 
 
@@ -126,9 +131,9 @@ def table_html(rows: Sequence[LeaderboardRow]) -> str:
     """Return the table as HTML, in which every text is shown and none is markup."""
     import pandas
 
-    header, *lines = [[visible(text) for text in line] for line in table_lines(rows)]
+    header, *lines = [list(map(visible, line)) for line in table_lines(rows)]
     frame = pandas.DataFrame(lines, columns=header, dtype="object")
-    with pandas.option_context("display.max_colwidth", None):  # by itself pandas cuts texts off at 50 characters
+    with pandas.option_context("display.max_colwidth", None):  # the default cuts texts off at 50 characters
         table: str = frame.to_html(index=False, border=0, justify="unset", na_rep="")
     return table
 
@@ -141,7 +146,7 @@ def in_html(text: str) -> str:
 def write_finals(client: MlflowClient, experiment: Experiment, plan: Board, frames: Frames) -> None:
     """Send the scores of each cell, and the differences to the baseline's cell of the same seed, as its metrics.
 
-    Only changed values are sent, so that nothing piles up.
+    Only changed values are sent, since MLflow keeps the history of each metric.
     """
     from mlflow.entities import Metric
 
@@ -155,7 +160,7 @@ def write_finals(client: MlflowClient, experiment: Experiment, plan: Board, fram
 
 def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:
     """Return the final metrics of each cell, by its hash."""
-    evaluations = {each.cell: len(each.eval_tasks) for each in plan.expected}
+    evaluations = {cell.cell: len(cell.eval_tasks) for cell in plan.expected}
     finals: dict[str, dict[str, float]] = {}
     for axes, methods in frames.tables.items():
         evaluated = axes[1]
@@ -163,7 +168,7 @@ def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:
         for name, score_k in (("avg_at_k", None), (f"pass_at_{k}", k)):
             scores = {method: cell_scores(frames, cells, score_k) for method, cells in methods.items()}
             baseline = {seed: score for seed, _, score in scores.get(plan.baseline, [])}
-            for seed, cell, score in (each for of_method in scores.values() for each in of_method):
+            for seed, cell, score in itertools.chain(*scores.values()):
                 prefix = FINAL if evaluations[cell] == 1 else metric_name(f"{FINAL}{evaluated}/")
                 metrics = finals.setdefault(cell, {})
                 metrics[f"{prefix}{name}"] = score

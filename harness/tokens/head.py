@@ -29,15 +29,15 @@ def wide(x: Tensor) -> Tensor:
 
 
 def widened_on_cpu(x: Tensor) -> Tensor:
-    """Return a tensor widened on a CPU, which rounds products of shorter types to them and is no faster with them."""
+    """Return a tensor widened if it is on a CPU, where shorter types lose precision and gain no speed."""
     return x if x.is_cuda else wide(x)
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """Return the product of two matrices in float32.
 
-    On CUDA the kernels for shorter types write float32. Autograd cannot differentiate that call (`out_dtype`), so
-    whoever needs a gradient computes it itself, as harness/tokens/streaming.py does.
+    On CUDA the kernels for shorter types write float32. Autograd cannot differentiate that call (`out_dtype`), so a
+    caller that needs a gradient computes it explicitly, as harness/tokens/streaming.py does.
     """
     a, b = widened_on_cpu(a), widened_on_cpu(b)
     return torch.mm(a, b, out_dtype=torch.float32) if a.dtype.itemsize < 4 else a @ b

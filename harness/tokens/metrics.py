@@ -89,7 +89,7 @@ def p99(values: Tensor) -> float:
     return values.kthvalue(math.ceil(0.99 * len(values))).values.item()
 
 
-def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[str, float]:
+def of_mismatch(batch: TokenBatch, logp_T: Tensor, correction: Correction) -> dict[str, float]:
     """Return the metrics of engine against trainer log-probabilities, on all ranks, before any correction."""
     by_level = {level: ranks.gather(log_ratios(batch, logp_T, level)) for level in ("token", "sequence")}
     difference_T = by_level["token"]
@@ -99,7 +99,7 @@ def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[st
         "mismatch/p99": p99(size_T),
         "mismatch/max": size_T.max().item(),
         "mismatch/k3": (difference_T.clamp(max=LARGEST_LOG_RATIO).exp() - difference_T - 1).mean().item(),
-        "mismatch/beyond": share_of_true(beyond(by_level[given.level].exp(), given)),
+        "mismatch/beyond": share_of_true(beyond(by_level[correction.level].exp(), correction)),
     }
     for level, differences in by_level.items():
         ratios = differences.clamp(max=LARGEST_LOG_RATIO).exp()

@@ -110,20 +110,20 @@ class Streaming(torch.autograd.Function):
                 columns_by_row["sum_p2"].append(q / s**2)
                 columns_by_row["sum_p2_logp"].append((r - log_s * q) / s**2)
         exact = torch.promote_types(hidden_TD.dtype, torch.float32)
-        whole = {name: torch.cat(parts).to(exact) if parts else None for name, parts in columns_by_row.items()}
-        ctx.save_for_backward(hidden_TD, weight_VD, bias_V, targets_T, whole["m"], whole["log_s"], whole["entropy"])
+        joined = {name: torch.cat(parts).to(exact) if parts else None for name, parts in columns_by_row.items()}
+        ctx.save_for_backward(hidden_TD, weight_VD, bias_V, targets_T, joined["m"], joined["log_s"], joined["entropy"])
         ctx.softcap, ctx.temperature, ctx.entropy_grad = softcap, temperature, entropy_grad
-        fixed = [whole["sum_p2"], whole["sum_p2_logp"], None if entropy_grad else whole["entropy"]]
+        fixed = [joined["sum_p2"], joined["sum_p2_logp"], None if entropy_grad else joined["entropy"]]
         ctx.mark_non_differentiable(*(x for x in fixed if x is not None))
-        return whole["logp"], whole["entropy"], whole["sum_p2"], whole["sum_p2_logp"]
+        return joined["logp"], joined["entropy"], joined["sum_p2"], joined["sum_p2_logp"]
 
     @staticmethod
     def backward(ctx: Any, by_logp: Tensor, by_entropy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients, by dlog p_y / dz_i = [i = y] - p_i and dH / dz_i = -p_i (H + log p_i)."""
         hidden_TD, weight_VD, bias_V, targets_T, m_T, log_s_T, entropy_T = ctx.saved_tensors
         by_hidden, by_weight, by_bias = (
-            torch.zeros_like(given, dtype=m_T.dtype) if asked else None
-            for given, asked in zip((hidden_TD, weight_VD, bias_V), ctx.needs_input_grad, strict=False)
+            torch.zeros_like(x, dtype=m_T.dtype) if needed else None
+            for x, needed in zip((hidden_TD, weight_VD, bias_V), ctx.needs_input_grad, strict=False)
         )
         tokens, vocabulary = BLOCK[hidden_TD.device.type]
         for rows in spans(len(hidden_TD), tokens):
@@ -153,7 +153,7 @@ class Streaming(torch.autograd.Function):
                 if by_weight is not None:
                     by_weight[columns] += wide_product(slope.T, hidden)
         cast = (
-            None if grad is None else grad.to(given.dtype)
-            for grad, given in ((by_hidden, hidden_TD), (by_weight, weight_VD), (by_bias, bias_V))
+            None if grad is None else grad.to(x.dtype)
+            for grad, x in ((by_hidden, hidden_TD), (by_weight, weight_VD), (by_bias, bias_V))
         )
         return *cast, None, None, None, None

@@ -1,4 +1,4 @@
-"""Invariants of every training step, whatever the method. A violated one ends the cell under its own name.
+"""Invariants of every training step of any method. A violated one ends the cell under its own name.
 
 None of them changes a number, and together they take less than a hundredth of a step.
 """
@@ -25,7 +25,7 @@ RATIO_TOLERANCE: dict[torch.dtype, tuple[Callable[[Tensor], Tensor | float], flo
 }
 SAMPLED_NUMBERS = 64  # compared in each weight: copies of whole weights would cost as much memory as the model
 SMALLEST_LR = 1e-8  # below it, rounding in float32 may swallow a step in every weight
-SMALLEST_GRADIENT = 1e-7  # root mean square; a smaller one vanishes beside AdamW's epsilon of 1e-8
+SMALLEST_GRADIENT = 1e-7  # root mean square; a smaller one vanishes against AdamW's epsilon of 1e-8
 
 
 def violated(invariant: str, observed: str) -> CellFailure:

@@ -111,7 +111,7 @@ def attention(
     if fused(v):
         q_AHD, k_AHD, v_AHD = (x_1HAD[0].transpose(0, 1).to(v.dtype) for x_1HAD in (q, k, v))
         longest = max(row.lengths)
-        # Tokens back, and forward: -1 is no limit, and a window of n tokens holds the token itself.
+        # Tokens back, and forward: -1 means unlimited, and a window of n tokens holds the token itself.
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
         ends = (row.ends, row.ends, longest, longest)  # of queries and keys
         result_AHD = varlen_attn(q_AHD, k_AHD, v_AHD, *ends, scale=scaling, window_size=window, enable_gqa=True)

@@ -77,7 +77,7 @@ class JudgedRollout:
 
     text: str  # without the end of the sequence
     judged: Judged
-    answer_tokens: int  # up to the end of the answer; all tokens if there is no answer
+    answer_tokens: int  # up to the end of the answer; all tokens if it has no answer
 
 
 def judge_rollouts(

@@ -250,7 +250,9 @@ def size_of_power(base: Size, exponent: Size) -> Size | None:
     if base[1] == -math.inf or (not exponent[0] and exponent[1] != -math.inf):
         return None
     times = exponent[0] * power_of_ten(exponent[1])
-    return (1 if base[0] > 0 else 0), base[1] * times if base[1] and times else 0.0
+    sign = 1 if base[0] > 0 else 0
+    log = base[1] * times if base[1] and times else 0.0  # 0 times infinity would be NaN
+    return sign, log
 
 
 def size_of_factorial(number: Size) -> Size | None:

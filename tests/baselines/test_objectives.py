@@ -568,7 +568,7 @@ def test_responses_without_signal_can_be_left_out(spec: str) -> None:
         ("bapo(most_clip_high=0.1)", r"most_clip_high is 0.1; allowed: clip_high \(0.2\) and more"),
         ("passk(k=0)", "passk.k is 0; allowed: 1 and more"),
         ("qae(quantile=1)", "qae.quantile is 1.0; allowed: more than 0 and less than 1"),
-        ("dapo(clip_high=0.3)", r"method dapo stands for grpo\(clip_high=0.28, dual_clip=10\)\+overlong"),
+        ("dapo(clip_high=0.3)", r"method dapo is short for grpo\(clip_high=0.28, dual_clip=10\)\+overlong"),
         ("rloo(divide_by_std=true)", "unknown key rloo.divide_by_std"),
         ("sapo(clip_high=0.3)", "unknown key sapo.clip_high"),
     ],

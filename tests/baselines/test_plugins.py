@@ -112,7 +112,7 @@ def test_every_example_of_the_documentation_keeps_the_rules(write: Callable[[str
         table = baselines.table([write(f"example_{number}", block)])
         for name in table.keys() - baselines.METHODS.keys():
             seen.append(name)
-            assert not [finding for finding in checks.alone(name, table) if not finding.passed]
+            assert not [finding for finding in checks.run_checks(name, table) if not finding.passed]
     assert sorted(seen) == ["brake", "by_entropy", "gentle", "gentle_bonus", "least_sure", "short"]
 
 

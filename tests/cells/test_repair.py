@@ -367,7 +367,7 @@ def test_scores_that_do_not_follow_from_the_answers_are_not_sent(cell: Cell, mlf
     cell.config.tracking.uri = mlflow_uri
     answer(cell.folder / "evals" / "countdown-000005.json")
     checksums.write_checksums(cell.folder)
-    assert sync.sync(cell.config, [cell]) == (0, 1)
+    assert sync.sync_matrix(cell.config, [cell]) == (0, 1)
 
 
 def test_responses_and_weights_that_were_changed_are_not_sent(cell: Cell, mlflow_uri: str) -> None:
@@ -375,9 +375,9 @@ def test_responses_and_weights_that_were_changed_are_not_sent(cell: Cell, mlflow
     for name in ("samples/evaluate-countdown-000005.jsonl", MODEL):
         whole = (cell.folder / name).read_bytes()
         flip(cell.folder / name)
-        assert sync.sync(cell.config, [cell]) == (0, 1), name
+        assert sync.sync_matrix(cell.config, [cell]) == (0, 1), name
         (cell.folder / name).write_bytes(whole)
-    assert sync.sync(cell.config, [cell]) == (1, 0)
+    assert sync.sync_matrix(cell.config, [cell]) == (1, 0)
 
 
 def test_scores_that_do_not_follow_from_the_answers_are_named(cell: Cell) -> None:

@@ -305,7 +305,7 @@ def test_problems_are_counted_as_lost_and_won(told: PageContent) -> None:
         "won": "1",
         "solved less often": "0",
         "solved more often": "0",
-        "as often": "2",
+        "equally often": "2",
     }
 
 
@@ -465,12 +465,12 @@ def test_the_summary_sorts_methods_by_what_their_intervals_say() -> None:
         row("d", None, None),
     )
     assert said[0] == (
-        "Avg@K: better than grpo, by an interval that excludes 0: a (+0.100 ±0.050) and b (+0.100 ±0.050); not "
-        "settled, since the interval of the difference to grpo holds 0: c; no interval, and so not settled: d."
+        "Avg@K: better than grpo, by a 95 % interval that excludes 0: a (+0.100 ±0.050) and b (+0.100 ±0.050); no "
+        "significant difference from grpo, since its 95 % interval contains 0: c; no interval of the difference: d."
     )
     assert said[1] == (
-        "Pass@2: worse than grpo, by an interval that excludes 0: a (-0.100 ±0.050); not settled, since the interval "
-        "of the difference to grpo holds 0: b; no interval, and so not settled: c and d."
+        "Pass@2: worse than grpo, by a 95 % interval that excludes 0: a (-0.100 ±0.050); no significant difference "
+        "from grpo, since its 95 % interval contains 0: b; no interval of the difference: c and d."
     )
     # a and b have two intervals each, c has one.
     assert said[2].startswith("Both scores together are 5 comparisons at 95 %")
@@ -481,8 +481,8 @@ def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str
     experiment(tmp_path, mlflow_uri, seeds=[0])
     told = content_of_experiment(mlflow_uri, "matrix")
     said = [sentence for _, each in sentences.summary(told) for sentence in each]
-    assert any("nothing here is settled" in sentence for sentence in said)
-    assert "Avg@K: no interval, and so not settled: clip_b." in said
+    assert any("significance are unknown" in sentence for sentence in said)
+    assert "Avg@K: no interval of the difference: clip_b." in said
     assert not any("excludes 0" in sentence for sentence in said)
 
 

@@ -113,7 +113,7 @@ def test_estimates_have_intervals_over_problems(tmp_path: Path) -> None:
     metrics = dict.fromkeys(("maj@4", "truncated", "length"), 0.0)
     metrics |= {"right_distinct": 1.25, "coverage": 0.375, "after_answer": 0.0625}
     shown = dataclasses.replace(found, evaluation=dataclasses.replace(found.evaluation, metrics=metrics))
-    assess.show(console, [shown])
+    assess.print_assessments(console, [shown])
     line = next(line for line in console.export_text().splitlines() if line.startswith("countdown  "))
     assert line.split()[3:] == [*cells, "0.000", "1.25", "37.5%", "6.2%", "0.0%", "0"]
 

@@ -193,7 +193,7 @@ def test_runs_without_a_summary_give_a_table_with_a_note(
     assert rows[0]["baseline"] == "grpo"
     said = told(capsys, "--experiment", "made", *at)
     assert "Of 6 cells: 5 done, 1 without a run." in said
-    assert "No summary in MLflow says which cells were expected" in said
+    assert "No summary in MLflow lists the expected cells" in said
     # Another share is another method, and pooled with none.
     other = Made(tmp_path, mlflow_uri, "method_options.clip_b.share=0.5")
     other.clock = made.clock
@@ -398,7 +398,7 @@ def test_runs_of_another_version_or_deleted_parts_give_one_sentence(
         said = told(capsys, "--experiment", "made", *at)
         assert said.endswith("was written by another version of entrobench; `entrobench sync` replaces it\n")
     plan.unlink()  # as good as no summary
-    assert "No summary in MLflow says which cells were expected" in told(capsys, "--experiment", "made", *at)
+    assert "No summary in MLflow lists the expected cells" in told(capsys, "--experiment", "made", *at)
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         everything = Experiment(source, "made", mlflow_uri)
         for run in [*everything.runs, *everything.summaries]:
