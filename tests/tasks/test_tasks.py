@@ -69,7 +69,7 @@ def test_every_task_has_its_folder_and_its_repeats() -> None:
 def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = {"train": "9", "validation": "8", "test": "7"}
     rows = [{"id": split, "problem": split, "answer": answer} for split, answer in everything.items()]
-    monkeypatch.setattr(cache, "rows", lambda name, split: rows)
+    monkeypatch.setattr(cache, "problem_rows", lambda name, split: rows)
     monkeypatch.setattr("tasks.math.held_out", lambda problem: problem == "validation")
     with quiet():
         loaded = TaskManager(include_path=REPOSITORY / "tasks", include_defaults=False).load([name])
