@@ -174,7 +174,7 @@ def test_a_correction_of_whole_responses_goes_with_a_product_of_tokens() -> None
 
 
 COMPARING = {"unlikeliness", "ucpo"}  # of the controls
-ALONE = {"ppo", "w_reinforce", "w_reinforce_ppo", "nsr", "psr"}  # of all others
+ALONE = {"ppo", "w_reinforce", "w_reinforce_ppo", "nsr", "psr", "topr"}  # of all others
 
 
 @pytest.mark.parametrize("name", baselines.METHODS)
