@@ -33,10 +33,12 @@ from baselines.gspo import Gspo
 from baselines.lite_ppo import LitePpo
 from baselines.low_prob import LowProb
 from baselines.luspo import Luspo
+from baselines.m2po import M2po
 from baselines.maxrl import MaxRl
 from baselines.opefo import Opefo
 from baselines.opo import Opo
 from baselines.otb import Otb
+from baselines.outcome_exploration import OutcomeExploration
 from baselines.overlong import Overlong
 from baselines.passk import PassK
 from baselines.pkpo import Pkpo
@@ -113,6 +115,7 @@ METHODS: dict[str, type[Component] | Composition] = {
     "entropy_advantage": EntropyAdvantage,
     "unlikeliness": Unlikeliness,
     "ucpo": Ucpo,
+    "outcome_exploration": OutcomeExploration,
     "erc": Erc,
     "steer": Steer,
     "stare": Stare,
@@ -122,6 +125,7 @@ METHODS: dict[str, type[Component] | Composition] = {
     "entrocraft": Entrocraft,
     "repo_r": RepoR,
     "sequence_mask": SequenceMask,
+    "m2po": M2po,
     "quadrant": Quadrant,
     "random_reward": RandomReward,
     "clip_servo": ClipServo,

@@ -146,6 +146,7 @@ class Trainer:
             collected.rewards,
             self.config.rollout.max_new_tokens,
             self.policy.device,
+            answers=collected.answers,
             places=collected.places,
             # By the step too: controls that draw at random would otherwise draw the same in every step.
             seed=seeds.derive("method", self.parts.seed, step),

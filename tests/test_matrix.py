@@ -173,7 +173,7 @@ def test_a_correction_of_whole_responses_goes_with_a_product_of_tokens() -> None
     assert one.identity["correction"]["level"] == "sequence"
 
 
-COMPARING = {"unlikeliness", "ucpo"}  # of the controls
+COMPARING = {"unlikeliness", "ucpo", "outcome_exploration"}  # of the controls
 ALONE = {"ppo", "w_reinforce", "w_reinforce_ppo", "nsr", "psr", "topr"}  # of all others
 
 

@@ -143,15 +143,20 @@ def probe(
         for group in range(groups)
     ]
     scores = [score for group in range(groups) for score in rewards(group, size)]
-    batch = TokenBatch.of(given, scores, longest, "cpu", seed=seed, progress=progress)
+    # Few different answers, so that some are equal; the longest responses have none.
+    answers = [str(response[-1] % 3) if len(response) < longest else None for response in responses]
+    batch = TokenBatch.of(given, scores, longest, "cpu", answers=answers, seed=seed, progress=progress)
     reference_TV = old_logits_TV + 0.3 * normal(tokens, VOCABULARY)
-    old = stats_of(old_logits_TV, targets_T)
+    logits_TV = old_logits_TV + drift * normal(tokens, VOCABULARY)
+    values_T = 0.5 * normal(tokens)
+    # The policy that sampled is an older one, as with `rollout.lag`.
+    behaviour_logp_T = stats_of(old_logits_TV + 0.3 * normal(tokens, VOCABULARY), targets_T).logp
     return Probe(
-        dataclasses.replace(batch, rewards_B=batch.rewards_B.double(), behaviour_logp_T=old.logp.clone()),
+        dataclasses.replace(batch, rewards_B=batch.rewards_B.double(), behaviour_logp_T=behaviour_logp_T),
         targets_T,
         old_logits_TV,
-        old_logits_TV + drift * normal(tokens, VOCABULARY),
-        0.5 * normal(tokens),
+        logits_TV,
+        values_T,
         stats_of(reference_TV, targets_T).logp,
     )
 

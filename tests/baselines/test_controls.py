@@ -79,6 +79,8 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
     "grpo({})+unlikeliness(beta=0.9)": lambda c, _: Oracle(grpo(c, told.unlikely_rewards(c, 0.9))),
     "grpo({})+ucpo": lambda c, _: Oracle(told.ucpo(c, grpo(c), 0.2)),
     "grpo({})+ucpo(tau=1)": lambda c, _: Oracle(told.ucpo(c, grpo(c), 1)),
+    "grpo({})+outcome_exploration": lambda c, _: Oracle(told.less_for_repetition(c, grpo(c), 1)),
+    "grpo({})+outcome_exploration(coefficient=0.3)": lambda c, _: Oracle(told.less_for_repetition(c, grpo(c), 0.3)),
     "grpo({})+erc(beta_low=0.3, beta_high=0.5)": lambda c, _: kept(c, lambda a: told.within_entropy_ratio(c, 0.3, 0.5)),
     "grpo({})+steer": lambda c, _: kept(c, lambda a: told.steer(c, a, "linear", 0.8, 1.2)),
     "grpo({})+steer(lowest=0.3, highest=2)": lambda c, _: kept(c, lambda a: told.steer(c, a, "linear", 0.3, 2)),
@@ -104,6 +106,10 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
     "grpo({})+repo_r": lambda c, _: Oracle(told.repo_r(c, grpo(c), 0.01)),
     "grpo({})+repo_r(zeta=0.5)": lambda c, _: Oracle(told.repo_r(c, grpo(c), 0.5)),
     "grpo({})+sequence_mask(delta=0.1)": lambda c, _: kept(c, lambda a: told.keep_responses(c, a, 0.1)),
+    "grpo({})+m2po": lambda c, _: kept(c, lambda a: told.near_behaviour(c, a, 0.04)),
+    "grpo({})+m2po(threshold=0.3, reference_denominator=true)": lambda c, _: kept(
+        c, lambda a: told.near_behaviour(c, a, 0.3), counted=True
+    ),
     "grpo({})+quadrant": lambda c, _: kept(c, lambda a: told.keep_quadrants(c, a, {(1, -1), (-1, 1)}, True)),
     "grpo({})+quadrant(keep=[positive_above, negative_below], by=s_star, reference_denominator=true)": (
         lambda c, _: kept(c, lambda a: told.keep_quadrants(c, a, {(1, 1), (-1, -1)}, False), counted=True)

@@ -28,6 +28,12 @@ def rollouts(seed: int, groups: int = 4, size: int = 3, longest: int = 9) -> lis
     return [[rollout() for _ in range(size)] for _ in range(groups)]
 
 
+def answers_of(groups: Sequence[Sequence[Rollout]]) -> list[str | None]:
+    """Makes up few different answers, so that some are equal; long responses have none."""
+    responses = [rollout.response for group in groups for rollout in group]
+    return [str(response[0] % 2) if len(response) < 8 else None for response in responses]
+
+
 def batch_of(
     groups: Sequence[Sequence[Rollout]], rewards: Sequence[float], budget: int = 16, **more: Any
 ) -> TokenBatch:
@@ -85,4 +91,4 @@ def case(seed: int, *, drift: float = 1.0, groups: int = 4, size: int = 3, longe
     old = stats_of(old_logits_TV, targets_T)
     reference = stats_of(old_logits_TV + 0.3 * normal(tokens, VOCABULARY), targets_T)
     old = dataclasses.replace(old, values=0.5 * normal(tokens), ref_logp=reference.logp)
-    return Case(made, batch_of(made, rewards), targets_T, old_logits_TV, logits_TV, old)
+    return Case(made, batch_of(made, rewards, answers=answers_of(made)), targets_T, old_logits_TV, logits_TV, old)
