@@ -16,7 +16,7 @@ from tasks.aime24 import AIME24
 from tasks.aime25 import AIME25
 from tasks.amc23 import AMC23
 from tasks.countdown import Countdown
-from tasks.countdown.offer import BaseModel
+from tasks.countdown.recipe import CountdownRecipe
 from tasks.dapo500 import DAPO500
 from tasks.dapo_math import DapoMath
 from tasks.gsm8k import GSM8K
@@ -52,7 +52,7 @@ TASKS: dict[str, type[Task]] = {
     "math500": MATH500,
 }
 
-RECIPES: dict[str, type[Recipe]] = {"countdown": BaseModel}  # of small base models, by task
+RECIPES: dict[str, type[Recipe]] = {"countdown": CountdownRecipe}  # of small base models, by task
 
 
 def task_table(plugins: Iterable[str] = ()) -> dict[str, type[Task]]:

@@ -38,8 +38,9 @@ from harness.train.evaluate import quiet
 from harness.train.filter import Asker
 from harness.trainer import Trainer
 from harness.verify.pool import TooManyFailures, VerifierPool
-from tasks import Problem, Verdict, scoring
-from tasks.countdown import Countdown, base_model
+from tasks import Problem, Verdict, base_model, scoring
+from tasks.countdown import Countdown
+from tasks.countdown.recipe import CountdownRecipe
 from tasks.math import INSTRUCTION, Math, held_out
 from tasks.scoring import majority, metric_list
 
@@ -47,7 +48,7 @@ pytestmark = pytest.mark.slow
 
 REPEATS = {"aime24": 32, "aime25": 32, "amc23": 32, "countdown": 32}
 REPEATS |= {"dapo500": 8, "dapo_math": 8, "gsm8k": 8, "math500": 8}
-ENCODER = base_model.tokenizer(Countdown())
+ENCODER = base_model.tokenizer(CountdownRecipe())
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ TEMPLATE = "{% for m in messages %}({{ m['content'] }}){% endfor %}{{ end }}{% i
     ],
 )
 def test_a_model_may_be_spoken_to_in_its_own_way(own: str | None, chat: Chat, text: str) -> None:
-    encoder = base_model.tokenizer(Countdown())
+    encoder = base_model.tokenizer(CountdownRecipe())
     encoder.chat_template = own
     assert render_prompt(encoder, "1+2", chat) == encoder(text)["input_ids"]
 
