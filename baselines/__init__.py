@@ -32,6 +32,7 @@ from baselines.grpo import Grpo
 from baselines.gspo import Gspo
 from baselines.lite_ppo import LitePpo
 from baselines.low_prob import LowProb
+from baselines.lp_reg import LpReg
 from baselines.luspo import Luspo
 from baselines.m2po import M2po
 from baselines.maxrl import MaxRl
@@ -111,6 +112,7 @@ METHODS: dict[str, type[Component] | Composition] = {
     "clip_cov": ClipCov,
     "kl_cov": KlCov,
     "top_entropy": TopEntropy,
+    "lp_reg": LpReg,
     "low_prob": LowProb,
     "entropy_advantage": EntropyAdvantage,
     "unlikeliness": Unlikeliness,
@@ -133,6 +135,7 @@ METHODS: dict[str, type[Component] | Composition] = {
     # Controls on the objective of their release
     "clip_cov_release": compositions.CLIP_COV_RELEASE,
     "kl_cov_release": compositions.KL_COV_RELEASE,
+    "lp_reg_release": compositions.LP_REG_RELEASE,
     "stare_release": compositions.STARE_RELEASE,
     "siren_release": compositions.SIREN_RELEASE,
 }

@@ -42,6 +42,7 @@ class TokenStats:
     sum_p2_logp: Tensor | None = None
     values: Tensor | None = None  # of a critic
     ref_logp: Tensor | None = None  # of the reference model
+    min_p_logp: Tensor | None = None  # after tokens of low probability are removed; -inf of a removed token
 
     @classmethod
     def cat(cls, parts: Sequence[TokenStats]) -> TokenStats:

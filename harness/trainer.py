@@ -164,6 +164,7 @@ class Trainer:
             sum_p2_logp=old.sum_p2_logp,
             values=self.critic.values(batch) if self.critic else None,
             ref_logp=reference.stats(batch, entropy=False).logp if reference else None,
+            min_p_logp=old.min_p_logp,
         )
 
     def stats_now(self, minibatch: TokenBatch, old: TokenStats) -> TokenStats:

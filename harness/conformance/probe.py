@@ -17,6 +17,7 @@ from torch import Tensor
 from harness.base import seeds
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.composition import Method, Signal
+from harness.tokens.dense import filtered_logp
 
 VOCABULARY = 7
 LONGEST = 9  # tokens of a response
@@ -26,14 +27,16 @@ Split = Callable[[TokenBatch], list[TokenBatch]]
 
 
 def stats_of(logits_TV: Tensor, targets_T: Tensor) -> TokenStats:
-    """Returns all that a policy with these logits says of the tokens; the last two columns have no gradient."""
+    """Returns all that a policy with these logits says of the tokens; only the first two columns have a gradient."""
     logp_TV = logits_TV.log_softmax(-1)
     p_TV = logp_TV.exp()
+    logp_T = logp_TV.gather(1, targets_T[:, None])[:, 0]
     return TokenStats(
-        logp=logp_TV.gather(1, targets_T[:, None])[:, 0],
+        logp=logp_T,
         entropy=-(p_TV * logp_TV).sum(-1),
         sum_p2=(p_TV**2).sum(-1).detach(),
         sum_p2_logp=(p_TV**2 * logp_TV).sum(-1).detach(),
+        min_p_logp=filtered_logp(logp_TV, logp_T).detach(),
     )
 
 
@@ -62,6 +65,7 @@ class Probe:
             sum_p2_logp=old.sum_p2_logp if sums else None,
             values=old.values if "values" in needs else None,
             ref_logp=old.ref_logp if "ref_logp" in needs else None,
+            min_p_logp=old.min_p_logp if "min_p" in needs else None,
         )
 
     def during(self, needs: frozenset[str], logits_TV: Tensor, index_T: Tensor) -> TokenStats:

@@ -1,6 +1,6 @@
 r"""Coloring: give each node of a small graph a color, so that no edge joins two nodes of one color.
 
-    1 10 011:        ->        \boxed{1221}
+    b1c10d011:        ->        \boxed{1221}
 
 The prompt has a row for each node from b on, with a 1 for each earlier node that it is joined to: here the edges are
 ab, ac, bd and cd. The answer has the color of a, of b, and so on. Problems are generated: a problem is a connected
@@ -160,12 +160,12 @@ def make_graph_problem(task: Coloring, edges: Edges) -> Problem:
 
 
 def graph_prompt(task: Coloring, edges: Edges) -> str:
-    """Return the prompt: rows of fixed lengths, since a tiny model learns little from a list of edges."""
+    """Return the prompt: a row for each node, since a tiny model learns little from a list of edges."""
     rows = []
     for place in range(1, task.nodes):
         joined = [NODES[earlier] + NODES[place] in edges for earlier in range(place)]
-        rows.append("".join("01"[edge] for edge in joined))
-    return " ".join(rows) + ":"
+        rows.append(NODES[place] + "".join("01"[edge] for edge in joined))
+    return "".join(rows) + ":"
 
 
 def coloring_examples(task: Coloring, seed: int, solving: float) -> Iterator[tuple[str, str]]:

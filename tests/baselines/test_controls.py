@@ -71,6 +71,10 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
     "grpo({})+top_entropy(share=0.33, reference_denominator=true)": lambda c, _: kept(
         c, lambda a: told.keep_top_entropy(c, 0.33), counted=True
     ),
+    "grpo({})+lp_reg(share=0.5)": lambda c, _: told.WithTerm(a := grpo(c), term=told.lp_reg_term(c, a, 0.5, 1)),
+    "grpo({})+lp_reg(share=1, coefficient=0.3)": lambda c, _: told.WithTerm(
+        a := grpo(c), term=told.lp_reg_term(c, a, 1, 0.3)
+    ),
     "grpo({})+low_prob": lambda c, _: Oracle(told.low_prob(c, grpo(c), 0.2)),
     "grpo({})+low_prob(alpha=0.7)": lambda c, _: Oracle(told.low_prob(c, grpo(c), 0.7)),
     "grpo({})+entropy_advantage": lambda c, _: Oracle(told.entropy_advantage(c, grpo(c), 0.4, 2)),
@@ -477,6 +481,10 @@ RELEASES: dict[str, tuple[Callable[[Case, Sequence[int]], Oracle], str]] = {
     ),
     "kl_cov_release": (
         lambda c, _: released(1, 1e9, None, c, term=told.kl_cov_term(c, told.held_by_kl_cov(c, grpo(c), 0.002), 1)),
+        "token",
+    ),
+    "lp_reg_release": (
+        lambda c, _: released(1, 9, None, c, term=told.lp_reg_term(c, grpo(c), 0.01, 1)),
         "token",
     ),
     "stare_release": (

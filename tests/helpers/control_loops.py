@@ -46,6 +46,26 @@ def now(c: Case) -> Told:
     return Told.of(c.logits_TV, c.targets_T)
 
 
+def lp_reg_term(
+    c: Case, a: list[float], share: float, coefficient: float
+) -> Callable[[int], tuple[float, list[float]]]:
+    """Adds k3 to the filtered old policy for the least likely negative tokens that are now below it."""
+    target_T = c.old.min_p_logp
+    assert target_T is not None
+    negative = sorted((t for t in range(len(a)) if a[t] < 0), key=before(c).logp.__getitem__)
+    chosen = negative[: math.floor(part_of(share, len(negative)))]
+
+    def term(t: int) -> tuple[float, list[float]]:
+        p, y, target = softmax(c.logits_TV[t].tolist()), int(c.targets_T[t]), float(target_T[t])
+        d = target - math.log(p[y])
+        if t not in chosen or d <= 0 or target == -math.inf:
+            return 0.0, [0.0] * len(p)
+        slope = coefficient * (1 - math.exp(d))
+        return coefficient * (math.exp(d) - d - 1), [slope * ((v == y) - p[v]) for v in range(len(p))]
+
+    return term
+
+
 def less_for_repetition(c: Case, a: list[float], coefficient: float) -> list[float]:
     """Takes a part from each advantage for every other response of the group with the same answer, also with none."""
     groups = [(number, rollout) for number, group in enumerate(c.groups) for rollout in group]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -49,7 +50,17 @@ def stats_of(logits_TV: Tensor, targets_T: Tensor) -> TokenStats:
         entropy=-(p_TV * logp_TV).sum(-1),
         sum_p2=(p_TV**2).sum(-1).detach(),
         sum_p2_logp=(p_TV**2 * logp_TV).sum(-1).detach(),
+        min_p_logp=filtered_logp(p_TV.detach().tolist(), targets_T.tolist()),
     )
+
+
+def filtered_logp(p: list[list[float]], targets: list[int]) -> Tensor:
+    """Renormalises over the tokens that have at least 0.02 of the largest probability."""
+    found = []
+    for row, y in zip(p, targets, strict=True):
+        kept = [x for x in row if x >= 0.02 * max(row)]
+        found.append(math.log(row[y] / math.fsum(kept)) if row[y] in kept else -math.inf)
+    return torch.tensor(found, dtype=torch.float64)
 
 
 @dataclasses.dataclass

@@ -28,12 +28,12 @@ from tasks.coloring import (
 )
 from tasks.coloring.recipe import ColoringRecipe
 
-SQUARE = Problem(id="ab bc cd ad", prompt="1 01 101:", answer="ab bc cd ad")
+SQUARE = Problem(id="ab bc cd ad", prompt="b1c01d101:", answer="ab bc cd ad")
 FOUR = Coloring(nodes=4, colors=3)
 FIRST = [  # of the test split
-    ("ab ad ae bc bd bf cd ce cf ef", "1 01 111 1010 01101:"),
-    ("ab ad bc bd cd cf de ef", "1 01 111 0001 00101:"),
-    ("ad bc bd cd ce df ef", "0 01 111 0010 00011:"),
+    ("ab ad ae bc bd bf cd ce cf ef", "b1c01d111e1010f01101:"),
+    ("ab ad bc bd cd cf de ef", "b1c01d111e0001f00101:"),
+    ("ad bc bd cd ce df ef", "b0c01d111e0010f00011:"),
 ]
 OPTIONS = [Coloring(), FOUR, Coloring(nodes=5), Coloring(nodes=5, colors=2), Coloring(nodes=6, colors=4)]
 
@@ -163,7 +163,8 @@ def test_held_out_graphs_stay_the_same() -> None:
 
 def edges_of(prompt: str) -> str:
     """Reads a prompt row by row, and returns its edges in order."""
-    rows = prompt.removesuffix(":").split(" ")
+    rows = re.findall(r"[01]+", prompt)
+    assert re.findall(r"[^01]+", prompt) == [*NODES[1 : len(rows) + 1], ":"]
     edges = [
         NODES[place] + NODES[row] for row, bits in enumerate(rows, 1) for place, bit in enumerate(bits) if bit == "1"
     ]
@@ -172,7 +173,7 @@ def edges_of(prompt: str) -> str:
 
 
 def test_a_prompt_is_its_graph() -> None:
-    assert edges_of("1 10 011:") == "ab ac bd cd"
+    assert edges_of("b1c10d011:") == "ab ac bd cd"
     for task in OPTIONS:
         for problem in task.problems("validation")[:100]:
             assert problem.prompt.endswith(":")
@@ -210,6 +211,7 @@ def test_the_tokens_of_coloring_spell_the_text() -> None:
         text = prompt + response + base_model.END
         ids = encoder(text)["input_ids"]
         assert encoder.decode(ids) == text
+        assert len(encoder(prompt)["input_ids"]) == 6  # a row for each node but one, and the colon
         assert len(encoder(response + base_model.END)["input_ids"]) == 9  # the box, six colors, its end, and the end
     assert len(encoder) == recipe.shape().vocabulary
 
