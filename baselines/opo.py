@@ -29,7 +29,7 @@ class Opo(ClippedObjective, Grouped):
     source = "arXiv:2505.23585"
 
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
-        above_PG = rewards_PG - rewards_PG.amin(1, keepdim=True)  # exactly 0 for equal rewards, as in `centered`
+        above_PG = rewards_PG - rewards_PG.amin(1, keepdim=True)  # so that equal rewards have exactly 0
         lengths_PG = batch.grouped(batch.lengths_B).to(rewards_PG)
         total_P1 = (lengths_PG * above_PG).sum(1, keepdim=True)
         return above_PG - total_P1 / lengths_PG.sum(1, keepdim=True)

@@ -135,7 +135,7 @@ def graph_split(edges: Edges) -> str:
 
 @cache
 def graphs(task: Coloring) -> list[Edges]:
-    """Return the graphs of a task: in a seeded order, those that are connected and can be colored."""
+    """Return the graphs of a task: all connected ones that can be colored, in a seeded order, up to GRAPHS."""
     pairs = ["".join(pair) for pair in combinations(NODES[: task.nodes], 2)]
     found: list[Edges] = []
     for number_of_graph in random.Random(0).sample(range(2 ** len(pairs)), 2 ** len(pairs)):
