@@ -22,8 +22,8 @@ class LpReg(Control):
         q   = p_old without the tokens below 0.02 of the largest probability, normalized again
         L_t = coefficient (q / p - log(q / p) - 1), where p < q
 
-    The term is only for the floor(share n) tokens of lowest p_old among the n tokens with A < 0 in the rollout batch on all ranks;
-    a token that q has lost has no such term.
+    Only floor(share n) tokens have the term, those with the lowest p_old among the n tokens with A < 0 in the rollout
+    batch on all ranks. A token that is not in q has none.
 
     Defaults: CarlanLark/Lp-Reg-dev, its script for 14 B (for 32 B: `share=0.005`). The script has clips of 1 and 9.
 
