@@ -8,10 +8,15 @@ from collections import Counter
 from itertools import combinations, islice, permutations, product
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tasks
 from harness.base.errors import UserError
 from harness.base.task import Answer, Countable
+from harness.rollout import models
+from harness.rollout.embedded import EmbeddedEngine
+from harness.train.evaluate import Sampler, evaluate_task
 from harness.verify.pool import VerifierPool
 from tasks import SPLITS, Problem, Verdict, base_model
 from tasks.coloring import (
@@ -235,3 +240,29 @@ def test_connected_graphs_are_told_from_others() -> None:
     assert connected(("cd", "bc", "ab"), 4)
     assert not connected(("ab", "cd"), 4)
     assert not connected(("ab", "bc", "ac"), 4)
+
+
+@pytest.mark.slow
+def test_the_base_model_of_coloring_has_much_to_learn() -> None:
+    """Few answers are right, but most problems are solved once in 16."""
+    torch.set_num_threads(1)
+    folder = models.resolve("coloring-tiny").folder()
+    encoder = AutoTokenizer.from_pretrained(folder)
+    engine = EmbeddedEngine(encoder.eos_token_id)
+    engine.load(AutoModelForCausalLM.from_pretrained(folder))
+    result = evaluate_task(
+        Coloring(),
+        Sampler(engine, encoder, 0),
+        VerifierPool(),
+        split="validation",
+        problems=128,
+        samples=32,
+        temperature=1.0,
+        max_new_tokens=10,
+        max_failures=0.05,
+    )
+    assert 0.15 < result.metrics["avg"] < 0.3
+    assert result.metrics["pass@16"] > 0.85
+    assert 0.1 < result.metrics["coverage"] < 0.4
+    assert result.metrics["unparsed"] < 0.02
+    assert result.metrics["truncated"] < 0.02
