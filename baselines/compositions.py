@@ -100,6 +100,17 @@ KL_COV_RELEASE = Composition(
     """,
 )
 
+LP_REG_RELEASE = Composition(
+    "grpo(clip_low=1, clip_high=9, dual_clip=null)+lp_reg",
+    "arXiv:2510.03222",
+    """Lp-Reg on the objective of its authors, whose clip of the ratio is wide.
+
+    Defaults: CarlanLark/Lp-Reg-dev, its script for 14 B.
+
+    Differs: as `lp_reg`.
+    """,
+)
+
 STARE_RELEASE = Composition(
     "grpo(clip_high=0.28, dual_clip=10)+stare",
     "arXiv:2606.19236",

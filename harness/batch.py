@@ -42,6 +42,7 @@ class TokenStats:
     sum_p2_logp: Tensor | None = None
     values: Tensor | None = None  # of a critic
     ref_logp: Tensor | None = None  # of the reference model
+    min_p_logp: Tensor | None = None  # after tokens of low probability are removed; -inf of a removed token
 
     @classmethod
     def cat(cls, parts: Sequence[TokenStats]) -> TokenStats:
@@ -117,6 +118,7 @@ class TokenBatch:
     groups_B: Tensor  # number of each response's prompt, 0 ...
     rewards_B: Tensor
     right_B: Tensor  # verified as right, however the reward is shaped
+    answers_B: Tensor  # equal numbers within a group: equal answers in the task's normal form; -1: without an answer
     finished_B: Tensor  # ended by end-of-sequence, and not by the length limit
     places_B: Tensor  # of the responses among those of all ranks, in the order of the prompts
     behaviour_logp_T: Tensor
@@ -134,6 +136,7 @@ class TokenBatch:
         budget: int,
         device: str,
         *,
+        answers: Sequence[str | None] | None = None,  # of the responses, in the task's normal form; None: unknown
         places: Sequence[int] | None = None,  # of the prompts among those of all ranks; None: 0, 1 ...
         seed: int = 0,
         progress: float = 0.0,
@@ -156,6 +159,7 @@ class TokenBatch:
             groups_B=torch.tensor(numbers, device=device),
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=device),
             right_B=torch.tensor(rewards, device=device) > 0,
+            answers_B=torch.tensor(answer_numbers(answers or [None] * len(rollouts), len(groups[0])), device=device),
             finished_B=torch.tensor([rollout.finished for rollout in rollouts], device=device),
             places_B=(first_G[:, None] + torch.arange(len(groups[0]), device=device)).flatten(),
             behaviour_logp_T=torch.tensor(behaviour_logp, device=device),
@@ -333,3 +337,13 @@ class TokenBatch:
     def global_responses(self) -> float:
         """Return the number of responses on all ranks; a collective."""
         return self.global_count(self.lengths_B.new_ones(len(self)))
+
+
+def answer_numbers(answers: Sequence[str | None], group: int) -> list[int]:
+    """Return the number of each response's answer among those of its group, in order of appearance; -1 without one."""
+    numbers = []
+    for start in range(0, len(answers), group):
+        by_answer: dict[str, int] = {}
+        for answer in answers[start : start + group]:
+            numbers.append(-1 if answer is None else by_answer.setdefault(answer, len(by_answer)))
+    return numbers

@@ -39,6 +39,7 @@ BEFORE: dict[str, tuple[str, ...]] = {
     "sum_p2_logp": ("sum_p2",),
     "values": ("values",),
     "ref_logp": ("ref_logp",),
+    "min_p_logp": ("min_p",),
 }
 DURING: dict[str, tuple[str, ...]] = {
     "logp": (),

@@ -33,6 +33,7 @@ NEEDS = {
     "values": "a critic's values: old.values",
     "ref_logp": "log p of the model before training: old.ref_logp, current.ref_logp",
     "sum_p2": "the sums over squared probabilities: old.sum_p2, old.sum_p2_logp",
+    "min_p": "log p without the tokens below 0.02 of the largest probability: old.min_p_logp",
     "entropy_now": "the present entropy without gradient: current.entropy",
     "entropy_grad": "the present entropy with gradient: current.entropy",
 }

@@ -15,8 +15,10 @@ from harness.base.task import SPLITS, Problem, Recipe, Task, Verdict, Verifier, 
 from tasks.aime24 import AIME24
 from tasks.aime25 import AIME25
 from tasks.amc23 import AMC23
+from tasks.coloring import Coloring
+from tasks.coloring.recipe import ColoringRecipe
 from tasks.countdown import Countdown
-from tasks.countdown.offer import BaseModel
+from tasks.countdown.recipe import CountdownRecipe
 from tasks.dapo500 import DAPO500
 from tasks.dapo_math import DapoMath
 from tasks.gsm8k import GSM8K
@@ -45,6 +47,7 @@ TASKS: dict[str, type[Task]] = {
     "aime24": AIME24,
     "aime25": AIME25,
     "amc23": AMC23,
+    "coloring": Coloring,
     "countdown": Countdown,
     "dapo500": DAPO500,
     "dapo_math": DapoMath,
@@ -52,7 +55,10 @@ TASKS: dict[str, type[Task]] = {
     "math500": MATH500,
 }
 
-RECIPES: dict[str, type[Recipe]] = {"countdown": BaseModel}  # of small base models, by task
+RECIPES: dict[str, type[Recipe]] = {
+    "coloring": ColoringRecipe,
+    "countdown": CountdownRecipe,
+}  # of small base models, by task
 
 
 def task_table(plugins: Iterable[str] = ()) -> dict[str, type[Task]]:

@@ -53,6 +53,15 @@ def test_a_batch_and_any_part_of_a_part_hold_the_right_tokens() -> None:
     check(batch.take([11, 2, 7, 3]).take([3, 0]), flat, [3, 11])
 
 
+def test_equal_answers_of_a_group_have_one_number_in_any_part() -> None:
+    groups = rollouts(0, 2, 4)
+    answers = ["a", None, "b", "a", "b", "b", None, "a"]
+    batch = TokenBatch.of(groups, [0.0] * 8, 16, "cpu", answers=answers)
+    assert batch.answers_B.tolist() == [0, -1, 1, 0, 0, 0, -1, 1]
+    assert batch.take([3, 6, 7]).answers_B.tolist() == [0, -1, 1]
+    assert TokenBatch.of(groups, [0.0] * 8, 16, "cpu").answers_B.tolist() == [-1] * 8
+
+
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])
 def test_split_gives_whole_groups_in_order(parts: int) -> None:
     flat, batch = made()

@@ -179,8 +179,8 @@ def test_a_correction_of_whole_responses_goes_with_a_product_of_tokens() -> None
     assert one.identity["correction"]["level"] == "sequence"
 
 
-COMPARING = {"unlikeliness", "ucpo"}  # of the controls
-ALONE = {"ppo", "w_reinforce", "w_reinforce_ppo", "nsr", "psr"}  # of all others
+COMPARING = {"unlikeliness", "ucpo", "outcome_exploration"}  # of the controls
+ALONE = {"ppo", "w_reinforce", "w_reinforce_ppo", "nsr", "psr", "topr"}  # of all others
 
 
 @pytest.mark.parametrize("name", baselines.METHODS)

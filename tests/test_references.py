@@ -101,6 +101,7 @@ NAMES: dict[str, Iterable[str]] = {
     "task": ["countdown"],
     "verdict": list(Verdict),
     "level": ["token", "sequence"],
+    "sign": ["positive", "negative"],
     "quadrant": ["positive_above", "positive_below", "negative_above", "negative_below"],
     "statistic": ["mean", "std", *dynamics.QUANTILES],
 }
@@ -144,7 +145,7 @@ def test_what_is_logged_at_every_step_is(keys: dict[str, set[str]]) -> None:
     for metric in METRICS:
         if not metric.condition:
             for logged_keys in keys.values():
-                assert metric.key.format(level="token") in logged_keys
+                assert metric.key.format(level="token", sign="positive") in logged_keys
 
 
 @pytest.mark.slow

@@ -178,6 +178,20 @@ def test_micro_batches_give_the_gradient_of_one_big_batch(method: str, tmp_path:
     assert any(big.abs().max() > 1e-4 for big in gradients[0])
 
 
+def test_the_batch_of_a_step_says_which_answers_are_equal(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "outcome_exploration")
+    collected = trainer.collector.collect(1, Stopwatch())
+    numbers = trainer.batch_of(collected, 1).answers_B.tolist()
+    size, seen = len(collected.groups[0]), set()
+    texts = [judged.text for group in collected.judged for judged in group]
+    for start in range(0, len(texts), size):
+        for i in range(start, start + size):
+            for j in range(start, start + size):
+                assert (numbers[i] == numbers[j]) == (texts[i] == texts[j])
+                seen.add(texts[i] == texts[j] and i != j)
+    assert seen == {True, False}
+
+
 def test_a_step_does_not_depend_on_the_order_in_which_groups_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

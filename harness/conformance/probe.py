@@ -17,6 +17,7 @@ from torch import Tensor
 from harness.base import seeds
 from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.composition import Method, Signal
+from harness.tokens.dense import filtered_logp
 
 VOCABULARY = 7
 LONGEST = 9  # tokens of a response
@@ -26,14 +27,16 @@ Split = Callable[[TokenBatch], list[TokenBatch]]
 
 
 def stats_of(logits_TV: Tensor, targets_T: Tensor) -> TokenStats:
-    """Return all statistics of the tokens under these logits; the last two columns have no gradient."""
+    """Return all statistics of the tokens under these logits; only the first two columns have a gradient."""
     logp_TV = logits_TV.log_softmax(-1)
     p_TV = logp_TV.exp()
+    logp_T = logp_TV.gather(1, targets_T[:, None])[:, 0]
     return TokenStats(
-        logp=logp_TV.gather(1, targets_T[:, None])[:, 0],
+        logp=logp_T,
         entropy=-(p_TV * logp_TV).sum(-1),
         sum_p2=(p_TV**2).sum(-1).detach(),
         sum_p2_logp=(p_TV**2 * logp_TV).sum(-1).detach(),
+        min_p_logp=filtered_logp(logp_TV, logp_T).detach(),
     )
 
 
@@ -62,6 +65,8 @@ class Probe:
         for column in ("values", "ref_logp"):
             if column not in needs:
                 absent[column] = None
+        if "min_p" not in needs:
+            absent["min_p_logp"] = None
         return dataclasses.replace(self.old, **absent)
 
     def during(self, needs: frozenset[str], logits_TV: Tensor, index_T: Tensor) -> TokenStats:
@@ -148,15 +153,20 @@ def random_probe(
             finished = len(response) < longest
             rollouts[-1].append(Rollout(prompt, response, [0.0] * len(response), finished))
         scores += rewards(group, size)
-    batch = TokenBatch.of(rollouts, scores, longest, "cpu", seed=seed, progress=progress)
+    # Few different answers, so that some are equal; the longest responses have none.
+    answers = [str(response[-1] % 3) if len(response) < longest else None for response in responses]
+    batch = TokenBatch.of(rollouts, scores, longest, "cpu", answers=answers, seed=seed, progress=progress)
     reference_TV = old_logits_TV + 0.3 * normal(tokens, VOCABULARY)
-    old = stats_of(old_logits_TV, targets_T)
+    logits_TV = old_logits_TV + drift * normal(tokens, VOCABULARY)
+    values_T = 0.5 * normal(tokens)
+    # The policy that sampled is an older one, as with `rollout.lag`.
+    behaviour_logp_T = stats_of(old_logits_TV + 0.3 * normal(tokens, VOCABULARY), targets_T).logp
     return Probe(
-        dataclasses.replace(batch, rewards_B=batch.rewards_B.double(), behaviour_logp_T=old.logp.clone()),
+        dataclasses.replace(batch, rewards_B=batch.rewards_B.double(), behaviour_logp_T=behaviour_logp_T),
         targets_T,
         old_logits_TV,
-        old_logits_TV + drift * normal(tokens, VOCABULARY),
-        0.5 * normal(tokens),
+        logits_TV,
+        values_T,
         stats_of(reference_TV, targets_T).logp,
     )
 

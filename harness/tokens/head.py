@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 FAR = -1e4  # of log p, and of a logit below the largest one: from here on p is 0 in every type
-Columns = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]  # the first fields of TokenStats
+# The share of the largest probability that a token must have to stay in the filtered distribution of `min_p_logp`: the
+# value of arXiv:2510.03222, whose method alone reads it.
+MIN_P = 0.02
+# Of TokenStats: logp, entropy, sum_p2, sum_p2_logp, min_p_logp
+Columns = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)

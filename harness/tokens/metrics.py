@@ -127,8 +127,25 @@ def of_signal(signal: Signal, batch: TokenBatch) -> dict[str, float]:
         "weights/dropped_positive": batch.global_mean(dropped_T & positive_T).item(),
         "weights/dropped_negative": batch.global_mean(dropped_T & negative_T).item(),
     }
+    record |= gradient_mass(signal, batch)
     for name, factor_T in signal.weights_by.items():
         record[f"weights/{name}/dropped"] = batch.global_mean(factor_T == 0).item()
+    return record
+
+
+def gradient_mass(signal: Signal, batch: TokenBatch) -> dict[str, float]:
+    """Return the weighted advantages above 0 and below 0, each as a mean over all tokens; also those of hard problems.
+
+    A problem is hard if at most half of its responses are right.
+    """
+    pass_rate_P1 = batch.grouped(batch.right_B.double()).mean(1, keepdim=True)
+    hard_PG = (pass_rate_P1 <= 0.5).expand(-1, len(batch) // len(pass_rate_P1))
+    hard_T = hard_PG.flatten()[batch.sequence_T]
+    weighted_T = signal.weights_T * signal.advantages_T
+    record = {}
+    for sign, part_T in (("positive", weighted_T.clamp(min=0)), ("negative", (-weighted_T).clamp(min=0))):
+        record[f"mass/{sign}"] = batch.global_mean(part_T).item()
+        record[f"mass/{sign}_hard"] = batch.global_mean(part_T * hard_T).item()
     return record
 
 

@@ -188,13 +188,26 @@ class Scorer(nn.Module):
         self.model, self.temperature, self.device = model, temperature, device
 
     def forward(
-        self, batch: TokenBatch, *, entropy: bool, entropy_grad: bool = False, sum_p2: bool = False
+        self,
+        batch: TokenBatch,
+        *,
+        entropy: bool,
+        entropy_grad: bool = False,
+        sum_p2: bool = False,
+        min_p: bool = False,
     ) -> tuple[Tensor | None, ...]:
         """Return the columns of TokenStats as a tuple: in a dataclass FSDP finds no tensors with a gradient."""
         hidden_TD = hidden_states(self.model.base_model, batch, self.device)
         head, targets_T = head_of(self.model), response_tokens(batch, self.device)
         stats = token_stats(
-            hidden_TD, head, targets_T, self.temperature, entropy=entropy, entropy_grad=entropy_grad, sum_p2=sum_p2
+            hidden_TD,
+            head,
+            targets_T,
+            self.temperature,
+            entropy=entropy,
+            entropy_grad=entropy_grad,
+            sum_p2=sum_p2,
+            min_p=min_p,
         )
         # Copies, since FSDP hangs its backward hooks on the outputs, and these must not be views.
         return tuple(None if column_T is None else column_T.clone() for column_T in vars(stats).values())
@@ -226,8 +239,9 @@ class Policy(Learner):
     def stats(self, batch: TokenBatch, needs: frozenset[str] = frozenset(), *, entropy: bool = True) -> TokenStats:
         """Return the statistics of the present policy, without gradient, in the order of the batch's tokens."""
         parts = self.micro_batches(batch)
+        which = {"entropy": entropy, "sum_p2": "sum_p2" in needs, "min_p": "min_p" in needs}
         with torch.no_grad():
-            by_part = [self._forward(part, entropy=entropy, sum_p2="sum_p2" in needs) for part in parts]
+            by_part = [self._forward(part, **which) for part in parts]
         order_T = torch.cat([part.index_T for part in parts]).argsort()  # micro-batches may be sorted by length
         return TokenStats.cat(by_part).at(order_T)
 

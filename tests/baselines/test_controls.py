@@ -73,6 +73,10 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
     "grpo({})+top_entropy(share=0.33, reference_denominator=true)": lambda c, _: kept(
         c, lambda a: told.keep_top_entropy(c, 0.33), counted=True
     ),
+    "grpo({})+lp_reg(share=0.5)": lambda c, _: told.WithTerm(a := grpo(c), term=told.lp_reg_term(c, a, 0.5, 1)),
+    "grpo({})+lp_reg(share=1, coefficient=0.3)": lambda c, _: told.WithTerm(
+        a := grpo(c), term=told.lp_reg_term(c, a, 1, 0.3)
+    ),
     "grpo({})+low_prob": lambda c, _: Oracle(told.low_prob(c, grpo(c), 0.2)),
     "grpo({})+low_prob(alpha=0.7)": lambda c, _: Oracle(told.low_prob(c, grpo(c), 0.7)),
     "grpo({})+entropy_advantage": lambda c, _: Oracle(told.entropy_advantage(c, grpo(c), 0.4, 2)),
@@ -81,6 +85,8 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
     "grpo({})+unlikeliness(beta=0.9)": lambda c, _: Oracle(grpo(c, told.unlikely_rewards(c, 0.9))),
     "grpo({})+ucpo": lambda c, _: Oracle(told.ucpo(c, grpo(c), 0.2)),
     "grpo({})+ucpo(tau=1)": lambda c, _: Oracle(told.ucpo(c, grpo(c), 1)),
+    "grpo({})+outcome_exploration": lambda c, _: Oracle(told.less_for_repetition(c, grpo(c), 1)),
+    "grpo({})+outcome_exploration(coefficient=0.3)": lambda c, _: Oracle(told.less_for_repetition(c, grpo(c), 0.3)),
     "grpo({})+erc(beta_low=0.3, beta_high=0.5)": lambda c, _: kept(c, lambda a: told.within_entropy_ratio(c, 0.3, 0.5)),
     "grpo({})+steer": lambda c, _: kept(c, lambda a: told.steer(c, a, "linear", 0.8, 1.2)),
     "grpo({})+steer(lowest=0.3, highest=2)": lambda c, _: kept(c, lambda a: told.steer(c, a, "linear", 0.3, 2)),
@@ -106,6 +112,10 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
     "grpo({})+repo_r": lambda c, _: Oracle(told.repo_r(c, grpo(c), 0.01)),
     "grpo({})+repo_r(zeta=0.5)": lambda c, _: Oracle(told.repo_r(c, grpo(c), 0.5)),
     "grpo({})+sequence_mask(delta=0.1)": lambda c, _: kept(c, lambda a: told.keep_responses(c, a, 0.1)),
+    "grpo({})+m2po": lambda c, _: kept(c, lambda a: told.near_behaviour(c, a, 0.04)),
+    "grpo({})+m2po(threshold=0.3, reference_denominator=true)": lambda c, _: kept(
+        c, lambda a: told.near_behaviour(c, a, 0.3), counted=True
+    ),
     "grpo({})+quadrant": lambda c, _: kept(c, lambda a: told.keep_quadrants(c, a, {(1, -1), (-1, 1)}, True)),
     "grpo({})+quadrant(keep=[positive_above, negative_below], by=s_star, reference_denominator=true)": (
         lambda c, _: kept(c, lambda a: told.keep_quadrants(c, a, {(1, 1), (-1, -1)}, False), counted=True)
@@ -473,6 +483,10 @@ RELEASES: dict[str, tuple[Callable[[Case, Sequence[int]], Oracle], str]] = {
     ),
     "kl_cov_release": (
         lambda c, _: released(1, 1e9, None, c, term=told.kl_cov_term(c, told.held_by_kl_cov(c, grpo(c), 0.002), 1)),
+        "token",
+    ),
+    "lp_reg_release": (
+        lambda c, _: released(1, 9, None, c, term=told.lp_reg_term(c, grpo(c), 0.01, 1)),
         "token",
     ),
     "stare_release": (

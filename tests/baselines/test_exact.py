@@ -25,7 +25,21 @@ from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.composition import Method
 from harness.method import Objective
 
-GROUPED = ("grpo", "dr_grpo", "rloo", "lite_ppo", "maxrl", "qae", "qae(mode=paper)", "dppo", "reinforce_pp", "otb")
+GROUPED = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "lite_ppo",
+    "maxrl",
+    "qae",
+    "qae(mode=paper)",
+    "dppo",
+    "reinforce_pp",
+    "otb",
+    "rs_grpo",
+    "opo",
+    "gpg",
+)
 
 
 def method(spec: str) -> Method:

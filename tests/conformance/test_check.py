@@ -25,7 +25,13 @@ from harness.conformance.subject import Failed, Finding, Subject, finding_of
 from harness.method import Component, Control, View
 from harness.terminal.layout import SafeConsole
 
-FIRING = ["clip_b(share=0.2)", "clip_v(share=0.2,reference_denominator=true)", "grpo(kl_coef=0.1,normalise=sequence)"]
+FIRING = [
+    "clip_b(share=0.2)",
+    "m2po(threshold=0.001)",
+    "lp_reg(share=0.5)",
+    "clip_v(share=0.2,reference_denominator=true)",
+    "grpo(kl_coef=0.1,normalise=sequence)",
+]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from loops import Oracle, discriminators, entropy, part_of, responses, softmax, xlogx
 from objective_loops import uncertain
-from ragged import Case
+from ragged import Case, answers_of
 from torch import Tensor
 
 from harness.base import seeds
@@ -44,6 +44,47 @@ def before(c: Case) -> Told:
 
 def now(c: Case) -> Told:
     return Told.of(c.logits_TV, c.targets_T)
+
+
+def lp_reg_term(
+    c: Case, a: list[float], share: float, coefficient: float
+) -> Callable[[int], tuple[float, list[float]]]:
+    """Adds k3 to the filtered old policy for the least likely negative tokens that are now below it."""
+    target_T = c.old.min_p_logp
+    assert target_T is not None
+    negative = sorted((t for t in range(len(a)) if a[t] < 0), key=before(c).logp.__getitem__)
+    chosen = negative[: math.floor(part_of(share, len(negative)))]
+
+    def term(t: int) -> tuple[float, list[float]]:
+        p, y, target = softmax(c.logits_TV[t].tolist()), int(c.targets_T[t]), float(target_T[t])
+        d = target - math.log(p[y])
+        if t not in chosen or d <= 0 or target == -math.inf:
+            return 0.0, [0.0] * len(p)
+        slope = coefficient * (1 - math.exp(d))
+        return coefficient * (math.exp(d) - d - 1), [slope * ((v == y) - p[v]) for v in range(len(p))]
+
+    return term
+
+
+def less_for_repetition(c: Case, a: list[float], coefficient: float) -> list[float]:
+    """Takes a part from each advantage for every other response of the group with the same answer, also with none."""
+    groups = [(number, rollout) for number, group in enumerate(c.groups) for rollout in group]
+    named = [(number, answer) for (number, _), answer in zip(groups, answers_of(c.groups), strict=True)]
+    found = []
+    for row, span in enumerate(responses(c)):
+        others = sum(other == named[row] for i, other in enumerate(named) if i != row)
+        found += [a[t] - coefficient * others / len(c.groups[0]) for t in span]
+    return found
+
+
+def near_behaviour(c: Case, a: list[float], threshold: float) -> list[bool]:
+    """Drops tokens one by one, the farthest from the policy that sampled them first, until the mean is small enough."""
+    sampled = [x for group in c.groups for rollout in group for x in rollout.logp]
+    squares = [(x - y) ** 2 for x, y in zip(before(c).logp, sampled, strict=True)]
+    left = sorted(range(len(squares)), key=squares.__getitem__)
+    while len(left) > 1 and statistics.fmean(squares[t] for t in left) >= threshold:
+        left.pop()
+    return [t in left for t in range(len(squares))]
 
 
 @dataclass

@@ -76,6 +76,73 @@ def best_of(k: int) -> Group:
     return advantages
 
 
+def risk_seeking(beta: float) -> Group:
+    """Returns the ratio of each exp(beta R) to their mean, less 1, by beta."""
+
+    def advantages(rewards: list[float]) -> list[float]:
+        soft = math.log(statistics.fmean(math.exp(beta * r) for r in rewards)) / beta
+        return [(math.exp(beta * (r - soft)) - 1) / beta for r in rewards]
+
+    return advantages
+
+
+def best_with(k: int, baseline: str) -> Group:
+    """Enumerates all choices of k responses; a response's share is the sum of the best of those that it is in."""
+
+    def share(rewards: list[float], i: int) -> float:
+        best = [
+            max(rewards[j] for j in choice) for choice in itertools.combinations(range(len(rewards)), k) if i in choice
+        ]
+        return math.fsum(best) / math.comb(len(rewards), k)
+
+    def without_it(rewards: list[float], i: int) -> float:
+        n, others = len(rewards), rewards[:i] + rewards[i + 1 :]
+        if baseline == "sloo":  # the mean share of the others, where this response is left out
+            return statistics.fmean(share(others, j) for j in range(n - 1))
+        choices = [c for c in itertools.combinations(range(n), k) if i in c]  # the best of each choice without it
+        return math.fsum(max(rewards[j] for j in c if j != i) for c in choices) / math.comb(n, k)
+
+    return lambda rewards: [len(rewards) * (share(rewards, i) - without_it(rewards, i)) for i in range(len(rewards))]
+
+
+def by_difficulty(case: Case, alpha: float = 1.0) -> list[float]:
+    """Weighs GRPO's advantages by the pass rates of the group and of the batch, response by response."""
+    right = [float(r) for r in case.batch.right_B.tolist()]
+    solved = statistics.fmean(right)
+
+    def advantages(verdicts: list[float]) -> list[float]:
+        root, weighed = math.sqrt(statistics.fmean(verdicts)), []
+        for a in standard(verdicts):
+            hard, easy = 0.5 * a / (root + 1e-6), 0.5 * a / (1 - root + 1e-6)
+            a = (1 - solved) * easy + solved * hard
+            weighed.append(a * min(1, solved / alpha) if a > 0 else a)
+        return weighed
+
+    return by_group(case, advantages, right)
+
+
+def over_length(case: Case) -> list[float]:
+    """Takes the mean reward of all tokens of the group from each reward."""
+    lengths, rewards = case.batch.lengths_B.tolist(), case.batch.rewards_B.tolist()
+    numbers, found = case.batch.groups_B.tolist(), []
+    for i, number in enumerate(numbers):
+        of_tokens = [
+            r for r, n, length in zip(rewards, numbers, lengths, strict=True) if n == number for _ in range(length)
+        ]
+        found += [rewards[i] - statistics.fmean(of_tokens)] * lengths[i]
+    return found
+
+
+def scaled_up(case: Case) -> list[float]:
+    """Multiplies centred rewards so that groups of equal rewards do not make the sum smaller."""
+    numbers, rewards = case.batch.groups_B.tolist(), case.batch.rewards_B.tolist()
+    kinds: dict[int, set[float]] = {}
+    for number, r in zip(numbers, rewards, strict=True):
+        kinds.setdefault(number, set()).add(r)
+    able = sum(len(kind) > 1 for kind in kinds.values())
+    return [len(kinds) / able * a for a in by_group(case, centred)]
+
+
 def above_quantile(quantile: float, interpolated: bool) -> Group:
     def advantages(rewards: list[float]) -> list[float]:
         ordered = sorted(rewards)
@@ -158,6 +225,30 @@ def clipped(
 
 def reinforce(logp: float, old: float, a: float) -> tuple[float, float]:
     return a * logp, a
+
+
+def topr(level: str) -> Surrogate:
+    """Weighs the tokens of wrong responses by their ratio, or by that of the response, which is at most 1."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        ratios = [math.exp(x - y) for x, y in zip(response.logp, response.old, strict=True)]
+        if level == "sequence":
+            ratios = [math.prod(ratios)] * len(ratios)
+        slopes = [a if a > 0 else a * min(r, 1) for a, r in zip(response.advantages, ratios, strict=True)]
+        values = [slope * logp for slope, logp in zip(slopes, response.logp, strict=True)]
+        return values, [factor * slope for factor, slope in zip(factors, slopes, strict=True)]
+
+    return surrogate
+
+
+def times_length(inner: Surrogate) -> Surrogate:
+    """Multiplies the values and slopes of another surrogate by the number of tokens."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        values, slopes = inner(response, factors)
+        return [len(factors) * value for value in values], [len(factors) * slope for slope in slopes]
+
+    return surrogate
 
 
 def gspo(low: float, high: float, dual: float | None = None) -> Surrogate:

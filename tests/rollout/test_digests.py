@@ -14,8 +14,8 @@ from harness import config, matrix
 from harness.base import files
 from harness.rollout import digests, models
 from harness.rollout.models import Model
-from tasks.countdown import base_model
-from tasks.countdown.offer import BaseModel as Recipe
+from tasks import base_model
+from tasks.countdown.recipe import CountdownRecipe as Recipe
 
 SETTINGS = {
     "model_type": "qwen2",

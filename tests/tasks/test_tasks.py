@@ -38,16 +38,18 @@ from harness.train.evaluate import quiet
 from harness.train.filter import Asker
 from harness.trainer import Trainer
 from harness.verify.pool import TooManyFailures, VerifierPool
-from tasks import Problem, Verdict, scoring
-from tasks.countdown import Countdown, base_model
+from tasks import Problem, Verdict, base_model, scoring
+from tasks.countdown import Countdown
+from tasks.countdown.recipe import CountdownRecipe
 from tasks.math import INSTRUCTION, Math, held_out
 from tasks.scoring import majority, metric_list
 
 pytestmark = pytest.mark.slow
 
-REPEATS = {"aime24": 32, "aime25": 32, "amc23": 32, "countdown": 32}
+REPEATS = {"aime24": 32, "aime25": 32, "amc23": 32, "coloring": 32, "countdown": 32}
 REPEATS |= {"dapo500": 8, "dapo_math": 8, "gsm8k": 8, "math500": 8}
-ENCODER = base_model.tokenizer(Countdown())
+EMBEDDED = {"coloring": 16, "countdown": 32}  # most tokens of a response
+ENCODER = base_model.tokenizer(CountdownRecipe())
 
 
 @pytest.fixture
@@ -76,12 +78,13 @@ def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, m
     (said,) = (task.config for task in loaded["tasks"].values())
     repeats = REPEATS[name]
     assert said.repeats == repeats
-    assert said.metric_list == metric_list(repeats, countable=name == "countdown")
+    assert said.metric_list == metric_list(repeats, countable=name in EMBEDDED)
     assert said.filter_list == [{"name": "all", "filter": [{"function": "take_first_k", "k": repeats}]}]
     assert said.test_split == ("validation" if name == "dapo_math" else "test")
     generation = {"until": [], "do_sample": True, "temperature": 0.7, "max_gen_toks": 7168}
-    countdown = {**generation, "temperature": 1.0, "max_gen_toks": 32}
-    assert said.generation_kwargs == (countdown if name == "countdown" else generation)
+    if name in EMBEDDED:
+        generation |= {"temperature": 1.0, "max_gen_toks": EMBEDDED[name]}
+    assert said.generation_kwargs == generation
     # Those who start without lm-eval read the same.
     ours = tasks.lm_eval_settings(tasks.build_task(name))
     for key in ("repeats", "generation_kwargs", "filter_list", "test_split"):
@@ -176,7 +179,7 @@ TEMPLATE = "{% for m in messages %}({{ m['content'] }}){% endfor %}{{ end }}{% i
     ],
 )
 def test_a_model_may_be_spoken_to_in_its_own_way(own: str | None, chat: Chat, text: str) -> None:
-    encoder = base_model.tokenizer(Countdown())
+    encoder = base_model.tokenizer(CountdownRecipe())
     encoder.chat_template = own
     assert render_prompt(encoder, "1+2", chat) == encoder(text)["input_ids"]
 

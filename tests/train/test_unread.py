@@ -16,10 +16,11 @@ from harness.cells.state import Progress, State
 from harness.matrix import Cell
 from harness.rollout.rendering import Chat, count_unread
 from harness.train import parts
-from tasks import Problem
-from tasks.countdown import Countdown, base_model
+from tasks import Problem, base_model
+from tasks.countdown import Countdown
+from tasks.countdown.recipe import CountdownRecipe
 
-ENCODER = base_model.tokenizer(Countdown())  # with tokens for digits and signs, and letters of none but \boxed
+ENCODER = base_model.tokenizer(CountdownRecipe())  # with tokens for digits and signs, and letters of none but \boxed
 
 
 @pytest.mark.processes

@@ -11,8 +11,8 @@ from transformers import Qwen2Tokenizer
 from harness.batch import Rollout
 from harness.verify.background import judge_rollouts, tail_tokens
 from harness.verify.pool import VerifierPool
-from tasks import Problem, build_task
-from tasks.countdown import Countdown, base_model
+from tasks import Problem, base_model, build_task
+from tasks.countdown.recipe import CountdownRecipe
 
 
 def merging() -> Qwen2Tokenizer:
@@ -24,7 +24,7 @@ def merging() -> Qwen2Tokenizer:
     return Qwen2Tokenizer(vocabulary, merges=merges, unk_token=None, eos_token="<eos>", pad_token="<pad>")
 
 
-TOKENIZERS = {"characters": base_model.tokenizer(Countdown()), "merges": merging()}
+TOKENIZERS = {"characters": base_model.tokenizer(CountdownRecipe()), "merges": merging()}
 PIECES = {
     "characters": ["\\boxed{", "}", "12", "3", "+", " ", "<pad>"],
     "merges": ["\\boxed{", "}", "12", "3", ".", "$", " ok", " ", "é", "🙂", "<pad>"],
