@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -32,8 +33,21 @@ BEAT, SILENCE = 3.0, 40.0  # seconds from one sign of life to the next, and with
 PATIENCE = timedelta(hours=6)  # for the others, who may be sampling, or waiting for what the first one writes or judges
 
 
+ALONE = ContextVar("alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let this process compute as the only rank, on data that it has gathered from all processes before."""
+    token = ALONE.set(True)
+    try:
+        yield
+    finally:
+        ALONE.reset(token)
+
+
 def several() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return not ALONE.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def count() -> int:
