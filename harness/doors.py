@@ -1,0 +1,17 @@
+"""The trainers of other projects that can run our methods, and the methods that each of them refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.composition import Method
+
+
+def trl_refusal(method: Method) -> str | None:
+    """Return why TRL's GRPOTrainer cannot run a method, or None where it can."""
+    if "values" in method.needs:
+        return "needs a critic, which GRPOTrainer has not"
+    return None
+
+
+REFUSALS: dict[str, Callable[[Method], str | None]] = {"trl": trl_refusal}
