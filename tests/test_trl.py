@@ -220,7 +220,7 @@ def test_the_gradient_is_that_of_our_trainer(spec: str, on_case: tuple[Any, Case
 SAME = [
     ("grpo(normalise=sequence, dual_clip=null)", {"loss_type": "grpo"}),
     ("grpo(dual_clip=null)", {"loss_type": "dapo"}),
-    ("dr_grpo(dual_clip=null)", {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+    ("dr_grpo", {"loss_type": "dr_grpo", "scale_rewards": "none"}),
     ("cispo", {"loss_type": "cispo", "epsilon_high": 5.0}),
     ("sapo", {"loss_type": "sapo"}),
     ("vespo", {"loss_type": "vespo"}),
@@ -236,14 +236,15 @@ OF_EPSILON = 5e-4
 @pytest.mark.slow
 @pytest.mark.parametrize(("spec", "options"), SAME, ids=[spec for spec, _ in SAME])
 def test_a_run_is_that_of_trls_loss(spec: str, options: dict[str, Any], tmp_path: Path) -> None:
-    common = {"max_steps": 6, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "learning_rate": 3e-3}
+    # One mini-batch for a rollout batch, twice: with more, TRL's token losses divide by the mean tokens of all of them.
+    common = {"max_steps": 4, "gradient_accumulation_steps": 2, "num_iterations": 2, "learning_rate": 1e-2}
     mine = trainer_of(spec, tmp_path, **common)
-    theirs = trainer_of(spec, tmp_path, kind=GRPOTrainer, **common, **options)
     mine.train()
+    theirs = trainer_of(spec, tmp_path, kind=GRPOTrainer, **common, **options)  # seeds the shuffling anew
     theirs.train()
     tolerance = 1e-5 if "scale_rewards" in options else OF_EPSILON
     expected = losses(theirs)
-    assert len(set(expected)) == 6
+    assert len(set(expected)) == 4
     for own, other in zip(losses(mine), expected, strict=True):
         assert own == pytest.approx(other, rel=tolerance, abs=tolerance)
     for (name, weight), other in zip(mine.model.named_parameters(), theirs.model.parameters(), strict=True):
