@@ -166,6 +166,7 @@ class EntrobenchTrainer(GRPOTrainer):
         args = settled_arguments(args, self.method)
         self._signals: dict[str, PortableSignal] = {}  # of the rollout batches at hand, in training and evaluation
         self._observed: dict[str, float] = {}  # the metrics of the training batch at hand
+        self._update_sums: Tensor | None = None  # of the parts of the present update, for the log
         self._fixed_inputs: Any = None  # the micro-batches that the signal of training is about
         self._before: Scored | None = None
         self._keeps_next = False  # whether the next scores are those of the policy before the update
@@ -388,11 +389,15 @@ class EntrobenchTrainer(GRPOTrainer):
         shown.extend(advantages)
 
     def _log_part(self, mode: str, signal: PortableSignal, now: Scored, given: Mapping[str, Any]) -> None:
-        """Log the present entropy and the shares of touched tokens under TRL's names, over all processes."""
+        """Log the present entropy and the shares of touched tokens, over all processes and parts of an update.
+
+        Names that TRL has, too, are TRL's. Its means are over micro-batches of equal weight, these over tokens.
+        """
         mask = given["mask"]
         touched = self.method.touched(signal, now.logp.detach(), **given)
         low_T, high_T = touched.pop("clipped_low"), touched.pop("clipped_high")
         sums = {
+            "tokens": mask.sum(),
             "entropy": now.entropy.detach()[mask].sum(),
             "clip_ratio/low_mean": low_T.sum(),
             "clip_ratio/high_mean": high_T.sum(),
@@ -404,9 +409,13 @@ class EntrobenchTrainer(GRPOTrainer):
             fixed, _, _ = signal.part(given["rows"])
             current = dataclasses.replace(fixed.old, logp=now.logp.detach()[mask])
             sums["kl"] = objective.divergence(current).sum()
-        counted = torch.stack([*(x.double() for x in sums.values()), mask.sum().double()])
-        *totals, tokens = ranks.sum_over_ranks(counted).tolist()
-        for name, total in zip(sums, totals, strict=True):
+        of_part = torch.stack([x.double() for x in sums.values()])
+        self._update_sums = of_part if self._update_sums is None else self._update_sums + of_part
+        if mode == "train" and not self.accelerator.sync_gradients:
+            return  # more parts of this update follow
+        tokens, *totals = ranks.sum_over_ranks(self._update_sums).tolist()
+        self._update_sums = None
+        for name, total in zip(list(sums)[1:], totals, strict=True):
             self._metrics[mode][name].append(total / tokens if tokens else math.nan)
 
     # Checkpoints
