@@ -109,7 +109,7 @@ def odd(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
 def trainer_of(
     spec: str, folder: Path, model: Any = None, reward: Callable[..., Any] = odd, kind: Any = None, **options: Any
 ) -> Any:
-    more = {name: options.pop(name) for name in ("peft_config", "eval_dataset") if name in options}
+    more: dict[str, Any] = {name: options.pop(name) for name in ("peft_config", "eval_dataset") if name in options}
     if kind is None:
         kind, more["method"] = door.EntrobenchTrainer, spec
     return kind(
@@ -243,7 +243,12 @@ OF_EPSILON = 5e-4
 @pytest.mark.parametrize(("spec", "options"), SAME, ids=[spec for spec, _ in SAME])
 def test_a_run_is_that_of_trls_loss(spec: str, options: dict[str, Any], tmp_path: Path) -> None:
     # One mini-batch for a rollout batch, twice: with more, TRL's token losses divide by the mean tokens of all of them.
-    common: dict[str, Any] = {"max_steps": 4, "gradient_accumulation_steps": 2, "num_iterations": 2, "learning_rate": 1e-2}
+    common: dict[str, Any] = {
+        "max_steps": 4,
+        "gradient_accumulation_steps": 2,
+        "num_iterations": 2,
+        "learning_rate": 1e-2,
+    }
     mine = trainer_of(spec, tmp_path, **common)
     mine.train()
     theirs = trainer_of(spec, tmp_path, kind=door.GRPOTrainer, **common, **options)  # seeds the shuffling anew
