@@ -7,8 +7,8 @@
     method.observe(method.metrics(signal))                      # the memory of a control, saved with `state()`
 
 Tensors are padded, [B, T] with a mask of the response tokens, or flat, [T] with the lengths of the responses. Nothing
-else is read: no configuration, no file, no collective. On several processes gather the rollout batch first, so that its
-statistics are those of all processes; a process's loss of its own rows is then its part of the sum.
+else is read: no configuration, no file, no collective. On several processes gather the rollout batch first, so that the
+statistics cover all of it; a process's loss of its own rows is then its part of the sum.
 
 This class converts layouts and names what is missing. The algebra is harness/composition.py, as in entrobench's own
 trainer.
@@ -226,7 +226,7 @@ class PortableMethod:
     ) -> PortableSignal:
         """Return advantages, weights and all else that is fixed before the first update on a whole rollout batch.
 
-        Statistics are those of the policy before the update, at the sampling temperature. A batch has a row for each
+        Statistics are of the policy before the update, at the sampling temperature. A batch has a row for each
         response; `groups` names each row's prompt by any value, and all groups are of one size. `minibatches` lists the
         rows of each update (one update of all rows), whose losses have their own denominators. `budget` is the most
         tokens that a response may have; `right` and `finished` tell which responses are right (reward above 0) and
@@ -235,14 +235,14 @@ class PortableMethod:
         """
         logp = as_tensor(logp).detach()
         layout = Layout.of(logp, mask, lengths)
-        given = {"logp": logp, "entropy": entropy, "sum_p2": sum_p2, "sum_p2_logp": sum_p2_logp}
-        given |= {"ref_logp": ref_logp, "values": values}
+        columns = {"logp": logp, "entropy": entropy, "sum_p2": sum_p2, "sum_p2_logp": sum_p2_logp}
+        columns |= {"ref_logp": ref_logp, "values": values}
         for need, arguments in ARGUMENTS.items():
-            missing = [name for name in arguments if given[name] is None]
+            missing = [name for name in arguments if columns[name] is None]
             if need in self.composed.needs and missing:
                 raise UserError(f"method {self.spec} needs {meaning_of(need)}; give {' and '.join(missing)}")
         statistics = {}
-        for name, values_of_tokens in given.items():
+        for name, values_of_tokens in columns.items():
             if values_of_tokens is not None:
                 statistics[name] = layout.flat(name, values_of_tokens).detach()
 
@@ -264,7 +264,7 @@ class PortableMethod:
         row_B = order_B.argsort()
         old = TokenStats(**statistics).at(token_of_sorted_T)
 
-        with ranks.alone():
+        with ranks.as_only_rank():
             parts = [batch] if minibatches is None else self._minibatches(minibatches, batch, row_B)
             fixed = self.composed.signal(old, batch, parts)
         for name, x_T in (("weights", fixed.weights_T), ("advantages", fixed.advantages_T)):
@@ -313,7 +313,7 @@ class PortableMethod:
         """Return the metrics of a whole rollout batch before the update, which `observe` takes."""
         if signal.fixed.old.entropy is None:
             raise UserError("metrics are about the entropy too; give entropy to signal")
-        with ranks.alone():
+        with ranks.as_only_rank():
             of_all = metrics.of_signal(signal.fixed, signal.batch)
             return of_all | self.composed.metrics(signal.fixed, signal.batch)
 
@@ -322,13 +322,13 @@ class PortableMethod:
     def for_step(
         self, signal: PortableSignal, logp: Any, rows: Rows | None = None, *, mask: Any = None, entropy: Any = None
     ) -> PortableSignal:
-        """Return the signal for the update on a mini-batch, given the present policy on all of its rows.
+        """Return the signal for the update on a mini-batch, from the present policy on all of its rows.
 
         Only a method with `marks_steps` needs it.
         """
         fixed, part, layout = signal.part(rows)
         current = self._current(layout, logp, mask, entropy, fixed).detach()
-        with ranks.alone():
+        with ranks.as_only_rank():
             marked = self.composed.for_step(current, signal.fixed, part)
         return dataclasses.replace(signal, fixed=marked, stepped=True)
 
@@ -338,13 +338,13 @@ class PortableMethod:
         """Return the loss of some rows; the losses of all rows of a mini-batch add up to the loss of the mini-batch.
 
         `logp` and `entropy` are the present policy's, with gradient, in the layout of the signal, a row for each of
-        `rows` (all). A `mask` allows another padding than the one that the signal was given.
+        `rows` (all). A `mask` allows another padding than that of `signal`.
         """
         if self.marks_steps and not signal.stepped:
             raise UserError(f"method {self.spec} looks at each whole mini-batch before its update; call for_step first")
         fixed, part, layout = signal.part(rows)
         current = self._current(layout, logp, mask, entropy, fixed)
-        with ranks.alone():
+        with ranks.as_only_rank():
             return self.composed.loss(current, fixed, part)
 
     def value_loss(self, signal: PortableSignal, values: Any, rows: Rows | None = None, *, mask: Any = None) -> Tensor:
@@ -360,7 +360,7 @@ class PortableMethod:
         """Return flat masks of the tokens of some rows that the objective clips and that each gate closes."""
         fixed, part, layout = signal.part(rows)
         current = self._current(layout, logp, mask, entropy, fixed).detach()
-        with ranks.alone():
+        with ranks.as_only_rank():
             return self.composed.touched(current, fixed, part)
 
     # After the updates on a rollout batch
@@ -385,7 +385,7 @@ class PortableMethod:
     # Parts
 
     def _current(self, layout: Layout, logp: Any, mask: Any, entropy: Any, fixed: Signal) -> TokenStats:
-        """Return the present policy's statistics, flat, with those of the model before training."""
+        """Return the present policy's statistics, flat, with log p of the model before training."""
         asked = sorted({"entropy_now", "entropy_grad"} & self.composed.needs)
         if asked and entropy is None:
             raise UserError(f"method {self.spec} needs {meaning_of(asked[0])}; give entropy")

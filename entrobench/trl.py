@@ -9,7 +9,7 @@
 
 Sampling, rewards, optimizer, checkpoints and logs are TRL's. After each generation the statistics of the policy before
 the update are gathered from all processes, and every process computes the method's signal on the whole rollout batch
-(`entrobench.Method`). An optimizer step is a mini-batch of that signal, so its denominators are those of all
+(`entrobench.Method`). An optimizer step is a mini-batch of that signal, so its denominators count the tokens of all
 micro-batches and processes, however they are split.
 
 TRL's fused head calls the harness's streamed statistics instead of its own kernel, so that entropy and the sums over
@@ -141,7 +141,7 @@ def trl_head_replaced(head: StatisticsHead) -> Iterator[None]:
 
 
 class EntrobenchTrainer(GRPOTrainer):
-    """GRPOTrainer whose advantages and loss are those of a method of the registry.
+    """GRPOTrainer with the advantages and the loss of a method of the registry.
 
     `method` is a spec such as `clip_b(share=0.02)` or `gspo+entropy_bonus`, and `plugins` are modules with methods of
     your own. All other arguments are GRPOTrainer's. Arguments of GRPOConfig that the method replaces must be left at
@@ -169,7 +169,7 @@ class EntrobenchTrainer(GRPOTrainer):
         self._update_sums: Tensor | None = None  # of the parts of the present update, for the log
         self._fixed_inputs: Any = None  # the micro-batches that the signal of training is about
         self._before: Scored | None = None
-        self._keeps_next = False  # whether the next scores are those of the policy before the update
+        self._keeps_next = False  # whether the next scores are of the policy before the update
         self._rewards_per_function: Tensor | None = None
         super().__init__(model, reward_funcs, args, *more, **named)
         sizes = [("num_generations", self.num_generations)]
@@ -184,27 +184,27 @@ class EntrobenchTrainer(GRPOTrainer):
 
     # Scores
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *given: Any, **named: Any) -> Any:
+    def _get_per_token_logps_and_entropies(self, model: Any, *inputs: Any, **named: Any) -> Any:
         """Score responses with streamed statistics; GRPOTrainer calls it for the policy before the update, too."""
         keeps, self._keeps_next = self._keeps_next, False
-        scored = self._score(model, *given, before=keeps, **named)
+        scored = self._score(model, *inputs, before=keeps, **named)
         if keeps:
             self._before = scored
         return scored.logp, scored.entropy if named.get("compute_entropy") else None, scored.aux_loss
 
     def _score(
-        self, model: Any, *given: Any, before: bool = False, with_gradient: bool = False, **named: Any
+        self, model: Any, *inputs: Any, before: bool = False, with_gradient: bool = False, **named: Any
     ) -> Scored:
         needs = self.method.composed.needs
         head = StatisticsHead(
             entropy_grad=with_gradient and "entropy_grad" in needs, sum_p2=before and "sum_p2" in needs
         )
         outputs: list[Any] = []
-        hook = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        hook = model.register_forward_hook(lambda module, arguments, output: outputs.append(output))
         named["compute_entropy"] = True
         try:
             with trl_head_replaced(head):
-                logp, entropy, aux_loss = super()._get_per_token_logps_and_entropies(model, *given, **named)
+                logp, entropy, aux_loss = super()._get_per_token_logps_and_entropies(model, *inputs, **named)
         finally:
             hook.remove()
         sum_p2 = sum_p2_logp = None
@@ -224,8 +224,8 @@ class EntrobenchTrainer(GRPOTrainer):
 
     # Once per rollout batch
 
-    def _calculate_rewards(self, *given: Any) -> Tensor:
-        self._rewards_per_function = super()._calculate_rewards(*given)
+    def _calculate_rewards(self, *inputs: Any) -> Tensor:
+        self._rewards_per_function = super()._calculate_rewards(*inputs)
         return self._rewards_per_function
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -284,7 +284,7 @@ class EntrobenchTrainer(GRPOTrainer):
         return inputs
 
     def _signal_of(self, updates: Sequence[Sequence[Mapping[str, Any]]], mode: str) -> PortableSignal:
-        """Return the signal of a rollout batch, given this process's micro-batches of each optimizer step."""
+        """Return the signal of a rollout batch, from this process's micro-batches of each optimizer step."""
         parts = [part for update in updates for part in update]
         columns = {"logp": "before_logp", "entropy": "before_entropy", "sum_p2": "before_sum_p2"}
         columns |= {"sum_p2_logp": "before_sum_p2_logp", "ref_logp": "ref_per_token_logps"}
@@ -346,23 +346,23 @@ class EntrobenchTrainer(GRPOTrainer):
     # Each micro-batch
 
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
-        """Return this micro-batch's part of the loss; those of an optimizer step add up to the mini-batch's."""
+        """Return this micro-batch's part of the loss of an optimizer step's mini-batch."""
         mode = "train" if self.model.training else "eval"
         signal, rows, mask = self._signals[mode], inputs["rollout_rows"], response_mask(inputs)
         now = self._score_inputs(model, inputs, with_gradient=True, compute_aux_loss=self.aux_loss_enabled)
-        given = {"rows": rows, "mask": mask, "entropy": now.entropy}
-        loss = self.method.loss(signal, now.logp, **given)
+        part = {"rows": rows, "mask": mask, "entropy": now.entropy}
+        loss = self.method.loss(signal, now.logp, **part)
         # Gradients and logged losses are averaged over processes, whose losses are parts of one sum.
         loss = loss * self.accelerator.num_processes
         if self.aux_loss_enabled:
             accumulated = self.current_gradient_accumulation_steps if mode == "train" else 1
             loss = loss + self.router_aux_loss_coef * now.aux_loss / accumulated
             self._metrics[mode]["aux_loss"].append(self.accelerator.gather_for_metrics(now.aux_loss).mean().item())
-        self._log_part(mode, signal, now, given)
+        self._log_part(mode, signal, now, part)
         return loss
 
-    def training_step(self, *given: Any, **named: Any) -> Any:
-        output = super().training_step(*given, **named)
+    def training_step(self, *inputs: Any, **named: Any) -> Any:
+        output = super().training_step(*inputs, **named)
         generate_every = self.args.steps_per_generation * self.num_iterations
         if self._step % generate_every == 0:  # the last update on a rollout batch is done
             self.method.observe(self._observed)
@@ -388,13 +388,13 @@ class EntrobenchTrainer(GRPOTrainer):
             shown.pop()
         shown.extend(advantages)
 
-    def _log_part(self, mode: str, signal: PortableSignal, now: Scored, given: Mapping[str, Any]) -> None:
+    def _log_part(self, mode: str, signal: PortableSignal, now: Scored, part: Mapping[str, Any]) -> None:
         """Log the present entropy and the shares of touched tokens, over all processes and parts of an update.
 
         Names that TRL has, too, are TRL's. Its means are over micro-batches of equal weight, these over tokens.
         """
-        mask = given["mask"]
-        touched = self.method.touched(signal, now.logp.detach(), **given)
+        mask = part["mask"]
+        touched = self.method.touched(signal, now.logp.detach(), **part)
         low_T, high_T = touched.pop("clipped_low"), touched.pop("clipped_high")
         sums = {
             "tokens": mask.sum(),
@@ -406,7 +406,7 @@ class EntrobenchTrainer(GRPOTrainer):
         sums |= {f"entrobench/gates/{name}": closed_T.sum() for name, closed_T in touched.items()}
         objective = self.method.composed.objective
         if objective.kl_coef:
-            fixed, _, _ = signal.part(given["rows"])
+            fixed, _, _ = signal.part(part["rows"])
             current = dataclasses.replace(fixed.old, logp=now.logp.detach()[mask])
             sums["kl"] = objective.divergence(current).sum()
         of_part = torch.stack([x.double() for x in sums.values()])
@@ -441,7 +441,7 @@ class EntrobenchTrainer(GRPOTrainer):
 
 
 def response_mask(inputs: Mapping[str, Any]) -> Tensor:
-    """Return which tokens of a micro-batch the policy sampled; those of tools are not trained on."""
+    """Return the mask of the tokens that the policy sampled, without the output of tools."""
     mask = inputs["completion_mask"]
     if inputs.get("tool_mask") is not None:
         mask = mask * inputs["tool_mask"]
@@ -453,7 +453,7 @@ def gathered(
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Return columns of all processes' micro-batches, padded, in the order in which responses were sampled.
 
-    Beside them: the mask of response tokens, and the order of the gathered rows. Processes may have paddings of
+    The mask of response tokens and the order of the gathered rows come with them. Processes may have paddings of
     different widths.
     """
     masks = [response_mask(part) for part in parts]
@@ -503,8 +503,8 @@ def settled_arguments(args: Any, method: PortableMethod) -> Any:
     plugin = getattr(args, "deepspeed_plugin", None)
     if plugin is not None and plugin.zero_stage == 3:
         raise UserError(
-            "DeepSpeed ZeRO-3 gives the head's weights to no one during the backward pass, in which our statistics "
-            "read them; allowed: ZeRO-1, ZeRO-2, FSDP, DDP"
+            "DeepSpeed ZeRO-3 releases the weights of the head before the backward pass, which reads them here; "
+            "allowed: ZeRO-1, ZeRO-2, FSDP, DDP"
         )
     return settled
 

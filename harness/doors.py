@@ -10,7 +10,7 @@ from harness.composition import Method
 def trl_refusal(method: Method) -> str | None:
     """Return why TRL's GRPOTrainer cannot run a method, or None where it can."""
     if "values" in method.needs:
-        return "needs a critic, which GRPOTrainer has not"
+        return "needs a critic, which GRPOTrainer lacks"
     return None
 
 

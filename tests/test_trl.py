@@ -354,6 +354,44 @@ def test_ten_steps_are_those_of_our_trainer(spec: str, tmp_path: Path, monkeypat
         assert theirs.method.state()[name] == pytest.approx(state, rel=1e-4)
 
 
+# The head
+
+
+@pytest.mark.parametrize("vocabulary", [11, 4099], ids=["dense", "streamed"])
+@pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.5, 3.0)])
+def test_the_head_has_scale_bias_softcap_and_temperature(vocabulary: int, scale: float, softcap: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    hidden_TD, weight_VD, bias_V = normal(5, 8), normal(vocabulary, 8), normal(vocabulary)
+    targets_T = torch.arange(5)
+    head = door.StatisticsHead(entropy_grad=True, sum_p2=True)
+    found = head.apply(hidden_TD, weight_VD, bias_V, targets_T, 0.7, 0, softcap, scale, ())
+    logits_TV = scale * (hidden_TD @ weight_VD.T + bias_V)
+    if softcap is not None:
+        logits_TV = softcap * torch.tanh(logits_TV / softcap)
+    logp_TV = (logits_TV / 0.7).log_softmax(-1)
+    p_TV = logp_TV.exp()
+    expected = [logp_TV[targets_T, targets_T], -(p_TV * logp_TV).sum(-1), (p_TV**2).sum(-1)]
+    expected.append((p_TV**2 * logp_TV).sum(-1))
+    for mine, theirs in zip(found[:4], expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+    for mine, theirs in zip(found[:2], expected[:2], strict=True):
+        slopes = (torch.autograd.grad(x.sum(), (hidden_TD, weight_VD, bias_V)) for x in (mine, theirs))
+        for own, other in zip(*slopes, strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-10)
+
+
+def test_a_part_without_tokens_has_a_loss_with_a_graph() -> None:
+    hidden_TD, weight_VD = torch.zeros(0, 8, requires_grad=True), torch.zeros(4099, 8)
+    head = door.StatisticsHead(entropy_grad=False, sum_p2=True)
+    logp_T, *_ = head.apply(hidden_TD, weight_VD, None, torch.zeros(0, dtype=torch.long), 1.0, 0, None, 1.0, ())
+    logp_T.sum().backward()
+    assert hidden_TD.grad is not None
+
+
 # Checkpoints, evaluation, adapters
 
 
@@ -515,7 +553,7 @@ def test_two_processes_are_one(spec: str, tmp_path: Path) -> None:
         (
             "ppo",
             {},
-            "method ppo needs a critic, which GRPOTrainer has not; allowed: .entrobench list methods --for trl.",
+            "method ppo needs a critic, which GRPOTrainer lacks; allowed: .entrobench list methods --for trl.",
         ),
         ("clip_a", {}, "unknown method 'clip_a'"),
         ("passk", {}, "num_generations is 4; method passk learns from groups of 5 and more"),

@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
         "--for",
         dest="trainer",
         choices=[*doors.REFUSALS],
-        help="of methods: those that run in this trainer, and why others do not",
+        help="only methods that run in this trainer, and why others do not",
     )
     with_plugins(parser)
 

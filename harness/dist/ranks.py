@@ -33,21 +33,21 @@ BEAT, SILENCE = 3.0, 40.0  # seconds from one sign of life to the next, and with
 PATIENCE = timedelta(hours=6)  # for the others, who may be sampling, or waiting for what the first one writes or judges
 
 
-ALONE = ContextVar("alone", default=False)
+ONLY = ContextVar("only", default=False)
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def as_only_rank() -> Iterator[None]:
     """Let this process compute as the only rank, on data that it has gathered from all processes before."""
-    token = ALONE.set(True)
+    token = ONLY.set(True)
     try:
         yield
     finally:
-        ALONE.reset(token)
+        ONLY.reset(token)
 
 
 def several() -> bool:
-    return not ALONE.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return not ONLY.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def count() -> int:

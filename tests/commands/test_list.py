@@ -58,7 +58,7 @@ def test_methods_for_another_trainer_come_with_the_reasons_of_the_others(capsys:
     assert sorted(names) == sorted(baselines.METHODS)
     refused = [number for number, line in enumerate(lines) if "refused: methods that do not run in trl" in line]
     assert len(refused) == 1
-    assert lines[refused[0] + 1 :] == [" ppo  ppo needs a critic, which GRPOTrainer has not"]
+    assert lines[refused[0] + 1 :] == [" ppo  ppo needs a critic, which GRPOTrainer lacks"]
 
 
 def test_only_methods_run_in_other_trainers(capsys: pytest.CaptureFixture[str]) -> None:
