@@ -379,7 +379,9 @@ def test_the_head_has_scale_bias_softcap_and_temperature(vocabulary: int, scale:
     for mine, theirs in zip(found[:4], expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
     for mine, theirs in zip(found[:2], expected[:2], strict=True):
-        slopes = (torch.autograd.grad(x.sum(), (hidden_TD, weight_VD, bias_V)) for x in (mine, theirs))
+        slopes = (
+            torch.autograd.grad(x.sum(), (hidden_TD, weight_VD, bias_V), retain_graph=True) for x in (mine, theirs)
+        )
         for own, other in zip(*slopes, strict=True):
             torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-10)
 
