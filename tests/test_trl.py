@@ -251,7 +251,7 @@ def test_a_run_is_that_of_trls_loss(spec: str, options: dict[str, Any], tmp_path
     }
     mine = trainer_of(spec, tmp_path, **common)
     mine.train()
-    theirs = trainer_of(spec, tmp_path, kind=door.GRPOTrainer, **common, **options)  # seeds the shuffling anew
+    theirs = trainer_of(spec, tmp_path, kind=door.GRPOTrainer, **common, **options)  # seeds the shuffling again
     theirs.train()
     tolerance = 1e-5 if "scale_rewards" in options else OF_EPSILON
     expected = losses(theirs)
@@ -266,7 +266,7 @@ def test_a_run_is_that_of_trls_loss(spec: str, options: dict[str, Any], tmp_path
 @pytest.mark.parametrize("spec", ["clip_b(share=0.1)+top_entropy+siren", "bapo+entropy_bonus+clip_v"])
 def test_micro_batches_change_nothing(spec: str, tmp_path: Path) -> None:
     """One update in one part, or in four of another padding each."""
-    found = []
+    by_parts = []
     for parts in (1, 4):
         trainer = trainer_of(
             spec,
@@ -278,9 +278,9 @@ def test_micro_batches_change_nothing(spec: str, tmp_path: Path) -> None:
             learning_rate=1e-2,
         )
         trainer.train()
-        found.append(losses(trainer))
-    assert len(set(found[0])) == 4
-    assert found[0] == pytest.approx(found[1], rel=2e-5, abs=1e-6)
+        by_parts.append(losses(trainer))
+    assert len(set(by_parts[0])) == 4
+    assert by_parts[0] == pytest.approx(by_parts[1], rel=2e-5, abs=1e-6)
 
 
 # Ten steps of our own trainer
@@ -302,8 +302,8 @@ def test_ten_steps_are_those_of_our_trainer(spec: str, tmp_path: Path, monkeypat
         collected.append(collect(step, watch))
         return collected[-1]
 
-    def each_kept(found: Sequence[float]) -> float:
-        expected.extend(found)  # of both updates of a step, whose mean is logged
+    def each_kept(of_updates: Sequence[float]) -> float:
+        expected.extend(of_updates)  # of both updates of a step, whose mean is logged
         return 0.0
 
     monkeypatch.setattr(ours.collector, "collect", kept)
@@ -322,7 +322,7 @@ def test_ten_steps_are_those_of_our_trainer(spec: str, tmp_path: Path, monkeypat
             "logprobs": [rollout.logp for rollout in rollouts],
         }
 
-    monkeypatch.setattr("trl.trainer.grpo_trainer.shuffle_sequence_dict", lambda found: found)
+    monkeypatch.setattr("trl.trainer.grpo_trainer.shuffle_sequence_dict", lambda batch: batch)
     # Each step has two updates, each of them on half of the batch in two parts.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     theirs = door.EntrobenchTrainer(
@@ -368,7 +368,7 @@ def test_the_head_has_scale_bias_softcap_and_temperature(vocabulary: int, scale:
     hidden_TD, weight_VD, bias_V = normal(5, 8), normal(vocabulary, 8), normal(vocabulary)
     targets_T = torch.arange(5)
     head = door.StatisticsHead(entropy_grad=True, sum_p2=True)
-    found = head.apply(hidden_TD, weight_VD, bias_V, targets_T, 0.7, 0, softcap, scale, ())
+    computed = head.apply(hidden_TD, weight_VD, bias_V, targets_T, 0.7, 0, softcap, scale, ())
     logits_TV = scale * (hidden_TD @ weight_VD.T + bias_V)
     if softcap is not None:
         logits_TV = softcap * torch.tanh(logits_TV / softcap)
@@ -376,9 +376,9 @@ def test_the_head_has_scale_bias_softcap_and_temperature(vocabulary: int, scale:
     p_TV = logp_TV.exp()
     expected = [logp_TV[targets_T, targets_T], -(p_TV * logp_TV).sum(-1), (p_TV**2).sum(-1)]
     expected.append((p_TV**2 * logp_TV).sum(-1))
-    for mine, theirs in zip(found[:4], expected, strict=True):
+    for mine, theirs in zip(computed[:4], expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
-    for mine, theirs in zip(found[:2], expected[:2], strict=True):
+    for mine, theirs in zip(computed[:2], expected[:2], strict=True):
         slopes = (
             torch.autograd.grad(x.sum(), (hidden_TD, weight_VD, bias_V), retain_graph=True) for x in (mine, theirs)
         )
@@ -502,7 +502,7 @@ if trainer.accelerator.is_main_process:
     names = ("loss", "grad_norm", "entropy", "entrobench/entropy/mean", "clip_ratio/high_mean")
     kept = [[line.get(name, 0.0) for name in names] for line in lines]  # some once per rollout batch
     kept.append([x for state in trainer.method.state().values() for x in state.values()])
-    (folder / "found.json").write_text(json.dumps(kept))
+    (folder / "logged.json").write_text(json.dumps(kept))
 """
 
 
@@ -529,10 +529,10 @@ def on_ranks(spec: str, folder: Path, world: int) -> list[list[float]]:
             )
         )
     for process in started:
-        _, told = process.communicate(timeout=HANG)
-        assert process.returncode == 0, told
-    found: list[list[float]] = json.loads((folder / "found.json").read_text())
-    return found
+        _, errors = process.communicate(timeout=HANG)
+        assert process.returncode == 0, errors
+    logged: list[list[float]] = json.loads((folder / "logged.json").read_text())
+    return logged
 
 
 @pytest.mark.slow
