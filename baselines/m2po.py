@@ -30,6 +30,7 @@ class M2po(Control):
     """
 
     source = "arXiv:2510.01161"
+    reads_sampler = True
 
     threshold: float = number(0.04, above=0)
 

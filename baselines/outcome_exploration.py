@@ -30,6 +30,7 @@ class OutcomeExploration(Control):
     source = "arXiv:2509.06941"
     min_group = 2
     by_response = True
+    reads_answers = True
 
     coefficient: float = number(1.0, least=0)
 

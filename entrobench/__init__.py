@@ -8,6 +8,7 @@
     print(matrix.report())       # the path of the HTML page
 
 `plan`, `run`, `leaderboard` and `report` do the same in one line: `entrobench.run("smoke", "train.steps=10")`.
+`Method` is any method of the registry as a function of tensors, for a training loop of your own.
 
 A method is a subclass of `Objective`, `ClippedObjective` or `Control`, whose verbs get a `View`, or a `Composition` of
 other methods. A task has the attributes of `Task`: it returns `Problem`s, judges responses with `Verdict`s and reads
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from entrobench.matrix import CellsFailed, Matrix, leaderboard, load, plan, report, run
+    from entrobench.portable import Method
     from harness.base.errors import UserError
     from harness.base.schema import choice, number, numbers
     from harness.base.task import Answer, Problem, Task, Verdict, Verifier, check_split
@@ -39,6 +41,7 @@ __all__ = [
     "Composition",
     "Control",
     "Matrix",
+    "Method",
     "Objective",
     "Problem",
     "Task",
@@ -64,6 +67,7 @@ WHERE = {
         ("CellsFailed", "Matrix", "leaderboard", "load", "plan", "report", "run"),
         "entrobench.matrix",
     ),
+    "Method": "entrobench.portable",
     "UserError": "harness.base.errors",
     **dict.fromkeys(("choice", "number", "numbers"), "harness.base.schema"),
     **dict.fromkeys(("Answer", "Problem", "Task", "Verdict", "Verifier", "check_split"), "harness.base.task"),

@@ -169,6 +169,46 @@ class TokenBatch:
             index_T=torch.arange(int(lengths_B.sum()), device=device),
         )
 
+    @classmethod
+    def of_lengths(
+        cls,
+        lengths_B: Tensor,
+        groups_B: Tensor,
+        rewards_B: Tensor,
+        right_B: Tensor,
+        finished_B: Tensor,
+        budget: int,
+        *,
+        answers_B: Tensor | None = None,  # None: unknown
+        behaviour_logp_T: Tensor | None = None,  # None: unknown
+        places_B: Tensor | None = None,  # None: 0, 1 ...
+        seed: int = 0,
+        progress: float = 0.0,
+    ) -> TokenBatch:
+        """Return a batch of responses without their tokens, for a method but not for a model."""
+        no_tokens = torch.empty(0, dtype=torch.long)
+        tokens = int(lengths_B.sum())
+        if answers_B is None:
+            answers_B = torch.full_like(lengths_B, -1)
+        if behaviour_logp_T is None:
+            behaviour_logp_T = torch.zeros(tokens, device=lengths_B.device)
+        return cls(
+            sequences=[no_tokens] * len(lengths_B),
+            prompt_lengths_B=torch.zeros_like(lengths_B),
+            lengths_B=lengths_B,
+            groups_B=groups_B,
+            rewards_B=rewards_B,
+            right_B=right_B,
+            answers_B=answers_B,
+            finished_B=finished_B,
+            places_B=torch.arange(len(lengths_B), device=lengths_B.device) if places_B is None else places_B,
+            behaviour_logp_T=behaviour_logp_T,
+            budget=budget,
+            seed=seed,
+            progress=progress,
+            index_T=torch.arange(tokens, device=lengths_B.device),
+        )
+
     def __len__(self) -> int:
         return len(self.sequences)
 
@@ -191,7 +231,7 @@ class TokenBatch:
         """The place of each response's first token among the flat tokens."""
         return self.lengths_B.cumsum(0) - self.lengths_B
 
-    def take(self, rows: Sequence[int]) -> TokenBatch:
+    def take(self, rows: Sequence[int] | Tensor) -> TokenBatch:
         """Return the responses with these numbers as a batch."""
         rows_B = torch.as_tensor(rows, device=self.lengths_B.device)
         lengths_B = self.lengths_B[rows_B]

@@ -137,6 +137,16 @@ class Method:
         return component.needs | {"ref_logp"} if kl else component.needs
 
     @property
+    def reads_answers(self) -> bool:
+        """Whether a component reads which answers of a group are equal."""
+        return any(component.reads_answers for component in self.components)
+
+    @property
+    def reads_sampler(self) -> bool:
+        """Whether a component reads the policy that sampled."""
+        return any(component.reads_sampler for component in self.components)
+
+    @property
     def min_group(self) -> int:
         return max(component.min_group for component in self.components)
 
@@ -423,10 +433,17 @@ def declared_stats(
 
     def refusal(column: str) -> str:
         user = type(component).__name__
+        if column in columns and not columns[column]:
+            return f"{user} reads {column} of the policy before the update, and the batch lacks it; give {column}"
         if column not in columns:
             return f"{user} uses current.{column}, which is never computed; allowed: old.{column}, before the update"
         declared = ", ".join(sorted(repr(need) for need in {*component.needs, columns[column][0]}))
         return f"{user} uses {column}, which it does not need; declare needs = frozenset({{{declared}}})"
 
-    readable = [name for name, any_of in columns.items() if not any_of or needs & set(any_of)]
+    readable = []
+    for name, any_of in columns.items():
+        # The trainer always computes the columns that need no declaration. A batch from elsewhere may lack the entropy.
+        optional = not any_of and name not in stats.columns
+        if not optional and (not any_of or needs & set(any_of)):
+            readable.append(name)
     return stats.only(readable, refusal)

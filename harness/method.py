@@ -81,6 +81,11 @@ class Component:
     # `reward` replaces all rewards. No control may shape rewards before it, since that would be in vain.
     ignores_rewards: ClassVar[bool] = False
 
+    # Whether it reads `batch.answers_B` (which answers of a group are equal), or `batch.behaviour_logp_T` (the policy
+    # that sampled). Our trainer has both; a trainer of another project may not.
+    reads_answers: ClassVar[bool] = False
+    reads_sampler: ClassVar[bool] = False
+
     def __init_subclass__(cls) -> None:
         """Withdraw the declaration of silence from a class that overrides the verbs it was declared of."""
         super().__init_subclass__()

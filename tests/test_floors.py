@@ -13,7 +13,7 @@ import entrobench
 FLOORS = [
     "base config config_sections config_checks statistics",
     "terminal dist cells data",
-    "tokens batch method composition",
+    "tokens batch method composition doors",
     "verify",
     "tasks baselines",
     "rollout",

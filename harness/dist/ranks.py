@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -34,8 +35,21 @@ BEAT, SILENCE = 3.0, 40.0  # seconds between two signs of life, and without one 
 PATIENCE = timedelta(hours=6)
 
 
+ONLY = ContextVar("only", default=False)
+
+
+@contextmanager
+def as_only_rank() -> Iterator[None]:
+    """Let this process compute as the only rank, on data that it has gathered from all processes before."""
+    token = ONLY.set(True)
+    try:
+        yield
+    finally:
+        ONLY.reset(token)
+
+
 def several() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return not ONLY.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def count() -> int:

@@ -494,7 +494,7 @@ def test_extreme_ratios_give_finite_losses_and_gradients(spec: str) -> None:
     move_T = moves.repeat(len(c.batch.index_T))[: len(c.batch.index_T)]
     old_T, now_T = move_T.clamp(max=0) - 1e-3 - move_T, move_T.clamp(max=0) - 1e-3  # log p is below 0
     ones_T = torch.ones_like(old_T)
-    old = TokenStats(old_T, ones_T, 0.3 * ones_T, -0.2 * ones_T, None, now_T - 1)
+    old = TokenStats(old_T, ones_T, 0.3 * ones_T, -0.2 * ones_T, None, now_T - 1, min_p_logp=old_T)
     c.batch = dataclasses.replace(c.batch, rewards_B=c.batch.rewards_B.float())
     logp_T = now_T.clone().requires_grad_()
     current = TokenStats(logp_T, ones_T, ref_logp=old.ref_logp)

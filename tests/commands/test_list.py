@@ -50,3 +50,22 @@ def test_on_a_narrow_terminal_no_word_is_cut(
     assert max(map(len, lines)) <= 80
     words = {word for line in lines for word in line.split()}
     assert {"generalized", "(arXiv:2402.03300)", "normalise=constant,"} <= words
+
+
+def test_methods_for_another_trainer_come_with_the_reasons_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed("methods", "--for", "trl", capsys=capsys)
+    names = [line.split()[0] for line in lines if line.startswith(" ")]
+    assert sorted(names) == sorted(baselines.METHODS)
+    refused = [number for number, line in enumerate(lines) if "refused: methods that do not run in trl" in line]
+    assert len(refused) == 1
+    reasons = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[refused[0] + 1 :]}
+    assert reasons["ppo"] == "ppo needs a critic, which GRPOTrainer lacks"
+    assert {*reasons} == {"ppo", "outcome_exploration", "m2po", "lp_reg", "lp_reg_release"}
+
+
+def test_only_methods_run_in_other_trainers(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["list", "tasks", "--for", "trl"], ["list", "--for", "trl"]):
+        with pytest.raises(SystemExit) as end:
+            cli.main(arguments)
+        assert end.value.code == 2
+        assert "--for trl is about methods" in capsys.readouterr().err
