@@ -216,7 +216,9 @@ def test_k_of_the_group_and_more_is_refused_before_anything_runs() -> None:
 
 @pytest.mark.parametrize("spec", ["passk+overlong", "overlong+w_reinforce", "nsr+overlong", "overlong+w_reinforce_ppo"])
 def test_unused_rewards_are_not_shaped(spec: str) -> None:
-    with pytest.raises(UserError, match="control overlong shapes rewards, but objective .* uses only which responses are right"):
+    with pytest.raises(
+        UserError, match="control overlong shapes rewards, but objective .* uses only which responses are right"
+    ):
         method(spec)
 
 
