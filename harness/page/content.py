@@ -199,8 +199,9 @@ def chosen_questions(answers: DataFrame, samples: Samples) -> list[Record]:
     first_records = next(iter(records.values()))
     spreads = {}
     for problem in last_answers(group[group["cell"] == first_cell])["problem"]:
-        if all(problem in of_method for of_method in records.values()):
-            numbers = [distinct_answers(of_method[problem]) for of_method in records.values()]
+        of_problem = [of_method[problem] for of_method in records.values() if problem in of_method]
+        if len(of_problem) == len(records):
+            numbers = list(map(distinct_answers, of_problem))
             spreads[problem] = max(numbers) - min(numbers)
     # Ties: in the order of the problem set.
     chosen = sorted(spreads, key=spreads.__getitem__, reverse=True)[:QUESTIONS]
@@ -208,12 +209,14 @@ def chosen_questions(answers: DataFrame, samples: Samples) -> list[Record]:
     before = by_problem(samples(first_cell, task, 0)) if has_start else {}
     questions = []
     for problem in chosen:
-        of_methods = []
+        of_methods, is_wide = [], False  # wide: the answers are text rather than formulas
         for method, of_method in [(None, before), *records.items()]:
             if problem in of_method:
-                of_methods.append(method_answers(method, of_method[problem]))
-        question = {"problem": problem, "prompt": first_records[problem]["prompt"], "seed": seed, "answers": of_methods}
-        question["wide"] = any(of_method["longest"] > FORMULA for of_method in of_methods)  # text, not formulas
+                answers_of_method = method_answers(method, of_method[problem])
+                is_wide |= answers_of_method["longest"] > FORMULA
+                of_methods.append(answers_of_method)
+        prompt = first_records[problem]["prompt"]
+        question = {"problem": problem, "prompt": prompt, "seed": seed, "answers": of_methods, "wide": is_wide}
         questions.append(question)
     return questions
 
@@ -225,11 +228,12 @@ def by_problem(records: Sequence[Record]) -> dict[str, Record]:
 def method_answers(method: str | None, record: Record) -> Record:
     """Return the answers of one method to one problem; of the model before training, for which the method is None."""
     texts, verdicts = record["responses"], record["verdicts"]
-    shown = []
+    shown, longest = [], 0
     for place, (text, verdict) in enumerate(zip(texts[:ANSWERS], verdicts, strict=False)):
         start, left_out, end = shortened(text)
         # A key with the name of a method of dict, such as copy, is the method in a template.
         repeated = text in texts[:place]
+        longest = max(longest, len(start))
         shown.append({"start": start, "left_out": left_out, "end": end, "verdict": verdict, "repeated": repeated})
     right_answers = set()
     for answer, verdict in zip(record["answers"], verdicts, strict=True):
@@ -238,7 +242,7 @@ def method_answers(method: str | None, record: Record) -> Record:
     return {
         "method": method,
         "shown": shown,
-        "longest": max((len(answer["start"]) for answer in shown), default=0),  # characters
+        "longest": longest,  # characters
         "total": len(texts),
         "distinct": distinct_answers(record),
         "right_distinct": len(right_answers),

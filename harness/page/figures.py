@@ -75,8 +75,10 @@ def over_steps(
     series, lines = [], []
     for method, of_method in by_method(curves[np.isfinite(curves["value"])], styles):
         by_step = of_method.groupby("step")["value"].agg(["mean", "min", "max"])
-        ends = {key: page_numbers(by_step[column]) for key, column in BAND.items()}
-        series.append({"name": method, "style": styles[method], "x": by_step.index.tolist(), **ends})
+        drawn = {"name": method, "style": styles[method], "x": by_step.index.tolist()}
+        for key, column in BAND.items():
+            drawn[key] = page_numbers(by_step[column])
+        series.append(drawn)
         first, last = by_step.iloc[0], by_step.iloc[-1]
         lines.append(
             [
@@ -117,7 +119,10 @@ def styles_of(content: PageContent) -> dict[str, int]:
 
 def payload(figure: Figure) -> dict[str, Any]:
     """Return the parts of a figure that the page's script draws, with control characters written out."""
-    return {key: drawable(getattr(figure, key)) for key in ("kind", "x", "y", "series", "small", "options")}
+    parts = {}
+    for key in ("kind", "x", "y", "series", "small", "options"):
+        parts[key] = drawable(getattr(figure, key))
+    return parts
 
 
 def drawable(value: Any) -> Any:

@@ -106,8 +106,11 @@ def content_of_board(
     settings: Mapping[str, Any] | None = None,
 ) -> PageContent:
     """Return the content of a matrix's page; `settings` default to the newest run's."""
-    expected = {cell.cell: cell for cell in board.expected}
-    runs = {key: run for key, run in experiment.newest.items() if key in expected}
+    expected = {cell.cell for cell in board.expected}
+    runs = {}
+    for key, run in experiment.newest.items():
+        if key in expected:
+            runs[key] = run
     specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))
     curves = dict(zip(runs, experiment.source.curves(list(runs.values()), DRAWN_METRICS.fullmatch), strict=True))
     records = []
@@ -131,8 +134,9 @@ def content_of_board(
         if spec is not None:
             newest_settings = spec.settings
     frames = read_frames(experiment, board.expected, board.baseline)
+    cells = page_cells(records)
     return assemble_content(
-        page_cells(records),
+        cells,
         curves_frame(curves),
         evaluations_of_runs(experiment, runs),
         leaderboard_rows(frames, board.baseline, board.ks),
@@ -141,7 +145,7 @@ def content_of_board(
         source=f"MLflow at {visible_address(experiment.uri)}",
         command=command,
         baseline=board.baseline,
-        methods=list(dict.fromkeys(cell.method for cell in board.expected)),
+        methods=list(cells["method"].unique()),
         settings=dict(newest_settings if settings is None else settings),
         notes=page_notes,
     )
@@ -194,7 +198,9 @@ def origin_of_run(run: Run) -> dict[str, Any]:
 
 
 def first_and_last_time(curves: Curves) -> tuple[float, float] | None:
-    times = [point.time for points in curves.values() for point in points]
+    times = []
+    for points in curves.values():
+        times += [point.time for point in points]
     return (min(times), max(times)) if times else None
 
 
@@ -231,8 +237,8 @@ def evaluation_frame(cell: str, record: Record) -> DataFrame:
     distinct = right_distinct(record, f"the evaluation of {task} at step {step}")
     counts = {
         "problem": record["problems"],
-        "right": [sum(line) for line in record["right"]],
-        "samples": [len(line) for line in record["right"]],
+        "right": list(map(sum, record["right"])),
+        "samples": list(map(len, record["right"])),
         "right_distinct": distinct,
     }
     return DataFrame({"cell": cell, "evaluated": task, "step": step, **counts}, columns=EVALUATIONS)

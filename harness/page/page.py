@@ -97,6 +97,12 @@ def render_page(content: PageContent) -> str:
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     sections = sections_of(content)
+    tables = []
+    for table in content.tables:
+        tables.append((table.title, *page_table(table.rows)))
+    components = {}
+    for method in content.methods:
+        components[method] = method_parts(content.cells, method)
     drawn = {}
     for section in sections:
         for _, of_group in section["groups"]:
@@ -106,12 +112,12 @@ def render_page(content: PageContent) -> str:
         content=content,
         styles=figures.styles_of(content),
         summary=sentences.summary(content),
-        tables=[(table.title, *page_table(table.rows)) for table in content.tables],
+        tables=tables,
         notes=render.row_notes(content.rows),
         sections=sections,
         drawn=drawn,
         unfinished=content.cells[content.cells["state"] != "done"],
-        components={method: method_parts(content.cells, method) for method in content.methods},
+        components=components,
         differences=setting_differences(content.cells),
         settings=without_secrets(yaml.safe_dump(content.settings, sort_keys=False, allow_unicode=True)),
         origin=origin_lines(content.cells),
@@ -142,10 +148,11 @@ def sections_of(content: PageContent) -> list[Section]:
         numbered, names = [], set()
         for name, of_group in groups:
             if of_group:
-                with_ids = [(f"figure-{next(numbers)}", figure) for figure in of_group]
-                numbered.append((name if len(groups) > 1 else "", with_ids))
+                with_ids = []
                 for figure in of_group:
+                    with_ids.append((f"figure-{next(numbers)}", figure))
                     names |= {series["name"] for series in figure.series}
+                numbered.append((name if len(groups) > 1 else "", with_ids))
         return {"id": id, "title": title, "text": text, "groups": numbered, "names": names}
 
     def of_tables(draw: Callable[[ScoreTable, Styles], list[Figure]]) -> list[TitledFigures]:
@@ -237,7 +244,8 @@ def setting_differences(cells: DataFrame) -> list[tuple[str, list[tuple[str, str
         for name, settings in settings_by_cell.items():
             names_by_value.setdefault(settings.get(key, "(none)"), []).append(name)
         if len(names_by_value) > 1:
-            differences.append((key, [(value, "; ".join(names)) for value, names in names_by_value.items()]))
+            listed = [(value, "; ".join(names)) for value, names in names_by_value.items()]
+            differences.append((key, listed))
     return differences
 
 

@@ -26,6 +26,11 @@ def score_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
     if not rows:
         return []
     headline = f"Pass@{table.k}"
+    against_pass, against_distinct, over_entropy = [], [], []
+    for row in rows:
+        against_pass.append((row, row.avg_at_k, row.pass_at_k[row.k]))
+        against_distinct.append((row, row.avg_at_k, row.right_distinct))
+        over_entropy.append((row, row.entropy_kept, row.avg_at_k))
     return [
         points_figure(
             f"Avg@K against {headline}",
@@ -33,7 +38,7 @@ def score_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
             "problems. They are of each method alone; whether two differ is a question for the paired differences of "
             "the table.",
             ("Avg@K", headline),
-            [(row, row.avg_at_k, row.pass_at_k[row.k]) for row in rows],
+            against_pass,
             styles,
         ),
         points_figure(
@@ -41,7 +46,7 @@ def score_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
             "Distinct right answers: the number to a problem, of all its samples. Bars are 95 % intervals over seeds "
             "and problems, of each method alone.",
             ("Avg@K", "distinct right answers"),
-            [(row, row.avg_at_k, row.right_distinct) for row in rows],
+            against_distinct,
             styles,
         ),
         points_figure(
@@ -49,7 +54,7 @@ def score_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
             "Entropy kept: the entropy at the last training step divided by that at the first, the geometric mean over "
             "seeds. Horizontal bars are its 95 % intervals, vertical ones the table's.",
             ("entropy kept", "Avg@K"),
-            [(row, row.entropy_kept, row.avg_at_k) for row in rows],
+            over_entropy,
             styles,
         ),
         over_k(rows, styles),
@@ -95,7 +100,7 @@ def over_k(rows: Sequence[LeaderboardRow], styles: Styles) -> Figure:
         "k, samples of a problem",
         "Pass@k",
         series,
-        ["method", *(f"Pass@{k}" for k in ks)],
+        ["method", *map("Pass@{}".format, ks)],
         lines,
         options={"log_x": True, "ticks": ks, "cut": True},
     )
@@ -217,11 +222,14 @@ def seed_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
         series, lines = [], []
         for method, of_method in by_method(last_scores, styles):
             values = of_method.set_index("seed")[name]
-            text = [f"seed {seed}" for seed in values.index]
+            line, text = [method], []
+            for seed, seed_name in zip(seeds, seed_names, strict=True):
+                if seed in values.index:
+                    line.append(f"{values[seed]:.3f}")
+                    text.append(seed_name)
+                else:
+                    line.append("")
             series.append({"name": method, "style": styles[method], "x": page_numbers(values), "text": text})
-            line = [method]
-            for seed in seeds:
-                line.append(f"{values[seed]:.3f}" if seed in values.index else "")
             lines.append(line)
         note = "One marker a seed, of the last evaluation; the mean over its problems."
         header = ["method", *seed_names]
@@ -262,8 +270,8 @@ def rates_figure(
             equally_often += rate == before[problem]
     series = []
     for name, problems in groups.items():
-        x = page_numbers(before[problem] for problem in problems)
-        y = page_numbers(after[problem] for problem in problems)
+        x = page_numbers(map(before.__getitem__, problems))
+        y = page_numbers(map(after.__getitem__, problems))
         series.append({"name": name, "style": styles[method], "x": x, "y": y, "text": problems})
     lost, won = groups["lost"], groups["won"]
     lines = [

@@ -25,8 +25,10 @@ def summary(content: PageContent) -> list[tuple[str, list[str]]]:
 def general_sentences(content: PageContent) -> list[str]:
     states = Counter(content.cells["state"])
     done = states.pop("done", 0)
-    others = "".join(f", {number} {state}" for state, number in states.items())
-    sentences = [f"{done} of {len(content.cells)} cells are done{others}."]
+    counts = [f"{done} of {len(content.cells)} cells are done"]
+    for state, number in states.items():
+        counts.append(f"{number} {state}")
+    sentences = [f"{', '.join(counts)}."]
     unfinished = []
     for row in content.rows:
         is_trained = row.method != BASE_MODEL
@@ -78,8 +80,11 @@ def difference_sentences(table: ScoreTable, rows: Sequence[LeaderboardRow], base
     ]
     sentences, comparisons = [], 0
     for name, difference_of in scores:
-        differences = {row.method: difference_of(row) for row in rows}
-        comparisons += sum(has_interval(difference) for difference in differences.values())
+        differences = {}
+        for row in rows:
+            difference = difference_of(row)
+            differences[row.method] = difference
+            comparisons += has_interval(difference)
         sentences.append(difference_sentence(name, differences, baseline))
     if comparisons > 1:
         sentences.append(
