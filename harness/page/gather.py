@@ -5,22 +5,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas
+from pandas import DataFrame
 
 from harness.base import files
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.provenance import by_another_source, sources_in
-from harness.cells.spec import CellSpec
 from harness.config import Config
 from harness.matrix import Cell
-from harness.page.content import CellRecord, PageContent, Record, StepEvaluation, assemble_content
+from harness.page.content import (
+    CURVES,
+    EVALUATIONS,
+    PageContent,
+    Record,
+    assemble_content,
+    joined_frames,
+    page_cells,
+)
 from harness.table.board import Board, Expected
 from harness.table.experiment import Experiment
 from harness.table.frames import read_frames, setting_text
@@ -46,8 +53,10 @@ def content_of_config(config: Config, matrix: Sequence[Cell], command: str | Non
     with reader(uri) as source:
         experiment = Experiment(source, config.name, uri)
         outdated = outdated_cells(experiment, board)
-        outdated_methods = [cell.method for cell in board.expected if cell.cell in outdated]
-        names = {method: f"{method} {OTHER_SOURCE}" for method in outdated_methods}
+        names = {}
+        for cell in board.expected:
+            if cell.cell in outdated:
+                names[cell.method] = f"{cell.method} {OTHER_SOURCE}"
         labels = {cell.id: cell.label for cell in matrix}
         notes = []
         for key, reason in outdated.items():
@@ -82,7 +91,9 @@ def outdated_cells(experiment: Experiment, board: Board) -> dict[str, str]:
 
 
 def renamed_methods(board: Board, names: Mapping[str, str]) -> Board:
-    expected = [dataclasses.replace(cell, method=names.get(cell.method, cell.method)) for cell in board.expected]
+    expected = []
+    for cell in board.expected:
+        expected.append(dataclasses.replace(cell, method=names.get(cell.method, cell.method)))
     return dataclasses.replace(board, expected=expected, baseline=names.get(board.baseline, board.baseline))
 
 
@@ -95,34 +106,47 @@ def content_of_board(
     settings: Mapping[str, Any] | None = None,
 ) -> PageContent:
     """Return the content of a matrix's page; `settings` default to the newest run's."""
-    expected = {cell.cell: cell for cell in board.expected}
-    runs = {key: run for key, run in experiment.newest.items() if key in expected}
+    expected = {cell.cell for cell in board.expected}
+    runs = {}
+    for key, run in experiment.newest.items():
+        if key in expected:
+            runs[key] = run
     specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))
-    begun = dict(zip(runs, records_of_runs(experiment, expected, runs, specs), strict=True))
-    cells = [begun.get(cell.cell) or planned_record(cell) for cell in board.expected]
-    runs_by_key = {record.key: runs[key] for key, record in begun.items()}
+    curves = dict(zip(runs, experiment.source.curves(list(runs.values()), DRAWN_METRICS.fullmatch), strict=True))
+    records = []
+    for cell in board.expected:
+        record = key_fields(cell)
+        if cell.cell in runs:
+            record |= run_fields(runs[cell.cell], curves[cell.cell])
+            spec = specs[cell.cell]
+            record["identity"] = {} if spec is None else spec.identity
+        records.append(record)
 
     page_notes = list(notes)  # more are added as the samples are read
 
-    def samples(record: CellRecord, task: str, step: int) -> list[Record]:
-        run, path = runs_by_key[record.key], f"samples/evaluate-{task}-{step:06d}.jsonl"
+    def samples(cell: str, task: str, step: int) -> list[Record]:
+        run, path = runs[cell], f"samples/evaluate-{task}-{step:06d}.jsonl"
         [text] = experiment.source.texts([run], path)
         return [] if text is None else undamaged_answers(text, Path(run.name, path), page_notes)
 
-    if settings is None:
-        known = [spec.settings for spec in specs.values() if spec is not None]
-        settings = known[-1] if known else {}  # of the newest run
+    newest_settings: Mapping[str, Any] = {}
+    for spec in specs.values():
+        if spec is not None:
+            newest_settings = spec.settings
     frames = read_frames(experiment, board.expected, board.baseline)
+    cells = page_cells(records)
     return assemble_content(
         cells,
+        curves_frame(curves),
+        evaluations_of_runs(experiment, runs),
         leaderboard_rows(frames, board.baseline, board.ks),
         samples,
         name=board.experiment,
         source=f"MLflow at {visible_address(experiment.uri)}",
         command=command,
         baseline=board.baseline,
-        methods=list(dict.fromkeys(cell.method for cell in board.expected)),
-        settings=dict(settings),
+        methods=list(cells["method"].unique()),
+        settings=dict(newest_settings if settings is None else settings),
         notes=page_notes,
     )
 
@@ -136,10 +160,6 @@ def undamaged_answers(content: bytes, path: Path, notes: list[str]) -> list[Reco
         return []
 
 
-def planned_record(expected: Expected) -> CellRecord:
-    return CellRecord(**key_fields(expected), state="planned")
-
-
 def key_fields(expected: Expected) -> dict[str, Any]:
     return {
         "method": expected.method,
@@ -147,68 +167,28 @@ def key_fields(expected: Expected) -> dict[str, Any]:
         "model": expected.model,
         "setting": setting_text(tuple(expected.setting.items())),
         "seed": expected.seed,
+        "cell": expected.cell,
     }
 
 
-def records_of_runs(
-    experiment: Experiment,
-    expected: Mapping[str, Expected],
-    runs: Mapping[str, Run],
-    specs: Mapping[str, CellSpec | None],
-) -> list[CellRecord]:
-    """Return the records of the cells that have a run."""
-    listed = list(runs.values())
-    evaluations = evaluations_of_runs(experiment, listed)
-    curves = experiment.source.curves(listed, DRAWN_METRICS.fullmatch)
-    records = []
-    for place, (cell, run) in enumerate(runs.items()):
-        spec = specs[cell]
-        curves_of_run = {}
-        for name, points in curves[place].items():
-            curves_of_run[name] = {point.step: point.value for point in points}
-        records.append(
-            CellRecord(
-                **key_fields(expected[cell]),
-                state=run.tags["status"],
-                reason=run.tags.get("reason") or None,
-                device=run.tags.get("device", ""),
-                curves=curves_of_run,
-                evaluations=step_evaluations(evaluations[place]),
-                identity={} if spec is None else spec.identity,
-                made=origin_of_run(run),
-                times=first_and_last_time(curves[place]),
-            )
-        )
-    return records
-
-
-def evaluations_of_runs(experiment: Experiment, runs: Sequence[Run]) -> list[list[Record]]:
-    """Return the evaluations of each run; files of the same name are read together, which saves a server's time."""
-    paths = [experiment.source.listed(run, "evals") for run in runs]
-    records: list[list[Record]] = [[] for _ in runs]
-    for path in sorted({path for listed in paths for path in listed}):
-        having = [place for place, listed in enumerate(paths) if path in listed]
-        texts = experiment.source.texts([runs[place] for place in having], path)
-        for place, text in zip(having, texts, strict=True):
-            if text is not None:
-                records[place].append(json.loads(text))
-    return records
-
-
-def step_evaluations(records: Iterable[Record]) -> dict[str, dict[int, StepEvaluation]]:
-    """Return the evaluations by task and step."""
-    evaluations: dict[str, dict[int, StepEvaluation]] = defaultdict(dict)
-    for record in records:
-        task, step = record["task"], record["step"]
-        distinct = right_distinct(record, f"the evaluation of {task} at step {step}")
-        evaluations[task][step] = StepEvaluation(record["problems"], np.array(record["right"]), np.array(distinct))
-    return dict(evaluations)
+def run_fields(run: Run, curves: Curves) -> dict[str, Any]:
+    """Return the fields of a cell that its run has recorded."""
+    return {
+        "state": run.tags["status"],
+        "reason": run.tags.get("reason") or None,
+        "device": run.tags.get("device", ""),
+        "made": origin_of_run(run),
+        "times": first_and_last_time(curves),
+    }
 
 
 def origin_of_run(run: Run) -> dict[str, Any]:
     """Return the recorded code and machine of a run."""
     prefix = "version."
-    versions = {key.removeprefix(prefix): value for key, value in run.tags.items() if key.startswith(prefix)}
+    versions = {}
+    for key, value in run.tags.items():
+        if key.startswith(prefix):
+            versions[key.removeprefix(prefix)] = value
     return {
         "version": run.tags.get("code.version"),
         "commit": run.tags.get("code.commit"),
@@ -218,5 +198,47 @@ def origin_of_run(run: Run) -> dict[str, Any]:
 
 
 def first_and_last_time(curves: Curves) -> tuple[float, float] | None:
-    times = [point.time for points in curves.values() for point in points]
+    times = []
+    for points in curves.values():
+        times += [point.time for point in points]
     return (min(times), max(times)) if times else None
+
+
+def curves_frame(curves_by_cell: Mapping[str, Curves]) -> DataFrame:
+    """Return the frame of curves."""
+    values = {}  # of a step that is there twice the last value counts
+    for cell, curves in curves_by_cell.items():
+        for metric, points in curves.items():
+            for point in points:
+                values[cell, metric, point.step] = point.value
+    keys = DataFrame(list(values), columns=CURVES[:-1])
+    return keys.assign(value=pandas.Series(list(values.values()), dtype="float64"))
+
+
+def evaluations_of_runs(experiment: Experiment, runs: Mapping[str, Run]) -> DataFrame:
+    """Return the frame of evaluations; files of the same name are read together, which saves a server's time."""
+    cells_by_path: dict[str, list[str]] = {}
+    for cell, run in runs.items():
+        for path in experiment.source.listed(run, "evals"):
+            cells_by_path.setdefault(path, []).append(cell)
+    evaluations = []
+    for path in sorted(cells_by_path):
+        cells = cells_by_path[path]
+        texts = experiment.source.texts([runs[cell] for cell in cells], path)
+        for cell, text in zip(cells, texts, strict=True):
+            if text is not None:
+                evaluations.append(evaluation_frame(cell, json.loads(text)))
+    return joined_frames(evaluations, EVALUATIONS)
+
+
+def evaluation_frame(cell: str, record: Record) -> DataFrame:
+    """Return the rows of one evaluation of a cell, in the order of the problem set."""
+    task, step = record["task"], record["step"]
+    distinct = right_distinct(record, f"the evaluation of {task} at step {step}")
+    counts = {
+        "problem": record["problems"],
+        "right": list(map(sum, record["right"])),
+        "samples": list(map(len, record["right"])),
+        "right_distinct": distinct,
+    }
+    return DataFrame({"cell": cell, "evaluated": task, "step": step, **counts}, columns=EVALUATIONS)

@@ -32,9 +32,11 @@ def drawn_svg(curves: Mapping[str, Series], title: str, label: str, scale: str, 
     for number, (method, points) in enumerate(curves.items()):
         steps = sorted(points)
         color = f"C{number}"
-        means = [np.mean(points[step]) for step in steps]
-        low = [min(points[step]) for step in steps]
-        high = [max(points[step]) for step in steps]
+        means, low, high = [], [], []
+        for step in steps:
+            means.append(np.mean(points[step]))
+            low.append(min(points[step]))
+            high.append(max(points[step]))
         axes.plot(steps, means, color=color, label=method, linewidth=1.6)
         axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
     axes.set(title=title, xlabel=across[0], xscale=across[1], ylabel=label, yscale=scale)

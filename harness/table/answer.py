@@ -44,8 +44,10 @@ def render_parts(
         else:
             body = render.render_rows(sorted_part(part, sort), how, width, shown_columns)
         title = heading.format(plain(part.title)) if len(parts) > 1 else ""
-        notes = [f"{layout.folded(bullet + plain(sentence), width)}\n" for sentence in part.lacking]
-        texts.append(title + body + "".join(notes))
+        text = title + body
+        for sentence in part.lacking:
+            text += f"{layout.folded(bullet + plain(sentence), width)}\n"
+        texts.append(text)
     return "\n".join(texts)
 
 

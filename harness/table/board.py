@@ -87,9 +87,10 @@ class Board:
 
     @classmethod
     def of_config(cls, config: Config, matrix: Sequence[Cell]) -> Board:
-        expected = [expected_cell(cell) for cell in matrix]
-        evaluated = {task for cell in expected for task in cell.eval_tasks}
-        ks = {task: config.eval.of(task).k for task in evaluated}
+        expected = list(map(expected_cell, matrix))
+        ks = {}
+        for task in set().union(*(cell.eval_tasks for cell in expected)):
+            ks[task] = config.eval.of(task).k
         settings = dataclasses.asdict(config)
         del settings["tracking"]  # its URI may hold a password
         return cls(config.name, config.baseline, ks, expected, settings)
@@ -125,9 +126,11 @@ def expected_cell(cell: Cell) -> Expected:
 def settings_of(params: Mapping[str, str]) -> Pairs:
     """Return the parameters that all cells of a matrix share."""
     varied = (*AXES, *further_axes(params))
-    return tuple(
-        sorted((key, value) for key, value in params.items() if key.partition(".")[0] not in AXES and key not in varied)
-    )
+    shared = []
+    for key, value in params.items():
+        if key.partition(".")[0] not in AXES and key not in varied:
+            shared.append((key, value))
+    return tuple(sorted(shared))
 
 
 def further_axes(params: Mapping[str, str]) -> list[str]:
@@ -157,23 +160,39 @@ def board_of_runs(
 ) -> Board:
     """Return the matrix of runs that share their settings."""
     ks_by_task = evaluations_by_task(runs, outcomes)
-    further = {key: list(map(str, values)) for key, values in config.get("axes", {}).items()}
+    further = values_of_further_axes(config)
     begun = cells_with_a_run(runs, ks_by_task)
     expected = [*begun, *cells_without_a_run(begun, runs, ks_by_task, shared, config, further)]
-    ranges = [[*config.get(f"{axis}s", [])] for axis in AXES]
-    methods, tasks, models, seeds = ranges
+    methods, tasks, models, seeds = values_of_axes(config)
     order = (seeds, *further.values(), models, tasks, methods)
 
     def place(cell: Expected) -> list[int]:
         """Return the place of a cell in the order of the configuration; unknown values come last."""
-        setting = (cell.params[key] for key in further)
+        setting = map(cell.params.__getitem__, further)
         values = (cell.seed, *setting, cell.model, cell.task, cell.params.get("method", cell.method))
-        pairs = zip(values, order, strict=True)
-        return [known.index(value) if value in known else len(known) for value, known in pairs]
+        places = []
+        for value, known in zip(values, order, strict=True):
+            places.append(known.index(value) if value in known else len(known))
+        return places
 
-    ks = {task: k for by_task in ks_by_task.values() for task, k in by_task.items()}
+    ks: dict[str, int] = {}
+    for by_task in ks_by_task.values():
+        ks |= by_task
     baseline = config.get("baseline") or runs[-1].tags.get("baseline", "")
     return Board(experiment, baseline, ks, sorted(expected, key=place))
+
+
+def values_of_axes(config: PlainConfig) -> list[list[Any]]:
+    """Return the methods, tasks, models and seeds of a configuration; empty lists if it is unknown."""
+    return [list(config.get(f"{axis}s", [])) for axis in AXES]
+
+
+def values_of_further_axes(config: PlainConfig) -> dict[str, list[str]]:
+    """Return the values of the other axes as text, by key."""
+    further = {}
+    for key, values in config.get("axes", {}).items():
+        further[key] = list(map(str, values))
+    return further
 
 
 def evaluations_by_task(runs: Sequence[Run], outcomes: Outcomes) -> dict[str, dict[str, int]]:
@@ -190,7 +209,7 @@ def cells_with_a_run(runs: Sequence[Run], ks_by_task: Mapping[str, Mapping[str, 
     names, newest = method_names(runs), newest_sources(runs)
     cells = []
     for run in counting_runs(runs, names):
-        cell, task, model = (run.tags[key] for key in ("cell", "task", "model"))
+        cell, task, model = run.tags["cell"], run.tags["task"], run.tags["model"]
         sources = {part: newest[part] for part in sources_in(run.tags) or {}}
         evaluations, seed = [*ks_by_task.get(task, {})], int(run.tags["seed"])
         made_of = run.tags.get("made_of")
@@ -207,16 +226,17 @@ def cells_without_a_run(
     further: Mapping[str, Sequence[str]],
 ) -> list[Expected]:
     """Return the cells that the newest run's configuration contains and that have not begun."""
-    methods_of_runs = {run.tags["cell"]: run.tags["method"] for run in runs}
+    names = method_names(runs)
+    methods_of_runs, latest_names = {}, {}
+    for run in runs:
+        methods_of_runs[run.tags["cell"]] = run.tags["method"]
+        latest_names[run.tags["method"]] = names[run.tags["cell"]]
     present = set()
     for cell in begun:
-        own_values = tuple(cell.params[key] for key in further)
+        own_values = tuple(map(cell.params.__getitem__, further))
         present.add((methods_of_runs[cell.cell], cell.task, cell.model, cell.seed, own_values))
-    names = method_names(runs)
-    latest_names = {run.tags["method"]: names[run.tags["cell"]] for run in runs}
-    ranges = [[*config.get(f"{axis}s", [])] for axis in AXES]
     cells = []
-    for method, task, model, seed, *values in itertools.product(*ranges, *further.values()):
+    for method, task, model, seed, *values in itertools.product(*values_of_axes(config), *further.values()):
         if (method, task, model, seed, tuple(values)) not in present:
             setting = dict(zip(further, values, strict=True))
             params = {**shared, **setting, "method": method, "task": task, "model": model, "seed": str(seed)}
@@ -232,8 +252,8 @@ def counting_runs(runs: Sequence[Run], names: Mapping[str, str]) -> list[Run]:
     """
     chosen: dict[tuple[str, ...], Run] = {}
     for run in runs:
-        varied = (run.params.get(key, "") for key in further_axes(run.params))
-        axes = (names[run.tags["cell"]], *(run.tags[axis] for axis in AXES[1:]), *varied)
+        varied = [run.params.get(key, "") for key in further_axes(run.params)]
+        axes = (names[run.tags["cell"]], *map(run.tags.__getitem__, AXES[1:]), *varied)
         if axes not in chosen or run.tags["status"] == "done" or chosen[axes].tags["status"] != "done":
             chosen[axes] = run
     return list(chosen.values())
@@ -241,7 +261,10 @@ def counting_runs(runs: Sequence[Run], names: Mapping[str, str]) -> list[Run]:
 
 def newest_sources(runs: Sequence[Run]) -> dict[str, str]:
     """Return the newest hash of each component's source; older runs may have other hashes."""
-    return {part: digest for run in runs for part, digest in (sources_in(run.tags) or {}).items()}
+    newest: dict[str, str] = {}
+    for run in runs:
+        newest |= sources_in(run.tags) or {}
+    return newest
 
 
 def method_names(runs: Sequence[Run]) -> dict[str, str]:
@@ -250,11 +273,11 @@ def method_names(runs: Sequence[Run]) -> dict[str, str]:
     for run in runs:
         options_of_run = {key: value for key, value in run.params.items() if key.startswith("method.")}
         options.setdefault(run.tags["method"], []).append(options_of_run)
-    varied = {method: differing_keys(options_of_runs) for method, options_of_runs in options.items()}
     names = {}
     for run in runs:
         method = run.tags["method"]
-        values = [f"{key.rpartition('.')[2]}={run.params.get(key)}" for key in varied[method]]
+        varied = differing_keys(options[method])
+        values = [f"{key.rpartition('.')[2]}={run.params.get(key)}" for key in varied]
         names[run.tags["cell"]] = f"{method} ({', '.join(values)})" if values else method
     return names
 
@@ -262,7 +285,7 @@ def method_names(runs: Sequence[Run]) -> dict[str, str]:
 def differing_keys(records: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the keys whose values are not the same in all records."""
     differing = []
-    for key in sorted({key for record in records for key in record}):
+    for key in sorted(set().union(*records)):
         values = {record.get(key) for record in records}
         if len(values) > 1:
             differing.append(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 ALL_TASKS = "all tasks"
 
+SeedScores = dict[int, list[Floats]]  # of a method, by seed in order: the scores of the problems of each task
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -75,33 +77,30 @@ class Comparison:
         return place_text(self.model, self.setting)
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A method with its scores on one task or several, by the seeds that are done on all of them."""
+def scores_by_seed(frames: Frames, tasks: Sequence[DataFrame], ks: Sequence[int | None]) -> SeedScores:
+    """Return the scores of a method by the seeds that are done on all of these tasks.
 
-    method: str
-    seeds: list[int]  # in order
-    scores: list[Floats]  # seed by problem, for each task
-
-    def at(self, seeds: Sequence[int]) -> list[Floats]:
-        """Return the scores of some of the seeds."""
-        places = [self.seeds.index(seed) for seed in seeds]
-        return [x_SJ[places] for x_SJ in self.scores]
-
-    def against(self, other: Contender) -> tuple[list[Floats], list[Floats]] | None:
-        """Return both scores on the seeds that both have done; None where there are none."""
-        shared = [seed for seed in self.seeds if seed in other.seeds]
-        return (self.at(shared), other.at(shared)) if shared else None
-
-
-def contender(frames: Frames, method: str, tasks: Sequence[DataFrame], ks: Sequence[int | None]) -> Contender:
-    """Return a method; `tasks`: its cells of each task, `ks`: the k of Pass@k there, None for Avg@K."""
+    `tasks`: its cells of each task, `ks`: the k of Pass@k there, None for Avg@K.
+    """
     done = [done_cells(cells).set_index("seed", drop=False) for cells in tasks]
     seeds = sorted(set.intersection(*(set(cells.index) for cells in done)))
-    if not seeds:
-        return Contender(method, [], [])
-    scores = [frames.scores(cells.loc[seeds], k) for cells, k in zip(done, ks, strict=True)]
-    return Contender(method, seeds, scores)
+    scores: SeedScores = {seed: [] for seed in seeds}
+    if seeds:
+        for cells, k in zip(done, ks, strict=True):
+            for seed, x_J in zip(seeds, frames.scores(cells.loc[seeds], k), strict=True):
+                scores[seed].append(x_J)
+    return scores
+
+
+def stacked(scores: SeedScores, seeds: Collection[int]) -> list[Floats]:
+    """Return the scores of some of the seeds, as seed by problem for each task."""
+    return [np.stack(of_task) for of_task in zip(*map(scores.__getitem__, seeds), strict=True)]
+
+
+def paired_scores(ours: SeedScores, theirs: SeedScores) -> tuple[list[Floats], list[Floats]] | None:
+    """Return both scores on the seeds that both have done; None where there are none."""
+    shared = [seed for seed in ours if seed in theirs]
+    return (stacked(ours, shared), stacked(theirs, shared)) if shared else None
 
 
 def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Comparison]:
@@ -126,9 +125,11 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
             label = of_all if len(chosen) > 1 else label_of(chosen[0], frames.tables)
             for score, score_ks in scores_of_tables(chosen, ks):
                 for result in compare_tables(frames, chosen, score_ks, baseline):
-                    sentences = [text for axes in chosen for text in mixed.get((result.method, axes), [])]
+                    sentences: dict[str, None] = {}
+                    for axes in chosen:
+                        sentences |= dict.fromkeys(mixed.get((result.method, axes), []))
                     labeled = replace(result, task=label, model=model, score=score, setting=setting)
-                    results.append(replace(labeled, mixed=list(dict.fromkeys(sentences))))
+                    results.append(replace(labeled, mixed=list(sentences)))
     return results
 
 
@@ -142,48 +143,52 @@ def scores_of_tables(tables: Sequence[Axes], ks: Mapping[str, int]) -> list[tupl
 def compare_tables(frames: Frames, tables: Sequence[Axes], ks: Sequence[int | None], baseline: str) -> list[Comparison]:
     """Return the comparisons of the methods that all these tables have, still without labels."""
     methods_by_table = [frames.tables[axes] for axes in tables]
-    cells = {}
+    cells, scores = {}, {}
     for name in methods_by_table[0]:
         if all(name in methods for methods in methods_by_table):
             cells[name] = [methods[name] for methods in methods_by_table]
-    contenders = [contender(frames, name, cells[name], ks) for name in cells]
-    done = [candidate for candidate in contenders if candidate.seeds]
-    for candidate in done:  # compared with the first, since the baseline may not be done
-        for ours, first in zip(cells[candidate.method], cells[done[0].method], strict=True):
+            scores[name] = scores_by_seed(frames, cells[name], ks)
+    done = [name for name in scores if scores[name]]
+    for name in done:  # compared with the first, since the baseline may not be done
+        for ours, first in zip(cells[name], cells[done[0]], strict=True):
             check_comparable(frames, ours, first)
-    return compare_contenders(contenders, baseline)
+    return compare_scores(scores, baseline)
 
 
-def compare_contenders(contenders: Sequence[Contender], baseline: str) -> list[Comparison]:
+def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comparison]:
     """Return each method's comparison with the baseline, and its ranks among all trained methods."""
-    base = next((candidate for candidate in contenders if candidate.method == baseline), None)
-    done = [candidate for candidate in contenders if candidate.seeds]
+    base = scores.get(baseline)
+    done = [name for name in scores if scores[name]]
+    means = {name: share_interval(pooled(stacked(scores[name], scores[name]))) for name in done}
     differences: dict[str, Floats | None] = {}
     p_values: dict[str, float] = {}
-    for ours in done:
-        if base is not None and ours is not base:
-            x_SJ = paired_difference(ours, base)
-            differences[ours.method] = x_SJ
+    for name in done:
+        if base is not None and name != baseline:
+            x_SJ = paired_difference(scores[name], base)
+            differences[name] = x_SJ
             p = difference_p_value(x_SJ)
             if p is not None:
-                p_values[ours.method] = p
+                p_values[name] = p
     # The base model is the start of all methods: it competes with none of them.
-    tested = [method for method in p_values if method != BASE_MODEL]
-    adjusted = dict(zip(tested, holm([p_values[method] for method in tested]), strict=True))
-    trained = [candidate for candidate in done if candidate.method != BASE_MODEL]
+    tested = [name for name in p_values if name != BASE_MODEL]
+    adjusted = dict(zip(tested, holm([p_values[name] for name in tested]), strict=True))
+    trained = [name for name in done if name != BASE_MODEL]
     beats_MM = np.zeros((len(trained), len(trained)), dtype=bool)
-    for (i, ours), (j, theirs) in itertools.product(enumerate(trained), repeat=2):
-        beats_MM[i, j] = beats(ours, theirs)
-    ranks_by_method = {ours.method: places for ours, places in zip(trained, ranks(beats_MM), strict=True)}
-    means = {ours.method: share_interval(pooled(ours.scores)) for ours in done}
-    highest = int(np.argmax([means[ours.method].mean for ours in trained])) if trained else 0
-    best = {ours.method for i, ours in enumerate(trained) if not beats_MM[highest, i]}
+    for (i, name), (j, other) in itertools.product(enumerate(trained), repeat=2):
+        beats_MM[i, j] = beats(scores[name], scores[other])
+    ranks_by_method = dict(zip(trained, ranks(beats_MM), strict=True))
+    best = set()
+    if trained:
+        highest = int(np.argmax([means[name].mean for name in trained]))
+        best = {name for name, is_beaten in zip(trained, beats_MM[highest], strict=True) if not is_beaten}
     results = []
-    for ours in contenders:
-        name, x_SJ = ours.method, differences.get(ours.method)
-        pair = None if base is None else ours.against(base)
-        difference = least_detectable = needed = improvement = None
-        if pair is not None and ours is not base:
+    for name, ours in scores.items():
+        x_SJ = differences.get(name)
+        pair = None if base is None else paired_scores(ours, base)
+        iqm = difference = least_detectable = needed = improvement = None
+        if ours:
+            iqm = clipped(iqm_interval(run_scores(stacked(ours, ours))), 0, 1)
+        if pair is not None and name != baseline:
             improvement = probability_of_improvement(*pair)
         if x_SJ is not None:
             difference, least_detectable = difference_interval(x_SJ), detectable(x_SJ)
@@ -197,7 +202,7 @@ def compare_contenders(contenders: Sequence[Contender], baseline: str) -> list[C
                 method=name,
                 baseline=baseline,
                 mean=means.get(name),
-                iqm=clipped(iqm_interval(run_scores(ours.scores)), 0, 1) if ours.seeds else None,
+                iqm=iqm,
                 seeds=0 if pair is None else len(pair[0][0]),
                 difference=difference,
                 p=p_values.get(name),
@@ -218,13 +223,13 @@ def difference_p_value(x_SJ: Floats | None) -> float | None:
     return None if x_SJ is None else crossed_p_value(x_SJ)
 
 
-def paired_difference(ours: Contender, theirs: Contender) -> Floats | None:
+def paired_difference(ours: SeedScores, theirs: SeedScores) -> Floats | None:
     """Return the differences by seed and problem, of the seeds that both have done."""
-    pair = ours.against(theirs)
-    return None if pair is None else pooled([a - b for a, b in zip(*pair, strict=True)])
+    pair = paired_scores(ours, theirs)
+    return None if pair is None else pooled(list(map(np.subtract, *pair)))
 
 
-def beats(ours: Contender, theirs: Contender) -> bool:
+def beats(ours: SeedScores, theirs: SeedScores) -> bool:
     """Return whether the 95 % interval of the difference lies above 0."""
     x_SJ = paired_difference(ours, theirs)
     p = difference_p_value(x_SJ)
@@ -232,7 +237,7 @@ def beats(ours: Contender, theirs: Contender) -> bool:
 
 
 def probability_of_improvement(ours: Sequence[Floats], theirs: Sequence[Floats]) -> Estimate:
-    return share_interval(pooled([wins(a, b) for a, b in zip(ours, theirs, strict=True)]))
+    return share_interval(pooled(list(map(wins, ours, theirs))))
 
 
 def all_near_bound(ours: Sequence[Floats], theirs: Sequence[Floats]) -> bool:
@@ -247,9 +252,12 @@ def pooled(of_tasks: Sequence[Floats]) -> Floats:
     """
     if len(of_tasks) == 1:
         return of_tasks[0]
-    mean = np.mean([x_SJ.mean() for x_SJ in of_tasks])
-    problems = sum(x_SJ.shape[1] for x_SJ in of_tasks) / len(of_tasks)
-    return mean + np.hstack([(x_SJ - x_SJ.mean()) * (problems / x_SJ.shape[1]) for x_SJ in of_tasks])
+    means = [x_SJ.mean() for x_SJ in of_tasks]
+    sizes = [x_SJ.shape[1] for x_SJ in of_tasks]
+    weighted = []
+    for x_SJ, mean, size in zip(of_tasks, means, sizes, strict=True):
+        weighted.append((x_SJ - mean) * (sum(sizes) / len(sizes) / size))
+    return np.mean(means) + np.hstack(weighted)
 
 
 def run_scores(of_tasks: Sequence[Floats]) -> Floats:
@@ -269,7 +277,9 @@ def render_comparisons(results: Sequence[Comparison], how: str, width: int | Non
     tables = []
     for (where, score), section in sections.items():
         ranked = sum(result.rank_best is not None for result in section)
-        lines = [HEADER, *(comparison_line(result, ranked) for result in section)]
+        lines = [HEADER]
+        for result in section:
+            lines.append(comparison_line(result, ranked))
         tables.append((f"{where}: {score}", lines, ()))
     return render_document(results, tables, comparison_notes(results), how, width)
 
@@ -316,9 +326,10 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
     ]
     if any(result.method == BASE_MODEL for result in results):
         notes.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
-    notes += dict.fromkeys(
-        f"{MIXED} {result.task}, {result.where}: {why}." for result in results for why in result.mixed
-    )
+    mixed: dict[str, None] = {}
+    for result in results:
+        mixed |= dict.fromkeys(f"{MIXED} {result.task}, {result.where}: {why}." for why in result.mixed)
+    notes += mixed
     if any(result.seeds == 1 for result in results):
         notes.append("One seed cannot tell how much seeds differ: it gives no interval, no p-value, and any rank.")
     needed: dict[str, dict[str, int | None]] = {}

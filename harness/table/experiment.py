@@ -62,9 +62,9 @@ class Experiment:
         boards = [Board.of_json(text) for text in texts if text is not None]
         summarized_cells, summarized_settings = set(), set()
         for summarized in boards:
-            summarized_cells |= {cell.cell for cell in summarized.expected}
-            # All cells of a matrix share their settings.
-            summarized_settings |= {board.settings_of(cell.params) for cell in summarized.expected[:1]}
+            cells, settings = cells_and_settings(summarized)
+            summarized_cells |= cells
+            summarized_settings |= settings
         others = []
         for run in self.runs:
             if run.tags["cell"] not in summarized_cells and board.settings_of(run.params) not in summarized_settings:
@@ -98,9 +98,12 @@ class Experiment:
 
     def others(self, of: Board) -> list[Run]:
         """Return the runs with the settings of a matrix that belong to none of its cells."""
-        cells = {cell.cell for cell in of.expected}
-        settings = {board.settings_of(cell.params) for cell in of.expected[:1]}
-        return [run for run in self.runs if run.tags["cell"] not in cells and board.settings_of(run.params) in settings]
+        cells, settings = cells_and_settings(of)
+        others = []
+        for run in self.runs:
+            if run.tags["cell"] not in cells and board.settings_of(run.params) in settings:
+                others.append(run)
+        return others
 
     def outcomes_of(self, cells: Collection[str]) -> dict[str, Outcome]:
         """Return the outcomes of those among these cells that are done.
@@ -108,14 +111,16 @@ class Experiment:
         Summaries have copies of many outcomes in one file, since a server is slow with many files.
         """
         done = self.done
-        wanted = [done[cell] for cell in cells if cell in done and cell not in self.outcomes]
         missing = []
-        for run in wanted:
+        for cell in cells:
+            if cell not in done or cell in self.outcomes:
+                continue
+            run = done[cell]
             copy = self.copies.get(run.tags.get(TAG, ""))
             if copy is None:
                 missing.append(run)
             else:
-                self.outcomes[run.tags["cell"]] = copy
+                self.outcomes[cell] = copy
         for run, text in zip(missing, self.source.texts(missing, FILE), strict=True):
             if text is None:
                 raise UserError(f"the MLflow run of cell {run.tags['cell']} has no {FILE} among its artifacts")
@@ -124,6 +129,12 @@ class Experiment:
             if TAG not in run.tags or identities.hash_of(outcome) == run.tags[TAG]:
                 self.outcomes[run.tags["cell"]] = outcome
         return {cell: self.outcomes[cell] for cell in cells if cell in self.outcomes}
+
+
+def cells_and_settings(matrix: Board) -> tuple[set[str], set[board.Pairs]]:
+    """Return the hashes of the cells of a matrix, and the settings that all of them share."""
+    hashes = {cell.cell for cell in matrix.expected}
+    return hashes, {board.settings_of(cell.params) for cell in matrix.expected[:1]}
 
 
 def parsed_object(text: bytes | None) -> dict[str, Any]:

@@ -37,26 +37,30 @@ def render_latex(results: Sequence[Comparison]) -> str:
 
 
 def latex_table(where: str, results: Sequence[Comparison]) -> str:
-    scores = list(dict.fromkeys((result.task, result.score) for result in results))
-    by_cell = {(result.method, result.task, result.score): result for result in results}
-    groups, rules = task_groups([task for task, _ in scores])
-    score_names = [as_latex(score) for _, score in scores]
+    by_method: dict[str, dict[tuple[str, str], Comparison]] = {}  # and by task and score
+    columns: dict[tuple[str, str], None] = {}
+    mixed: dict[str, None] = {}
+    for result in results:
+        by_method.setdefault(result.method, {})[result.task, result.score] = result
+        columns[result.task, result.score] = None
+        mixed |= dict.fromkeys(f"% Marked: {as_comment(why)}." for why in result.mixed)
+    groups, rules = task_groups([task for task, _ in columns])
+    score_names = [as_latex(score) for _, score in columns]
     lines = [
         f"% {as_comment(where)}: means with 95 % intervals over seeds and problems.",
         "% Bold: the highest mean of a method, and all that do not differ significantly from it (paired interval).",
-        *dict.fromkeys(f"% Marked: {as_comment(why)}." for result in results for why in result.mixed),
-        rf"\begin{{tabular}}{{l{'c' * len(scores)}}}",
+        *mixed,
+        rf"\begin{{tabular}}{{l{'c' * len(columns)}}}",
         r"\toprule",
         latex_row(["", *groups]),
         "".join(rules),
         latex_row(["Method", *score_names]),
         r"\midrule",
     ]
-    for method in dict.fromkeys(result.method for result in results):
-        results_of_method = [by_cell.get((method, *score)) for score in scores]
-        is_mixed = any(result is not None and result.mixed for result in results_of_method)
+    for method, of_method in by_method.items():
+        is_mixed = any(result.mixed for result in of_method.values())
         name = as_latex(method) + (MIXED_MARK if is_mixed else "")
-        lines.append(latex_row([name, *map(latex_cell, results_of_method)]))
+        lines.append(latex_row([name, *map(latex_cell, map(of_method.get, columns))]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 

@@ -32,8 +32,11 @@ def mixtures(methods: Mapping[str, DataFrame], baseline: str) -> list[tuple[str,
     A row is concerned if its cells, together with the baseline's, differ. `methods`: the cells of a table by method.
     The base model borrows the cells of others, so it can be concerned but never named.
     """
-    done = {method: with_code(done_cells(cells)) for method, cells in methods.items()}
-    trained = {method: cells for method, cells in done.items() if method != BASE_MODEL}
+    done, trained = {}, {}
+    for method, cells in methods.items():
+        done[method] = with_code(done_cells(cells))
+        if method != BASE_MODEL:
+            trained[method] = done[method]
     sentences = []
     for kind, beginning in KINDS.items():
         seeds = seeds_by_value(trained, kind)

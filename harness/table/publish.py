@@ -96,7 +96,7 @@ def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
     for row in rows:
         line: dict[str, object] = {"method": row.method, **row.setting}
         line |= {"task": row.task, "model": row.model, "K": row.k}
-        for column in (COLUMNS[name] for name in DEFAULT):
+        for column in map(COLUMNS.__getitem__, DEFAULT):
             header, value = column.header.format(**names), column.value(row)
             if isinstance(value, float | int | str):
                 line[header] = value
@@ -120,7 +120,7 @@ def estimate_columns(header: str, estimate: Estimate | None) -> dict[str, float 
 
 def as_html(title: str, rows: Sequence[LeaderboardRow]) -> str:
     """Return the table as a page."""
-    notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
+    notes = "".join(map("<p>{}</p>".format, map(in_html, row_notes(rows))))
     return (
         f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
         f"<h1>{in_html(title)}</h1>{table_html(rows)}{notes}"

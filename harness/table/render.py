@@ -68,15 +68,17 @@ def render_document(
     one_of("--format", how, FORMATS)
     if how == "json":
         # Not from a frame: estimates are objects here, and three columns everywhere else.
-        plain = [finite_values(dataclasses.asdict(record)) for record in records]
+        plain = list(map(finite_values, map(dataclasses.asdict, records)))
         return json.dumps(plain, indent=2, allow_nan=False) + "\n"
     if how == "csv":
         return as_csv(records)
     if how == "md":
-        bullets = "".join(f"- {as_prose(note)}\n" for note in notes)
-        return "\n".join([*(as_markdown(title, lines) for title, lines, _ in tables), bullets])
-    parts = [layout.boxed(title, lines, width, order, "--format csv") for title, lines, order in tables]
-    return "\n".join([*parts, "".join(f"{layout.folded(layout.visible(note), width)}\n" for note in notes)])
+        parts = [as_markdown(title, lines) for title, lines, _ in tables]
+        sentences = [f"- {as_prose(note)}" for note in notes]
+    else:
+        parts = [layout.boxed(title, lines, width, order, "--format csv") for title, lines, order in tables]
+        sentences = [layout.folded(layout.visible(note), width) for note in notes]
+    return "\n".join([*parts, *sentences, ""])
 
 
 def finite_values(value: Any) -> Any:
@@ -106,8 +108,9 @@ def records_frame(records: Sequence[Any]) -> DataFrame:
     import pandas
 
     lines = [dict(flat_fields(dataclasses.asdict(record))) for record in records]
-    fullest_first = sorted(lines, key=len, reverse=True)  # a row without results has few columns
-    names = list(dict.fromkeys(name for line in fullest_first for name in line))
+    names: dict[str, None] = {}
+    for line in sorted(lines, key=len, reverse=True):  # a row without results has few columns
+        names |= dict.fromkeys(line)
     columns = {}
     for name in names:
         columns[name] = [line.get(name) for line in lines]
@@ -194,10 +197,10 @@ def as_markdown(title: str, lines: Sequence[Sequence[str]]) -> str:
     """Return a table of Markdown; pandas' own needs one more package, and has other padding and escapes."""
     header, *body = lines
     rule = ["---", *["---:"] * (len(header) - 1)]
-    rows = [list(map(as_cell, header)), rule]
-    for line in body:
-        rows.append(list(map(as_cell, line)))
-    return f"**{as_cell(title)}**\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    text = f"**{as_cell(title)}**\n\n"
+    for row in (map(as_cell, header), rule, *(map(as_cell, line) for line in body)):
+        text += f"| {' | '.join(row)} |\n"
+    return text
 
 
 def as_cell(text: str) -> str:

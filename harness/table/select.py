@@ -11,7 +11,7 @@ from harness.table import compare, leaderboard
 from harness.table.board import AXES, Board, Expected
 from harness.table.compare import Comparison
 from harness.table.experiment import Experiment
-from harness.table.frames import BASE_MODEL, Frames, read_frames
+from harness.table.frames import BASE_MODEL, NO_RUN, Frames, read_frames
 from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.units import plural
 from harness.tracking.runs import Run
@@ -87,13 +87,17 @@ def part_of_board(board: Board, experiment: Experiment, where: Params, baseline:
     if baseline:
         board = board.against(baseline)
     check_conditions(board, where)
-    on_methods = {key: value for key, value in where.items() if is_of_method(key)}
-    on_others = {key: value for key, value in where.items() if not is_of_method(key)}
+    on_methods: dict[str, str] = {}
+    on_others: dict[str, str] = {}
+    for key, value in where.items():
+        conditions_of_kind = on_methods if is_of_method(key) else on_others
+        conditions_of_kind[key] = value
     visible = {cell.method for cell in board.expected if meets(cell, on_methods)}
     compared = {*visible, board.baseline}
     expected = [cell for cell in board.expected if cell.method in compared and meets(cell, on_others)]
     if not any(cell.method in visible for cell in expected):
-        raise UserError("no cell meets all of " + " and ".join(f"--where {key}={where[key]}" for key in where))
+        listed = " and ".join(f"--where {key}={value}" for key, value in where.items())
+        raise UserError(f"no cell meets all of {listed}")
     frames = read_frames(experiment, expected, board.baseline)
     return Part(title, board, frames, visible, missing_sentences(board, experiment))
 
@@ -101,13 +105,13 @@ def part_of_board(board: Board, experiment: Experiment, where: Params, baseline:
 def check_conditions(board: Board, where: Params) -> None:
     """Refuse a condition that no cell of the matrix meets."""
     for key, value in where.items():
-        values = set()
+        values, known = set(), {*AXES}
         for cell in board.expected:
+            known |= cell.params.keys()
             cell_value = value_of(cell, key)
             if cell_value is not None:
                 values.add(cell_value)
         if not values:
-            known = {*AXES, *(name for cell in board.expected for name in cell.params)}
             raise UserError(f"--where names {key!r}, which no cell has; {nearest(key, known)}")
         if value not in values:
             raise UserError(f"--where {key} is {value!r}; {nearest(value, values)}")
@@ -130,18 +134,19 @@ def board_titles(boards: Sequence[Board]) -> list[str]:
 
     Matrices that differ in something that is not a parameter are numbered by their age.
     """
-    titles = [board_title(board, boards) for board in boards]
+    shared = list(map(shared_params, boards))
+    titles = [board_title(board, shared) for board in boards]
     numbered = []
     for place, title in enumerate(titles):
         numbered.append(f"{title} ({titles[place:].count(title)})" if titles.count(title) > 1 else title)
     return numbered
 
 
-def board_title(board: Board, boards: Sequence[Board]) -> str:
-    own_params, shared = shared_params(board), [shared_params(other) for other in boards]
-    keys = sorted({key for params in shared for key in params})
+def board_title(board: Board, shared: Sequence[Params]) -> str:
+    """Name a matrix; `shared`: the parameters of each matrix that are the same in all of its cells."""
+    own_params = shared_params(board)
     values = []
-    for key in keys:
+    for key in sorted(set().union(*shared)):
         differs = len({params.get(key) for params in shared}) > 1
         if differs and key in own_params and not is_of_method(key):
             values.append(f"{key}={own_params[key]}")
@@ -202,20 +207,25 @@ def seeds_by_settings(every: Iterable[Params]) -> dict[Settings, set[str]]:
     """Return the seeds of each set of parameters."""
     seeds: dict[Settings, set[str]] = {}
     for params in every:
-        settings = tuple((key, value) for key, value in params.items() if key != "seed")
+        settings = tuple(pair for pair in params.items() if pair[0] != "seed")
         seeds.setdefault(settings, set()).add(params.get("seed", ""))
     return seeds
 
 
 def params_difference(theirs: Params, ours: Params) -> Differences:
-    pairs = {key: (theirs.get(key), ours.get(key)) for key in {**ours, **theirs}}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    differences = {}
+    for key in {**ours, **theirs}:
+        if theirs.get(key) != ours.get(key):
+            differences[key] = (theirs.get(key), ours.get(key))
+    return differences
 
 
 def missing_sentences(board: Board, experiment: Experiment) -> list[str]:
     """Return sentences on cells that are not done, and on information that is missing."""
-    states = {key: run.tags["status"] for key, run in experiment.newest.items()}
-    counts = Counter(states.get(cell.cell, "without a run") for cell in board.expected)
+    newest = experiment.newest
+    counts: Counter[str] = Counter()
+    for cell in board.expected:
+        counts[newest[cell.cell].tags["status"] if cell.cell in newest else NO_RUN] += 1
     sentences = []
     if counts["done"] < len(board.expected):
         listed = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))

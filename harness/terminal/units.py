@@ -8,7 +8,9 @@ DAY = 86_400.0  # seconds
 
 def plural(number: int, noun: str, several: str | None = None) -> str:
     """Return a count with its noun: 1 cell, 2 cells; `several`: an irregular plural."""
-    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {several or noun + 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -25,7 +27,9 @@ def about_duration(seconds: float) -> str:
 
 
 def gib(number: int) -> str:
-    return f"{number / GIB:,.1f} GiB" if number >= GIB / 10 else f"{number / 2**20:,.0f} MiB"
+    if number >= GIB / 10:
+        return f"{number / GIB:,.1f} GiB"
+    return f"{number / 2**20:,.0f} MiB"
 
 
 def short_count(number: int) -> str:
