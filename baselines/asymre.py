@@ -31,7 +31,7 @@ class AsymRe(Grouped):
     source = "arXiv:2506.20520"
     silent_without_signal = True
 
-    shift: float = number(-0.1)
+    shift: float = number(-0.1, least=-10, most=10)
 
     def compared(self, rewards_PG: Tensor, batch: TokenBatch) -> Tensor:
         return centered(rewards_PG) - self.shift
