@@ -96,14 +96,15 @@ class Scored:
     entropy: Tensor
     sum_p2: Tensor | None
     sum_p2_logp: Tensor | None
+    min_p_logp: Tensor | None
     aux_loss: Tensor | None  # of a mixture of experts
 
 
 class StatisticsHead:
     """A stand-in for the autograd function of TRL's fused head, with our statistics in its unused outputs."""
 
-    def __init__(self, *, entropy_grad: bool, sum_p2: bool) -> None:
-        self.entropy_grad, self.sum_p2 = entropy_grad, sum_p2
+    def __init__(self, *, entropy_grad: bool, sum_p2: bool, min_p: bool) -> None:
+        self.entropy_grad, self.sum_p2, self.min_p = entropy_grad, sum_p2, min_p
 
     def apply(
         self,
@@ -117,16 +118,24 @@ class StatisticsHead:
         scale: float,
         outputs: Sequence[str],
     ) -> tuple[Tensor | None, ...]:
-        """Return log p, entropy, sum p^2 and sum p^2 log p, where TRL has other sums in the last two places."""
+        """Return log p, entropy, sum p^2, sum p^2 log p and filtered log p, where TRL has others in the last three."""
         if scale != 1:  # of the logits before the soft cap: that of hidden states and bias
             hidden_TD = hidden_TD * scale
             bias_V = None if bias_V is None else bias_V * scale
         if not len(hidden_TD):  # a micro-batch whose responses are all masked; its loss of 0 still has a graph
             nothing_T = hidden_TD.float().sum(-1)
-            return nothing_T, nothing_T.detach(), nothing_T.detach(), nothing_T.detach(), None
+            return nothing_T, nothing_T.detach(), nothing_T.detach(), nothing_T.detach(), nothing_T.detach()
         head = Head(weight_VD, bias_V, softcap)
-        stats = token_stats(hidden_TD, head, targets_T, temperature, entropy_grad=self.entropy_grad, sum_p2=self.sum_p2)
-        return stats.logp, stats.entropy, stats.sum_p2, stats.sum_p2_logp, None
+        stats = token_stats(
+            hidden_TD,
+            head,
+            targets_T,
+            temperature,
+            entropy_grad=self.entropy_grad,
+            sum_p2=self.sum_p2,
+            min_p=self.min_p,
+        )
+        return stats.logp, stats.entropy, stats.sum_p2, stats.sum_p2_logp, stats.min_p_logp
 
 
 @contextmanager
@@ -197,7 +206,9 @@ class EntrobenchTrainer(GRPOTrainer):
     ) -> Scored:
         needs = self.method.composed.needs
         head = StatisticsHead(
-            entropy_grad=with_gradient and "entropy_grad" in needs, sum_p2=before and "sum_p2" in needs
+            entropy_grad=with_gradient and "entropy_grad" in needs,
+            sum_p2=before and "sum_p2" in needs,
+            min_p=before and "min_p" in needs,
         )
         outputs: list[Any] = []
         hook = model.register_forward_hook(lambda module, arguments, output: outputs.append(output))
@@ -207,12 +218,14 @@ class EntrobenchTrainer(GRPOTrainer):
                 logp, entropy, aux_loss = super()._get_per_token_logps_and_entropies(model, *inputs, **named)
         finally:
             hook.remove()
-        sum_p2 = sum_p2_logp = None
+        sum_p2 = sum_p2_logp = min_p_logp = None
+        width = logp.shape[1]
         if head.sum_p2:
-            width = logp.shape[1]
             sum_p2 = torch.cat([output.log_sum_sq_probs[:, -width:] for output in outputs])
             sum_p2_logp = torch.cat([output.mean_logits[:, -width:] for output in outputs])
-        return Scored(logp, entropy, sum_p2, sum_p2_logp, aux_loss)
+        if head.min_p:
+            min_p_logp = torch.cat([output.is_top1[:, -width:] for output in outputs])
+        return Scored(logp, entropy, sum_p2, sum_p2_logp, min_p_logp, aux_loss)
 
     def _score_inputs(self, model: Any, inputs: Mapping[str, Any], **named: Any) -> Scored:
         """Score the responses of a micro-batch."""
@@ -242,7 +255,7 @@ class EntrobenchTrainer(GRPOTrainer):
             checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
             with torch.no_grad(), checkpointing:
                 self._before = self._score_inputs(self.model, output, before=True, batch_size=size)
-        for name in ("logp", "entropy", "sum_p2", "sum_p2_logp"):
+        for name in ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp"):
             column = getattr(self._before, name)
             if column is not None:
                 output[f"before_{name}"] = column
@@ -288,6 +301,7 @@ class EntrobenchTrainer(GRPOTrainer):
         parts = [part for update in updates for part in update]
         columns = {"logp": "before_logp", "entropy": "before_entropy", "sum_p2": "before_sum_p2"}
         columns |= {"sum_p2_logp": "before_sum_p2_logp", "ref_logp": "ref_per_token_logps"}
+        columns |= {"min_p_logp": "before_min_p_logp"}
         present = {name: key for name, key in columns.items() if key in parts[0]}
         whole, mask, order = gathered(parts, present)
         rewards = ranks.gather(torch.cat([part["rollout_rewards"] for part in parts]))[order]

@@ -15,8 +15,6 @@ def trl_refusal(method: Method) -> str | None:
         return "compares the answers of a group in their normal form, which GRPOTrainer does not know"
     if method.reads_sampler:
         return "reads the policy that sampled, which GRPOTrainer keeps only with some engines"
-    if "min_p" in method.needs:
-        return "needs a statistic (log p among the likely tokens) that is not computed there"
     return None
 
 

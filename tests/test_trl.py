@@ -167,8 +167,8 @@ def on_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         mask = attended[:, -width:].bool()
         if model is trainer.ref_model:
             assert c.old.ref_logp is not None
-            return door.Scored(padded(c.old.ref_logp, mask), None, None, None, None)
-        columns = (c.old.logp, c.old.entropy, c.old.sum_p2, c.old.sum_p2_logp)
+            return door.Scored(padded(c.old.ref_logp, mask), None, None, None, None, None)
+        columns = (c.old.logp, c.old.entropy, c.old.sum_p2, c.old.sum_p2_logp, c.old.min_p_logp)
         return door.Scored(*(padded(x_T, mask) for x_T in columns), None)  # type: ignore[arg-type]
 
     def of_inputs(model: Any, inputs: Any, **named: Any) -> Any:
@@ -177,7 +177,7 @@ def on_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             return of_all(model, mask, mask, mask.shape[1])
         now = c.current(c.batch.take(inputs["rollout_rows"]))
         assert now.entropy is not None
-        return door.Scored(padded(now.logp, mask), padded(now.entropy, mask), None, None, None)
+        return door.Scored(padded(now.logp, mask), padded(now.entropy, mask), None, None, None, None)
 
     trainer._score, trainer._score_inputs = of_all, of_inputs
     trainer.model.train()
@@ -367,7 +367,7 @@ def test_the_head_has_scale_bias_softcap_and_temperature(vocabulary: int, scale:
 
     hidden_TD, weight_VD, bias_V = normal(5, 8), normal(vocabulary, 8), normal(vocabulary)
     targets_T = torch.arange(5)
-    head = door.StatisticsHead(entropy_grad=True, sum_p2=True)
+    head = door.StatisticsHead(entropy_grad=True, sum_p2=True, min_p=False)
     computed = head.apply(hidden_TD, weight_VD, bias_V, targets_T, 0.7, 0, softcap, scale, ())
     logits_TV = scale * (hidden_TD @ weight_VD.T + bias_V)
     if softcap is not None:
@@ -388,7 +388,7 @@ def test_the_head_has_scale_bias_softcap_and_temperature(vocabulary: int, scale:
 
 def test_a_part_without_tokens_has_a_loss_with_a_graph() -> None:
     hidden_TD, weight_VD = torch.zeros(0, 8, requires_grad=True), torch.zeros(4099, 8)
-    head = door.StatisticsHead(entropy_grad=False, sum_p2=True)
+    head = door.StatisticsHead(entropy_grad=False, sum_p2=True, min_p=False)
     logp_T, *_ = head.apply(hidden_TD, weight_VD, None, torch.zeros(0, dtype=torch.long), 1.0, 0, None, 1.0, ())
     logp_T.sum().backward()
     assert hidden_TD.grad is not None

@@ -60,7 +60,7 @@ def test_methods_for_another_trainer_come_with_the_reasons_of_the_others(capsys:
     assert len(refused) == 1
     reasons = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[refused[0] + 1 :]}
     assert reasons["ppo"] == "ppo needs a critic, which GRPOTrainer lacks"
-    assert {*reasons} == {"ppo", "outcome_exploration", "m2po", "lp_reg", "lp_reg_release"}
+    assert {*reasons} == {"ppo", "outcome_exploration", "m2po"}
 
 
 def test_only_methods_run_in_other_trainers(capsys: pytest.CaptureFixture[str]) -> None:
