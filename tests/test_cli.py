@@ -243,11 +243,11 @@ def test_a_matrix_whose_engine_is_missing_does_not_begin(tmp_path: Path) -> None
         (["run", "demo", "train.stpes=1"], "did you mean 'steps'"),
         (["run", "demo", "train.group=1"], "train.group is 1"),
         (["run", "demo", "models=[./nothing-here]"], "nothing-here"),
-        (["leaderboard", "demo"], "there is no MLflow store"),
+        (["leaderboard", "demo"], "found no MLflow store"),
         (["run", "demo", "--jobs", "0"], "--jobs is 0"),
         (["run", "demo", "hardware.cache_gib=nan"], "hardware.cache_gib is nan; allowed: more than 0"),
         (["plan", "demo", "--plugin", "no_such_module"], "no_such_module"),
-        (["report", "demo"], "there is no MLflow store"),
+        (["report", "demo"], "found no MLflow store"),
     ],
 )
 def test_mistakes_end_with_one_sentence_and_write_nothing(arguments: list[str], words: str, tmp_path: Path) -> None:

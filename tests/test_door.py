@@ -82,7 +82,7 @@ def test_public_names_exist_and_type_checkers_see_the_same() -> None:
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(entrobench.UserError, match=r"unknown key train\.step; .*did you mean 'steps'"):
         entrobench.load("smoke", "train.step=2")
-    with pytest.raises(entrobench.UserError, match=r"there is no MLflow store .*`entrobench run`"):
+    with pytest.raises(entrobench.UserError, match=r"found no MLflow store .*`entrobench run`"):
         entrobench.load("smoke", f"results={tmp_path}", f"tracking.uri=sqlite:///{tmp_path / 'none.db'}").leaderboard()
 
 
