@@ -295,7 +295,7 @@ def test_a_run_names_the_process_for_which_it_waits(cells: list[Cell]) -> None:
         holder.join(HANG)
     owner = f"process {holder.pid} on {socket.gethostname()}"
     lines = text.getvalue().splitlines()
-    assert [line for line in lines if "waits" in line] == [f"{cell.label}: waits for {owner}, which works on it"]
+    assert [line for line in lines if "waiting" in line] == [f"{cell.label}: waiting for {owner}, which is running it"]
     assert lines[-1] == f"done    {cell.label}: Avg@K 0.250, entropy 1.000"
     assert f"another process works on this cell: {owner}\n" in (cell.folder / "log.txt").read_text()
 
