@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -166,9 +165,14 @@ def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:
         evaluated = axes[1]
         k = plan.ks[evaluated]
         for name, score_k in (("avg_at_k", None), (f"pass_at_{k}", k)):
-            scores = {method: cell_scores(frames, cells, score_k) for method, cells in methods.items()}
-            baseline = {seed: score for seed, _, score in scores.get(plan.baseline, [])}
-            for seed, cell, score in itertools.chain(*scores.values()):
+            scores: list[tuple[int, str, float]] = []
+            baseline: dict[int, float] = {}  # the score of its cell, by seed
+            for method, cells in methods.items():
+                of_method = cell_scores(frames, cells, score_k)
+                scores += of_method
+                if method == plan.baseline:
+                    baseline = {seed: score for seed, _, score in of_method}
+            for seed, cell, score in scores:
                 prefix = FINAL if evaluations[cell] == 1 else metric_name(f"{FINAL}{evaluated}/")
                 metrics = finals.setdefault(cell, {})
                 metrics[f"{prefix}{name}"] = score
