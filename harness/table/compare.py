@@ -254,11 +254,11 @@ def pooled(of_tasks: Sequence[Floats]) -> Floats:
     """
     if len(of_tasks) == 1:
         return of_tasks[0]
-    means = [x_SJ.mean() for x_SJ in of_tasks]
-    sizes = [x_SJ.shape[1] for x_SJ in of_tasks]
+    means = list(map(np.mean, of_tasks))
+    mean_size = sum(x_SJ.shape[1] for x_SJ in of_tasks) / len(of_tasks)
     weighted = []
-    for x_SJ, mean, size in zip(of_tasks, means, sizes, strict=True):
-        weighted.append((x_SJ - mean) * (sum(sizes) / len(sizes) / size))
+    for x_SJ, mean in zip(of_tasks, means, strict=True):
+        weighted.append((x_SJ - mean) * (mean_size / x_SJ.shape[1]))
     return np.mean(means) + np.hstack(weighted)
 
 

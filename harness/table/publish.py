@@ -19,7 +19,7 @@ from harness.table.experiment import Experiment
 from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
 from harness.table.render import render_rows, row_notes
-from harness.terminal.layout import visible
+from harness.terminal.layout import escaped, visible
 from harness.tracking.artifacts import Artifacts
 from harness.tracking.origin import origin
 from harness.tracking.reader import reader
@@ -130,7 +130,7 @@ def table_html(rows: Sequence[LeaderboardRow]) -> str:
     """Return the table as HTML, in which every text is shown and none is markup."""
     import pandas
 
-    header, *lines = [list(map(visible, line)) for line in table_lines(rows)]
+    header, *lines = escaped(table_lines(rows))
     frame = pandas.DataFrame(lines, columns=header, dtype="object")
     with pandas.option_context("display.max_colwidth", None):  # the default cuts texts off at 50 characters
         table: str = frame.to_html(index=False, border=0, justify="unset", na_rep="")
@@ -152,9 +152,12 @@ def write_finals(client: MlflowClient, experiment: Experiment, plan: Board, fram
     finals = final_metrics(plan, frames)
     now = int(time.time() * 1000)
     for key, run in experiment.done.items():
-        new = {name: value for name, value in finals.get(key, {}).items() if run.finals.get(name) != value}
-        if new:
-            client.log_batch(run.id, [Metric(name, value, now, 0) for name, value in new.items()])
+        changed = []
+        for name, value in finals.get(key, {}).items():
+            if run.finals.get(name) != value:
+                changed.append(Metric(name, value, now, 0))
+        if changed:
+            client.log_batch(run.id, changed)
 
 
 def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:
