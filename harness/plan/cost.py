@@ -83,7 +83,9 @@ def evaluation_responses(config: Config) -> dict[str, ResponseCount]:
 def check_problem_counts(variants: Sequence[Config]) -> None:
     """Refuse evaluations of more problems than their split has, if its size is known."""
     sizes: dict[tuple[str, str], tuple[int, bool]] = {}  # by task and split: Countdown takes 0.1 s to list its problems
-    evaluations_of = [(config, spec) for config in variants for spec in config.eval.tasks or config.tasks]
+    evaluations_of = []
+    for config in variants:
+        evaluations_of += [(config, spec) for spec in config.eval.tasks or config.tasks]
     for config, spec in evaluations_of:
         task = tasks.build_task(spec, config.plugins)
         name = tasks.evaluation_name(task)

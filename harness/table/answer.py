@@ -69,5 +69,9 @@ def sorted_part(part: Part, sort: str | None) -> list[LeaderboardRow]:
 
 
 def check_any_done(parts: Sequence[Part]) -> None:
-    if not any(part.shown.any_done() for part in parts):
-        raise UserError(" ".join(f"{part.title}: no cell is done. {' '.join(part.lacking)}" for part in parts))
+    sentences = []
+    for part in parts:
+        if part.shown.any_done():
+            return
+        sentences += [f"{part.title}: no cell is done.", *part.lacking]
+    raise UserError(" ".join(sentences))

@@ -68,8 +68,11 @@ class Board:
     @cached_property
     def key(self) -> str:
         """The hash of the settings by which this matrix differs from others of the same name."""
-        settings = {key: value for key, value in (self.config or {}).items() if key not in (*RANGE, *ELSEWHERE)}
-        return identities.key(settings)  # a key that an axis varies has its value without the axis
+        settings = {}  # a key that an axis varies has its value without the axis
+        for key, value in (self.config or {}).items():
+            if key not in (*RANGE, *ELSEWHERE):
+                settings[key] = value
+        return identities.key(settings)
 
     def as_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1)

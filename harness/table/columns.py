@@ -157,16 +157,20 @@ def table_lines(
         values = {getattr(row, axis) for row in rows}
         if len(values) > 1:
             varied.append(axis)
-    further = list(dict.fromkeys(key for row in rows for key in row.setting))
+    further: dict[str, None] = {}  # axes, in their order
+    for row in rows:
+        further |= dict.fromkeys(row.setting)
     names = header_names(rows, "Pass@k" if "k" in varied else f"Pass@{rows[0].k}")
-    chosen = [COLUMNS[name] for name in columns]
+    chosen = list(map(COLUMNS.__getitem__, columns))
     headers = [column.header.format(**names) for column in chosen]
     lines = [["method", *further, *varied, *headers]]
     for row in rows:
         settings = [row.setting.get(key, "") for key in further]
         axes = [str(getattr(row, axis)) for axis in varied]
-        numbers = [column.text(row) if intervals else short_text(column, row) for column in chosen]
-        lines.append([method_text(row.method, row.mixed), *settings, *axes, *numbers])
+        line = [method_text(row.method, row.mixed), *settings, *axes]
+        for column in chosen:
+            line.append(column.text(row) if intervals else short_text(column, row))
+        lines.append(line)
     return lines
 
 

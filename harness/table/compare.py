@@ -145,9 +145,10 @@ def compare_tables(frames: Frames, tables: Sequence[Axes], ks: Sequence[int | No
     methods_by_table = [frames.tables[axes] for axes in tables]
     cells, scores = {}, {}
     for name in methods_by_table[0]:
-        if all(name in methods for methods in methods_by_table):
-            cells[name] = [methods[name] for methods in methods_by_table]
-            scores[name] = scores_by_seed(frames, cells[name], ks)
+        of_method = [methods[name] for methods in methods_by_table if name in methods]
+        if len(of_method) == len(tables):
+            cells[name] = of_method
+            scores[name] = scores_by_seed(frames, of_method, ks)
     done = [name for name in scores if scores[name]]
     for name in done:  # compared with the first, since the baseline may not be done
         for ours, first in zip(cells[name], cells[done[0]], strict=True):
@@ -159,10 +160,11 @@ def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comp
     """Return each method's comparison with the baseline, and its ranks among all trained methods."""
     base = scores.get(baseline)
     done = [name for name in scores if scores[name]]
-    means = {name: share_interval(pooled(stacked(scores[name], scores[name]))) for name in done}
+    means: dict[str, Estimate] = {}
     differences: dict[str, Floats | None] = {}
     p_values: dict[str, float] = {}
     for name in done:
+        means[name] = share_interval(pooled(stacked(scores[name], scores[name])))
         if base is not None and name != baseline:
             x_SJ = paired_difference(scores[name], base)
             differences[name] = x_SJ
@@ -171,7 +173,7 @@ def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comp
                 p_values[name] = p
     # The base model is the start of all methods: it competes with none of them.
     tested = [name for name in p_values if name != BASE_MODEL]
-    adjusted = dict(zip(tested, holm([p_values[name] for name in tested]), strict=True))
+    adjusted = dict(zip(tested, holm(list(map(p_values.__getitem__, tested))), strict=True))
     trained = [name for name in done if name != BASE_MODEL]
     beats_MM = np.zeros((len(trained), len(trained)), dtype=bool)
     for (i, name), (j, other) in itertools.product(enumerate(trained), repeat=2):
@@ -252,11 +254,11 @@ def pooled(of_tasks: Sequence[Floats]) -> Floats:
     """
     if len(of_tasks) == 1:
         return of_tasks[0]
-    means = [x_SJ.mean() for x_SJ in of_tasks]
-    sizes = [x_SJ.shape[1] for x_SJ in of_tasks]
+    means = list(map(np.mean, of_tasks))
+    mean_size = sum(x_SJ.shape[1] for x_SJ in of_tasks) / len(of_tasks)
     weighted = []
-    for x_SJ, mean, size in zip(of_tasks, means, sizes, strict=True):
-        weighted.append((x_SJ - mean) * (sum(sizes) / len(sizes) / size))
+    for x_SJ, mean in zip(of_tasks, means, strict=True):
+        weighted.append((x_SJ - mean) * (mean_size / x_SJ.shape[1]))
     return np.mean(means) + np.hstack(weighted)
 
 
@@ -324,7 +326,8 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
         "rank: the ranks that the paired intervals of all pairs allow; methods that do not differ significantly share "
         "ranks.",
     ]
-    if any(result.method == BASE_MODEL for result in results):
+    methods = {result.method for result in results}
+    if BASE_MODEL in methods:
         notes.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
     mixed: dict[str, None] = {}
     for result in results:

@@ -46,6 +46,7 @@ problems, so that `Frames.counts` gives a matrix of seeds by problems, the form 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -97,16 +98,21 @@ class Frames:
     @cached_property
     def places(self) -> dict[AnswerKey, slice]:
         """The rows of `answers` of each cell, evaluation task and moment."""
-        keys = list(zip(*(self.answers[name] for name in ("cell", "evaluated", "moment")), strict=True))
-        starts = [row for row, key in enumerate(keys) if row == 0 or key != keys[row - 1]]
-        ends = [*starts[1:], len(keys)]
-        return {keys[start]: slice(start, end) for start, end in zip(starts, ends, strict=True)}
+        keys = zip(self.answers["cell"], self.answers["evaluated"], self.answers["moment"], strict=True)
+        places = {}
+        start = 0
+        for key, rows in itertools.groupby(keys):
+            end = start + len(list(rows))
+            places[key] = slice(start, end)
+            start = end
+        return places
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """The columns of `answers` as arrays; problems as numbers, since they are only compared."""
-        arrays = {name: self.answers[name].to_numpy() for name in ("right", "samples", "right_distinct", "solutions")}
-        arrays["problem"] = self.answers["problem"].cat.codes.to_numpy()
+        arrays = {"problem": self.answers["problem"].cat.codes.to_numpy()}
+        for name in ("right", "samples", "right_distinct", "solutions"):
+            arrays[name] = self.answers[name].to_numpy()
         return arrays
 
     def counts(self, cells: DataFrame, column: str) -> np.ndarray:
@@ -260,14 +266,12 @@ def cells_frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
     import pandas
 
     columns: dict[str, Any] = {}
+    defaults = {**dict.fromkeys(NUMBERS), "flags": ()}  # of other columns an empty text; each row has a seed
+    types = {**dict.fromkeys(NUMBERS, "float64"), "seed": "int64"}
     for name in COLUMNS:
-        if name in NUMBERS:
-            columns[name] = pandas.Series([row.get(name) for row in rows], dtype="float64")
-        elif name == "seed":
-            columns[name] = pandas.Series([row[name] for row in rows], dtype="int64")
-        else:
-            default: Any = () if name == "flags" else ""
-            columns[name] = pandas.Series([row.get(name, default) for row in rows], dtype="object")
+        default = defaults.get(name, "")
+        values = [row.get(name, default) for row in rows]
+        columns[name] = pandas.Series(values, dtype=types.get(name, "object"))
     return pandas.DataFrame(columns)
 
 
@@ -278,7 +282,10 @@ def answers_frame(answers: Sequence[Answers]) -> DataFrame:
     sizes = [len(columns["problem"]) for _, columns in answers]
 
     def joined(name: str) -> list[Any]:
-        return [value for _, columns in answers for value in columns[name]]
+        values: list[Any] = []
+        for _, columns in answers:
+            values.extend(columns[name])
+        return values
 
     frame = {}
     for place, name in enumerate(("cell", "evaluated", "moment")):
@@ -338,7 +345,7 @@ def before_training(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_comparable(frames: Frames, cells: DataFrame, reference: DataFrame) -> None:
     """Refuse cells that answered other problems than the reference: no mean or difference of them makes sense."""
-    rows = [row for part in (reference, cells) for row in done_cells(part).to_dict("records")]
+    rows = done_cells(reference).to_dict("records") + done_cells(cells).to_dict("records")
     if not rows:
         return
     first = rows[0]

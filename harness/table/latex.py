@@ -44,8 +44,8 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
         by_method.setdefault(result.method, {})[result.task, result.score] = result
         columns[result.task, result.score] = None
         mixed |= dict.fromkeys(f"% Marked: {as_comment(why)}." for why in result.mixed)
-    groups, rules = task_groups([task for task, _ in columns])
-    score_names = [as_latex(score) for _, score in columns]
+    tasks, scores = zip(*columns, strict=True)
+    groups, rules = task_groups(tasks)
     lines = [
         f"% {as_comment(where)}: means with 95 % intervals over seeds and problems.",
         "% Bold: the highest mean of a method, and all that do not differ significantly from it (paired interval).",
@@ -54,7 +54,7 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
         r"\toprule",
         latex_row(["", *groups]),
         "".join(rules),
-        latex_row(["Method", *score_names]),
+        latex_row(["Method", *map(as_latex, scores)]),
         r"\midrule",
     ]
     for method, of_method in by_method.items():

@@ -137,10 +137,10 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
     pairs = paired_cells(done, done_cells(baseline_cells))
     paired = not pairs[0].empty
     scores_by_name = {"Avg@K": None, f"Pass@{k}": k} if paired and first["method"] != baseline else {}
-    passes = {score_k: share_interval(frames.scores(done, score_k)) for score_k in ks}
-    pass_differences = {}
-    if paired:
-        for score_k in ks:
+    passes, pass_differences = {}, {}
+    for score_k in ks:
+        passes[score_k] = share_interval(frames.scores(done, score_k))
+        if paired:
             pass_differences[score_k] = difference_interval(difference_SJ(frames, pairs, score_k))
     near_bound = [name for name, score_k in scores_by_name.items() if both_near_bound(frames, pairs, score_k)]
     collapsed = done[done["collapsed"].notna()]
@@ -215,7 +215,9 @@ def needed_seeds(frames: Frames, pairs: Pairs, scores_by_name: Mapping[str, int 
 
 def measures(frames: Frames, done: DataFrame) -> dict[str, Any]:
     """Return the fields of a row that are not scores."""
-    fields: dict[str, Any] = {name: measured_mean(done[name], is_share=name in SHARES) for name in MEASURES}
+    fields: dict[str, Any] = {}
+    for name in MEASURES:
+        fields[name] = measured_mean(done[name], is_share=name in SHARES)
     distinct_SJ = frames.counts(done, "right_distinct")
     fields["right_distinct"] = mean_over_problems(distinct_SJ, most=math.inf)
     fields["coverage"] = mean_over_problems(distinct_SJ / frames.counts(done, "solutions"), most=1)

@@ -67,9 +67,12 @@ def names_of_values(methods: Mapping[str, DataFrame], kind: str) -> dict[str, st
 
 def concerned_rows(methods: Mapping[str, DataFrame], baseline: str, kind: str) -> set[str]:
     """Return the rows whose cells and the baseline's have more than one value; records of old versions have none."""
-    values = {method: {*cells[kind]} - {""} for method, cells in methods.items()}
-    of_baseline = values.get(baseline, set())
-    return {method for method, of_method in values.items() if len(of_baseline | of_method) > 1}
+    of_baseline = {*methods[baseline][kind]} if baseline in methods else set()
+    concerned = set()
+    for method, cells in methods.items():
+        if len((of_baseline | {*cells[kind]}) - {""}) > 1:
+            concerned.add(method)
+    return concerned
 
 
 def seeds_by_value(methods: Mapping[str, DataFrame], kind: str) -> dict[str, SeedsByMethod]:

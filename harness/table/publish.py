@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from harness.table.experiment import Experiment
 from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
 from harness.table.render import render_rows, row_notes
-from harness.terminal.layout import visible
+from harness.terminal.layout import escaped, visible
 from harness.tracking.artifacts import Artifacts
 from harness.tracking.origin import origin
 from harness.tracking.reader import reader
@@ -131,7 +130,7 @@ def table_html(rows: Sequence[LeaderboardRow]) -> str:
     """Return the table as HTML, in which every text is shown and none is markup."""
     import pandas
 
-    header, *lines = [list(map(visible, line)) for line in table_lines(rows)]
+    header, *lines = escaped(table_lines(rows))
     frame = pandas.DataFrame(lines, columns=header, dtype="object")
     with pandas.option_context("display.max_colwidth", None):  # the default cuts texts off at 50 characters
         table: str = frame.to_html(index=False, border=0, justify="unset", na_rep="")
@@ -153,9 +152,12 @@ def write_finals(client: MlflowClient, experiment: Experiment, plan: Board, fram
     finals = final_metrics(plan, frames)
     now = int(time.time() * 1000)
     for key, run in experiment.done.items():
-        new = {name: value for name, value in finals.get(key, {}).items() if run.finals.get(name) != value}
-        if new:
-            client.log_batch(run.id, [Metric(name, value, now, 0) for name, value in new.items()])
+        changed = []
+        for name, value in finals.get(key, {}).items():
+            if run.finals.get(name) != value:
+                changed.append(Metric(name, value, now, 0))
+        if changed:
+            client.log_batch(run.id, changed)
 
 
 def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:
@@ -166,9 +168,14 @@ def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:
         evaluated = axes[1]
         k = plan.ks[evaluated]
         for name, score_k in (("avg_at_k", None), (f"pass_at_{k}", k)):
-            scores = {method: cell_scores(frames, cells, score_k) for method, cells in methods.items()}
-            baseline = {seed: score for seed, _, score in scores.get(plan.baseline, [])}
-            for seed, cell, score in itertools.chain(*scores.values()):
+            scores: list[tuple[int, str, float]] = []
+            baseline: dict[int, float] = {}  # the score of its cell, by seed
+            for method, cells in methods.items():
+                of_method = cell_scores(frames, cells, score_k)
+                scores += of_method
+                if method == plan.baseline:
+                    baseline = {seed: score for seed, _, score in of_method}
+            for seed, cell, score in scores:
                 prefix = FINAL if evaluations[cell] == 1 else metric_name(f"{FINAL}{evaluated}/")
                 metrics = finals.setdefault(cell, {})
                 metrics[f"{prefix}{name}"] = score

@@ -141,8 +141,15 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
         texts.append(doubt_near_bound(rows[0].baseline))
     if any(row.method == BASE_MODEL for row in rows):
         texts.append(f"{BASE_MODEL}: the model before training, by its evaluation at step 0.")
-    texts += dict.fromkeys(f"{row.method} = {row.made_of}" for row in rows if row.made_of)
-    texts += dict.fromkeys(f"{MIXED} {row.task}, {row.where}: {why}." for row in rows for why in row.mixed)
+    compositions: dict[str, None] = {}
+    mixed: dict[str, None] = {}
+    flags = set()
+    for row in rows:
+        if row.made_of:
+            compositions[f"{row.method} = {row.made_of}"] = None
+        mixed |= dict.fromkeys(f"{MIXED} {row.task}, {row.where}: {why}." for why in row.mixed)
+        flags |= {f"{FLAG.strip()} {row.task}: {flag}" for flag in row.flags}
+    texts += [*compositions, *mixed]
     texts += reference_notes((row.model, row.base_model) for row in rows)
     if any(row.seeds_done == 1 for row in rows):
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
@@ -158,7 +165,7 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
             texts.append(
                 f"{row_place(row)}: the entropy of {collapse_text(row)} fell so low that training ended there."
             )
-    return texts + sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})
+    return texts + sorted(flags)
 
 
 def row_place(row: LeaderboardRow) -> str:
@@ -198,7 +205,8 @@ def as_markdown(title: str, lines: Sequence[Sequence[str]]) -> str:
     header, *body = lines
     rule = ["---", *["---:"] * (len(header) - 1)]
     text = f"**{as_cell(title)}**\n\n"
-    for row in (map(as_cell, header), rule, *(map(as_cell, line) for line in body)):
+    for line in (header, None, *body):
+        row = rule if line is None else map(as_cell, line)
         text += f"| {' | '.join(row)} |\n"
     return text
 
