@@ -14,4 +14,13 @@ def trl_refusal(method: Method) -> str | None:
     return None
 
 
-REFUSALS: dict[str, Callable[[Method], str | None]] = {"trl": trl_refusal}
+def verl_refusal(method: Method) -> str | None:
+    """Return why verl's PPO trainer cannot run a method, or None where it can."""
+    if "sum_p2" in method.needs:
+        return "needs the sums over squared probabilities, which verl does not compute"
+    if method.marks_steps:
+        return "looks at each whole mini-batch before its update, for which verl has no step"
+    return None
+
+
+REFUSALS: dict[str, Callable[[Method], str | None]] = {"trl": trl_refusal, "verl": verl_refusal}
