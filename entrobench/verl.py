@@ -175,7 +175,7 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
             if field in data.keys():  # noqa: SIM118 - a TensorDict iterates rows
                 given[name] = data[field].to_padded_tensor(0)[rows]
         budget = self.config.data.max_response_length
-        uids = data["uid"].tolist()
+        uids = list(data["uid"])
         done = self.global_steps - 1
         signal = self.method.signal(
             data["old_log_probs"].to_padded_tensor(0)[rows],
