@@ -164,7 +164,7 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
         )
 
     def _signal(
-        self, data: TensorDict, mask_nested: Tensor, tags: Sequence[Mapping[str, Any]]
+        self, data: TensorDict, mask_nested: Any, tags: Sequence[Mapping[str, Any]]
     ) -> tuple[PortableSignal, Tensor]:
         """Return the signal of a rollout batch, and the rows of the batch that it is about: all but verl's padding."""
         is_padding = [bool(tag.get("is_padding", False)) for tag in tags]
@@ -234,7 +234,7 @@ class EntrobenchVerlTrainer(PPOTrainerSync):
             folder = Path(settings.resume_from_path)
         path = Path(os.path.abspath(folder)) / STATE_FILE
         if not path.exists():
-            raise UserError(f"the checkpoint {folder} has no {STATE_FILE}; the trainer mode entrobench did not write it")
+            raise UserError(f"the checkpoint {folder} has no {STATE_FILE}; this trainer mode did not write it")
         kept = json.loads(path.read_text())
         if kept["method"] != self.method.spec:
             raise UserError(f"the checkpoint {folder} is of method {kept['method']}, not of {self.method.spec}")
@@ -312,7 +312,9 @@ def check_responses(keys: Sequence[str]) -> None:
     """Refuse agent loops that give several outputs for one response, by verl's keys `{uid}_{session}_{output}`."""
     for key in keys:
         if key.rsplit("_", 1)[-1] != "0":
-            raise UserError(f"response {key} is one of several outputs of an agent loop; allowed: one for each response")
+            raise UserError(
+                f"response {key} is one of several outputs of an agent loop; allowed: one for each response"
+            )
 
 
 def warn_of_verl(installed: str) -> None:
