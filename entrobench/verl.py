@@ -93,7 +93,12 @@ class MethodLoss:
         columns |= {name: x.to(logp.device) for name, x in shared["of_batch"].items()}
         # A control whose coefficient follows the entropy learns it in the driver.
         self.method.load_state(shared["state"])
-        signal = self.method.of_columns(columns, mask=arrived["response_mask"])
+        is_real = arrived["response_mask"] != 0
+        mask = is_real.clone()
+        # A row without tokens, which fills a batch up, gets one whose scale in the loss is 0: methods that look at
+        # whole responses take no empty ones.
+        mask[:, 0] |= ~mask.any(1)
+        signal = self.method.of_columns(columns, mask=mask)
 
         # Gradients are averaged over data-parallel ranks, whose losses are parts of one sum.
         ranks = data["dp_size"]
@@ -101,7 +106,7 @@ class MethodLoss:
         metrics = {"actor/pg_loss": Metric(AggregationType.SUM, loss.detach())}
         touched = self.method.touched(signal, logp.detach(), entropy=None if entropy is None else entropy.detach())
         for name, touched_T in touched.items():
-            share = touched_T.sum() * ranks / data["batch_num_tokens"]
+            share = (touched_T & is_real[mask]).sum() * ranks / data["batch_num_tokens"]
             metrics[f"actor/{PREFIX}{name}"] = Metric(AggregationType.SUM, share)
         return loss, metrics
 

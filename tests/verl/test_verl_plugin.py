@@ -314,7 +314,7 @@ def test_the_gradient_is_that_of_the_method(
     assert any(gradient.abs().max() > 1e-6 for gradient in given)
 
 
-@pytest.mark.parametrize("spec", ["grpo", "clip_b", "gspo", "grpo+entropy_bonus"])
+@pytest.mark.parametrize("spec", SPECS)
 def test_rows_that_fill_a_batch_up_change_nothing(
     spec: str, settings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
