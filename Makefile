@@ -1,5 +1,5 @@
-# make demo | test | test-fast | lint | types | docs | bench | soak | test-vllm | bench-vllm sets up .venv first (the last
-# two: .venv-vllm), which needs Python 3.11 to 3.14 with its module venv. make test-fresh uses neither.
+# make demo | test | test-fast | lint | types | docs | bench | soak | test-vllm | bench-vllm | test-verl sets up .venv first
+# (the last three: .venv-vllm, .venv-verl), which needs Python 3.11 to 3.14 with its module venv. make test-fresh uses neither.
 # LOCKED=1 (demo, test, test-fast, lint, types, docs, soak): install the exact files of requirements.lock instead of the
 # newest versions that pyproject.toml allows.
 # TORCH=auto | cpu | cu130 ... | default: the build of torch (`python3 set_up.py --help`).
@@ -56,6 +56,9 @@ test-fresh:
 test-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m pytest tests/vllm
 
+test-verl: .venv-verl/ready
+	OMP_NUM_THREADS=1 .venv-verl/bin/python -m pytest tests/verl
+
 bench-vllm: .venv-vllm/ready
 	.venv-vllm/bin/python -m benchmarks.engines
 
@@ -78,4 +81,13 @@ bench-vllm: .venv-vllm/ready
 	@.venv-vllm/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
-.PHONY: demo test test-fast lint types docs bench soak test-fresh test-vllm bench-vllm
+# verl pins older releases of transformers and, through hydra, of omegaconf than entrobench does, so no solver installs
+# both. What its trainer imports on a CPU runs with ours; these are the packages that only verl asks for.
+VERL := verl==0.9.1 TransferQueue==0.1.11 tensordict==0.10.0 hydra-core==1.3.8 antlr4-python3-runtime==4.9.3 \
+	codetiming==1.4.0 torchdata==0.11.0 pylatexenc==2.11 pyvers orjson msgspec pyzmq cachetools peft
+.venv-verl/ready: pyproject.toml
+	$(INSTALL) --into .venv-verl --extra test,ray
+	@.venv-verl/bin/python -m pip install -qq --no-deps $(VERL)
+	@touch $@
+
+.PHONY: demo test test-fast lint types docs bench soak test-fresh test-vllm bench-vllm test-verl

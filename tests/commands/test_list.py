@@ -63,6 +63,17 @@ def test_methods_for_another_trainer_come_with_the_reasons_of_the_others(capsys:
     assert {*reasons} == {"ppo", "outcome_exploration", "m2po"}
 
 
+def test_methods_for_verl_come_with_the_reasons_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed("methods", "--for", "verl", capsys=capsys)
+    first = next(number for number, line in enumerate(lines) if "refused: methods that do not run in verl" in line)
+    running = {line.split()[0] for line in lines[:first] if line.startswith(" ")}
+    refused = {line.split()[0] for line in lines[first + 1 :] if line.startswith(" ")}
+    assert running | refused == set(baselines.METHODS)
+    assert {"grpo", "ppo", "clip_b", "entropy_bonus"} <= running
+    assert {"clip_v", "otb", "bapo", "siren"} <= refused
+    assert "needs the sums over squared probabilities, which verl does not compute" in " ".join(lines[first:])
+
+
 def test_only_methods_run_in_other_trainers(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["list", "tasks", "--for", "trl"], ["list", "--for", "trl"]):
         with pytest.raises(SystemExit) as end:
