@@ -319,7 +319,7 @@ def memory(subject: Subject) -> str:
             if first.state() != second.state():
                 raise Failed("after a checkpoint the memory develops differently: state leaves something out")
     kept: list[str] = []
-    for state in first.state().values():
-        kept += state
+    for memory_of_control in first.state().values():
+        kept += memory_of_control
     kept.sort()
     return f"{', '.join(kept)}: the same after a checkpoint" if kept else "there is none"
