@@ -35,7 +35,9 @@ def read_seal(path: Path, cell: str) -> dict[str, str]:
         raise Damaged(path, f"it is of the cell {record['cell']}, not of {cell}")
     if step_folder_name(record["step"]) != path.name:
         raise Damaged(path, f"it is of step {record['step']}")
-    if other := sums.keys() ^ ({file.name for file in path.iterdir()} - {FILE}):
+    present = {file.name for file in path.iterdir()}
+    other = sums.keys() ^ (present - {FILE})
+    if other:
         raise Damaged(path, f"{', '.join(sorted(other))} should not be there, or is missing")
     return sums
 

@@ -44,12 +44,17 @@ class Made:
         if not path.exists():
             return None
         record = files.read_json(path)
-        defaults = {declared.name: declared.default for declared in dataclasses.fields(cls)}
-        needed = {name for name, default in defaults.items() if default is dataclasses.MISSING}
-        if not isinstance(record, dict) or not needed <= record.keys() <= defaults.keys():
-            raise Damaged(path, f"it must hold {', '.join(defaults)}")
+        names = []
+        needed = set()
+        for declared in dataclasses.fields(cls):
+            names.append(declared.name)
+            if declared.default is dataclasses.MISSING:
+                needed.add(declared.name)
+        if not isinstance(record, dict) or not needed <= record.keys() <= set(names):
+            raise Damaged(path, f"it must hold {', '.join(names)}")
         kinds = {"attempt": str, "started": int | float, "sources": dict, "versions": dict}
-        if wrong := [name for name, kind in kinds.items() if not isinstance(record[name], kind)]:
+        wrong = [name for name, kind in kinds.items() if not isinstance(record[name], kind)]
+        if wrong:
             raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
         return cls(**record)
 
@@ -76,8 +81,10 @@ class Made:
             "processor": self.processor,
             "source": identities.key(self.sources),
         }
-        tags |= {f"source.{name}": digest for name, digest in self.sources.items()}
-        tags |= {f"version.{name}": version for name, version in self.versions.items()}
+        for name, digest in self.sources.items():
+            tags[f"source.{name}"] = digest
+        for name, version in self.versions.items():
+            tags[f"version.{name}"] = version
         return {key: value for key, value in tags.items() if value is not None}
 
 
@@ -97,8 +104,11 @@ def begin_attempt(
     it was imported; None for the present one.
     """
     commit, dirty = checkout(Path(__file__).parents[2])
-    installed = {name: package_version(name) for name in (*PACKAGES, *engine)}
-    versions = {name: version for name, version in installed.items() if version is not None}
+    versions: dict[str, str] = {}
+    for name in (*PACKAGES, *engine):
+        version = package_version(name)
+        if version is not None:
+            versions[name] = version
     versions["python"] = platform.python_version()
     made = Made(
         attempt=uuid.uuid4().hex,
@@ -158,7 +168,8 @@ def component_classes(components: Iterable[object], *tables: Mapping[str, type])
     """Return the classes of the components by the names that the tables give them."""
     names: dict[type, str] = {}
     for table in tables:
-        names |= {cls: name for name, cls in table.items()}
+        for name, cls in table.items():
+            names[cls] = name
     return {names[type(component)]: type(component) for component in components}
 
 
@@ -182,4 +193,8 @@ def sources_in(tags: Mapping[str, str]) -> dict[str, str] | None:
     """Return the digests of the source that made a run's numbers; None if no record of it was kept."""
     if "source" not in tags:
         return None
-    return {key.removeprefix("source."): tag for key, tag in tags.items() if key.startswith("source.")}
+    sources = {}
+    for key, tag in tags.items():
+        if key.startswith("source."):
+            sources[key.removeprefix("source.")] = tag
+    return sources

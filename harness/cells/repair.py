@@ -51,7 +51,8 @@ def mend(folder: Path, spec: CellSpec) -> None:
     usable = [step for step in saved if step <= last_good_step]
     keep_whole_lines(folder)
     # Damage to the model counts as that of the step after the last line (see `harms`).
-    only_model = done and ended(folder, spec, len(lines)) and all(step == len(lines) for step in damages.values())
+    model_alone_is_damaged = all(step == len(lines) for step in damages.values())
+    only_model = done and ended(folder, spec, len(lines)) and model_alone_is_damaged
     if only_model and not any(seals.is_whole_checkpoint(path, spec.id) for path in checkpoints(folder).values()):
         keep_numbers(folder, damage_text)
     elif usable:
@@ -152,7 +153,8 @@ def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
     elif len(lines) <= saved:
         yield Damaged(folder / log.FILE, f"it holds {len(lines)} steps, and the checkpoint {saved + 1}"), len(lines)
     for line in lines if done else lines[: saved + 1]:
-        for task in {key.split("/")[1] for key in line["metrics"] if key.startswith("eval/")}:
+        evaluated_tasks = {key.split("/")[1] for key in line["metrics"] if key.startswith("eval/")}
+        for task in evaluated_tasks:
             path = evaluation_files.evaluation_path(folder, task, line["step"])
             try:
                 evaluation_files.check_scores(path, evaluation_files.read_evaluation(path), line["metrics"])

@@ -77,9 +77,10 @@ def edited_components(recorded: Mapping[str, str], present: Mapping[str, str]) -
 def harness_digest() -> str:
     """Return the hash of the source of the harness as it is on disk now."""
     root = Path(__file__).parents[1]
-    return identities.hash_of(
-        {str(path.relative_to(root)): text_digest(*stamp_of(path)) for path in root.rglob("*.py")}
-    )
+    digests = {}
+    for path in root.rglob("*.py"):
+        digests[str(path.relative_to(root))] = text_digest(*stamp_of(path))
+    return identities.hash_of(digests)
 
 
 # Which modules count
@@ -137,11 +138,15 @@ def imported_modules(name: str, path: str, mtime_ns: int, size: int) -> list[str
     for node in ast.walk(tree):
         # A name that is not in the namespace is imported for type checkers only, or when a function is called.
         if isinstance(node, ast.Import):
-            modules += [alias.name for alias in node.names if (alias.asname or top(alias.name)) in namespace]
+            for alias in node.names:
+                if (alias.asname or top(alias.name)) in namespace:
+                    modules.append(alias.name)
         elif isinstance(node, ast.ImportFrom):
             source = resolve_name("." * node.level + (node.module or ""), namespace.get("__package__"))
-            names = [alias.asname or alias.name for alias in node.names]
-            modules += [defining_module(namespace[name], source) for name in names if name in namespace]
+            for alias in node.names:
+                bound_name = alias.asname or alias.name
+                if bound_name in namespace:
+                    modules.append(defining_module(namespace[bound_name], source))
     return list(dict.fromkeys(modules))
 
 

@@ -100,9 +100,13 @@ def dropped_shares(spec: str, table: Table) -> tuple[str, dict[str, float]]:
     probe = random_probe(11, groups=64, size=max(8, method.min_group), drift=DRIFT)
     present = replace(probe, old_logits_TV=probe.logits_TV).old
     rows = dynamics.lens(method, grpo, probe.old, probe.batch, [probe.batch], present)
-    shares = {name: rows[name].dropped for name in SIGNS}
-    listed = ", ".join(f"{SIGNS[name]} {share:.1%}" for name, share in shares.items())
-    return f"without gradient: {listed}", {f"dropped/{name}": share for name, share in shares.items()}
+    clauses = []
+    numbers = {}
+    for name, sign in SIGNS.items():
+        share = rows[name].dropped
+        clauses.append(f"{sign} {share:.1%}")
+        numbers[f"dropped/{name}"] = share
+    return f"without gradient: {', '.join(clauses)}", numbers
 
 
 def effect(subject: Subject) -> Finding:
@@ -112,19 +116,27 @@ def effect(subject: Subject) -> Finding:
 
 def changes(subject: Subject) -> tuple[str, dict[str, float]]:
     """Measure how much each control changes the gradient on the batches of the other checks."""
-    numbers = {name: change_by(subject, name) for name in subject.make().controls}
-    clauses = [f"{name} changes the gradient by {number:.1%}" for name, number in numbers.items() if number]
-    idle = [name for name, number in numbers.items() if not number]
+    numbers = {}
+    clauses = []
+    idle = []
+    for name in subject.make().controls:
+        number = change_by(subject, name)
+        numbers[f"effect/{name}"] = number
+        if number:
+            clauses.append(f"{name} changes the gradient by {number:.1%}")
+        else:
+            idle.append(name)
     if idle:
         clauses.append(f"{', '.join(idle)} changed nothing on the probe: give options with which it does something")
     summary = ", ".join(clauses) or "the method has no controls"
-    return summary, {f"effect/{name}": number for name, number in numbers.items()}
+    return summary, numbers
 
 
 def change_by(subject: Subject, name: str) -> float:
     """Return the largest change of the gradient by a control, over some steps, as a share of the gradient's size."""
     complete = subject.make()
-    others = {other: control for other, control in complete.controls.items() if other != name}
+    others = dict(complete.controls)
+    del others[name]
     without = Method(complete.base, (complete.base, complete.objective), others)
     shares = []
     for number, entropy in enumerate(ENTROPIES):
@@ -152,10 +164,12 @@ def print_reports(console: Console, reports: Sequence[Report]) -> None:
                 "with which their controls do something."
             )
             console.print(layout.folded(note, width))
+    failed = 0
     for report in reports:
         for line in failures_of(report):
             console.print(layout.folded(line, width))
-    failed = sum(bool(report.failed) for report in reports)
+        if report.failed:
+            failed += 1
     methods = "1 method" if len(reports) == 1 else f"{len(reports)} methods"
     console.print(f"{failed} of {methods} failed" if failed else f"{methods} checked: all passed")
     scope = (
@@ -201,8 +215,9 @@ def failures_of(report: Report) -> list[str]:
     lines = []
     for message, findings in by_message.items():
         checked = ", ".join(finding.check for finding in findings)
+        distinct_advice = {finding.advice for finding in findings}
         # Checks that fail with the same message have one cause, for which their different advice would mislead.
-        same_advice = len({finding.advice for finding in findings}) == 1
+        same_advice = len(distinct_advice) == 1
         advice = as_sentence(findings[0].advice) if same_advice else "These have one cause: fix it first."
         lines.append(f"{report.method}, {checked}: {message}. {advice}")
     return lines

@@ -136,11 +136,10 @@ def order(subject: Subject) -> str:
         ties = tied(probe)
         expected_ties = compute_outcome(subject.make(), ties)
         require_equal_reordered(subject, ties, expected_ties, in_blocks, "in another order of groups, with ties")
-        longer = replace(
-            probe.batch,
-            sequences=[torch.cat([torch.full((5,), 2), tokens]) for tokens in probe.batch.sequences],
-            prompt_lengths_B=probe.batch.prompt_lengths_B + 5,
-        )
+        longer_sequences = []
+        for tokens in probe.batch.sequences:
+            longer_sequences.append(torch.cat([torch.full((5,), 2), tokens]))
+        longer = replace(probe.batch, sequences=longer_sequences, prompt_lengths_B=probe.batch.prompt_lengths_B + 5)
         after_longer = compute_outcome(subject.make(), replace(probe, batch=longer))
         require_equal(expected, after_longer, None, "behind longer prompts")
     return "of groups and responses changes nothing, also with ties, nor do prompts"
@@ -319,5 +318,8 @@ def memory(subject: Subject) -> str:
             second.observe(record)
             if first.state() != second.state():
                 raise Failed("after a checkpoint the memory develops differently: state leaves something out")
-    kept = sorted(key for state in first.state().values() for key in state)
+    kept: list[str] = []
+    for memory_of_control in first.state().values():
+        kept += memory_of_control
+    kept.sort()
     return f"{', '.join(kept)}: the same after a checkpoint" if kept else "there is none"

@@ -47,7 +47,9 @@ class RecordingMethod(Method):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.reads: dict[str, dict[str, set[str]]] = {name: {"before": set(), "during": set()} for name in self.named}
+        self.reads: dict[str, dict[str, set[str]]] = {}
+        for name in self.named:
+            self.reads[name] = {"before": set(), "during": set()}
 
     def recording(self, component: Component, stats: TokenStats, when: str) -> TokenStats:
         name = next(name for name, candidate in self.named.items() if candidate is component)
@@ -62,9 +64,10 @@ class RecordingMethod(Method):
     def uses(self, name: str, need: str) -> bool:
         """Return whether a component has read a column that it gets by this need."""
         for when, columns in (("before", BEFORE), ("during", DURING)):
-            granted = {column for column, needs_of_column in columns.items() if need in needs_of_column}
-            if granted & self.reads[name][when]:
-                return True
+            columns_read = self.reads[name][when]
+            for column, needs_of_column in columns.items():
+                if need in needs_of_column and column in columns_read:
+                    return True
         return False
 
 
@@ -133,7 +136,8 @@ def silence(subject: Subject) -> str:
 
 def gradient_in_parts(method: Method, probe: Probe, signal: Signal, batch: TokenBatch) -> Tensor:
     """Return the gradient of a batch that is computed in several micro-batches."""
-    return torch.stack([gradient_of(method, probe, signal, part) for part in unevenly(batch)]).sum(0)
+    gradients = [gradient_of(method, probe, signal, part) for part in unevenly(batch)]
+    return torch.stack(gradients).sum(0)
 
 
 def gradient_of(method: Method, probe: Probe, signal: Signal, part: TokenBatch) -> Tensor:

@@ -119,7 +119,8 @@ class Script:
     ) -> list[Rollout]:
         """Return the responses to a prompt with their log p."""
         assert self.model is not None
-        input_ids = padded([torch.tensor(prompt + response) for response in responses], "cpu")
+        sequences = [torch.tensor(prompt + response) for response in responses]
+        input_ids = padded(sequences, "cpu")
         logp_BLV = (self.model(input_ids=input_ids).logits / temperature).log_softmax(-1)
         group = []
         for row, response in enumerate(responses):
@@ -154,7 +155,10 @@ class Low:
         limits = (0.2, 0.42, 0.47, 0.5, 0.52, 0.55, 0.6, 0.8)
         problems = []
         for number, limit in enumerate(limits * 2):
-            tokens = [str(1 + (3 * number + place) % (self.vocabulary - 1)) for place in range(2 + number % 3)]
+            tokens = []
+            for place in range(2 + number % 3):
+                token = 1 + (3 * number + place) % (self.vocabulary - 1)
+                tokens.append(str(token))
             problems.append(Problem(f"{number}", " ".join(tokens), f"{limit}"))
         return problems
 

@@ -91,12 +91,16 @@ class Probe:
         """
         part = self.batch.take(rows)
         new_numbers: dict[int, int] = {}  # of the groups, in order of appearance
-        groups = [new_numbers.setdefault(group, len(new_numbers)) for group in part.groups_B.tolist()]
+        groups: list[int] = []
+        for group in part.groups_B.tolist():
+            number = new_numbers.setdefault(group, len(new_numbers))
+            groups.append(number)
         tokens_T = part.index_T
         batch = dataclasses.replace(
             part, groups_B=torch.tensor(groups), index_T=torch.arange(len(tokens_T)), budget=self.batch.budget
         )
-        return Probe(batch, **{name: x[tokens_T] for name, x in vars(self).items() if isinstance(x, Tensor)})
+        columns = {name: x[tokens_T] for name, x in tensors_in(self).items()}
+        return Probe(batch, **columns)
 
     def cloned(self) -> Probe:
         """Return a copy that shares no memory."""
@@ -104,9 +108,21 @@ class Probe:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Probe:
         """Return the probe with a change to each tensor except the sequences."""
-        columns: dict[str, Any] = {name: change(x) for name, x in vars(self.batch).items() if isinstance(x, Tensor)}
-        batch = dataclasses.replace(self.batch, **columns)
-        return Probe(batch, **{name: change(x) for name, x in vars(self).items() if isinstance(x, Tensor)})
+        batch_columns: dict[str, Any] = {}
+        for name, x in tensors_in(self.batch).items():
+            batch_columns[name] = change(x)
+        batch = dataclasses.replace(self.batch, **batch_columns)
+        columns = {name: change(x) for name, x in tensors_in(self).items()}
+        return Probe(batch, **columns)
+
+
+def tensors_in(owner: Probe | TokenBatch) -> dict[str, Tensor]:
+    """Return the attributes that are tensors."""
+    tensors = {}
+    for name, value in vars(owner).items():
+        if isinstance(value, Tensor):
+            tensors[name] = value
+    return tensors
 
 
 def mixed(group: int, size: int) -> list[float]:
@@ -143,7 +159,13 @@ def random_probe(
     # Each token has a temperature of its own: some distributions are nearly certain, others nearly flat.
     old_logits_TV = sharp * normal(tokens, 1).exp() * normal(tokens, VOCABULARY)
     targets_T = old_logits_TV.softmax(-1).multinomial(1, generator=generator)[:, 0]
-    responses = [tokens_of_one.tolist() for tokens_of_one in targets_T.split(lengths)]
+    # Few different answers, so that some are equal; the longest responses have none.
+    responses: list[list[int]] = []
+    answers: list[str | None] = []
+    for tokens_of_one in targets_T.split(lengths):
+        response = tokens_of_one.tolist()
+        responses.append(response)
+        answers.append(str(response[-1] % 3) if len(response) < longest else None)
     rollouts: list[list[Rollout]] = []
     scores: list[float] = []
     for group in range(groups):
@@ -153,8 +175,6 @@ def random_probe(
             finished = len(response) < longest
             rollouts[-1].append(Rollout(prompt, response, [0.0] * len(response), finished))
         scores += rewards(group, size)
-    # Few different answers, so that some are equal; the longest responses have none.
-    answers = [str(response[-1] % 3) if len(response) < longest else None for response in responses]
     batch = TokenBatch.of(rollouts, scores, longest, "cpu", answers=answers, seed=seed, progress=progress)
     reference_TV = old_logits_TV + 0.3 * normal(tokens, VOCABULARY)
     logits_TV = old_logits_TV + drift * normal(tokens, VOCABULARY)
@@ -197,7 +217,7 @@ def far(probe: Probe) -> Probe:
 def tied(probe: Probe) -> Probe:
     """Return the probe with only three kinds of tokens; those of a kind agree in all statistics."""
     kind_T = probe.batch.index_T % 3
-    columns: dict[str, Any] = {name: x[kind_T] for name, x in vars(probe).items() if isinstance(x, Tensor)}
+    columns: dict[str, Any] = {name: x[kind_T] for name, x in tensors_in(probe).items()}
     return dataclasses.replace(probe, **columns)
 
 

@@ -54,17 +54,29 @@ def check_on_two_ranks(specs: Sequence[str], plugins: Sequence[str]) -> dict[str
         with tempfile.TemporaryDirectory() as folder:
             ending = run_pair(pending, plugins, Path(folder))
             for number, spec in enumerate(pending):
-                results = [Path(folder) / f"{number}-{rank}.pt" for rank in range(WORLD)]
-                if all(path.exists() for path in results):
-                    parts = [load_part(path) for path in results]
+                result_files = paths_of_results(Path(folder), number)
+                if all_exist(result_files):
+                    parts = [load_part(path) for path in result_files]
                     findings[spec] = finding_of(NAME, ADVICE, partial(compare_with_one, Subject(spec, table), parts))
                     continue
                 # The pair ended at this method. A new pair takes the methods after it.
-                error_files = [path.with_suffix(".txt") for path in results]
-                errors = [path.read_text() for path in error_files if path.exists()]
-                findings[spec] = Finding(NAME, False, errors[0] if errors else ending, ADVICE)
+                message = ending
+                for path in reversed(result_files):  # that of the first rank counts
+                    error_file = path.with_suffix(".txt")
+                    if error_file.exists():
+                        message = error_file.read_text()
+                findings[spec] = Finding(NAME, False, message, ADVICE)
                 break
     return findings
+
+
+def paths_of_results(folder: Path, number: int) -> list[Path]:
+    """Return the files that the ranks write for the method of this number."""
+    return [folder / f"{number}-{rank}.pt" for rank in range(WORLD)]
+
+
+def all_exist(paths: Sequence[Path]) -> bool:
+    return all(path.exists() for path in paths)
 
 
 def load_part(path: Path) -> dict[str, Any]:
@@ -106,17 +118,18 @@ def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     shared = {"WORLD_SIZE": str(WORLD), "GLOO_SOCKET_IFNAME": loopback, "RENDEZVOUS": f"{folder}/meeting"}
     arguments = json.dumps([list(specs), list(plugins), str(folder)])
     command = python_command("from harness.conformance import two_ranks; two_ranks.check_as_rank()", arguments)
-    processes = [
-        subprocess.Popen(
+    processes = []
+    for rank in range(WORLD):
+        of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
             command,
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **shared, **of_rank},
             stdin=subprocess.PIPE,  # closes when this process ends, for any reason
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(WORLD)
-    ]
+        processes.append(process)
     files_seen, last_sign_s = 0, time.monotonic()
     while True:
         codes = [process.poll() for process in processes]
@@ -134,8 +147,10 @@ def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
     errors = [process.communicate()[1].strip() for process in processes]
     if timed_out:
         return f"a rank waited {PATIENCE_S:.0f} s for another that did not come"
-    last_lines = [error.splitlines()[-1] for error in errors if error]
-    return last_lines[0] if last_lines else "a rank ended without a message"
+    for error in errors:
+        if error:
+            return error.splitlines()[-1]
+    return "a rank ended without a message"
 
 
 def check_as_rank() -> None:
@@ -155,7 +170,7 @@ def check_as_rank() -> None:
             torch.save(part, path.with_suffix(".partial"))
             path.with_suffix(".partial").rename(path)
             # By files: after a collective too few or too many, a barrier would pair up with the wrong call.
-            while not all((Path(folder) / f"{number}-{other}.pt").exists() for other in range(WORLD)):
+            while not all_exist(paths_of_results(Path(folder), number)):
                 time.sleep(0.01)
 
 

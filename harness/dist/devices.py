@@ -41,8 +41,12 @@ def gpus() -> list[str]:
     """
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None:
-        names = [name.strip() for name in visible_devices.split(",")]
-        return [name for name in names if name not in ("", "-1")]
+        names = []
+        for entry in visible_devices.split(","):
+            name = entry.strip()
+            if name not in ("", "-1"):
+                names.append(name)
+        return names
     try:
         output = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -70,7 +70,9 @@ def process_group(world: int, device: str, lost: Callable[[str], None] = print) 
     if world == 1:
         yield
         return
-    rank, local, started = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    rank = int(os.environ["RANK"])
+    local = int(os.environ["LOCAL_RANK"])
+    started = int(os.environ["WORLD_SIZE"])
     if started != world:
         raise UserError(
             f"{started} processes were started for this cell (WORLD_SIZE), but hardware.nodes x hardware.ranks is {world}"

@@ -106,14 +106,17 @@ class Assessment:
 
     def record(self) -> dict[str, Any]:
         """Return the assessment as result.json keeps it."""
-        record = {key: value for key, value in vars(self.evaluation).items() if key != "samples"}
+        record = dict(vars(self.evaluation))
+        del record["samples"]
         record |= {"flags": self.flags, "settings": self.settings, "notes": self.notes, "folder": self.folder.name}
         return record
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers by the names that cells give them, with the bounds of intervals that exist."""
         prefix = f"eval/{self.evaluation.task}"
-        numbers = {f"{prefix}/{name}": value for name, value in self.evaluation.metrics.items()}
+        numbers: dict[str, float] = {}
+        for name, value in self.evaluation.metrics.items():
+            numbers[f"{prefix}/{name}"] = value
         estimates = {"avg": self.avg()}
         for k in powers_of_two(self.settings["samples"]):
             if k > 1:
@@ -214,8 +217,10 @@ def assess(
     say: Callable[[str], None],
 ) -> list[Assessment]:
     """Evaluate a model on tasks, and write the samples and results to `out`."""
-    names = [tasks.evaluation_name(task) for task in chosen_tasks]
-    prepared = [with_instruction(task, model.chat) for task in chosen_tasks]
+    names, prepared = [], []
+    for task in chosen_tasks:
+        names.append(tasks.evaluation_name(task))
+        prepared.append(with_instruction(task, model.chat))
     folder = model.folder(say=say)
     digest = model.digest(folder)
     disable_progress_bar()
@@ -226,6 +231,7 @@ def assess(
     budget = max(settings["max_new_tokens"] for settings in sampling)
     engine = EngineOnDemand(folder, tokenizer.eos_token_id, budget, beyond_context=wanted.beyond_context)
     assessments = []
+    records = []
     for name, task, settings in zip(names, prepared, sampling, strict=True):
         identity = {
             "model": model.identity(),
@@ -258,9 +264,9 @@ def assess(
             flags=task.flags(trained_on=None),
             notes=sampler.notes([record["prompt"] for record in evaluation.samples]),
         )
-        files.write_json(task_folder / "result.json", assessment.record())
         assessments.append(assessment)
-    records = [assessment.record() for assessment in assessments]
+        records.append(assessment.record())
+        files.write_json(task_folder / "result.json", records[-1])
     summary = {"model": model.name, "summary": model.summary(), "identity": model.identity(), "tasks": records}
     files.write_json(out / "results.json", summary)
     return assessments
@@ -290,8 +296,11 @@ def fingerprints(task: Task, split: str, number: int) -> dict[str, str]:
 def print_assessments(console: Console, assessments: Sequence[Assessment]) -> None:
     """Print a line for each task; a number that does not exist for a task is left empty."""
     most_samples = max(assessment.settings["samples"] for assessment in assessments)
-    ks = [k for k in powers_of_two(most_samples) if k > 1]
-    passes = [f"Pass@{k}" for k in ks]
+    ks, passes = [], []
+    for k in powers_of_two(most_samples):
+        if k > 1:
+            ks.append(k)
+            passes.append(f"Pass@{k}")
     names = ["problems", "K", "Avg@K", *passes, "maj@K", *DIVERSITY, "truncated", "length"]
     lines = [cells_of(assessment, ks) for assessment in assessments]
     columns = [Column("task"), *(Column(name, right=True) for name in names)]
@@ -314,7 +323,9 @@ def cells_of(assessment: Assessment, ks: Sequence[int]) -> list[str]:
     """Return the line of an assessment in the table, with a column for each k."""
     evaluation, samples = assessment.evaluation, assessment.settings["samples"]
     metrics = evaluation.metrics
-    passes = [format_estimate(assessment.pass_at_k(k)) if k <= samples else "" for k in ks]
+    passes = []
+    for k in ks:
+        passes.append(format_estimate(assessment.pass_at_k(k)) if k <= samples else "")
     return [
         evaluation.task,
         str(len(evaluation.problems)),

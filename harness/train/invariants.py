@@ -38,7 +38,8 @@ def check_statistics(old: TokenStats, vocabulary: int) -> None:
     if not highest <= ROUNDING:  # written so that NaN fails too
         raise violated("log-probabilities are not above 0", f"the highest is {highest:.3g}")
     if old.entropy is not None:
-        low, high = (x.item() for x in old.entropy.aminmax())
+        lowest, largest = old.entropy.aminmax()
+        low, high = lowest.item(), largest.item()
         if not (low >= -ROUNDING and high <= math.log(vocabulary) + ROUNDING):
             raise violated(
                 "entropies lie between 0 and the logarithm of the vocabulary",
@@ -62,7 +63,11 @@ def sampled_numbers(weights: Mapping[str, Tensor]) -> Tensor:
 
     Of each, since only some weights may have a gradient: under a head of zeros the body has none.
     """
-    return torch.cat([ranks.here(x.detach()).flatten()[:SAMPLED_NUMBERS] for x in weights.values()])
+    numbers = []
+    for weight in weights.values():
+        own_part = ranks.here(weight.detach())
+        numbers.append(own_part.flatten()[:SAMPLED_NUMBERS])
+    return torch.cat(numbers)
 
 
 def check_changed(before: Tensor, weights: Mapping[str, Tensor], norm: float, lr: float) -> None:
