@@ -8,6 +8,7 @@
     print(matrix.report())       # the path of the HTML page
 
 `plan`, `run`, `leaderboard` and `report` do the same in one line: `entrobench.run("smoke", "train.steps=10")`.
+`Packs` reads matrices that others sent as files.
 A method is a subclass of `Objective`, `ClippedObjective` or `Control`, whose verbs see a `View`, or a `Composition` of
 others; a task has the attributes of `Task`, gives `Problem`s, judges with `Verdict`s and reads `Answer`s, for which
 `boxed_answer` reads the last box; `number`, `numbers` and `choice` declare what their options allow. A mistake in what
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from entrobench.matrix import CellsFailed, Matrix, leaderboard, load, plan, report, run
+    from entrobench.packs import Packs
     from harness.base.errors import UserError
     from harness.base.schema import choice, number, numbers
     from harness.base.task import Answer, Problem, Task, Verdict, Verifier, check_split
@@ -39,6 +41,7 @@ __all__ = [
     "Control",
     "Matrix",
     "Objective",
+    "Packs",
     "Problem",
     "Task",
     "UserError",
@@ -63,6 +66,7 @@ WHERE = {
         ("CellsFailed", "Matrix", "leaderboard", "load", "plan", "report", "run"),
         "entrobench.matrix",
     ),
+    "Packs": "entrobench.packs",
     "UserError": "harness.base.errors",
     **dict.fromkeys(("choice", "number", "numbers"), "harness.base.schema"),
     **dict.fromkeys(("Answer", "Problem", "Task", "Verdict", "Verifier", "check_split"), "harness.base.task"),

@@ -302,6 +302,24 @@ class Tracking:
     """Longest wait for MLflow at the end of a run; `entrobench sync` does the rest later."""
 
 
+PUBLISHED, TUNED = "published", "tuned"  # rulesets
+MOST_CANDIDATES = 6  # of a method
+
+
+@dataclass
+class Tune:
+    """The candidates of each method, among which `entrobench tune` chooses by one rule (docs/fair.md)."""
+
+    candidates: dict[str, list[str]] = field(default_factory=dict)
+    """Candidates of each method, as specs: `{clip_b: [clip_b(share=0.01), clip_b(share=0.02)]}`; at most six."""
+    seeds: list[int] = numbers([102, 103], least=0)
+    """Seeds of the candidates; none of them may be among `seeds`."""
+    slack: float = number(0.02, least=0, most=1)
+    """The choice has the highest Pass@K of the candidates whose Avg@K is at most this much below the baseline's."""
+    file: str = ""
+    """File of the choice; empty: where `entrobench tune` writes it, `results/NAME-tune/choice.yaml`."""
+
+
 @dataclass
 class Config:
     """The matrix, and where its results go."""
@@ -322,6 +340,9 @@ class Config:
     """Further axes of the matrix: lists of values of any scalar key below, such as `{train.lr: [1e-6, 3e-6]}`."""
     baseline: str = "grpo"
     """Method that the others are compared with."""
+    ruleset: str = choice(PUBLISHED, (PUBLISHED, TUNED))
+    """tuned: `method_options` are completed by the choice of `entrobench tune`; tables never mix the two."""
+    tune: Tune = field(default_factory=Tune)
     train: Train = field(default_factory=Train)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     correction: Correction = field(default_factory=Correction)
@@ -619,12 +640,18 @@ def check_axis(config: Config, key: str, values: Any) -> None:
         raise UserError(f"axes names {shown(key)}, which is not a value that results depend on; {nearest(key, known)}")
 
 
+NO_AXES = (
+    *("name", "results", "baseline", "ruleset", "tune"),
+    *("tracking", "launch", "hardware", "checkpoint"),
+)
+
+
 def scalars(settings: Any, where: str = "") -> list[str]:
     """Return the keys that may be axes: scalars on which results depend."""
     found = []
     for each in dataclasses.fields(settings):
         value, key = getattr(settings, each.name), f"{where}{each.name}"
-        if key in ("name", "results", "baseline", "tracking", "launch", "hardware", "checkpoint"):
+        if key in NO_AXES:
             continue
         if dataclasses.is_dataclass(value):
             found += scalars(value, f"{key}.")

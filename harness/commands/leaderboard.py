@@ -23,6 +23,7 @@ EXAMPLES = (
     "entrobench leaderboard demo",
     "entrobench leaderboard demo --where method=clip_b --sort pass_at_k --columns avg_at_k,pass_at_k,coverage",
     "entrobench leaderboard demo train.updates=2 --plugin my_methods --baseline ppo --compare",
+    "entrobench leaderboard --pack demo.zip --pack theirs.zip",
     "entrobench leaderboard --experiment demo,demo-2 --uri http://server:5000 --format csv --out table.csv",
 )
 
@@ -34,6 +35,14 @@ def add(commands: Commands) -> None:
     with_plugins(parser)
     parser.add_argument(
         "--experiment", action="append", default=[], metavar="NAME,...", help="experiments of MLflow, instead of CONFIG"
+    )
+    parser.add_argument(
+        "--pack",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="a file of `entrobench pack`, instead of CONFIG; several of one protocol give one table",
     )
     parser.add_argument("--uri", help="the MLflow store (default: MLFLOW_TRACKING_URI, else results/mlflow.db)")
     parser.add_argument("--columns", metavar="NAME,...", help="columns in this order; `--columns help` lists them")
@@ -90,8 +99,10 @@ def call(arguments: argparse.Namespace) -> int:
 def check_options(arguments: argparse.Namespace) -> None:
     """Refuse options that contradict each other."""
     how = arguments.format
-    if bool(arguments.config) == bool(arguments.experiment):
-        raise UserError("leaderboard needs one of two: a CONFIG, or --experiment NAME of an MLflow store")
+    if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
+        raise UserError(
+            "leaderboard needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE"
+        )
     if arguments.compare and how in ("latex", "parquet"):
         raise UserError(f"--compare has no --format {how}; allowed: table, md, csv, json")
     if how == "parquet" and arguments.out is None:
@@ -114,6 +125,11 @@ def selected_parts(arguments: argparse.Namespace) -> list[Part]:
     from harness.tracking.reader import reader
 
     where = select.conditions(arguments.where)
+    if arguments.pack:
+        from harness.table.packs import opened_packs
+
+        with opened_packs(arguments.pack) as experiment:
+            return [select.part_of_packs(experiment, where, arguments.baseline)]
     config = load(arguments) if arguments.config else Config()
     uri = arguments.uri or config.tracking_uri
     with reader(uri) as source:

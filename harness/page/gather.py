@@ -25,6 +25,7 @@ from harness.table.board import Board, Expected
 from harness.table.experiment import Experiment
 from harness.table.frames import read_frames, setting_text
 from harness.table.leaderboard import leaderboard_rows
+from harness.table.packs import opened_packs
 from harness.table.select import runs_left_out
 from harness.tracking.reader import reader
 from harness.tracking.runs import Curves, Run
@@ -69,6 +70,14 @@ def content_of_experiment(uri: str, name: str) -> PageContent:
         return content_of_board(experiment, board, notes=notes)
 
 
+def content_of_packs(paths: Sequence[Path]) -> PageContent:
+    """Return the content of the page of one pack, or of several with the same protocol."""
+    with opened_packs(paths) as experiment:
+        [board] = experiment.boards()
+        source = f"the files {', '.join(path.name for path in paths)}"
+        return content_of_board(experiment, board, notes=[], origin=source)
+
+
 def outdated_cells(experiment: Experiment, board: Board) -> dict[str, str]:
     """Return the cells that are done by another source than the present one, with the reason in words."""
     runs, outdated = experiment.done, {}
@@ -92,8 +101,12 @@ def content_of_board(
     notes: Sequence[str],
     command: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    origin: str | None = None,
 ) -> PageContent:
-    """Return the content of a matrix's page; without `settings` they are those of the newest run."""
+    """Return the content of a matrix's page.
+
+    `settings`: None for those of the newest run. `origin`: where the runs are from; None for MLflow.
+    """
     expected = {each.cell: each for each in board.expected}
     runs = {cell: run for cell, run in experiment.newest.items() if cell in expected}
     specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))
@@ -117,7 +130,7 @@ def content_of_board(
         leaderboard_rows(frames, board.baseline, board.ks),
         samples,
         name=board.experiment,
-        source=f"MLflow at {visible_address(experiment.uri)}",
+        source=origin or f"MLflow at {visible_address(experiment.uri)}",
         command=command,
         baseline=board.baseline,
         methods=list(dict.fromkeys(each.method for each in board.expected)),

@@ -119,6 +119,8 @@ COLUMNS: dict[str, TableColumn] = {
     "flags": TableColumn("problems", lambda row: "; ".join(row.flags), lambda row: "; ".join(row.flags)),
     "version": texts("version", "version"),
     "base_model": texts("base_model", "base model"),
+    "ruleset": texts("ruleset", "ruleset"),
+    "checked": texts("checked", "checked"),
 }
 DEFAULT = (
     "avg_at_k",

@@ -32,6 +32,7 @@ from harness.table.frames import (
     with_base_models,
 )
 from harness.table.origins import mixtures
+from harness.table.verified import mark_of_row
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -86,6 +87,8 @@ class LeaderboardRow:
     # interval of the difference may be too short
     # By score, with two seeds: how many would tell a difference as large as the present one from 0; None: no number.
     seeds_needed: dict[str, int | None] = field(default_factory=dict)
+    ruleset: str | None = None  # published or tuned; docs/fair.md
+    checked: str | None = None  # of a row of a pack: reported, judged again or replayed
 
     @property
     def where(self) -> str:
@@ -156,6 +159,8 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
         collapsed={int(seed): int(step) for seed, step in zip(collapsed["seed"], collapsed["collapsed"], strict=True)},
         near_bound=[name for name, each in scores_by_name.items() if both_near_bound(frames, pairs, each)],
         seeds_needed=needed_seeds(frames, pairs, scores_by_name),
+        ruleset=first["ruleset"] or None,
+        checked=mark_of_row(done["checked"]),
         **measures(frames, done),
     )
 

@@ -28,6 +28,7 @@ from harness.cells.outcome import outcome
 from harness.cells.provenance import Made
 from harness.cells.spec import FILE, CellSpec
 from harness.cells.state import State
+from harness.config import PUBLISHED
 from harness.tracking.artifacts import Artifacts, beside
 from harness.tracking.origin import KIND, NOTE, commit, dataset, origin
 from harness.tracking.store import database, foreign, store, unusable
@@ -248,6 +249,8 @@ def params_of(spec: CellSpec) -> dict[str, str]:
         factors |= {f"{part}.{key}": value for key, value in spec.settings[part].items()}
     if axes := spec.settings.get("axes"):  # as plain values: the typed configuration takes longer than all else here
         factors["axes"] = ", ".join(axes)
+    if (ruleset := spec.settings.get("ruleset", PUBLISHED)) != PUBLISHED:  # of which older runs have no parameter
+        factors["ruleset"] = ruleset
     return {key: str(value)[:LONGEST_VALUE] for key, value in factors.items()}
 
 
