@@ -65,20 +65,29 @@ def other_base_model(folder: Path, spec: CellSpec) -> str | None:
     if made.base_model == present:
         return None
     recorded = (made.base_model or "an unknown one")[: digests.SHOWN]
-    return f"the base model {spec.key.model} is {present[: digests.SHOWN]} on this machine, and it began from {recorded}"
+    return (
+        f"the base model {spec.key.model} is {present[: digests.SHOWN]} on this machine, and it began from {recorded}"
+    )
 
 
 def trained_lines(spec: CellSpec, folder: Path, steps: int) -> list[dict[str, Any]]:
     """Train the first steps of a cell in a folder, and return the lines of its log."""
+    import transformers
+
     from harness.train.parts import build_parts
     from harness.trainer import Trainer
     from harness.verify.pool import VerifierPool
 
+    transformers.utils.logging.disable_progress_bar()
     spec.write(folder)
     with VerifierPool.of(spec.config.verify) as verifier:
-        trainer: Trainer = Trainer(build_parts(spec, verifier), folder)
+        trainer: Trainer = Trainer(build_parts(spec, verifier, say=ignore_message), folder)
         trainer.run(lambda step: None, lambda: trainer.done_steps >= steps)
     return MetricsLog(folder).read()
+
+
+def ignore_message(message: str) -> None:
+    """Print nothing."""
 
 
 def first_difference(kept: dict[str, Any], new: dict[str, Any]) -> str | None:
