@@ -412,8 +412,11 @@ def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
     return [*(with_base(find(base), (*above, path)) if base else []), given]
 
 
-def load(name: str, overrides: Iterable[str] = ()) -> Config:
-    """Return the configuration in a file, with `key=value` overrides on top."""
+def load(name: str, overrides: Iterable[str] = (), *, with_choice: bool = True) -> Config:
+    """Return the configuration in a file, with `key=value` overrides on top.
+
+    `with_choice`: under the ruleset `tuned`, methods are replaced by the choice of `entrobench tune`.
+    """
     path = find(name)
     given = functools.reduce(merged, [*with_base(path), *map(override, overrides)])
     check_names_of_elsewhere(given, Config)
@@ -424,11 +427,54 @@ def load(name: str, overrides: Iterable[str] = ()) -> Config:
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
     check_names(config)
+    if config.ruleset == TUNED and with_choice:
+        include_choice(config)
     check_number(config)
     settings = variants(config)
     config.axes = {key: list(dict.fromkeys(each.setting[key] for each in settings)) for key in config.axes}
     validate(config)
     return config
+
+
+TUNE_SUFFIX = "-tune"  # of the matrix of the candidates
+CHOICE = "choice.yaml"
+
+
+def choice_path(config: Config) -> Path:
+    """Return the file with the choice of `entrobench tune`."""
+    own = Path(config.results) / f"{config.name}{TUNE_SUFFIX}" / CHOICE
+    return Path(config.tune.file) if config.tune.file else own
+
+
+def tuning_rules(config: Config) -> dict[str, Any]:
+    """Return the candidates and the rule that a choice follows from, as its file has them."""
+    return {
+        "candidates": {method: list(specs) for method, specs in config.tune.candidates.items()},
+        "seeds": list(config.tune.seeds),
+        "slack": config.tune.slack,
+    }
+
+
+def include_choice(config: Config) -> None:
+    """Replace the methods of a configuration by the choice of `entrobench tune`."""
+    path = choice_path(config)
+    if not path.is_file():
+        raise UserError(
+            f"ruleset is 'tuned', and there is no choice {short(str(path))}; `entrobench tune` makes it, or tune.file "
+            "names another"
+        )
+    record = safe_yaml.load(path)
+    chosen = record.get("methods") if isinstance(record, dict) else None
+    if not isinstance(chosen, dict) or not all(isinstance(spec, str) for spec in chosen.values()):
+        raise UserError(f"{short(str(path))} is not a choice of `entrobench tune`: it must name methods")
+    for key, value in tuning_rules(config).items():
+        if record.get(key) != value:
+            raise UserError(f"{short(str(path))} was chosen by other tune.{key}; `entrobench tune` chooses again")
+    for method in (*config.methods, config.baseline):
+        if method not in chosen:
+            raise UserError(f"{short(str(path))} has no choice for {shown(method)}; {nearest(method, chosen)}")
+    config.methods = [chosen[method] for method in config.methods]
+    config.baseline = chosen[config.baseline]
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
