@@ -22,6 +22,7 @@ from harness.statistics import (
     seeds_needed,
     share_interval,
 )
+from harness.table.endings import endings_of
 from harness.table.frames import (
     BASE_MODEL,
     Axes,
@@ -88,6 +89,8 @@ class LeaderboardRow:
     # By score, with two seeds: how many would tell a difference as large as the present one from 0; None: no number.
     seeds_needed: dict[str, int | None] = field(default_factory=dict)
     ruleset: str | None = None  # published or tuned; docs/fair.md
+    collapsed_share: float | None = None  # of the seeds, by the definition in `endings`
+    exploded_share: float | None = None
     checked: str | None = None  # of a row of a pack: reported, judged again or replayed
 
     @property
@@ -139,6 +142,7 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
     scores_by_name = {"Avg@K": None, f"Pass@{k}": k} if paired and first["method"] != baseline else {}
     collapsed = done[done["collapsed"].notna()]
     is_base_model = first["method"] == BASE_MODEL
+    endings = endings_of(done.iloc[:0] if is_base_model else done)
     return LeaderboardRow(
         method=first["method"],
         task=first["evaluated"],
@@ -160,6 +164,8 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
         near_bound=[name for name, each in scores_by_name.items() if both_near_bound(frames, pairs, each)],
         seeds_needed=needed_seeds(frames, pairs, scores_by_name),
         ruleset=first["ruleset"] or None,
+        collapsed_share=endings.collapsed,
+        exploded_share=endings.exploded,
         checked=mark_of_row(done["checked"]),
         **measures(frames, done),
     )
