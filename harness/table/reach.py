@@ -1,8 +1,8 @@
 """Tokens until a target is reached, and performance profiles over tasks.
 
-The targets of a table are two: the final Avg@K of the baseline, and the Pass@K of the base model plus a gain; both are
-means over seeds. A seed has reached a target at its first evaluation with at least that score, after the tokens that
-it had sampled up to that step: `eval.every` is the resolution. A method has the median over its seeds, which is
+The targets of a seed are two: the final Avg@K of the baseline with that seed, and the Pass@K of its base model plus a
+gain. It has reached one at its first evaluation after step 0 with at least that score, after the tokens that it had
+sampled up to that step: `eval.every` is the resolution. A method has the median over its seeds, which is
 infinite if half of them or more never got there.
 
 A profile compares the tokens of methods over all tables: rho(r) is the share of tables in which a method needs at most
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from harness.tracking.runs import Curves
 
 TOKENS = "tokens/generated"
+ROUNDING = 1e-9  # of a score: sums in another order differ by some 1e-16
 LARGEST_RATIO = 4.0  # of a profile, as in AlgoPerf
 NEVER = "not reached"
 
@@ -56,7 +57,8 @@ class Reach:
 def tokens_until(scores: Mapping[int, float], tokens: Mapping[int, float], target: float) -> float:
     """Return the tokens sampled up to the first step with at least this score; infinity if there is none."""
     for step in sorted(scores):
-        if scores[step] >= target:
+        # Before training, no method has done anything.
+        if step > 0 and scores[step] >= target - ROUNDING:
             return sum(number for at, number in tokens.items() if at <= step)
     return math.inf
 
@@ -115,20 +117,22 @@ def reaches_of_table(
 ) -> list[Reach]:
     """Return a row for each method of one table."""
     _, evaluated, model, setting = axes
-    target_avg = float(frames.scores(done[baseline], None).mean())
-    base = done.get(BASE_MODEL)
-    target_pass = None if base is None or base.empty else float(frames.scores(base, k).mean()) + gain
+    avg_targets = seed_scores(frames, done[baseline], None)
+    base_cells = done.get(BASE_MODEL)
+    pass_targets = {} if base_cells is None else seed_scores(frames, base_cells, k)
+    pass_targets = {seed: score + gain for seed, score in pass_targets.items()}
     avg_name, pass_name = name_of(f"eval/{evaluated}/avg"), name_of(f"eval/{evaluated}/pass@{k}")
     found = []
-    for method, cells in done.items():
+    for method, all_cells in done.items():
+        cells = all_cells[all_cells["seed"].isin(list(avg_targets))]
         if method == BASE_MODEL or cells.empty:
             continue
         runs = [experiment.done[cell] for cell in cells["cell"]]
         curves = experiment.source.curves(runs, {TOKENS, avg_name, pass_name}.__contains__)
-        to_avg = [tokens_of_curves(each, avg_name, target_avg) for each in curves]
-        to_pass = [
-            math.inf if target_pass is None else tokens_of_curves(each, pass_name, target_pass) for each in curves
-        ]
+        to_avg, to_pass = [], []
+        for seed, of_run in zip(cells["seed"], curves, strict=True):
+            to_avg.append(tokens_of_curves(of_run, avg_name, avg_targets[seed]))
+            to_pass.append(tokens_of_curves(of_run, pass_name, pass_targets.get(seed, math.inf)))
         found.append(
             Reach(
                 task=label_of(axes, frames.tables),
@@ -136,15 +140,23 @@ def reaches_of_table(
                 setting=setting_text(setting),
                 method=method,
                 seeds=len(cells),
-                target_avg=target_avg,
+                target_avg=statistics.fmean(avg_targets.values()),
                 tokens_to_avg=finite_median(to_avg),
                 seeds_to_avg=sum(map(math.isfinite, to_avg)),
-                target_pass=target_pass,
+                target_pass=statistics.fmean(pass_targets.values()) if pass_targets else None,
                 tokens_to_pass=finite_median(to_pass),
                 seeds_to_pass=sum(map(math.isfinite, to_pass)),
             )
         )
     return found
+
+
+def seed_scores(frames: Frames, cells: DataFrame, k: int | None) -> dict[int, float]:
+    """Return the mean score of each seed."""
+    if cells.empty:
+        return {}
+    means = frames.scores(cells, k).mean(axis=1).tolist()
+    return dict(zip(cells["seed"].tolist(), means, strict=True))
 
 
 def tokens_of_curves(curves: Curves, name: str, target: float) -> float:
@@ -172,15 +184,16 @@ def render_reaches(found: Sequence[Reach], gain: float, how: str, width: int | N
     for (task, where), rows in sections.items():
         target = rows[0].target_pass
         pass_header = "tokens to Pass@K" if target is None else f"tokens to Pass@K {target:.3f}"
-        lines = [["method", f"tokens to Avg@K {rows[0].target_avg:.3f}", "seeds", "profile", pass_header, "seeds"]]
-        lines[0].append("profile")
-        lines += [reach_line(each) for each in rows]
+        avg_header = f"tokens to Avg@K {rows[0].target_avg:.3f}"
+        header = ["method", avg_header, "seeds", "profile", pass_header, "seeds", "profile"]
+        lines = [header, *(reach_line(each) for each in rows)]
         tables.append((f"{task}, {where}", lines, []))
     notes = [
-        f"Targets: the final Avg@K of the baseline, and the base model's Pass@K + {gain:g}. Tokens: sampled until the "
-        "first evaluation with that score, median over seeds (eval.every is the resolution); seeds: how many got there.",
-        "Profile: over all tables, the mean over r from 1 to 4 of the share of tables in which the method needs at most "
-        "r times the tokens of the best one.",
+        f"Targets, seed by seed: the final Avg@K of the baseline, and the base model's Pass@K + {gain:g}; headers have "
+        "their means. Tokens: sampled until the first evaluation with that score, median over seeds (eval.every is the "
+        "resolution); seeds: how many got there.",
+        "Profile: the mean over r from 1 to 4 of the share of tables in which the method needs at most r times the "
+        "tokens of the best one.",
     ]
     return render_document(found, tables, notes, how, width)
 
