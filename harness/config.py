@@ -312,7 +312,7 @@ class Tune:
 
     candidates: dict[str, list[str]] = field(default_factory=dict)
     """Candidates of each method, as specs: `{clip_b: [clip_b(share=0.01), clip_b(share=0.02)]}`; at most six."""
-    seeds: list[int] = numbers([102, 103], least=0)
+    seeds: list[int] = numbers([100, 101], least=0)
     """Seeds of the candidates; none of them may be among `seeds`."""
     slack: float = number(0.02, least=0, most=1)
     """The choice has the highest Pass@K of the candidates whose Avg@K is at most this much below the baseline's."""
@@ -531,6 +531,8 @@ def check_names_of_elsewhere(given: Mapping[str, Any], schema: Any, where: str =
             continue
         wanted = SYNONYMS.get(name, name)
         keys = [key for key in all_keys(Config) if key.rpartition(".")[2] == wanted]
+        if f"{where}{wanted}" in keys:  # the key of this section, not those of others with its name
+            keys = [f"{where}{wanted}"]
         if keys and name not in getattr(schema, "refused", ()):
             raise UserError(f"unknown key {short(f'{where}{name}')}; did you mean {' or '.join(map(repr, keys))}?")
 

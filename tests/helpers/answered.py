@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from harness.base import files
 from harness.cells import checksums, evaluation_files
 from harness.cells.log import MetricsLog
@@ -16,7 +18,8 @@ from harness.commands.pack import pack_matrix
 from harness.config import load
 from harness.matrix import Cell, cells
 from harness.statistics import pass_at_k
-from tasks import Problem, build_task
+from tasks import Problem
+from tasks.countdown import Countdown
 
 SMALL = ["train.steps=1", "eval.problems=5", "eval.samples=4", "eval.k=2", "seeds=[0,1]"]
 Records = dict[str, Any]
@@ -33,7 +36,7 @@ def responses_to(problem: Problem, seed: int) -> list[str]:
 
 def write_answers(cell: Cell, edit: Callable[[list[Records]], None] | None = None) -> None:
     """Leave a cell that is done; `edit` changes the samples before counts, scores and sums are computed from them."""
-    task = build_task("countdown")
+    task = Countdown()
     cell.spec.write(cell.folder)
     made = Made(cell.id, 1000.0, "0.1.0", None, None, cell.sources, {}, "a processor", "cpu", "b" * 64, "h" * 64)
     made.write(cell.folder)
@@ -45,22 +48,22 @@ def write_answers(cell: Cell, edit: Callable[[list[Records]], None] | None = Non
             pairs = [(problem, response) for response in responses]
             answers = [None if each is None else each.text for each in task.answers(pairs)]
             verdicts = [str(verdict) for verdict in task.verdicts(pairs, verifier=None)]  # type: ignore[arg-type]
-            sample = {"problem": problem.id, "prompt": problem.prompt, "responses": responses}
-            samples.append(sample | {"answers": answers, "verdicts": verdicts})
+            sample: Records = {"problem": problem.id, "prompt": problem.prompt, "responses": responses}
+            samples.append({**sample, "answers": answers, "verdicts": verdicts})
         if edit is not None:
             edit(samples)
         right = [[int(verdict == "right") for verdict in sample["verdicts"]] for sample in samples]
         distinct = []
         for sample, row in zip(samples, right, strict=True):
             distinct.append(len({answer for answer, one in zip(sample["answers"], row, strict=True) if one}))
-        counted = [task.solutions(problem) for problem in task.problems("test")[:5]]  # type: ignore[attr-defined]
+        counted = [task.solutions(problem) for problem in task.problems("test")[:5]]
         names = [sample["problem"] for sample in samples]
         record = {"task": "countdown", "step": step, "problems": names, "right": right, "flags": []}
         evaluation_files.write_evaluation(cell.folder, record | {"right_distinct": distinct, "solutions": counted})
         files.write_lines(cell.folder / "samples" / f"evaluate-countdown-{step:06d}.jsonl", samples)
-        sums = [sum(row) for row in right]
-        metrics = {"eval/countdown/avg": sum(sums) / 20, "entropy/mean": 2.0 - step}
-        metrics["eval/countdown/pass@2"] = float(pass_at_k(4, sums, 2).mean())
+        sums_J = np.array(right).sum(axis=1)
+        metrics = {"eval/countdown/avg": float(sums_J.sum()) / 20, "entropy/mean": 2.0 - step}
+        metrics["eval/countdown/pass@2"] = float(pass_at_k(4, sums_J, 2).mean())
         metrics |= {
             f"eval/countdown/{name}": 0.5 for name in ("length", "distinct", "distinct_answers", "after_answer")
         }
