@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.base import identities
 from harness.base.errors import UserError
 from harness.cells import checksums
 from harness.cells.spec import id_in
@@ -61,7 +60,7 @@ def pack_matrix(config: Config, out: Path) -> tuple[int, int]:
 
 def has_ended(cell: Cell) -> bool:
     """Return whether a cell's folder holds its records, done or failed."""
-    return State.read(cell.folder).ended and id_in(cell.folder) == identities.key(cell.identity)
+    return State.read(cell.folder).ended and id_in(cell.folder) == cell.id
 
 
 def protocol_of_cells(config: Config, matrix: list[Cell]) -> Protocol:

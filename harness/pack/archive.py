@@ -27,7 +27,7 @@ from typing import Any
 from harness.base import files
 from harness.base.errors import Damaged, UserError
 from harness.cells.spec import CellSpec
-from harness.pack.protocol import Protocol
+from harness.pack.protocol import PARTS, Protocol
 
 SUFFIX = ".zip"
 FORMAT = 1
@@ -203,7 +203,9 @@ def checked_manifest(content: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(protocol, dict) or not isinstance(sums, dict) or SUMMARY not in sums:
         raise Damaged(path, f"its {MANIFEST} must hold matrix, protocol and files, with {SUMMARY} among them")
     definition = protocol.get("definition")
-    if not isinstance(definition, dict) or protocol.get("name") != Protocol(definition).name:
+    if not isinstance(definition, dict) or not set(PARTS) <= definition.keys():
+        raise Damaged(path, f"the definition of its protocol must hold {', '.join(PARTS)}")
+    if protocol.get("name") != Protocol(definition).name:
         raise Damaged(path, "the hash of its protocol does not follow from its definition")
     if not isinstance(manifest.get("matrix"), str):
         raise Damaged(path, f"its {MANIFEST} names no matrix")

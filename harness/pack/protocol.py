@@ -19,6 +19,7 @@ RULES = 1  # of judging answers and of estimating scores; raised when one change
 SECTIONS = ("train", "rollout", "correction", "eval", "stop", "verify")
 # Keys of these sections that the machine decides, or that the definition has in another form.
 ELSEWHERE = {"train": ("dtype",), "rollout": ("engine",), "eval": ("tasks",), "verify": ("workers",)}
+PARTS = ("rules", "ruleset", "tasks", "evaluations", "seeds", "axes", *SECTIONS)  # of each definition
 DIFFERENCES_LISTED = 3  # keys in a sentence, at most
 LONGEST_VALUE = 20  # characters of a value in it
 
@@ -74,7 +75,7 @@ def protocol_of(settings: Mapping[str, Any], specs: Sequence[CellSpec]) -> Proto
             "evaluations": distinct(evaluated),
             "seeds": sorted(settings["seeds"]),
             "axes": settings.get("axes", {}),
-            **sections_of(settings),
+            **protocol_sections(settings),
         }
     )
 
@@ -92,12 +93,15 @@ def tuning_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"tune": {"candidates": number, "seeds": tune["seeds"], "slack": tune["slack"]}}
 
 
-def sections_of(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def protocol_sections(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the sections of a configuration that are part of a protocol."""
     sections = {}
     for name in SECTIONS:
-        left_out = ELSEWHERE.get(name, ())
-        sections[name] = {key: value for key, value in settings[name].items() if key not in left_out}
+        left_out, section = (
+            ELSEWHERE.get(name, ()),
+            settings.get(name, {}),
+        )  # an earlier version may have no such section
+        sections[name] = {key: value for key, value in section.items() if key not in left_out}
     return sections
 
 
@@ -110,26 +114,27 @@ def distinct(values: Sequence[Any]) -> list[Any]:
 def departures(protocol: Protocol, spec: CellSpec) -> list[str]:
     """Return how the record of a cell departs from a protocol, as sentences."""
     definition, settings = protocol.definition, spec.settings
-    found = []
+    sentences = []
     if spec.identity["task"] not in definition["tasks"]:
-        found.append("it was trained on another task")
+        sentences.append("it was trained on another task")
     if any(each not in definition["evaluations"] for each in spec.identity["evaluation_tasks"]):
-        found.append("it was evaluated on another task")
+        sentences.append("it was evaluated on another task")
     if spec.key.seed not in definition["seeds"]:
-        found.append(f"its seed is {spec.key.seed}")
+        sentences.append(f"its seed is {spec.key.seed}")
     if settings.get("ruleset", "published") != definition["ruleset"]:
-        found.append(f"its ruleset is {settings.get('ruleset', 'published')}")
-    ours, axes = dict(flat_values(sections_of(settings))), definition["axes"]
+        sentences.append(f"its ruleset is {settings.get('ruleset', 'published')}")
+    ours, axes = dict(flat_values(protocol_sections(settings))), definition["axes"]
     expected = {name: definition[name] for name in SECTIONS}
     for key, value in flat_values(expected):
         if key not in axes and ours.get(key) != value:
-            found.append(f"its {key} is {shown(ours.get(key))}")
+            sentences.append(f"its {key} is {shown(ours.get(key))}")
     for section in ("train", "rollout", "eval", "stop"):
+        own_values = dict(flat_values(settings[section], f"{section}."))
         for key, value in flat_values(spec.identity[section], f"{section}."):
-            own = dict(flat_values(settings[section], f"{section}.")).get(key)
-            if value != own and key != "train.dtype":
-                found.append(f"its identity has {key}={shown(value)}, and its settings {shown(own)}")
-    return found
+            own = own_values.get(key)
+            if value != own and key != "train.dtype":  # in identities float32 has the name auto
+                sentences.append(f"its identity has {key}={shown(value)}, and its settings {shown(own)}")
+    return sentences
 
 
 def check_same_protocol(ours: tuple[str, Protocol], theirs: tuple[str, Protocol]) -> None:

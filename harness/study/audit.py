@@ -74,17 +74,20 @@ def audit_cell(folder: Path, pack: Pack, verifier: Verifier, library: TaskLibrar
     spec = audit.spec
     if identities.key(spec.identity) != spec.id or not folder.name.endswith(spec.id):
         audit.findings.append(f"its identity has the hash {identities.key(spec.identity)}, and its record {spec.id}")
-    audit.findings += [f"by the protocol of the pack, {sentence}" for sentence in departures(pack.protocol, spec)]
-    state = State.read(folder)
-    if state.state != "done":
-        audit.notes.append(f"it is {state.state}, so it has no row")
-        return audit
-    audit.findings += [str(damage) for damage, _ in checksums.changed_records(folder)]
     try:
+        audit.findings += [f"by the protocol of the pack, {sentence}" for sentence in departures(pack.protocol, spec)]
+        state = State.read(folder)
+        if state.state != "done":
+            audit.notes.append(f"it is {state.state}, so it has no row")
+            return audit
+        audit.findings += [str(damage) for damage, _ in checksums.changed_records(folder)]
         check_records(audit, state)
         audit_answers(audit, verifier, library)
     except Damaged as damage:
         audit.findings.append(str(damage))
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        # The records may be a stranger's, and each of their values may be missing or of another type.
+        audit.findings.append(f"its records are not those of a cell ({type(error).__name__}: {error})")
     # Files lie in a temporary folder, whose name says nothing to readers.
     audit.findings = [sentence.replace(f"{folder}/", "") for sentence in audit.findings]
     if not audit.findings and not audit.notes:

@@ -1,6 +1,6 @@
 """Tuning by one rule: as many candidates of each method, on validation problems, with seeds of their own.
 
-The candidates are the methods of a matrix of their own, `NAME-tune`, beside the baseline as it is configured. Of each
+The candidates are the methods of a matrix of their own, `NAME-tune`, with the baseline as it is configured. Of each
 method the candidate counts whose Pass@K is the highest among those whose Avg@K is at most `tune.slack` below the
 baseline's; if there is none, the one with the highest Avg@K. Both are means over seeds, and over the tables of the
 matrix if it has several. With equal scores the first in the configuration counts.
@@ -26,7 +26,7 @@ from harness.config import MOST_CANDIDATES, PUBLISHED, Config, Tune
 from harness.table.leaderboard import LeaderboardRow
 from harness.table.render import as_markdown
 
-TABLE = "candidates.md"  # beside the file of the choice
+TABLE = "candidates.md"  # next to the file of the choice
 CHOSEN, TOO_LOW, BROKEN = "chosen", "Avg@K too low", "not done"
 
 
@@ -113,11 +113,11 @@ def part_names(spec: str, table: Table) -> list[str]:
 def candidates_of(config: Config, rows: Sequence[LeaderboardRow]) -> list[Candidate]:
     """Return the candidates of all methods with their scores; `rows`: the table of their matrix."""
     scores = {spec: mean_scores(spec, rows) for specs in config.tune.candidates.values() for spec in specs}
-    found = []
+    candidates = []
     for method in config.methods:
         for spec in config.tune.candidates[method]:
-            found.append(Candidate(method, spec, *scores[spec]))
-    return found
+            candidates.append(Candidate(method, spec, *scores[spec]))
+    return candidates
 
 
 def mean_scores(spec: str, rows: Sequence[LeaderboardRow]) -> tuple[float, float] | tuple[None, None]:
@@ -182,7 +182,7 @@ def choose(config: Config, rows: Sequence[LeaderboardRow]) -> tuple[list[list[st
 
 
 def write_choice(config: Config, lines: Sequence[Sequence[str]], choice: Mapping[str, Candidate]) -> Path:
-    """Write the choice, and the table that it follows from beside it; return the path of the choice."""
+    """Write the choice, and next to it the table that it follows from; return the path of the choice."""
     path = configs.choice_path(config)
     record = {
         "methods": {method: candidate.spec for method, candidate in choice.items()},

@@ -82,20 +82,20 @@ def profile_scores(by_table: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def reaches(frames: Frames, experiment: Experiment, baseline: str, ks: Mapping[str, int], gain: float) -> list[Reach]:
     """Return a row for each method of each table whose baseline is done."""
-    found: list[Reach] = []
+    rows: list[Reach] = []
     with_bases = with_base_models(frames).tables
     for axes, methods in with_bases.items():
         done = {method: done_cells(cells) for method, cells in methods.items()}
         if baseline in done and not done[baseline].empty:
-            found += reaches_of_table(frames, experiment, axes, done, baseline, ks[axes[1]], gain)
+            rows += reaches_of_table(frames, experiment, axes, done, baseline, ks[axes[1]], gain)
     avg_tables: dict[tuple[str, str, str], dict[str, float]] = {}
     pass_tables: dict[tuple[str, str, str], dict[str, float]] = {}
-    for each in found:
+    for each in rows:
         place = (each.task, each.model, each.setting)
         avg_tables.setdefault(place, {})[each.method] = or_never(each.tokens_to_avg)
         pass_tables.setdefault(place, {})[each.method] = or_never(each.tokens_to_pass)
     of_avg, of_pass = profile_scores(list(avg_tables.values())), profile_scores(list(pass_tables.values()))
-    return [with_profiles(each, of_avg.get(each.method), of_pass.get(each.method)) for each in found]
+    return [with_profiles(each, of_avg.get(each.method), of_pass.get(each.method)) for each in rows]
 
 
 def with_profiles(each: Reach, profile_avg: float | None, profile_pass: float | None) -> Reach:
@@ -122,7 +122,7 @@ def reaches_of_table(
     pass_targets = {} if base_cells is None else seed_scores(frames, base_cells, k)
     pass_targets = {seed: score + gain for seed, score in pass_targets.items()}
     avg_name, pass_name = name_of(f"eval/{evaluated}/avg"), name_of(f"eval/{evaluated}/pass@{k}")
-    found = []
+    rows = []
     for method, all_cells in done.items():
         cells = all_cells[all_cells["seed"].isin(list(avg_targets))]
         if method == BASE_MODEL or cells.empty:
@@ -133,7 +133,7 @@ def reaches_of_table(
         for seed, of_run in zip(cells["seed"], curves, strict=True):
             to_avg.append(tokens_of_curves(of_run, avg_name, avg_targets[seed]))
             to_pass.append(tokens_of_curves(of_run, pass_name, pass_targets.get(seed, math.inf)))
-        found.append(
+        rows.append(
             Reach(
                 task=label_of(axes, frames.tables),
                 model=model,
@@ -148,7 +148,7 @@ def reaches_of_table(
                 seeds_to_pass=sum(map(math.isfinite, to_pass)),
             )
         )
-    return found
+    return rows
 
 
 def seed_scores(frames: Frames, cells: DataFrame, k: int | None) -> dict[int, float]:
@@ -175,10 +175,10 @@ def finite_median(tokens: Sequence[float]) -> float | None:
 # For people
 
 
-def render_reaches(found: Sequence[Reach], gain: float, how: str, width: int | None = None) -> str:
+def render_reaches(reached: Sequence[Reach], gain: float, how: str, width: int | None = None) -> str:
     """Return the rows as table, md, csv or json."""
     sections: dict[tuple[str, str], list[Reach]] = {}
-    for each in found:
+    for each in reached:
         sections.setdefault((each.task, place_text(each.model, each.setting)), []).append(each)
     tables: list[Table] = []
     for (task, where), rows in sections.items():
@@ -195,7 +195,7 @@ def render_reaches(found: Sequence[Reach], gain: float, how: str, width: int | N
         "Profile: the mean over r from 1 to 4 of the share of tables in which the method needs at most r times the "
         "tokens of the best one.",
     ]
-    return render_document(found, tables, notes, how, width)
+    return render_document(reached, tables, notes, how, width)
 
 
 def reach_line(each: Reach) -> list[str]:
