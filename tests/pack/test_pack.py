@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from boards import Made, listed, told
+from boards import Made, listed, made_up_frames, told
 
 import entrobench
 from harness import cli
@@ -18,6 +19,8 @@ from harness.cells.state import State
 from harness.commands import report
 from harness.commands.pack import pack_matrix
 from harness.pack import archive
+from harness.pack.protocol import protocol_of
+from harness.table.frames import Frames, check_all_comparable
 
 
 def packed(tmp_path: Path, name: str, *overrides: str, out: str | None = None) -> Path:
@@ -241,6 +244,24 @@ def test_a_table_mixes_no_rulesets(tmp_path: Path, mlflow_uri: str, capsys: pyte
     text = told(capsys, "--pack", str(tmp_path / "made.zip"))
     assert "Ruleset published: methods have their published constants" in text
     assert "Rows of packs, as far as `entrobench verify` has checked them: reported: grpo, clip_b, ppo." in text
+
+
+def test_tuned_and_published_cells_are_refused_in_one_table() -> None:
+    ones = np.ones((2, 2), int)
+    frames = made_up_frames({"grpo": {0: ones}, "clip_b": {0: ones}})
+    mixed = frames.cells.assign(ruleset=["published", "tuned"])
+    with pytest.raises(UserError, match=r"these cells have published \(grpo\) and tuned \(clip_b\)"):
+        check_all_comparable(Frames(mixed, frames.answers), "grpo")
+    check_all_comparable(frames, "grpo")
+
+
+def test_the_protocol_of_a_tuned_matrix_has_its_rules() -> None:
+    given = {"seeds": [0], "ruleset": "tuned", "tune": {"candidates": {"a": ["a", "b"]}, "seeds": [9], "slack": 0.02}}
+    tuned = protocol_of(given, [])
+    assert tuned.definition["tune"] == {"candidates": 2, "seeds": [9], "slack": 0.02}
+    published = protocol_of({"seeds": [0]}, [])
+    assert published.definition["ruleset"] == "published"
+    assert published.differences(tuned)[0] == "ruleset ('tuned', not 'published')"
 
 
 def test_options_contradict(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:

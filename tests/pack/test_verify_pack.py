@@ -98,12 +98,22 @@ def other_problem(samples: list[dict[str, Any]]) -> None:
     samples[0]["problem"] = "of my own"
 
 
+def no_verdicts(cell: Cell) -> None:
+    """Leave samples out of which a key is missing, with right sums."""
+    for path in (cell.folder / "samples").glob("evaluate-*"):
+        records = files.read_lines(path)
+        del records[0]["verdicts"]
+        files.write_lines(path, records)
+    checksums.write_checksums(cell.folder)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"then": raised_score}, "its answers give eval/countdown/avg = "),
         ({"then": other_identity}, "its identity has the hash "),
         ({"then": fewer_steps}, "metrics.jsonl does not hold the steps 0 to 1"),
+        ({"then": no_verdicts}, "its records are not those of a cell (KeyError"),
         ({"edit": other_prompt}, "is another one"),
         ({"edit": other_problem}, "its problems are not the first 5 of test"),
     ],
