@@ -460,8 +460,8 @@ def include_choice(config: Config) -> None:
     path = choice_path(config)
     if not path.is_file():
         raise UserError(
-            f"ruleset is 'tuned', and there is no choice {short(str(path))}; `entrobench tune` makes it, or tune.file "
-            "names another"
+            f"ruleset is 'tuned', but the choice {short(str(path))} is missing; `entrobench tune` makes it, or "
+            "tune.file names another"
         )
     record = safe_yaml.load(path)
     chosen = record.get("methods") if isinstance(record, dict) else None

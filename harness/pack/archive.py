@@ -151,7 +151,7 @@ def unpacked(path: Path) -> Iterator[Pack]:
 def check_whole(path: Path) -> None:
     """Refuse a file that is not a pack, or of which a byte is missing or changed."""
     if not path.is_file():
-        raise UserError(f"there is no pack {path}; `entrobench pack CONFIG --out FILE` writes one")
+        raise UserError(f"the pack {path} is missing; `entrobench pack CONFIG --out FILE` writes one")
     with open(path, "rb") as file:
         begins = file.read(4) == b"PK\x03\x04"
         file.seek(max(path.stat().st_size - END, 0))

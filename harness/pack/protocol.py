@@ -15,7 +15,7 @@ from harness.base.errors import UserError, shown
 from harness.cells.spec import CellSpec
 
 VERSION = "v1"
-RULES = 1  # of judging answers and of estimating scores; raised when one changes, so that old rows are told apart
+RULES = 1  # of judging answers and of estimating scores; raised when one changes, so that old rows differ
 SECTIONS = ("train", "rollout", "correction", "eval", "stop", "verify")
 # Keys of these sections that the machine decides, or that the definition has in another form.
 ELSEWHERE = {"train": ("dtype",), "rollout": ("engine",), "eval": ("tasks",), "verify": ("workers",)}

@@ -42,7 +42,7 @@ class CellAudit:
 
 
 class TaskLibrary:
-    """The tasks of a pack with their problems by name; plugins are those that the reader names, not the pack's."""
+    """The tasks of a pack with their problems by name; with the plugins that the reader names, not the pack."""
 
     def __init__(self, plugins: Sequence[str]) -> None:
         self.table_plugins = list(plugins)

@@ -38,7 +38,7 @@ def obstacle(folder: Path, spec: CellSpec) -> str | None:
 def replay_steps(folder: Path, steps: int, plugins: Sequence[str] = ()) -> str | None:
     """Train the first steps of a packed cell again; return the first difference as a sentence, None if there is none.
 
-    Raises UserError if this machine cannot repeat the cell. `plugins`: those that the reader trusts; a pack names none.
+    Raises UserError if this machine cannot repeat the cell. `plugins`: modules that the reader trusts, not the pack's.
     """
     spec = CellSpec.read(folder)
     spec = dataclasses.replace(spec, settings={**spec.settings, "plugins": list(plugins)})

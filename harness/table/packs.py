@@ -64,7 +64,7 @@ class PackReader:
             marks |= marks_of_pack(pack)
         runs = []
         for cell, folder in self.folders.items():
-            runs.append(run_of_cell(folder, marks.get(cell, REPORTED)))
+            runs.append(run_of_packed_cell(folder, marks.get(cell, REPORTED)))
         started = {run.id: started_at(self.folders[run.id]) for run in runs}
         runs.sort(key=lambda run: (started[run.id], run.id))
         tags = {board.KIND: board.SUMMARY, board.KEY: self.board.key}
@@ -137,7 +137,7 @@ def started_at(folder: Path) -> float:
     return made.started if made else 0.0
 
 
-def run_of_cell(folder: Path, mark: str) -> Run:
+def run_of_packed_cell(folder: Path, mark: str) -> Run:
     """Return a cell with the tags and parameters that MLflow has of it; `mark`: how far its pack was verified."""
     spec, state, made = CellSpec.read(folder), State.read(folder), Made.read(folder)
     tags = {

@@ -156,7 +156,7 @@ def test_a_pack_that_was_cut_off_is_refused(
 
 
 def test_a_missing_pack_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is no pack gone.zip" in refusal(capsys, ["leaderboard", "--pack", "gone.zip"])
+    assert "the pack gone.zip is missing" in refusal(capsys, ["leaderboard", "--pack", "gone.zip"])
 
 
 def edited(pack: Path, path: Path, changes: dict[str, bytes], *, mend: bool) -> Path:

@@ -89,7 +89,7 @@ def test_candidates_that_are_not_a_fair_search_are_refused(tmp_path: Path, overr
 
 
 def test_a_tuned_matrix_needs_its_choice(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no choice .*choice\.yaml; `entrobench tune` makes it"):
+    with pytest.raises(UserError, match=r"the choice .*choice\.yaml is missing; `entrobench tune` makes it"):
         loaded(tmp_path, "ruleset=tuned", with_choice=True)
 
 
