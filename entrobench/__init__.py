@@ -9,6 +9,7 @@
 
 `plan`, `run`, `leaderboard` and `report` do the same in one line: `entrobench.run("smoke", "train.steps=10")`.
 `Method` is any method of the registry as a function of tensors, for a training loop of your own.
+`Packs` reads matrices that others sent as files.
 
 A method is a subclass of `Objective`, `ClippedObjective` or `Control`, whose verbs get a `View`, or a `Composition` of
 other methods. A task has the attributes of `Task`: it returns `Problem`s, judges responses with `Verdict`s and reads
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from entrobench.matrix import CellsFailed, Matrix, leaderboard, load, plan, report, run
+    from entrobench.packs import Packs
     from entrobench.portable import Method
     from harness.base.errors import UserError
     from harness.base.schema import choice, number, numbers
@@ -43,6 +45,7 @@ __all__ = [
     "Matrix",
     "Method",
     "Objective",
+    "Packs",
     "Problem",
     "Task",
     "UserError",
@@ -68,6 +71,7 @@ WHERE = {
         "entrobench.matrix",
     ),
     "Method": "entrobench.portable",
+    "Packs": "entrobench.packs",
     "UserError": "harness.base.errors",
     **dict.fromkeys(("choice", "number", "numbers"), "harness.base.schema"),
     **dict.fromkeys(("Answer", "Problem", "Task", "Verdict", "Verifier", "check_split"), "harness.base.task"),

@@ -17,6 +17,9 @@ from harness.base.errors import UserError, nearest, short, shown
 from harness.base.schema import section, typed
 from harness.config_checks import check_misplaced_keys, check_names, check_number, validate
 from harness.config_sections import (
+    MOST_CANDIDATES,
+    PUBLISHED,
+    TUNED,
     Bounds,
     Checkpoint,
     Config,
@@ -33,12 +36,18 @@ from harness.config_sections import (
     Stop,
     Tracking,
     Train,
+    Tune,
     Verify,
     value_at,
 )
 
 __all__ = [  # with the sections, so that other modules need only this one
+    "CHOICE",
     "CONFIGS",
+    "MOST_CANDIDATES",
+    "PUBLISHED",
+    "TUNED",
+    "TUNE_SUFFIX",
     "Bounds",
     "Checkpoint",
     "Config",
@@ -55,16 +64,26 @@ __all__ = [  # with the sections, so that other modules need only this one
     "Stop",
     "Tracking",
     "Train",
+    "Tune",
     "Verify",
+    "choice_path",
     "find",
     "load_config",
     "scalars",
     "setting_label",
+    "tuning_rules",
     "variants",
 ]
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")  # the part of an override before the =
+TUNE_SUFFIX = "-tune"  # of the matrix of the candidates
+CHOICE = "choice.yaml"
+# Keys that are never axes: results do not depend on them, or (ruleset, tune) only by way of the methods.
+NO_AXES = (
+    *("name", "results", "baseline", "ruleset", "tune"),
+    *("tracking", "launch", "hardware", "checkpoint"),
+)
 
 
 def find(name: str, folder: Path = CONFIGS) -> Path:
@@ -99,8 +118,11 @@ def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
     return [*below, settings]
 
 
-def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
-    """Return the configuration in a file, with `key=value` overrides on top."""
+def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool = True) -> Config:
+    """Return the configuration in a file, with `key=value` overrides on top.
+
+    `with_choice`: under the ruleset `tuned`, methods are replaced by the choice of `entrobench tune`.
+    """
     path = find(name)
     layers = [*with_base(path), *map(override, overrides)]
     values = functools.reduce(merged, layers)
@@ -112,12 +134,51 @@ def load_config(name: str, overrides: Iterable[str] = ()) -> Config:
     config.name = config.name or path.stem
     config.axes = dict(flat(config.axes))
     check_names(config)
+    if config.ruleset == TUNED and with_choice:
+        include_choice(config)
     check_number(config)  # before `variants`, which builds a configuration for each combination
     settings = [variant.setting for variant in variants(config)]
     for key in config.axes:  # the values with their types checked, each once
         config.axes[key] = list(dict.fromkeys(setting[key] for setting in settings))
     validate(config)
     return config
+
+
+def choice_path(config: Config) -> Path:
+    """Return the file with the choice of `entrobench tune`."""
+    own = Path(config.results) / f"{config.name}{TUNE_SUFFIX}" / CHOICE
+    return Path(config.tune.file) if config.tune.file else own
+
+
+def tuning_rules(config: Config) -> dict[str, Any]:
+    """Return the candidates and the rule that a choice follows from, as its file has them."""
+    return {
+        "candidates": {method: list(specs) for method, specs in config.tune.candidates.items()},
+        "seeds": list(config.tune.seeds),
+        "slack": config.tune.slack,
+    }
+
+
+def include_choice(config: Config) -> None:
+    """Replace the methods of a configuration by the choice of `entrobench tune`."""
+    path = choice_path(config)
+    if not path.is_file():
+        raise UserError(
+            f"ruleset is 'tuned', but the choice {short(str(path))} is missing; `entrobench tune` makes it, or "
+            "tune.file names another"
+        )
+    record = safe_yaml.load_yaml(path)
+    chosen = record.get("methods") if isinstance(record, dict) else None
+    if not isinstance(chosen, dict) or not all(isinstance(spec, str) for spec in chosen.values()):
+        raise UserError(f"{short(str(path))} is not a choice of `entrobench tune`: it must name methods")
+    for key, value in tuning_rules(config).items():
+        if record.get(key) != value:
+            raise UserError(f"{short(str(path))} was chosen by other tune.{key}; `entrobench tune` chooses again")
+    for method in (*config.methods, config.baseline):
+        if method not in chosen:
+            raise UserError(f"{short(str(path))} has no choice for {shown(method)}; {nearest(method, chosen)}")
+    config.methods = [chosen[method] for method in config.methods]
+    config.baseline = chosen[config.baseline]
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +273,7 @@ def scalars(settings: Any, where: str = "") -> list[str]:
     hints = get_type_hints(type(settings))
     for declared in dataclasses.fields(settings):
         value, key = getattr(settings, declared.name), f"{where}{declared.name}"
-        if key in ("name", "results", "baseline", "tracking", "launch", "hardware", "checkpoint"):
+        if key in NO_AXES:
             continue
         if dataclasses.is_dataclass(value):
             keys += scalars(value, f"{key}.")

@@ -51,6 +51,8 @@ def check_misplaced_keys(values: Mapping[str, Any], schema: Any, where: str = ""
             continue
         wanted = SYNONYMS.get(name, name)
         keys = [key for key in all_keys(Config) if key.rpartition(".")[2] == wanted]
+        if f"{where}{wanted}" in keys:  # the key of this section, not those of others with its name
+            keys = [f"{where}{wanted}"]
         if keys and name not in getattr(schema, "refused", ()):
             raise UserError(f"unknown key {short(f'{where}{name}')}; did you mean {' or '.join(map(repr, keys))}?")
 

@@ -19,6 +19,8 @@ from harness.base.errors import UserError, nearest, short
 from harness.base.schema import choice, number, numbers, typed
 
 BY_TASK = ("problems", "samples", "k", "temperature")  # the settings that eval.by_task may set for a single task
+PUBLISHED, TUNED = "published", "tuned"  # rulesets
+MOST_CANDIDATES = 6  # of a method
 
 
 @dataclass
@@ -290,6 +292,20 @@ class Tracking:
 
 
 @dataclass
+class Tune:
+    """The candidates of each method, among which `entrobench tune` chooses by one rule (docs/fair.md)."""
+
+    candidates: dict[str, list[str]] = field(default_factory=dict)
+    """Candidates of each method, as specs: `{clip_b: [clip_b(share=0.01), clip_b(share=0.02)]}`; at most six."""
+    seeds: list[int] = numbers([100, 101], least=0)
+    """Seeds of the candidates; none of them may be among `seeds`."""
+    slack: float = number(0.02, least=0, most=1)
+    """The choice has the highest Pass@K of the candidates whose Avg@K is at most this much below the baseline's."""
+    file: str = ""
+    """File of the choice; empty: where `entrobench tune` writes it, `results/NAME-tune/choice.yaml`."""
+
+
+@dataclass
 class Config:
     """The matrix, and where its results go."""
 
@@ -309,6 +325,9 @@ class Config:
     """Further axes of the matrix: lists of values of any scalar key below, such as `{train.lr: [1e-6, 3e-6]}`."""
     baseline: str = "grpo"
     """Method that the others are compared with."""
+    ruleset: str = choice(PUBLISHED, (PUBLISHED, TUNED))
+    """tuned: `method_options` are completed by the choice of `entrobench tune`; tables never mix the two."""
+    tune: Tune = field(default_factory=Tune)
     train: Train = field(default_factory=Train)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     correction: Correction = field(default_factory=Correction)

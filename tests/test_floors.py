@@ -18,7 +18,7 @@ FLOORS = [
     "tasks baselines",
     "rollout",
     "train trainer cell",
-    "tracking",
+    "tracking pack",
     "matrix launch plan",
     "table",
     "page",

@@ -20,6 +20,7 @@ from places import REPOSITORY
 from benchmarks import reference
 from harness import config
 from harness.rollout import digests
+from harness.study import tune
 from harness.table import origins
 
 KEPT = reference.REFERENCE
@@ -160,22 +161,22 @@ def test_the_findings_of_one_instruction_set() -> None:
 
 
 def test_the_strengths_of_the_demo_follow_from_the_tuning() -> None:
-    """By the rule of configs/demo-tune.yaml."""
-    slack = 0.02
-    candidates: dict[str, list[tuple[bool, float, str]]] = {}
-    for cells in reference.reference_table("demo-tune").to_numpy().tolist():
-        spec, avg, pass_at_k, delta = cells[:4]
-        if "(" not in spec:
-            continue  # the base model, and the baseline
-        near = float(delta.split()[0]) >= -slack
-        score = pass_at_k if near else avg
-        candidates.setdefault(spec.partition("(")[0], []).append((near, float(score.split()[0]), spec))
-    options = config.load_config("demo").method_options
-    chosen = [max(of_method)[2] for of_method in candidates.values()]
+    """By the rule of `entrobench tune`, from the candidates in configs/demo.yaml."""
+    demo = config.load_config("demo")
+    scores = {row[0]: row for row in reference.reference_table("demo-tune").to_numpy().tolist()}
+    candidates = []
+    for method, specs in demo.tune.candidates.items():
+        for spec in set(specs) & scores.keys():
+            avg, pass_at_k = (float(text.split()[0]) for text in scores[spec][1:3])
+            candidates.append(tune.Candidate(method, spec, avg, pass_at_k))
+    baseline_avg = float(scores["grpo"][1].split()[0])
+    chosen = tune.chosen_candidates(candidates, baseline_avg, demo.tune.slack)
+    assert len(candidates) == 5 * 3 + 1  # GRPO has its published constants there, and CE-GPPO is missing
+    assert chosen.pop("grpo").spec == "grpo"
     assert len(chosen) == 5
-    for spec in chosen:
-        [(key, value)] = re.findall(r"(\w+)=([\d.e-]+)", spec)
-        assert options[spec.partition("(")[0]][key] == float(value), spec
+    for method, candidate in chosen.items():
+        [(key, value)] = re.findall(r"(\w+)=([\d.e-]+)", candidate.spec)
+        assert demo.method_options[method][key] == float(value), candidate.spec
 
 
 def test_the_time_of_the_demo() -> None:

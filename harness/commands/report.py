@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.base.errors import UserError
@@ -14,6 +15,7 @@ from harness.matrix import cells
 EXAMPLES = (
     "entrobench report demo",
     "entrobench report demo train.updates=2 --plugin my_methods",
+    "entrobench report --pack demo.zip --pack theirs.zip",
     "entrobench report --experiment demo --uri http://server:5000 --out demo.html",
 )
 
@@ -25,6 +27,14 @@ def add(commands: Commands) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="a value in place of the file's")
     with_plugins(parser)
     parser.add_argument("--experiment", metavar="NAME", help="an experiment of MLflow, instead of CONFIG")
+    parser.add_argument(
+        "--pack",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="a file of `entrobench pack`, instead of CONFIG; several of one protocol give one page",
+    )
     parser.add_argument("--uri", help="the MLflow store of --experiment (default: that of the results folder)")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to write the page (default: the results folder)"
@@ -32,11 +42,13 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    if bool(arguments.config) == bool(arguments.experiment):
-        raise UserError("report needs one of two: a CONFIG, or --experiment NAME of an MLflow store")
-    if arguments.uri and arguments.config:
+    if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
+        raise UserError("report needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE")
+    if arguments.uri and not arguments.experiment:
         raise UserError("--uri goes with --experiment; a CONFIG names its store as tracking.uri")
-    if arguments.experiment:
+    if arguments.pack:
+        path = report_of_packs(arguments.pack, arguments.out)
+    elif arguments.experiment:
         path = write_experiment_report(arguments.experiment, arguments.uri or Config().tracking_uri, arguments.out)
     else:
         words = ["entrobench", "run", arguments.config, *arguments.overrides]
@@ -65,3 +77,11 @@ def write_experiment_report(experiment: str, uri: str, out: Path | None = None) 
 
     content = gather.content_of_experiment(uri, experiment)
     return page.write_page(content, out or Path(f"report-{page.file_name(experiment)}.html"))
+
+
+def report_of_packs(packs: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page of packs, by default into the current folder, by the name of the first matrix."""
+    from harness.page import gather, page
+
+    content = gather.content_of_packs(packs)
+    return page.write_page(content, out or Path(f"report-{page.file_name(content.name)}.html"))

@@ -32,6 +32,7 @@ from harness.table.board import Board, Expected
 from harness.table.experiment import Experiment
 from harness.table.frames import read_frames, setting_text
 from harness.table.leaderboard import leaderboard_rows
+from harness.table.packs import opened_packs
 from harness.table.select import runs_left_out
 from harness.tracking.reader import reader
 from harness.tracking.runs import Curves, Run
@@ -79,6 +80,14 @@ def content_of_experiment(uri: str, name: str) -> PageContent:
         return content_of_board(experiment, board, notes=notes)
 
 
+def content_of_packs(paths: Sequence[Path]) -> PageContent:
+    """Return the content of the page of one pack, or of several with the same protocol."""
+    with opened_packs(paths) as experiment:
+        [board] = experiment.boards()
+        source = f"the files {', '.join(path.name for path in paths)}"
+        return content_of_board(experiment, board, notes=[], origin=source)
+
+
 def outdated_cells(experiment: Experiment, board: Board) -> dict[str, str]:
     """Return the finished cells that were made by another version of the source, each with a sentence on it."""
     runs, outdated = experiment.done, {}
@@ -104,8 +113,12 @@ def content_of_board(
     notes: Sequence[str],
     command: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    origin: str | None = None,
 ) -> PageContent:
-    """Return the content of a matrix's page; `settings` default to the newest run's."""
+    """Return the content of a matrix's page.
+
+    `settings` default to the newest run's. `origin` is the source of the runs; the default is MLflow.
+    """
     expected = {cell.cell for cell in board.expected}
     runs = {}
     for key, run in experiment.newest.items():
@@ -142,7 +155,7 @@ def content_of_board(
         leaderboard_rows(frames, board.baseline, board.ks),
         samples,
         name=board.experiment,
-        source=f"MLflow at {visible_address(experiment.uri)}",
+        source=origin or f"MLflow at {visible_address(experiment.uri)}",
         command=command,
         baseline=board.baseline,
         methods=list(cells["method"].unique()),

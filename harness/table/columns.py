@@ -80,6 +80,16 @@ def means(name: str, header: str, form: str) -> TableColumn:
     return TableColumn(header, text, lambda row: getattr(row, name))
 
 
+def shares(name: str, header: str) -> TableColumn:
+    """Return the column of a field of rows that is a share of seeds."""
+
+    def text(row: LeaderboardRow) -> str:
+        value = getattr(row, name)
+        return "" if value is None else f"{value:.0%}"
+
+    return TableColumn(header, text, lambda row: getattr(row, name))
+
+
 def texts(name: str, header: str) -> TableColumn:
     return TableColumn(header, lambda row: getattr(row, name) or "", lambda row: getattr(row, name))
 
@@ -118,9 +128,13 @@ COLUMNS: dict[str, TableColumn] = {
         "seeds", lambda row: f"{row.seeds_done} of {row.seeds_expected}", lambda row: row.seeds_done
     ),
     "collapsed": TableColumn("collapsed", lambda row: collapse_text(row), lambda row: len(row.collapsed)),
+    "collapsed_share": shares("collapsed_share", "seeds collapsed"),
+    "exploded_share": shares("exploded_share", "seeds exploded"),
     "flags": TableColumn("problems", lambda row: "; ".join(row.flags), lambda row: "; ".join(row.flags)),
     "version": texts("version", "version"),
     "base_model": texts("base_model", "base model"),
+    "ruleset": texts("ruleset", "ruleset"),
+    "checked": texts("checked", "checked"),
 }
 DEFAULT = (
     "avg_at_k",

@@ -21,6 +21,8 @@
 | flags | sentences about the problems, and about another source than the present one |
 | device, version | cpu or cuda; version and commit of the code |
 | harness, base_model | the hash of the harness, the digest of the base model |
+| ruleset | published or tuned: how the options of methods were chosen |
+| checked | of a pack: reported, judged again or replayed |
 
 A missing number is NaN, a missing text is empty. Of a cell that is not done, only its key, its state and `made_of` are
 known.
@@ -57,9 +59,10 @@ import numpy as np
 from harness.base.errors import UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.provenance import BASE_MODEL_TAG, HARNESS_TAG, by_another_source, sources_in
-from harness.config import setting_label
+from harness.config import PUBLISHED, setting_label
 from harness.rollout.digests import SHOWN
 from harness.statistics import Floats, pass_at_k
+from harness.table.verified import CHECKED_TAG
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -80,7 +83,7 @@ KEYS = ("method", "task", "model", "setting", "seed", "evaluated", "cell", "mome
 EVALUATION_MEASURES = ("length", "distinct", "distinct_answers", "after_answer")
 CELL_MEASURES = ("dropped", "hours", "tokens")
 NUMBERS = ("entropy_first", "entropy_last", *EVALUATION_MEASURES, *CELL_MEASURES, "collapsed")
-TEXTS = ("device", "version", "harness", "base_model")
+TEXTS = ("device", "version", "harness", "base_model", "ruleset", "checked")
 COLUMNS = (*KEYS, *NUMBERS, "flags", *TEXTS)
 
 Axes = tuple[str, str, str, tuple[tuple[str, str], ...]]  # the values of TABLE
@@ -202,6 +205,7 @@ def key_columns(expected: Expected) -> dict[str, Any]:
         "cell": expected.cell,
         "moment": AFTER,
         "made_of": expected.made_of or "",
+        "ruleset": expected.params.get("ruleset", PUBLISHED),
     }
 
 
@@ -233,6 +237,7 @@ def measures_of(
         "version": version_text(run.tags),
         "harness": run.tags.get(HARNESS_TAG, ""),
         "base_model": run.tags.get(BASE_MODEL_TAG, "")[:SHOWN],
+        "checked": run.tags.get(CHECKED_TAG, ""),
     }
 
 
@@ -338,7 +343,7 @@ def base_model_cells(frames: Frames, methods: Mapping[str, DataFrame]) -> DataFr
 
 def before_training(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of the base model that a cell began from."""
-    kept = (*TABLE, "seed", "cell", "state", "entropy_first", "flags", "version", "harness", "base_model")
+    kept = (*TABLE, "seed", "cell", "state", "entropy_first", "flags", "version", "harness", "base_model", "ruleset")
     # The entropy of the first step is that of the model before its first update.
     return {name: row[name] for name in kept} | {"method": BASE_MODEL, "moment": BEFORE}
 
@@ -371,3 +376,16 @@ def check_all_comparable(frames: Frames, baseline: str) -> None:
     """Check each row against the baseline of its table, or against its own first seed where there is none."""
     for (_, axes), cells in frames.rows.items():
         check_comparable(frames, cells, frames.tables[axes].get(baseline, cells))
+    for methods in frames.tables.values():
+        check_one_ruleset(methods)
+
+
+def check_one_ruleset(methods: Mapping[str, DataFrame]) -> None:
+    """Refuse a table in which the options of some methods were tuned and those of others were not."""
+    by_ruleset: dict[str, str] = {}
+    for method, cells in methods.items():
+        for ruleset in cells["ruleset"]:
+            by_ruleset.setdefault(ruleset, method)
+    if len(by_ruleset) > 1:
+        listed = " and ".join(f"{ruleset} ({method})" for ruleset, method in by_ruleset.items())
+        raise UserError(f"one table has rows of one ruleset, and these cells have {listed}; read each matrix alone")

@@ -23,6 +23,7 @@ from harness.statistics import (
     seeds_needed,
     share_interval,
 )
+from harness.table.endings import endings_of
 from harness.table.frames import (
     BASE_MODEL,
     Axes,
@@ -33,6 +34,7 @@ from harness.table.frames import (
     with_base_models,
 )
 from harness.table.origins import mixtures
+from harness.table.verified import mark_of_row
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -88,6 +90,10 @@ class LeaderboardRow:
     # By score, with two seeds: the number of seeds at which a difference as large as the present one is significant;
     # None: no number.
     seeds_needed: dict[str, int | None] = field(default_factory=dict)
+    ruleset: str | None = None  # published or tuned; docs/fair.md
+    collapsed_share: float | None = None  # of the seeds, by the definition in `endings`
+    exploded_share: float | None = None
+    checked: str | None = None  # of a row of a pack: reported, judged again or replayed
 
     @property
     def where(self) -> str:
@@ -148,6 +154,7 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
         zip(collapsed["seed"].astype(int).tolist(), collapsed["collapsed"].astype(int).tolist(), strict=True)
     )
     is_base_model = first["method"] == BASE_MODEL
+    endings = endings_of(done.iloc[:0] if is_base_model else done)
     return LeaderboardRow(
         method=first["method"],
         task=first["evaluated"],
@@ -168,6 +175,10 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
         collapsed=collapsed_at,
         near_bound=near_bound,
         seeds_needed=needed_seeds(frames, pairs, scores_by_name),
+        ruleset=first["ruleset"] or None,
+        collapsed_share=endings.collapsed,
+        exploded_share=endings.exploded,
+        checked=mark_of_row(done["checked"]),
         **measures(frames, done),
     )
 

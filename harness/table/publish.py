@@ -15,6 +15,7 @@ from harness.statistics import Estimate
 from harness.table import board
 from harness.table.board import Board
 from harness.table.columns import COLUMNS, DEFAULT, header_names, table_lines
+from harness.table.description import write_description, write_scores
 from harness.table.experiment import Experiment
 from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
@@ -79,6 +80,8 @@ def write_summary(
     artifacts.write("leaderboard.md", render_rows(rows, "md"))
     artifacts.write("leaderboard.html", as_html(plan.experiment, rows))
     artifacts.write(TABLE, as_mlflow_table(rows))
+    write_description(client, run, number, rows)
+    write_scores(client, run, rows, int(time.time() * 1000))
     client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
     client.set_terminated(run)
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.base.errors import one_of
+from harness.config import PUBLISHED, TUNED
 from harness.statistics import NEAR_BOUND as NEAR_BOUND_PROBLEMS
 from harness.table.columns import BETTER, DEFAULT, MIXED, NEAR_BOUND, WORSE, collapse_text, table_lines
 from harness.table.frames import BASE_MODEL
@@ -137,6 +138,7 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
         "excludes 0; without a mark the data do not tell the two apart.",
         "Distinct right: how many distinct right answers to a problem its samples hold, mean over problems.",
     ]
+    texts += ruleset_notes(rows)
     if any(row.near_bound for row in rows):
         texts.append(doubt_near_bound(rows[0].baseline))
     if any(row.method == BASE_MODEL for row in rows):
@@ -166,6 +168,26 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
                 f"{row_place(row)}: the entropy of {collapse_text(row)} fell so low that training ended there."
             )
     return texts + sorted(flags)
+
+
+RULESETS = {
+    PUBLISHED: "methods have their published constants, and the options that the configuration names",
+    TUNED: "options were chosen by one rule, from as many candidates of each method, on validation problems",
+}
+
+
+def ruleset_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
+    """Return sentences on how options were chosen, and on how far the rows of packs were verified."""
+    rulesets = dict.fromkeys(row.ruleset for row in rows if row.ruleset)
+    notes = [f"Ruleset {name}: {RULESETS[name]}." for name in rulesets]
+    by_mark: dict[str, list[str]] = {}
+    for row in rows:
+        if row.checked and row.method not in by_mark.setdefault(row.checked, []):
+            by_mark[row.checked].append(row.method)
+    if by_mark:
+        parts = [f"{mark}: {', '.join(methods)}" for mark, methods in by_mark.items()]
+        notes.append(f"Rows of packs, as far as `entrobench verify` has checked them: {'; '.join(parts)}.")
+    return notes
 
 
 def row_place(row: LeaderboardRow) -> str:

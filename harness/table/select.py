@@ -63,6 +63,12 @@ def part_of_config(board: Board, experiment: Experiment, where: Params, baseline
     return part_of_board(board, experiment, where, baseline, board.experiment)
 
 
+def part_of_packs(experiment: Experiment, where: Params, baseline: str | None) -> Part:
+    """Return the one table of packs."""
+    [board] = experiment.boards()
+    return part_of_board(board, experiment, where, baseline, board.experiment)
+
+
 def parts_of_experiment(experiment: Experiment, where: Params, baseline: str | None) -> list[Part]:
     """Return a table for each matrix that an experiment holds.
 

@@ -28,6 +28,7 @@ from harness.cells.outcome import cell_outcome
 from harness.cells.provenance import Made
 from harness.cells.spec import FILE, CellSpec
 from harness.cells.state import State
+from harness.config import PUBLISHED
 from harness.tracking.artifacts import COMPLETE, Artifacts, home_of_experiment
 from harness.tracking.origin import KIND, NOTE, commit_tags, dataset_input, origin
 from harness.tracking.store import database, foreign_server, store, unusable_store
@@ -292,6 +293,8 @@ def params_of(spec: CellSpec) -> dict[str, str]:
             factors[f"{part}.{key}"] = value
     if axes := spec.settings.get("axes"):  # plain values: building the typed configuration would take most of the time
         factors["axes"] = ", ".join(axes)
+    if (ruleset := spec.settings.get("ruleset", PUBLISHED)) != PUBLISHED:  # of which older runs have no parameter
+        factors["ruleset"] = ruleset
     return {key: str(value)[:LONGEST_VALUE] for key, value in factors.items()}
 
 

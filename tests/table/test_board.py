@@ -261,8 +261,8 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     made = Made(tmp_path, mlflow_uri).end_all()
     asked = ["--experiment", "made", *at]
-    assert "needs one of two" in told(capsys)
-    assert "needs one of two" in told(capsys, "smoke", *asked)
+    assert "needs one of three" in told(capsys)
+    assert "needs one of three" in told(capsys, "smoke", *asked)
     assert "no experiment 'mde'" in told(capsys, "--experiment", "mde", *at)
     assert "did you mean 'made'?" in told(capsys, "--experiment", "mde", *at)
     assert "the experiment 'Default' at" in told(capsys, "--experiment", "Default", *at)
