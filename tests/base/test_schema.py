@@ -198,7 +198,7 @@ def test_a_number_without_bounds_would_be_seen() -> None:
     assert {where for _, where in sections(Config(), "")} == {
         *("", "train.", "train.filter.", "train.resample.", "stop.", "rollout.", "correction.", "mismatch."),
         *("mismatch.float32.", "mismatch.bfloat16.", "eval.", "verify.", "dynamics.", "checkpoint.", "hardware."),
-        *("launch.", "launch.slurm.", "tracking."),
+        *("launch.", "launch.slurm.", "tracking.", "tune."),
     }
 
 
