@@ -47,7 +47,7 @@ from tasks.scoring import majority, metric_list
 pytestmark = pytest.mark.slow
 
 REPEATS = {"aime24": 32, "aime25": 32, "amc23": 32, "coloring": 32, "countdown": 32}
-REPEATS |= {"dapo500": 8, "dapo_math": 8, "gsm8k": 8, "math500": 8}
+REPEATS |= {"dapo500": 8, "dapo_math": 8, "gsm8k": 8, "math500": 8, "rg": 8}
 EMBEDDED = {"coloring": 16, "countdown": 32}  # most tokens of a response
 ENCODER = base_model.tokenizer(CountdownRecipe())
 
