@@ -21,13 +21,16 @@ PROMPT, LIMIT, MICRO = 150, 8192, 16384  # tokens
 
 
 def drawn(median: int, limit: int, prompts: int, prompt: int = PROMPT) -> list[list[Rollout]]:
-    """Groups of responses with lognormal lengths: some problems ask for more than others, and some responses do."""
+    """Groups of responses with lognormal lengths: some problems ask for more than others, and some responses do.
+
+    The responses of a group differ in their tokens, since equal ones would be computed once.
+    """
     chance = np.random.default_rng(0)
     of_problems = chance.normal(0, 0.5, (prompts, 1))
     lengths = median * np.exp(of_problems + chance.normal(0, 0.7, (prompts, GROUP)))
     sizes = np.maximum(chance.normal(prompt, prompt / 4, prompts), prompt / 4).astype(int).tolist()
     return [
-        [Rollout([1] * size, [1] * length, [0.0] * length, length < limit) for length in row]
+        [Rollout([1] * size, [token] * length, [0.0] * length, length < limit) for token, length in enumerate(row)]
         for size, row in zip(sizes, lengths.clip(8, limit).astype(int).tolist(), strict=True)
     ]
 

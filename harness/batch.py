@@ -4,6 +4,9 @@ statistics of their tokens.
 Response tokens are kept flat, one after the other (`_T`), each with the number of its response (`sequence_T`).
 Prompts and padding never enter these vectors, so every entry is a valid token: it counts in denominators and
 metrics. Which tokens have a gradient is another question, answered by a method's weights.
+
+Equal responses to a prompt have the same statistics, so a model computes them once (`without_copies`). Everything that
+a method makes of them is kept for each copy: rewards, advantages, weights and the engine's log-probabilities differ.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor
 
 from harness.base import seeds
+from harness.base.distinct import Distinct
 from harness.base.errors import UserError
 from harness.dist import ranks
 
@@ -119,6 +123,7 @@ class TokenBatch:
     right_B: Tensor  # verified as right, however the reward is shaped
     finished_B: Tensor  # ended by end-of-sequence, and not by the length limit
     places_B: Tensor  # of the responses among those of all ranks, in the order of the prompts
+    copy_of_B: Tensor  # the number of each response's text: equal responses of a group have the same one
     behaviour_logp_T: Tensor
     budget: int  # the most tokens a response may have
     seed: int  # of this cell at this step, for random choices of methods
@@ -135,12 +140,16 @@ class TokenBatch:
         device: str,
         *,
         places: Sequence[int] | None = None,  # of the prompts among those of all ranks; None: 0, 1 ...
+        copies: Sequence[Sequence[int]] | None = None,  # `Distinct.copy_of` of each group; None: not known yet
         seed: int = 0,
         progress: float = 0.0,
     ) -> TokenBatch:
         """Return a batch of whole groups, all of one size; a reward above 0 means a right response."""
-        rollouts, numbers, tokens, sizes, behaviour_logp = [], [], [], [], []
-        for number, group in enumerate(groups):
+        if copies is None:
+            copies = [distinct_responses(group).copy_of for group in groups]
+        rollouts, numbers, copy_of, tokens, sizes, behaviour_logp = [], [], [], [], [], []
+        for number, (group, copies_of_group) in enumerate(zip(groups, copies, strict=True)):
+            copy_of += [number * len(group) + copy for copy in copies_of_group]
             for rollout in group:
                 rollouts.append(rollout)
                 numbers.append(number)
@@ -158,6 +167,7 @@ class TokenBatch:
             right_B=torch.tensor(rewards, device=device) > 0,
             finished_B=torch.tensor([rollout.finished for rollout in rollouts], device=device),
             places_B=(first_G[:, None] + torch.arange(len(groups[0]), device=device)).flatten(),
+            copy_of_B=torch.tensor(copy_of, device=device),
             behaviour_logp_T=torch.tensor(behaviour_logp, device=device),
             budget=budget,
             seed=seed,
@@ -216,26 +226,36 @@ class TokenBatch:
         """Whether sequences are long on average."""
         return sum(map(len, self.sequences)) >= LONG * len(self)
 
-    def micro_batches(self, tokens: int, *, packing: bool = False) -> Iterator[TokenBatch]:
-        """Yield parts of up to `tokens` tokens, padding included; a longer sequence is a part alone.
+    def without_copies(self) -> tuple[TokenBatch, Tensor]:
+        """Return each distinct response once, and the place among their tokens of each token of this batch."""
+        distinct = Distinct.of(self.copy_of_B.tolist())
+        once = self.take(distinct.first)
+        number_B = torch.tensor(distinct.copy_of, device=self.lengths_B.device)
+        return once, once.starts_B[number_B][self.sequence_T] + self.within_T
 
-        Long sequences are packed if the model allows it (`packing`). Groups stay together where a pass runs each prompt
-        once: in packed parts, and where prompts weigh. Otherwise sequences of similar length do, for little padding.
+    def micro_batches(self, tokens: int, *, packing: bool = False) -> Iterator[TokenBatch]:
+        """Yield parts of which up to `tokens` tokens are computed, padding included; a longer sequence is a part alone.
+
+        Copies of a response are computed once, so they are in one part and count once. Long sequences are packed if the
+        model allows it (`packing`). Groups stay together where a pass runs each prompt once: in packed parts, and where
+        prompts weigh. Otherwise sequences of similar length do, for little padding.
         """
-        packed = packing and self.long
-        order = list(range(len(self)))
-        if not packed and not self.prompts_weigh:
-            order.sort(key=lambda row: len(self.sequences[row]))
+        distinct = Distinct.of(self.copy_of_B.tolist())
+        copies, once = distinct.copies, self.take(distinct.first)
+        packed = packing and once.long
+        order = list(range(len(once)))
+        if not packed and not once.prompts_weigh:
+            order.sort(key=lambda number: len(once.sequences[number]))
         rows: list[int] = []
-        longest = total = 0
-        for row in order:
-            length = len(self.sequences[row])
-            longest, total = max(longest, length), total + length
-            computed = total if packed else longest * (len(rows) + 1)
+        count = longest = total = 0
+        for number in order:
+            length = len(once.sequences[number])
+            count, longest, total = count + 1, max(longest, length), total + length
+            computed = total if packed else longest * count
             if rows and computed > tokens:
                 yield dataclasses.replace(self.take(rows), packed=packed)
-                rows, longest, total = [], length, length
-            rows.append(row)
+                rows, count, longest, total = [], 1, length, length
+            rows += copies[number]
         yield dataclasses.replace(self.take(rows), packed=packed)
 
     def idle(self) -> TokenBatch:
@@ -333,3 +353,8 @@ class TokenBatch:
     def global_responses(self) -> float:
         """Return the number of responses on all ranks; a collective."""
         return self.global_count(self.lengths_B.new_ones(len(self)))
+
+
+def distinct_responses(group: Sequence[Rollout]) -> Distinct:
+    """Return the distinct responses of a group, by their tokens."""
+    return Distinct.of([(tuple(rollout.prompt), tuple(rollout.response)) for rollout in group])

@@ -147,6 +147,7 @@ class Trainer:
             self.config.rollout.max_new_tokens,
             self.policy.device,
             places=collected.places,
+            copies=collected.copies,
             # By the step too: controls that draw at random would otherwise draw the same in every step.
             seed=seeds.derive("method", self.parts.seed, step),
             progress=(step - 1) / self.config.train.steps,

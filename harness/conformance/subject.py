@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.base.errors import UserError
 from harness.base.task import Answer, Judged, Verdict
-from harness.batch import Rollout, TokenBatch
+from harness.batch import TokenBatch
 from harness.composition import Method, Table, overrides
 from harness.conformance.probe import Outcome, Probe, far, mixed, outcome, probe, stepped
 from harness.tokens import metrics
@@ -165,18 +165,16 @@ def record(method: Method, given: Probe, entropy: float | None = None) -> dict[s
             touched.append(method.touched(now, fixed, minibatch))
             logged.append(method.update_metrics(now, fixed, minibatch))
         log_ratios.append(now.logp - fixed.old.logp)
-    groups: list[list[Rollout]] = [[] for _ in range(int(batch.groups_B[-1]) + 1)]
-    for row, tokens in enumerate(batch.sequences):
-        prompt, end = int(batch.prompt_lengths_B[row]), bool(batch.finished_B[row])
-        groups[int(batch.groups_B[row])].append(Rollout([], tokens[prompt:].tolist(), [], end))
     verdicts = [Verdict.RIGHT if right else Verdict.WRONG for right in batch.right_B.tolist()]
-    texts = [str(rollout.response) for group in groups for rollout in group]  # each response is its own answer
+    prompts = batch.prompt_lengths_B.tolist()
+    # Each response is its own answer.
+    texts = [str(tokens[prompt:].tolist()) for tokens, prompt in zip(batch.sequences, prompts, strict=True)]
     whole = [Answer(text, len(text)) for text in texts]
     judged = [Judged(verdict, answer, goes_on=False) for verdict, answer in zip(verdicts, whole, strict=True)]
-    size = len(groups[0])
+    size = batch.grouped(batch.groups_B).shape[1]
     by_group = [judged[start : start + size] for start in range(0, len(judged), size)]
     heard = {
-        **metrics.of_rollouts(groups, batch, [str(verdict) for verdict in verdicts]),
+        **metrics.of_rollouts(batch, [str(verdict) for verdict in verdicts]),
         **metrics.of_signal(found.signal, batch),
         **metrics.of_answers(by_group, batch.lengths_B.tolist(), found.signal, batch),
         **metrics.of_ratios(log_ratios, touched),

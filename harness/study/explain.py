@@ -53,7 +53,7 @@ def batch_of(trainer: Trainer, step: int, temperature: float | None = None) -> T
     """Samples a step's batch from the policy as it is; at the configured temperature, unless another is given."""
     collected = trainer.collector.sample(step, Stopwatch(), temperature=temperature)
     budget = trainer.config.rollout.max_new_tokens
-    return TokenBatch.of(collected.groups, collected.rewards, budget, trainer.policy.device)
+    return TokenBatch.of(collected.groups, collected.rewards, budget, trainer.policy.device, copies=collected.copies)
 
 
 def seen_by_plain(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, TokenStats]]:

@@ -25,7 +25,7 @@ import torch
 
 from harness.base import files, seeds
 from harness.base.task import Answer, Judged
-from harness.batch import Rollout
+from harness.batch import Rollout, distinct_responses
 from harness.dist import ranks
 from harness.rollout.rendering import render_prompt
 from harness.tokens.metrics import Stopwatch
@@ -48,6 +48,7 @@ class Answered:
     rollouts: list[Rollout]
     judged: list[Judged]
     answer_tokens: list[int]  # of each response, up to the end of its answer
+    copy_of: list[int]  # of each response, the number of its text: equal ones have the same one, from 0
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -89,6 +90,11 @@ class Collected:
     @property
     def groups(self) -> list[list[Rollout]]:
         return [group.rollouts for group in self.answered]
+
+    @property
+    def copies(self) -> list[list[int]]:
+        """The numbers of the texts of each group."""
+        return [group.copy_of for group in self.answered]
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -231,7 +237,8 @@ class Collector:
         assert len(results) == sum(map(len, groups))
         judged = [result.judged for result in results]
         answer_tokens = [result.answer_tokens for result in results]
-        return in_groups(places, problems, groups, judged, answer_tokens)
+        copy_of = [result.copy_of for result in results]
+        return in_groups(places, problems, groups, judged, answer_tokens, copy_of)
 
     def prompt(self, problem: Problem) -> list[int]:
         return render_prompt(self.parts.tokenizer, problem.prompt, self.parts.chat)
@@ -280,7 +287,7 @@ class Collector:
         mine = self.own_slots([end - start for start, end in pairwise(ends[::n])])
         places = [packed["places"][slot] for slot in mine]
         problems = self.problems(step, places)
-        groups, judged, answer_tokens = [], [], []
+        groups, judged, answer_tokens, copy_of = [], [], [], []
         for slot, problem in zip(mine, problems, strict=True):
             prompt, group = self.prompt(problem), []
             for row in range(slot * n, (slot + 1) * n):
@@ -290,7 +297,8 @@ class Collector:
                 judged.append(unpacked_judged(*packed["judged"][row]))
                 answer_tokens.append(packed["answer_tokens"][row])
             groups.append(group)
-        answered = in_groups(places, problems, groups, judged, answer_tokens)
+            copy_of += distinct_responses(group).copy_of
+        answered = in_groups(places, problems, groups, judged, answer_tokens, copy_of)
         return Collected(answered, packed["generated"], packed["lag"], packed["record"])
 
 
@@ -344,12 +352,14 @@ def in_groups(
     groups: Sequence[list[Rollout]],
     judged: Sequence[Judged],
     answer_tokens: Sequence[int],
+    copy_of: Sequence[int],
 ) -> list[Answered]:
     """Return each group with its problem and its judgments, which are given in one list for all groups."""
     answered, start = [], 0
     for place, problem, group in zip(places, problems, groups, strict=True):
         own = slice(start, start + len(group))
-        answered.append(Answered(place, problem, group, list(judged[own]), list(answer_tokens[own])))
+        of_responses = list(judged[own]), list(answer_tokens[own]), list(copy_of[own])
+        answered.append(Answered(place, problem, group, *of_responses))
         start += len(group)
     return answered
 

@@ -148,7 +148,7 @@ class Sampler:
             "responses": [result.text for result in results],
             "lengths": [len(rollout.response) for rollout in group],
             "finished": [rollout.finished for rollout in group],
-            "distinct": len({tuple(rollout.response) for rollout in group}),
+            "distinct": len({result.copy_of for result in results}),
             **of_judged([result.judged for result in results]),
         }
 

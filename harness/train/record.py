@@ -54,7 +54,7 @@ def record_of_step(
     rounding. The order of the keys is that of the lines in metrics.jsonl.
     """
     return {
-        **metrics.of_rollouts(collected.groups, batch, [str(verdict) for verdict in collected.verdicts]),
+        **metrics.of_rollouts(batch, [str(verdict) for verdict in collected.verdicts]),
         **mismatch,
         **metrics.of_signal(signal, batch),
         **metrics.of_answers(collected.judged, collected.answer_tokens, signal, batch),
