@@ -13,6 +13,7 @@ later only in distribution, since one sampled token that rounding changed leads 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import resource
 import subprocess
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -35,6 +36,7 @@ HERE = Path(__file__).parent.parent
 ROUNDING = 1e-4  # of a column, relative to its largest value: below it two curves are called equal
 CURVES = ("reward/mean", "entropy/mean", "gradient/norm", "loss/policy")
 SIDES = ("then", "now")
+SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux's prctl
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,31 @@ def train_cell(tree: Path, cell: Cell, folder: Path, overrides: Sequence[str]) -
     load, start, before = os.getloadavg()[0], time.perf_counter(), cpu_of_children()
     command = [sys.executable, "-m", "harness.cli", "run", "demo", *settings]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
-    wall, cpu = time.perf_counter() - start, cpu_of_children() - before
+    wall = time.perf_counter() - start
+    wait_for_orphans()
+    cpu = cpu_of_children() - before
     if done.returncode:
         raise SystemExit(f"{cell.label} of {tree} failed:\n{done.stdout}\n{done.stderr}")
     # By its place: the version's ids of cells may be other ones.
     [log] = folder.glob("*/*/metrics.jsonl")
     lines = [line["metrics"] for line in MetricsLog(log.parent).read()]
     return CellRun(lines, wall, cpu, load)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes that outlive theirs, on Linux: the server from which cells are forked does.
+
+    Otherwise the CPU seconds of cells would be in no sum that this process can read.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def wait_for_orphans() -> None:
+    """Wait for all child processes, so that their CPU seconds are counted."""
+    with suppress(ChildProcessError):  # none is left
+        while True:
+            os.wait()
 
 
 def cpu_of_children() -> float:
@@ -132,6 +152,7 @@ def cpu_of_children() -> float:
 
 def compare(commit: str, overrides: Sequence[str]) -> None:
     """Train the demo's cells by both versions, by turns, and print how long each took and how far their curves are."""
+    adopt_orphans()
     cells = matrix.cells(config.load("demo", overrides))
     runs: dict[str, list[CellRun]] = {side: [] for side in SIDES}
     with checked_out(commit) as tree, tempfile.TemporaryDirectory() as results:
