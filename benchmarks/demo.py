@@ -111,7 +111,9 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 def train_cell(tree: Path, cell: Cell, folder: Path, overrides: Sequence[str]) -> CellRun:
     """Train one cell of the demo by the code of a tree."""
-    settings = [*overrides, f"results={folder}", f"methods=[{cell.method}]", f"seeds=[{cell.seed}]"]
+    # A matrix of its own, whose baseline must be among its methods.
+    axes = [f"methods=[{cell.method}]", f"baseline={cell.method}", f"seeds=[{cell.seed}]"]
+    settings = [*overrides, f"results={folder}", *axes]
     # The version's own packages come before those that are installed.
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     load, start, before = os.getloadavg()[0], time.perf_counter(), cpu_of_children()

@@ -178,6 +178,11 @@ class TokenBatch:
     def __len__(self) -> int:
         return len(self.sequences)
 
+    @property
+    def sizes(self) -> list[int]:
+        """The tokens of each sequence, prompt and response; not by `len`, which takes microseconds on a tensor."""
+        return (self.prompt_lengths_B + self.lengths_B).tolist()
+
     def grouped(self, x_B: Tensor) -> Tensor:
         """Return values of responses with a row for each group."""
         return x_B.view(int(self.groups_B[-1] - self.groups_B[0]) + 1, -1)
@@ -224,7 +229,7 @@ class TokenBatch:
     @property
     def long(self) -> bool:
         """Whether sequences are long on average."""
-        return sum(map(len, self.sequences)) >= LONG * len(self)
+        return sum(self.sizes) >= LONG * len(self)
 
     def without_copies(self) -> tuple[TokenBatch, Tensor]:
         """Return each distinct response once, and the place among their tokens of each token of this batch."""
@@ -242,14 +247,14 @@ class TokenBatch:
         """
         distinct = Distinct.of(self.copy_of_B.tolist())
         copies, once = distinct.copies, self.take(distinct.first)
-        packed = packing and once.long
+        sizes, packed = once.sizes, packing and once.long
         order = list(range(len(once)))
         if not packed and not once.prompts_weigh:
-            order.sort(key=lambda number: len(once.sequences[number]))
+            order.sort(key=sizes.__getitem__)
         rows: list[int] = []
         count = longest = total = 0
         for number in order:
-            length = len(once.sequences[number])
+            length = sizes[number]
             count, longest, total = count + 1, max(longest, length), total + length
             computed = total if packed else longest * count
             if rows and computed > tokens:
@@ -263,7 +268,7 @@ class TokenBatch:
 
         It is the shortest sequence, taken as a prompt, so that the pass costs little and has no gradient.
         """
-        row = min(range(len(self)), key=lambda row: len(self.sequences[row]))
+        row = min(range(len(self)), key=self.sizes.__getitem__)
         part = self.take([row])
         nothing = slice(0, 0)
         return dataclasses.replace(

@@ -85,7 +85,8 @@ class Learner:
         Each pass gathers weights from all ranks, so all must make the same number of passes.
         """
         parts = list(batch.micro_batches(self.micro, packing=self.packing))
-        return parts + [batch.idle()] * (ranks.most(len(parts)) - len(parts))
+        lacking = ranks.most(len(parts)) - len(parts)
+        return parts + [batch.idle()] * lacking if lacking else parts
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a loss; a loss that is not finite ends the cell before it reaches a weight."""
