@@ -265,8 +265,9 @@ class EmbeddedEngine:
         bias_SL = bias_SL.masked_fill_(slots >= lengths_P[:, None], -torch.inf)
         shape = (len(self.layers), 2, batch, self.kv_heads, capacity, self.head_dim)
         cache = torch.empty(shape, dtype=self.dtype, device=self.device)
-        # The first BLOCK slots are always read, empty ones with weight 0; uninitialized memory could hold NaN.
-        cache[..., longest:BLOCK, :] = 0
+        # The first BLOCK slots are always read, empty ones with weight 0; uninitialized memory could hold NaN. Rows of
+        # later states are copies of these.
+        cache[:, :, : len(prompts), :, longest:BLOCK] = 0
 
         uniforms_TB = torch.cat(draws).to(self.device).T.contiguous()
         tokens_TB = torch.full((budget, batch), self.eos, device=self.device)
@@ -284,7 +285,8 @@ class EmbeddedEngine:
                 break
             parents, last, state_B = grown(state_B[alive], tokens[alive], logits.shape[1])
             copied = (parents != torch.arange(len(parents), device=self.device)).nonzero().squeeze(1)
-            cache[:, :, copied, :, : longest + t] = cache[:, :, parents[copied], :, : longest + t]
+            filled = max(longest + t, BLOCK)
+            cache[:, :, copied, :, :filled] = cache[:, :, parents[copied], :, :filled]
             lengths_S, bias_SL = lengths_S[parents], bias_SL[parents]
             bias_SL[:, longest + t] = 0
             logits = self._step(cache, last, longest + t, rotations[lengths_S + t], bias_SL)
