@@ -194,7 +194,9 @@ class Scorer(nn.Module):
         stats = token_stats(
             hidden_TD, head, targets_T, self.temperature, entropy=entropy, entropy_grad=entropy_grad, sum_p2=sum_p2
         )
-        return tuple(None if column_T is None else spread(column_T, place_T) for column_T in vars(stats).values())
+        return tuple(
+            None if column_T is None else to_all_copies(column_T, place_T) for column_T in vars(stats).values()
+        )
 
 
 def order_of(parts: Sequence[TokenBatch]) -> Tensor:
@@ -202,7 +204,7 @@ def order_of(parts: Sequence[TokenBatch]) -> Tensor:
     return torch.cat([part.index_T for part in parts]).argsort()
 
 
-def spread(of_distinct_T: Tensor, place_T: Tensor) -> Tensor:
+def to_all_copies(of_distinct_T: Tensor, place_T: Tensor) -> Tensor:
     """Return the number of each token, given those of the tokens of distinct responses.
 
     A copy even where all are distinct, since FSDP hangs its backward hooks on outputs, and these must not be views. Not
@@ -279,7 +281,7 @@ class ValueModel(nn.Module):
         hidden_TD = hidden_states(self.body, once, self.device)
         # In float32 at least: values are rewards of 0 to 1, of which bfloat16 keeps two or three digits.
         with torch.autocast(hidden_TD.device.type, enabled=False):
-            return spread(self.head(wide(hidden_TD)).squeeze(-1), place_T)
+            return to_all_copies(self.head(wide(hidden_TD)).squeeze(-1), place_T)
 
 
 class Critic(Learner):
