@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes a virtual environment with entrobench in it. `make demo` and `make test` call this; see --help.
+"""Set up a virtual environment with entrobench in it. `make demo` and `make test` call this; see --help.
 
-Before anything is downloaded it checks for a Python that fits, and for the module that makes environments.
-It runs on any Python 3, so that an old one can say that it is too old; nothing here is newer than Python 3.6.
+Before anything is downloaded, it looks for a Python of a supported version with the module venv. The script itself runs
+on Python 3.6 and later, so that an older Python gets a clear message instead of a syntax error.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 LEAST, MOST = (3, 11), (3, 14)
-# The system's own Python comes first: its package for environments is the likeliest to be there. Then those that this
-# project is tested with most.
+# The system's own Python comes first, because its package for virtual environments is most likely installed. Then come
+# the versions that this project is tested with most.
 PYTHONS = ("python3", "python3.12", "python3.11", "python3.13", "python3.14", "python")
 PROBE = """
 import sys
@@ -28,12 +28,12 @@ try:
 except ImportError:
     print(0)
 """
-LARGE_MB = 10  # a download of this size is worth a line of its own
-QUIET_S = 10  # seconds between two lines of progress where no terminal can show a moving one
+LARGE_MB = 10  # a download of at least this size gets a line of its own
+QUIET_S = 10  # seconds between two progress lines if the output is not a terminal
 
 
 class Refusal(Exception):
-    """A sentence for the person who set this up."""
+    """A reason why set-up cannot continue, in one sentence for the user."""
 
 
 def shown(version):
@@ -41,7 +41,7 @@ def shown(version):
 
 
 def probe(program):
-    """Return the version of a Python and whether it can make environments; None where it does not start."""
+    """Return the version of a Python and whether it has the module venv; None if it does not start."""
     try:
         answer = subprocess.run([program, "-c", PROBE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -53,7 +53,7 @@ def probe(program):
 
 
 def find_python(asked):
-    """Return the first Python that fits, the one that was asked for if there is one; otherwise say which are here."""
+    """Return the first Python that fits: the requested one, or one of PYTHONS. Raise Refusal if none does."""
     names = [asked] if asked else PYTHONS
     seen, without_venv = [], []
     for name in names:
@@ -82,7 +82,7 @@ def find_python(asked):
 
 
 class Progress:
-    """What pip does, as one moving line in a terminal, or a line now and then in a log."""
+    """The progress of pip: one line that is updated in a terminal, or an occasional line in a log."""
 
     def __init__(self):
         self.begun = self.last = time.monotonic()
@@ -126,20 +126,20 @@ def pip(python, progress, *arguments):
     progress.end()
     if process.returncode:
         raise Refusal(
-            "pip could not install what entrobench needs; its own words are above. The same command tries again."
+            "pip could not install what entrobench needs; its message is above. Run the same command to try again."
         )
 
 
 def torch_requirement():
-    """Return the line of pyproject.toml that asks for torch."""
+    """Return the requirement of torch in pyproject.toml."""
     return re.search(r'^    "(torch[<>=][^"]*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE).group(1)
 
 
 def install_torch(python, backend, requirement, progress):
-    """Install the build of torch that this machine can use, which the default index does not have for all of them.
+    """Install the build of torch that fits this machine, with uv.
 
-    On Linux that index has builds with CUDA alone, gigabytes that a machine without a GPU cannot use. uv knows where
-    the others are, and looks at the driver to choose.
+    On Linux, pip's default index has only builds with CUDA: gigabytes that a machine without a GPU cannot use. uv knows
+    the indexes of the other builds, and chooses by the GPU's driver.
     """
     pip(python, progress, "uv")
     print("Choosing a build of torch for this machine ...", flush=True)
@@ -147,8 +147,8 @@ def install_torch(python, backend, requirement, progress):
     command = [python, "-m", "uv", "pip", "install", "--python", python, "--torch-backend", backend, requirement]
     if subprocess.call(command, cwd=str(ROOT), env=environment):
         print(
-            "PyTorch's own index did not give one (see above), so torch comes from pip's index: on Linux with CUDA,\n"
-            "some 3 GB more to download.",
+            "PyTorch's own index could not be used (see above), so torch comes from pip's index: on Linux with CUDA,\n"
+            "about 3 GB more to download.",
             flush=True,
         )
 
@@ -160,15 +160,15 @@ def size_mb(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--into", default=".venv", help="the folder of the environment (%(default)s)")
-    parser.add_argument("--extra", default="", help="extras of pyproject.toml, as dev or test,ray")
+    parser.add_argument("--extra", default="", help="extras of pyproject.toml, such as dev or test,ray")
     parser.add_argument("--locked", action="store_true", help="the exact files of requirements.lock, checked by hash")
     parser.add_argument(
         "--torch",
         default="auto",
-        help="which build: auto (by the GPU's driver), cpu, cu130 and the like; default: that of pip's index",
+        help="the build of torch: auto (by the GPU's driver), cpu, cu130 and the like; default: that of pip's index",
     )
-    parser.add_argument("--torch-version", help="an exact version, where an extra needs one")
-    parser.add_argument("--python", default=os.environ.get("PYTHON"), help="which Python to take")
+    parser.add_argument("--torch-version", help="an exact version, if an extra needs one")
+    parser.add_argument("--python", default=os.environ.get("PYTHON"), help="the Python to use")
     chosen = parser.parse_args()
     folder = ROOT / chosen.into
     python = str(folder / "bin" / "python")
@@ -179,8 +179,8 @@ def main():
         subprocess.check_call([base, "-m", "venv", "--clear", str(folder)])
     progress = Progress()
     if chosen.locked:
-        # The lock names every package, so pip need not look for dependencies; it does check each file's hash.
-        print("Installing requirements.lock (once, some minutes) ...", flush=True)
+        # The lock names every package, so pip does not resolve dependencies; it checks each file's hash.
+        print("Installing requirements.lock (once, takes minutes) ...", flush=True)
         pip(python, progress, "--no-deps", "--require-hashes", "-r", "requirements.lock")
         pip(python, progress, "--no-deps", "--no-build-isolation", "-e", ".")
     else:
@@ -188,7 +188,7 @@ def main():
             version = chosen.torch_version
             requirement = f"torch=={version}" if version else torch_requirement()
             install_torch(python, chosen.torch, requirement, progress)
-        print("Installing entrobench and what it needs (once, some minutes) ...", flush=True)
+        print("Installing entrobench and its dependencies (once, takes minutes) ...", flush=True)
         pip(python, progress, "-e", f".[{chosen.extra}]" if chosen.extra else ".")
     print(
         f"{chosen.into} is ready: {time.monotonic() - begun:.0f} s, {progress.megabytes:.0f} MB downloaded by pip, "

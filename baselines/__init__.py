@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from baselines import compositions
+from baselines.a_grae import AGrae
 from baselines.adaptive_entropy import AdaptiveEntropy
 from baselines.archer import Archer
 from baselines.aspo import Aspo
+from baselines.asymre import AsymRe
 from baselines.bapo import Bapo
 from baselines.ce_gppo import CeGppo
 from baselines.cispo import Cispo
@@ -25,15 +27,22 @@ from baselines.entropy_advantage import EntropyAdvantage
 from baselines.entropy_bonus import EntropyBonus
 from baselines.erc import Erc
 from baselines.gmpo import Gmpo
+from baselines.gpg import Gpg
 from baselines.grpo import Grpo
 from baselines.gspo import Gspo
 from baselines.lite_ppo import LitePpo
 from baselines.low_prob import LowProb
+from baselines.lp_reg import LpReg
+from baselines.luspo import Luspo
+from baselines.m2po import M2po
 from baselines.maxrl import MaxRl
 from baselines.opefo import Opefo
+from baselines.opo import Opo
 from baselines.otb import Otb
+from baselines.outcome_exploration import OutcomeExploration
 from baselines.overlong import Overlong
 from baselines.passk import PassK
+from baselines.pkpo import Pkpo
 from baselines.ppo import Ppo
 from baselines.qae import Qae
 from baselines.quadrant import Quadrant
@@ -41,12 +50,14 @@ from baselines.random_reward import RandomReward
 from baselines.reinforce_pp import ReinforcePp
 from baselines.repo_r import RepoR
 from baselines.rloo import Rloo
+from baselines.rs_grpo import RsGrpo
 from baselines.sapo import Sapo
 from baselines.sequence_mask import SequenceMask
 from baselines.siren import Siren
 from baselines.stare import Stare
 from baselines.steer import Steer
 from baselines.top_entropy import TopEntropy
+from baselines.topr import Topr
 from baselines.ucpo import Ucpo
 from baselines.unlikeliness import Unlikeliness
 from baselines.vespo import Vespo
@@ -67,14 +78,22 @@ METHODS: dict[str, type[Component] | Composition] = {
     "abc_grpo": compositions.ABC_GRPO,
     "maxrl": MaxRl,
     "passk": PassK,
+    "pkpo": Pkpo,
+    "rs_grpo": RsGrpo,
+    "a_grae": AGrae,
+    "opo": Opo,
     "qae": Qae,
     "otb": Otb,
     "w_reinforce": WReinforce,
     "w_reinforce_ppo": WReinforcePpo,
     "nsr": compositions.NSR,
     "psr": compositions.PSR,
+    "asymre": AsymRe,
+    "topr": Topr,
+    "gpg": Gpg,
     "ce_gppo": CeGppo,
     "gspo": Gspo,
+    "luspo": Luspo,
     "gmpo": Gmpo,
     "cispo": Cispo,
     "sapo": Sapo,
@@ -93,10 +112,12 @@ METHODS: dict[str, type[Component] | Composition] = {
     "clip_cov": ClipCov,
     "kl_cov": KlCov,
     "top_entropy": TopEntropy,
+    "lp_reg": LpReg,
     "low_prob": LowProb,
     "entropy_advantage": EntropyAdvantage,
     "unlikeliness": Unlikeliness,
     "ucpo": Ucpo,
+    "outcome_exploration": OutcomeExploration,
     "erc": Erc,
     "steer": Steer,
     "stare": Stare,
@@ -106,13 +127,15 @@ METHODS: dict[str, type[Component] | Composition] = {
     "entrocraft": Entrocraft,
     "repo_r": RepoR,
     "sequence_mask": SequenceMask,
+    "m2po": M2po,
     "quadrant": Quadrant,
     "random_reward": RandomReward,
     "clip_servo": ClipServo,
     "clip_predict": ClipPredict,
-    # Controls on the objective of their release
+    # Controls on the objective of their authors' script
     "clip_cov_release": compositions.CLIP_COV_RELEASE,
     "kl_cov_release": compositions.KL_COV_RELEASE,
+    "lp_reg_release": compositions.LP_REG_RELEASE,
     "stare_release": compositions.STARE_RELEASE,
     "siren_release": compositions.SIREN_RELEASE,
 }

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Aspo(ByEntropy):
-    """GRPO with the ratio of positive tokens inverted, so that those that became less likely gain the most.
+    """GRPO with the ratio of positive tokens inverted, so that tokens that became less likely gain the most.
 
         w_t = min(1 / r_t, inverse_cap)   where A > 0
               min(r_t, dual_clip)         where A < 0
         J_t = sg[w_t] r_t / sg[r_t] A
 
-    A token beyond the clip of its sign has no gradient. The clip is wider for tokens of high entropy and the KL term is
-    for the others, as in `archer`. Unlike in GRPO, a token beyond dual_clip keeps its gradient.
+    A token beyond the clip of its sign has no gradient. As in `archer`, the clip is wider for tokens of high entropy,
+    and the KL term applies to all other tokens. Unlike in GRPO, a token beyond dual_clip keeps its gradient.
 
     Defaults: wizard-III/Archer2.0, code and scripts; its narrow clips are the shared ones here.
 
-    Differs: the denominator of the KL term, as for `archer`. The authors' code calls its mask of low-entropy tokens
+    Differs: the denominator of the KL term, as in `archer`. The authors' code calls its mask of low-entropy tokens
     `high_entropy_mask`; this class follows the computation, not the name. Only summaries of the paper were read.
     """
 

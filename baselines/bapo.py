@@ -24,12 +24,12 @@ class Bapo(ClippedObjective, GroupObjective):
 
     In each mini-batch, before its update, the bounds start at low = 1 - clip_low and high = 1 + clip_high. While P <
     target N, low rises to 1 - least_clip_low, and then high rises by `step` up to 1 + most_clip_high. `target=1` means
-    a share of one half. A higher low only adds to N, so if the start is not enough, low always goes all the way, as in
-    the authors' search. Everything else is GRPO.
+    a share of one half. A higher low only adds to N, so if the start is not enough, low always ends at
+    1 - least_clip_low, as in the authors' search. Everything else is GRPO.
 
     Defaults: low from 0.6 to 0.9, high from 1.2 to 3, and a share of one half are from the README of WooooDyy/BAPO;
-    steps of 0.05 and a dual clip of 3 are from its code. Its configuration has 0.6 to 0.8 and 1.2 to 2, its example 0.8
-    to 0.95, 1.2 to 2 and a target of 0.5.
+    steps of 0.05 and a dual clip of 3 are from its code. Its configuration has low from 0.6 to 0.8 and high from 1.2 to
+    2; its example has low from 0.8 to 0.95, high from 1.2 to 2, and a target of 0.5.
 
     Differs: the authors' code searches on each micro-batch. Here the sums cover the mini-batch on all ranks, which
     costs one more forward pass of each mini-batch.

@@ -28,14 +28,15 @@ class ClipB(Control):
 
     With `share` in place of mu, the threshold is found on each rollout batch so that this share of all response tokens
     is dropped, the largest outliers first: in mode=reference the lowest D < 0 among tokens with A < 0, in mode=paper
-    the largest |D|. Of several tokens that tie at the edge none is dropped, so that the order of the batch does not
-    matter. Less than the share is dropped then, and where mode=reference finds too few tokens with A < 0 and D < 0.
+    the largest |D|. If several tokens tie at the edge, none of them is dropped, so that the order of the batch does not
+    matter. In that case less than the share is dropped; the same holds if mode=reference finds too few tokens with A <
+    0 and D < 0.
 
     Defaults: the released configuration.
 
     Differs: the authors' code takes log p from the rollout engine and H from the trainer, so that S* belongs to no
-    single distribution; here both are the trainer's. It leaves dropped tokens out of the denominator, by micro-batch;
-    here only `reference_denominator=true` does, by mini-batch.
+    single distribution; here both are the trainer's. Their code leaves dropped tokens out of the denominator of each
+    micro-batch; here only `reference_denominator=true` does so, for each mini-batch.
     """
 
     source = "arXiv:2602.03392"

@@ -27,10 +27,10 @@ class ClipPredict(Control):
         P   = mean c_t over the rollout batch
 
     c_t is the contribution of token t to the predicted change P, for a common step of the logits. While P is below the
-    wanted change, tokens with the most negative c are dropped; while it is above, those with the most positive c. Never
-    more than the share `most` of all tokens is dropped.
+    wanted change, the tokens with the most negative c are dropped; while it is above, the tokens with the most positive
+    c. At most the share `most` of all tokens is dropped.
 
-    Without a target the wanted change is 0: the entropy is held, as far as the prediction goes. With a target it is
+    Without a target the wanted change is 0, which holds the entropy as far as the prediction goes. With a target it is
 
         gain (target - H_k) / slope
 
@@ -41,8 +41,8 @@ class ClipPredict(Control):
 
     Defaults: ours.
 
-    Differs: there is no other release. The prediction covers the first update and the advantage of the objective alone:
-    tokens dropped by other controls, KL terms and clips of the ratio are not part of it.
+    Differs: no other implementation exists. The prediction covers the first update and the advantage of the objective
+    alone: tokens dropped by other controls, KL terms and clips of the ratio are not part of it.
 
     Logs: `clip_predict/wanted` is the wanted change, `clip_predict/predicted_all` the change predicted with all tokens
     and `clip_predict/predicted` with the kept ones, in nats per unit of logit step. With a target,

@@ -30,16 +30,16 @@ class ClipServo(Control):
         both within lowest to highest; memory_0 = start
 
     H_k is the mean entropy of rollout batch k before its update; a higher share keeps more entropy. This is
-    proportional-integral control of the logarithm of the share. A share sets how fast the entropy moves and not its
+    proportional-integral control of the logarithm of the share. A share sets the speed of the entropy and not its
     level, so with the integral alone (`damping=0`) the entropy swings around its target. Against windup, the memory
     does not rise after a step in which less than half of the share was dropped for lack of tokens to drop.
 
-    In `mode=reference` a clip drops only tokens that lower the entropy. It can hold up a falling entropy but cannot
-    push down a rising one: the share then goes to lowest.
+    In `mode=reference` a clip drops only tokens that lower the entropy. It can stop a falling entropy but cannot lower
+    a rising one: the share then goes to lowest.
 
     Defaults: ours, for the model of the demo.
 
-    Differs: there is no other release.
+    Differs: no other implementation exists.
 
     Logs: `clip_servo/asked` is the requested share in whole tokens, `clip_servo/dropped` the share that was dropped,
     `state/clip_servo/share` the memory after the step.

@@ -20,8 +20,8 @@ class ClipV(ClipB):
 
         D     = S* - N, with N = E_{i~p}[S_i] over the vocabulary at each token
         sigma = population deviation of D around its mean over the rollout batch
-        mode=reference: dropped where A <= 0 and D < -mu sigma, but of the tokens with A < 0 only
-                        the max(floor(max_frac n), 1) with the lowest D, n being all tokens
+        mode=reference: dropped where A <= 0 and D < -mu sigma, but among tokens with A < 0 only
+                        the max(floor(max_frac n), 1) with the lowest D, where n counts all tokens
         mode=paper:     dropped where D < -mu sigma or D > mu_high sigma, without a cap
 
     The threshold is on D itself and not on its distance to the mean. `mu_high` and `share` are as in `clip_b`; with
@@ -29,8 +29,8 @@ class ClipV(ClipB):
 
     Defaults: the released default arguments.
 
-    Differs: the denominator, as for `clip_b`. Of several tokens that tie at the edge of the cap none is dropped (in the
-    authors' code any of them may be), so that the order of the batch does not matter. Dropping a token with A = 0
+    Differs: the denominator, as in `clip_b`. If several tokens tie at the edge of the cap, none of them is dropped (in
+    the authors' code any of them may be), so that the order of the batch does not matter. Dropping a token with A = 0
     changes no gradient, and the denominator only with `reference_denominator=true`.
     """
 

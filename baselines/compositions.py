@@ -35,20 +35,20 @@ DAPO = Composition(
     tokens; 16 updates).
 
     Differs: the authors' penalty is at most 1 for rewards of -1 and 1; here rewards are 0 and 1, and a factor of 0.5
-    gives the same advantages. Their dynamic sampling draws prompts until all groups have signal: that is
-    `train.resample` of the configuration, for every method alike. As in theirs, correctness counts there, before the
-    penalty.
+    gives the same advantages. Their dynamic sampling draws prompts until all groups have signal; here that is
+    `train.resample` of the configuration, which is the same for every method. In both, a group has signal by the
+    correctness of its responses, before the penalty.
     """,
 )
 
 ABC_GRPO = Composition(
     "grpo(clip_low_positive=0.2, clip_high_negative=0.2, dual_clip=null)",
     "arXiv:2601.03895",
-    """GRPO whose ratio is clipped on both sides, whatever the sign of the advantage.
+    """GRPO whose ratio is clipped on both sides for either sign of the advantage.
 
         J_t = clip(r_t, 0.8, 1.2) A
 
-    Write the spec out for four other bounds.
+    For other bounds, write out the spec.
 
     Defaults: all four bounds of 0.2 are from the authors' recipes for Qwen3 1.7 B and 4 B.
 
@@ -100,6 +100,17 @@ KL_COV_RELEASE = Composition(
     """,
 )
 
+LP_REG_RELEASE = Composition(
+    "grpo(clip_low=1, clip_high=9, dual_clip=null)+lp_reg",
+    "arXiv:2510.03222",
+    """Lp-Reg on the objective of its authors, whose clip of the ratio is wide.
+
+    Defaults: CarlanLark/Lp-Reg-dev, its script for 14 B.
+
+    Differs: as `lp_reg`.
+    """,
+)
+
 STARE_RELEASE = Composition(
     "grpo(clip_high=0.28, dual_clip=10)+stare",
     "arXiv:2606.19236",
@@ -108,7 +119,7 @@ STARE_RELEASE = Composition(
     Defaults: hp-luo/STARE, its script for Qwen2.5-Math-7B: mean over tokens, division by the deviation.
 
     Differs: as `stare`. The script also has one update per rollout batch and dynamic sampling by correctness:
-    `train.updates=1` and `train.resample` of the configuration, for every method alike.
+    `train.updates=1` and `train.resample` of the configuration, which are the same for every method.
     """,
 )
 
@@ -121,6 +132,6 @@ SIREN_RELEASE = Composition(
     constant), a clip of 0.28, a dual clip of 3; 16 updates.
 
     Differs: as `siren`. The script sets `clip_ratio=0.28` and leaves the configuration's `clip_ratio_low` and
-    `clip_ratio_high` at 0.2, which its code prefers where they are set.
+    `clip_ratio_high` at 0.2; its code prefers these two if they are set.
     """,
 )

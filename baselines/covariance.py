@@ -32,15 +32,14 @@ class ClipCov(Control):
 
         cov_t = (A - mean A) (log p - mean log p)
 
-    The means cover the rollout batch on all ranks. Among the tokens with lowest < cov < highest, max(floor(fraction n),
-    1) are dropped by seeded chance, n being the number of all tokens.
+    The means cover the rollout batch on all ranks. Of the tokens with lowest < cov < highest, max(floor(fraction n), 1)
+    are drawn with a seed and dropped, where n is the number of all tokens.
 
     Defaults: the released scripts. They also open the clip of the ratio, and their loss has no dual clip:
     `clip_cov_release` has both.
 
-    Differs: the authors' code selects in each micro-batch at the update, among tokens that the clip of the ratio has
-    not taken, with an unseeded draw. Here the selection covers the rollout batch before the update, when no ratio is
-    clipped.
+    Differs: the authors' code selects in each micro-batch at the update, among tokens whose ratio is not clipped, with
+    an unseeded draw. Here the selection covers the rollout batch before the update, when no ratio is clipped.
     """
 
     source = "arXiv:2505.22617"
@@ -63,7 +62,7 @@ class ClipCov(Control):
 
 @dataclass(frozen=True)
 class KlCov(Control):
-    """Holds the tokens whose advantage and log-probability vary together most near the old policy.
+    """Keeps the tokens whose advantage and log-probability vary together most near the old policy.
 
         cov_t = (A - mean A) (log p - mean log p)
         L_t   = coefficient |log p - log p_old|, for the max(floor(fraction n), 1) tokens with the largest cov_t

@@ -24,7 +24,7 @@ class Dcpo(ClippedObjective, GroupObjective):
     cap of 10 are from its code.
 
     Differs: the authors' advantages are smoothed over all earlier rewards of the same prompt. That is not offered,
-    since an objective keeps no memory of prompts. Their loss averages over the tokens of each response and then sums;
+    because an objective has no memory of prompts. Their loss averages over the tokens of each response and then sums;
     `normalise=sequence` also divides by the number of responses.
     """
 

@@ -28,7 +28,7 @@ class Dppo(GroupObjective):
 
     Defaults: delta, divide_by_std and normalise are from verl's `run_qwen3_30b_a3b_megatron.sh`. The cap of 3 is
     `clip_ratio_c` in the configurations of verl and of sail-sg/Stable-RL, the authors' repository. The script sets
-    10,000 (`cap=10000`), and the 20 in verl's loss holds only where the configuration has no value.
+    10,000 (`cap=10000`), and the 20 in verl's loss applies only if the configuration has no value.
 
     Differs: p_old is the trainer's, before the update. The authors measure both r and D against the policy of the
     rollout engine (`dppo_binary_tv`, `dppo_binary_kl` in Stable-RL), and their first script in verl recommends that

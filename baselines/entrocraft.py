@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entrocraft(Control):
-    """Keeps the entropy within a moving band by dropping one sign of advantage outside of it.
+    """Keeps the entropy within a moving band by dropping one sign of advantage outside it.
 
         mean H > upper: tokens with A < 0 are dropped
         mean H < lower: tokens with A > 0 are dropped
 
-    `lower` and `upper` go linearly from their first number to their second over the run, by the share of the run's
-    steps that are over. The mean covers the rollout batch before the update; within the band nothing is dropped.
+    `lower` and `upper` move linearly from their first number to their second over the run, by the share of the run's
+    steps that are done. The mean covers the rollout batch before the update; within the band nothing is dropped.
 
     Defaults: the released code.
 

@@ -27,7 +27,7 @@ class Entropic(Control):
     Defaults: k_p, k_i and the sign are from a re-implementation; the authors' gains are not known. The target is ours.
 
     Differs: known from a re-implementation only. The bounds of alpha are ours: without them a weight could be negative.
-    The sum has no bounds.
+    The sum of e is not bounded.
 
     Logs: `state/entropic/integral` is the sum of e after the step.
     """

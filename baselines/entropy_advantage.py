@@ -18,8 +18,8 @@ class EntropyAdvantage(Control):
 
         A'_t = A_t + min(scale H_t, |A_t| / bound)
 
-    H is of the policy before the update, without gradient. With `bound` of at least 1 no advantage changes its sign,
-    and a token without advantage gets none.
+    H is the entropy before the update, without gradient. If `bound` is at least 1, no advantage changes its sign, and
+    an advantage of 0 stays 0.
 
     Defaults: known from summaries only; one release has `bound=1`.
 

@@ -38,8 +38,8 @@ class GroupObjective(Grouped):
 
         A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6)
 
-    The same for all tokens of response i, with the sample deviation (n - 1) over the responses to the prompt;
-    `divide_by_std=false` leaves the division out.
+    All tokens of response i share A_i. The deviation is the sample deviation (n - 1) over the responses to the prompt;
+    `divide_by_std=false` omits the division.
     """
 
     divide_by_std: bool = True
@@ -59,14 +59,14 @@ class Grpo(ClippedObjective, GroupObjective):
         A_i = (R_i - mean_j R_j) / (std_j R_j + 1e-6)
         J_t = min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A), and at least dual_clip A where A < 0
 
-    All tokens of response i share A_i, with the sample deviation (n - 1) over the responses to the prompt.
+    All tokens of response i share A_i. The deviation is the sample deviation (n - 1) over the responses to the prompt.
 
     Defaults: clips of 0.2, the mean over tokens, no KL term and a dual clip of 3, as in verl and in the code of
     arXiv:2602.03392. The dual clip is from arXiv:1912.09729.
 
     Differs: the paper averages each response first (`normalise=sequence`) and adds a KL term (`kl_coef=0.04,
     kl_estimator=k3`); nearly all later work does neither. KL estimates are not clamped. Groups of one response are
-    refused instead of getting A = R.
+    refused; other implementations give them A = R.
     """
 
     source = "arXiv:2402.03300"

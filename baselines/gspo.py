@@ -19,9 +19,9 @@ class Gspo(ClippedObjective, GroupObjective):
         s_it = sg[s_i] p_t / sg[p_t], with log s_it at most 10
         J_t  = min(s_it A, clip(s_it, 1 - clip_low, 1 + clip_high) A)
 
-    The loss is the mean over responses of each one's mean over tokens, and no other `normalise` is allowed. Only with
-    this one is the gradient that of the response's own objective min(s_i A, clip(s_i) A); a mean over all tokens would
-    weigh responses by their lengths. The share of clipped tokens is 10 to 40 %, where GRPO's is 0.03 %.
+    The loss is the mean over responses of each response's mean over tokens, and no other `normalise` is allowed. Only
+    then is the gradient that of the response's own objective min(s_i A, clip(s_i) A); a mean over all tokens would
+    weigh responses by their lengths. The share of clipped tokens is 10 to 40 %, compared with GRPO's 0.03 %.
 
     Defaults: verl.
 

@@ -18,7 +18,7 @@ class LitePpo(ClippedObjective, Grouped):
 
         A_i = (R_i - mean_j R_j) / (std R + 1e-6)
 
-    The mean is over the responses to the prompt, the sample deviation (n - 1) over all rewards of the rollout batch on
+    The mean covers the responses to the prompt; the sample deviation (n - 1) covers all rewards of the rollout batch on
     all ranks. J is GRPO's.
 
     Defaults: the deviation of the batch is TRL's `scale_rewards=batch`; clips as in `grpo`.

@@ -18,8 +18,8 @@ class LowProb(Control):
 
         A'_t = (alpha p_old + 1 - alpha) A_t
 
-    It is meant to protect the many probable tokens from the large gradients of the few improbable ones. The mean step
-    gets smaller, and the entropy falls: it serves as a contrast here.
+    The method is meant to protect the many probable tokens from the large gradients of the few improbable ones. It
+    makes the mean step smaller and lowers the entropy, so it serves as a contrast here.
 
     Defaults: the released script for AR alone (0.3 together with Lopti, which is not offered).
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class MaxRl(ClippedObjective, Grouped):
     """GRPO that divides by the group's mean reward, which leans toward the log of the success rate.
 
-        A_i = (R_i - mean_j R_j) / mean_j R_j, and 0 where the mean is not above 0
+        A_i = (R_i - mean_j R_j) / mean_j R_j, or 0 if the mean is not above 0
 
     J is GRPO's. With rewards of 0 and 1 the expectation follows the gradient of the series of the logarithm up to the
     order G - 1, with G responses to a prompt.

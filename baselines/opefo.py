@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opefo(Control):
-    """Balances the tokens that raise the entropy with those that lower it.
+    """Balances the tokens that raise the entropy with the tokens that lower it.
 
         dH_t   = -A (S* - N)
         lambda = (D- - D+) / (D- + D+)
         w_t    = 1 + lambda where dH > 0, 1 - lambda where dH < 0
 
-    D+ and D- are the sums of the positive and of the negative dH over the rollout batch, both without sign. With these
+    D+ and D- are the absolute sums of the positive and of the negative dH over the rollout batch. With these
     weights both sides are equally strong, 2 D+ D- / (D- + D+). The method has no options of its own.
 
-    Differs: known from summaries only, which do not say whether dH includes N. It is meant for strictly one update per
-    rollout batch: set `train.updates=1`, which a method cannot check. With more updates, the balance holds for the
-    first.
+    Differs: known from summaries only, which do not say whether dH includes N. The method is meant for exactly one
+    update per rollout batch: set `train.updates=1`, which a method cannot check. With more updates, the balance holds
+    only at the first.
     """
 
     source = "arXiv:2605.11491"

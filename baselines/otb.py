@@ -21,8 +21,8 @@ class Otb(ClippedObjective, Grouped):
         A_it = R_i - B_t
 
     W_t is the squared norm of the gradient of log p by the logits, summed from the start of the response. The sums of
-    B_t are over the responses of the group that reach position t. Where only one response reaches t, B_t = 0, or its
-    own reward with `zero_tail=false`. In a group of equal rewards B_t is that reward exactly. J is GRPO's.
+    B_t cover the responses of the group that reach position t. If only one response reaches t, B_t = 0, or its own
+    reward with `zero_tail=false`. In a group of equal rewards, B_t is exactly that reward. J is GRPO's.
 
     Defaults: verl, with `zero_tail` as in its later versions (false in earlier ones); clips as in `grpo`.
 

@@ -20,13 +20,13 @@ class PassK(ClippedObjective, Grouped):
 
         rho   = 1 - C(n-c, k) / C(n, k)
         sigma = sqrt(rho (1 - rho))
-        A     = (1 - rho) / (sigma + 1e-6)                                      of a right response
-        A     = (1 - rho - C(n-c-1, k-1) / C(n-1, k-1)) / (sigma + 1e-6)        of a wrong response
+        A     = (1 - rho) / (sigma + 1e-6)                                      for a right response
+        A     = (1 - rho - C(n-c-1, k-1) / C(n-1, k-1)) / (sigma + 1e-6)        for a wrong response
 
-    c of the n responses to a prompt are right; the advantages are the means over all choices of k responses. J is
-    GRPO's. The objective asks which responses are right, so it refuses controls that shape rewards. If fewer than k
-    responses are wrong, every choice passes and all advantages are 0, so it refuses groups of k or fewer, from which
-    nothing can be learned.
+    c of the n responses to a prompt are right; the advantages are means over all choices of k responses. J is GRPO's.
+    The objective uses only which responses are right, so it refuses controls that shape rewards. If fewer than k
+    responses are wrong, every choice contains a right one and all advantages are 0; so the objective refuses groups of
+    k or fewer, from which it could not learn.
 
     Defaults: RUCAIBox/Passk_Training; k is from a released copy (UCPO's); clips as in `grpo`.
 

@@ -21,14 +21,15 @@ class Ppo(ClippedObjective):
         Ret_t   = A_t + V_t
         L_V     = 0.5 max((V - Ret)^2, (clip(V, V_old - value_clip, V_old + value_clip) - Ret)^2)
 
-    The reward is on the last token, and V = 0 after it. J is that of `grpo` with (A - mean A) / sqrt(var A + 1e-8),
-    whitened over all tokens of the rollout batch.
+    The last token gets the reward, and V = 0 after it. J is that of `grpo` with the advantages whitened over all tokens
+    of the rollout batch: (A - mean A) / sqrt(var A + 1e-8).
 
     Defaults: verl; `gamma=1, lam=1` also in Open-Reasoner-Zero. Generalized advantage estimation is from
     arXiv:1506.02438.
 
     Differs: whitening covers all ranks and divides by the population deviation (verl: n - 1). A KL term is in the loss
-    and not in the reward. A response that was cut off ends with value 0, like one that ended by itself.
+    and not in the reward. A response that was cut off ends with value 0, like one that ended with the end-of-sequence
+    token.
     """
 
     source = "arXiv:1707.06347"
@@ -64,7 +65,7 @@ class Ppo(ClippedObjective):
 
 
 def whitened(advantages_T: Tensor, batch: TokenBatch) -> Tensor:
-    """Return the advantages with mean 0 and deviation 1 over the rollout batch, all 0 where they are equal."""
+    """Return the advantages with mean 0 and deviation 1 over the rollout batch; all 0 if they are equal."""
     centered_T = batch.global_centered(advantages_T)
     return (centered_T / (batch.global_mean(centered_T**2) + 1e-8).sqrt()).to(advantages_T.dtype)
 

@@ -23,10 +23,10 @@ class Qae(ClippedObjective, Grouped):
 
     The sample deviation (n - 1) is around the mean. J is GRPO's. With K the option `quantile`:
 
-    - `mode=reference`: b is interpolated between neighbors in the order of the rewards, which on the edge between the
-      two cases below gives values from 0 to 1.
-    - `mode=paper`: b is the least reward that a share of at least K of the group does not exceed. With rewards of 0 and
-      1 that is 0 where at most 1 - K of the group are right, else 1.
+    - `mode=reference`: b is interpolated between neighboring rewards in sorted order. At the border between the two
+      cases below, this gives values from 0 to 1.
+    - `mode=paper`: b is the lowest reward that a share of at least K of the group does not exceed. With rewards of 0
+      and 1, b is 0 if at most 1 - K of the group are right, else 1.
 
     Defaults: the quantile and the interpolation are from the authors' README, which shows the changed lines; clips as
     in `grpo`.

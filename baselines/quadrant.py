@@ -24,7 +24,7 @@ class Quadrant(Control):
         above, below:       the sign of S* - N (by=deviation) or of S* (by=s_star)
 
     A token where either is 0 is in no quadrant. positive_above and negative_below lower the entropy, the other two
-    raise it. The paper does this in its experiment on Theorem 3.2.
+    raise it. This is the paper's experiment on Theorem 3.2.
 
     Defaults: ours; `keep` has the two quadrants that raise the entropy.
 

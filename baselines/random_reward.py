@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RandomReward(Control):
-    """Replaces every reward by a coin: an effect that remains was not learned from right answers.
+    """Replaces every reward by a coin toss: an effect that remains was not learned from right answers.
 
         R_i = 1 with probability chance, else 0
 
-    The chance is seeded and the same on any number of ranks. This is a control in the sense of an experiment. The
-    logged `reward/mean` and all evaluations stay verified. A control that shapes rewards must come after it:
-    `random_reward+dapo` is a coin less DAPO's penalty, while `dapo+random_reward` would lose the penalty and is
+    The draw is seeded and the same on any number of ranks. This is a control in the sense of an experiment: the logged
+    `reward/mean` and all evaluations still use verified answers. A control that shapes rewards must come after it:
+    `random_reward+dapo` is a coin minus DAPO's penalty, while `dapo+random_reward` would lose the penalty and is
     refused.
 
     Defaults: ours.

@@ -20,7 +20,8 @@ class ReinforcePp(ClippedObjective, Grouped):
         A_i = R_i - mean_j R_j
         A  <- (A - mean A) / sqrt(var A + 1e-8) over all tokens of the rollout batch on all ranks
 
-    J is GRPO's. Whitening takes the mean away, so the responses of a group without signal get a small advantage too.
+    J is GRPO's. Whitening subtracts the mean of the batch, so the responses of a group without signal get a small
+    advantage, too.
 
     Defaults: the variant of REINFORCE++ with a baseline, as in verl (`reinforce_plus_plus_baseline`) and NeMo-RL; clips
     as in `grpo`.

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RepoR(Control):
-    """Strengthens the advantage of improbable tokens that were right and weakens it for those that were wrong.
+    """Strengthens the advantage of improbable right tokens and weakens the advantage of improbable wrong tokens.
 
         A' = max(A (1 - zeta log p_old), 0)   where A > 0
              min(A (1 + zeta log p_old), 0)   where A < 0
 
-    With a target, zeta is doubled after each step whose mean entropy was below it and halved after one above it, within
-    lowest to highest.
+    With a target, zeta is doubled after each step whose mean entropy was below the target, and halved after each step
+    above it, within lowest to highest.
 
     Defaults: a description of one framework's version.
 

@@ -19,7 +19,7 @@ class Rloo(ClippedObjective, Grouped):
         A_i = R_i - mean_{j != i} R_j = G / (G - 1) (R_i - mean_j R_j)
 
     G is the number of responses to a prompt; J is GRPO's. The advantage is that of Dr. GRPO times a constant: with the
-    same `normalise` and clips, the gradients differ by that factor alone (a test checks it), and AdamW hardly sees it.
+    same `normalise` and clips, the gradients differ only by that factor (a test checks it), which AdamW nearly cancels.
 
     Defaults: the advantage as in verl and TRL; clips as in `grpo`.
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Siren(Control):
-    """Holds the entropy of the most uncertain positions of each response at its initial value.
+    """Keeps the entropy of the most uncertain positions of each response at its initial value.
 
-        L = coefficient (H_top - anchor)^2 for a whole mini-batch, whatever normalise is
+        L = coefficient (H_top - anchor)^2 for a whole mini-batch, with any normalise
 
-    H_top is the mean over responses of each one's mean of the present H over its positions strictly above the quantile
-    of the response, and 0 for a response without such a position, such as one of a single token. The anchor is H_top of
-    the first rollout batch before its first update. The method costs one more forward pass of each mini-batch.
+    For each response, take the mean of the present H over its positions strictly above the quantile of the response, or
+    0 if it has no such position, as with a single token. H_top is the mean of these over responses. The anchor is H_top
+    of the first rollout batch before its first update. The method costs one more forward pass of each mini-batch.
 
     Defaults: the released code. The objective of its script is `siren_release`.
 

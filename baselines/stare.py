@@ -26,12 +26,12 @@ class Stare(Control):
              negative on L- where mean H < target, with variant=c2 only
              1 otherwise
 
-    The mean covers the rollout batch before the update, and ties go to the earlier token. With `step` above 0 both
+    The mean covers the rollout batch before the update, and ties go to the earlier token. If `step` is above 0, both
     weights move in each step, before they are used: positive += step sign(target - H), within 1 to most, and negative
     -= step sign(target - H), within least to 1.
 
     Defaults: the release for 7 B (1.05 and 0.95 for 14 B and 32 B). Its script leaves `step` at 0, and has 0.01 for
-    where the adaptation is on. The objective of the script is `stare_release`.
+    runs with the adaptation. The objective of the script is `stare_release`.
 
     Differs: the authors' code selects in each micro-batch, by the present log p; here the selection covers the rollout
     batch before the update. Neither weight crosses 1.

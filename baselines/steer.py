@@ -24,7 +24,7 @@ class Steer(Control):
         mode=exponential: w = lowest^(|Omega| / max(max, 0.02)), within lowest to 1
 
     Omega is of the present policy at each update, without gradient; min and max are those of |Omega| over the rollout
-    batch on all ranks before the update. A later |Omega| may lie outside of them, so its weight is bounded.
+    batch on all ranks before the update. A later |Omega| may lie outside that range, so its weight is bounded.
 
     Defaults: the released code, which has both modes.
 

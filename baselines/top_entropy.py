@@ -20,12 +20,13 @@ class TopEntropy(Control):
 
         w_t = 1 for the ceil(share n) tokens of the rollout batch with the largest H, else 0
 
-    H is that before the update; of equal values the earlier token is kept.
+    H is the entropy before the update; among equal values, the earlier token is kept.
 
     Defaults: paper and code.
 
     Differs: the paper's formula divides by all tokens, which is the default here. The released code divides by the kept
-    ones, `reference_denominator=true`, and its loss is 1/share times as large. It takes the present H, by micro-batch.
+    tokens (here `reference_denominator=true`), so its loss is 1/share times as large. It uses the present H of each
+    micro-batch.
     """
 
     source = "arXiv:2506.01939"

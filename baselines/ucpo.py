@@ -18,15 +18,15 @@ class Ucpo(Control):
     """Moves advantage among the right responses of a group toward the less likely ones.
 
         q_i  = softmax of mean_t log p_old,t over the m right responses to a prompt, at least 1e-6
-        A'_i = A_i m ((1 - tau) / m + tau (1/q_i) / sum_j 1/q_j)   of the right ones
+        A'_i = A_i m ((1 - tau) / m + tau (1/q_i) / sum_j 1/q_j)   for right responses
 
     The factors have a mean of 1.
 
     Defaults: the released code.
 
     Differs: a response is right if it was verified; in the authors' code, if its shaped reward is positive. q is not
-    normalized again after its bound. Log-probabilities are divided by the length as in the code, not as in the comment
-    of its script.
+    normalized again after it is bounded. Log-probabilities are divided by the length as in the authors' code; the
+    comment in their script says otherwise.
     """
 
     source = "arXiv:2605.00365"

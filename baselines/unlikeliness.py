@@ -18,12 +18,13 @@ class Unlikeliness(Control):
 
         R'_i = R_i (1 - beta rank_i / G) where response i is right
 
-    rank_i goes from 0 for the least likely to G - 1 among all G responses to the prompt, by the mean of log p_old over
-    the tokens; of equal responses the earlier ranks lower. Mean and deviation of the group are those of R'.
+    rank_i is the position of response i among all G responses to the prompt, by the mean of log p_old over its tokens:
+    0 for the least likely, G - 1 for the most likely; among equals, the earlier response ranks lower. Mean and
+    deviation of the group are those of R'.
 
     Defaults: the released code.
 
-    Differs: a response is right if it was verified, whatever its reward is by then. The authors' code skips groups
+    Differs: a response is right if it was verified, regardless of its shaped reward. The authors' code skips groups
     without advantage and has a KL term.
     """
 

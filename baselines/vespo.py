@@ -19,13 +19,13 @@ class Vespo(GroupObjective):
         w_i = prod_t p_t / p_old,t
         J_t = sg[w_i^k exp(lambda (1 - w_i))] A log p_t
 
-    k and lambda depend on the sign of A; A = 0 counts as positive. In logarithms, each token's ratio is held within 20
-    and the response's within log 1e-8 and 20. The advantage is GRPO's. No token is clipped.
+    k and lambda depend on the sign of A; A = 0 counts as positive. The log ratio of each token is clamped to -20 to 20,
+    that of the response to log 1e-8 to 20. The advantage is GRPO's. No token is clipped.
 
     Defaults: the code of FloyedShen/VESPO (the numbers in its docstring differ) and TRL.
 
-    Differs: the authors' code multiplies w by the ratio of trainer to rollout engine where that is corrected for; here
-    the correction is a factor of its own.
+    Differs: if the mismatch of trainer and rollout engine is corrected, the authors' code multiplies w by their ratio;
+    here the correction is a separate factor.
     """
 
     source = "arXiv:2602.10693"

@@ -36,8 +36,8 @@ class WReinforce(Verdicts):
 
     Defaults: the paper and TianHongZXY/RLVR-Decomposed.
 
-    Differs: this is the form of the paper's text. No ratio corrects for the updates since the rollout, so it is for one
-    or few of them; `w_reinforce_ppo`, the form that the authors run, has one.
+    Differs: this is the form of the paper's text. No ratio corrects for the updates since the rollout, so use one or
+    few updates per rollout batch; `w_reinforce_ppo`, the form that the authors run, has such a ratio.
     """
 
     source = "arXiv:2506.01347"
@@ -58,8 +58,8 @@ class WReinforcePpo(ClippedObjective, Verdicts):
 
     Defaults: the form that the authors' code runs, with right and wrong as in `w_reinforce` and clips as in `grpo`.
 
-    Differs: no difference is known for `right=0.1`. For NSR and PSR the authors' code takes the other responses out of
-    the batch, so that its mean is over the tokens of wrong or of right ones alone; here it is over all.
+    Differs: no difference is known for `right=0.1`. For NSR and PSR, the authors' code removes the other responses from
+    the batch, so that its mean covers only the tokens of wrong or of right responses; here it covers all tokens.
     """
 
     source = "arXiv:2506.01347"

@@ -1,4 +1,4 @@
-"""How models are read and checkpoints written, by model size and number of ranks: memory and CPU seconds of a rank."""
+"""Memory and CPU seconds of loading models and writing checkpoints, by model size and number of ranks."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from harness.train import weights
 from harness.train.checkpoint import Checkpoints
 from harness.train.policy import Policy
 
+# Vocabulary, width and layers of models, by millions of parameters.
 SHAPES = {
     1: (8192, 96, 2),
     5: (16384, 192, 4),
     50: (32768, 512, 9),
     200: (65536, 1024, 10),
-}  # vocabulary, width, layers
+}
 MIB = 2**20
 
 
-def make(millions: int, folder: Path) -> None:
+def write_random_model(millions: int, folder: Path) -> None:
+    """Write a random model of this size in bfloat16."""
     vocabulary, hidden, layers = SHAPES[millions]
     heads = {"num_attention_heads": hidden // 32, "num_key_value_heads": hidden // 32}
     config = Qwen2Config(
@@ -44,61 +46,73 @@ def make(millions: int, folder: Path) -> None:
     Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
-def peak() -> float:
-    """Returns the most memory that this process has had since `forget`."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+def peak_mib() -> float:
+    """Return the most memory that this process has used since `reset_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1024
 
 
-def forget() -> float:
-    """Lets the peak begin anew at what is used now, and returns that."""
+def reset_peak() -> float:
+    """Reset the peak to the memory that is used now, and return that."""
     Path("/proc/self/clear_refs").write_text("5")
-    return peak()
+    return peak_mib()
 
 
 @contextmanager
-def measuring(rank: int, count: int, found: dict[str, float], file: Path) -> Iterator[None]:
-    """Is one of so many ranks, of one thread each; the first of them writes into the file what it has found."""
+def one_rank(rank: int, count: int, results: dict[str, float], file: Path) -> Iterator[None]:
+    """Join `count` ranks of one thread each; at the end the first one writes its results to the file."""
     torch.set_num_threads(1)
     if count > 1:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group("gloo", init_method=f"file://{file}.meeting", rank=rank, world_size=count)
     yield
     if rank == 0:
-        file.write_text(json.dumps(found))
+        file.write_text(json.dumps(results))
     if ranks.several():
         dist.destroy_process_group()
 
 
 def measure(rank: int, count: int, way: str, folder: Path) -> None:
-    """Measures one rank; in the way `whole` each reads all of the model before it is divided."""
-    found: dict[str, float] = {}
-    with measuring(rank, count, found, folder / f"found-{count}-{way}.json"):
-        load_and_save(found, way, folder / f"checkpoints-{count}", folder / "model")
+    """Measure one rank. In the way `whole`, each rank reads the whole model before it is divided."""
+    results: dict[str, float] = {}
+    with one_rank(rank, count, results, result_file(folder, count, way)):
+        load_and_save(results, way, folder / f"checkpoints-{count}", folder / "model")
 
 
-def load_and_save(found: dict[str, float], way: str, kept: Path, model: Path) -> None:
-    before = forget()
-    with mock.patch.object(weights, "stored", (lambda *_: {}) if way == "whole" else weights.stored):
+def result_file(folder: Path, count: int, way: str) -> Path:
+    return folder / f"results-{count}-{way}.json"
+
+
+def load_and_save(results: dict[str, float], way: str, checkpoint_folder: Path, model: Path) -> None:
+    """Load a model, and in the way `parts` also save and restore a checkpoint of it."""
+    before = reset_peak()
+    # Without stored weights, a policy falls back to transformers' loading of the whole model.
+    stored = (lambda *_: {}) if way == "whole" else weights.stored
+    with mock.patch.object(weights, "stored", stored):
         policy = Policy(model, Train(), 1.0, "cpu", torch.float32, Hardware())
-    found |= {"parameters": sum(x.numel() for x in policy.weights.values()), "loading": peak() - before}
-    if way == "parts":
-        for weight in policy.weights.values():
-            weight.grad = torch.ones_like(weight)
-        policy.apply(1e-6)
-        checkpoints, before = Checkpoints(kept, "benchmark"), forget()
-        start, thread = time.process_time(), time.thread_time()
-        checkpoints.save(1, policy.state(), {})
-        found["copy"] = time.thread_time() - thread
-        checkpoints.written(wait=True)
-        found["write"] = time.process_time() - start - found["copy"]
-        found["memory"] = peak() - before
-        start = time.process_time()
-        saved = checkpoints.latest()
-        assert saved is not None
-        policy.load_state(saved.names, partial(weights.fill, folder=saved.path))
-        found["read"] = time.process_time() - start
-        found["size"] = sum(file.stat().st_size for file in saved.path.iterdir()) / MIB
+    results["parameters"] = sum(x.numel() for x in policy.weights.values())
+    results["loading"] = peak_mib() - before
+    if way == "whole":
+        return
+    # One update, since a checkpoint holds AdamW's moments, too.
+    for weight in policy.weights.values():
+        weight.grad = torch.ones_like(weight)
+    policy.apply(1e-6)
+    checkpoints, before = Checkpoints(checkpoint_folder, "benchmark"), reset_peak()
+    start, start_of_thread = time.process_time(), time.thread_time()
+    checkpoints.save(1, policy.state(), {})
+    # Training waits for the copy only: a second thread writes it.
+    results["copy"] = time.thread_time() - start_of_thread
+    checkpoints.written(wait=True)
+    results["write"] = time.process_time() - start - results["copy"]
+    results["memory"] = peak_mib() - before
+    start = time.process_time()
+    saved = checkpoints.latest()
+    assert saved is not None
+    policy.load_state(saved.names, partial(weights.fill, folder=saved.path))
+    results["read"] = time.process_time() - start
+    results["size"] = sum(file.stat().st_size for file in saved.path.iterdir()) / MIB
 
 
 def main(*sizes: int) -> None:
@@ -106,19 +120,17 @@ def main(*sizes: int) -> None:
     for millions in sizes or SHAPES:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            make(millions, folder / "model")
+            write_random_model(millions, folder / "model")
             for count in (1, 2):
                 for way in ("whole", "parts"):
                     spawn(measure, args=(count, way, folder), nprocs=count)
-                whole, found = (
-                    json.loads((folder / f"found-{count}-{way}.json").read_text()) for way in ("whole", "parts")
-                )
-                rows.append(
-                    [f"{found['parameters'] / 1e6:.1f} M", str(count)]
-                    + [f"{each['loading']:.0f}" for each in (whole, found)]
-                    + [f"{found[key]:.0f}" for key in ("size", "memory")]
-                    + [f"{found[key]:.2f}" for key in ("copy", "write", "read")]
-                )  # fmt: skip
+                whole = json.loads(result_file(folder, count, "whole").read_text())
+                parts = json.loads(result_file(folder, count, "parts").read_text())
+                row = [f"{parts['parameters'] / 1e6:.1f} M", str(count)]
+                row += [f"{whole['loading']:.0f}", f"{parts['loading']:.0f}"]
+                row += [f"{parts['size']:.0f}", f"{parts['memory']:.0f}"]
+                row += [f"{parts[key]:.2f}" for key in ("copy", "write", "read")]
+                rows.append(row)
     columns = ["parameters", "ranks", "whole, MiB", "parts, MiB", "checkpoint, MiB", "its memory, MiB"]
     columns += ["copy, CPU s", "write, CPU s", "read, CPU s"]
     show("Loading and checkpoints: memory that is added, and CPU seconds, of the first rank", columns, rows)

@@ -22,16 +22,17 @@ logging.disable_progress_bar()
 logging.set_verbosity_error()
 
 
-def trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer:
-    """A trainer of the demo's configuration, before its first step."""
-    settings = config.load("demo", overrides)
-    planned = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0)
-    built = Trainer(parts.build_parts(planned.spec, VerifierPool(), say=lambda _: None), folder)
-    built.engine.load(built.policy.module)
-    return built
+def demo_trainer(method: str, folder: Path, overrides: Sequence[str] = ()) -> Trainer:
+    """Return a trainer of the demo's configuration, before its first step."""
+    settings = config.load_config("demo", overrides)
+    cell = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0)
+    trainer = Trainer(parts.build_parts(cell.spec, VerifierPool(), say=lambda _: None), folder)
+    trainer.engine.load(trainer.policy.module)
+    return trainer
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table, and the machine it was measured on."""
     table = Table(*columns, title=title, title_justify="left", box=None, header_style="dim")
     for column in table.columns[1:]:
         column.justify = "right"

@@ -72,7 +72,7 @@ def measure(overrides: Sequence[str]) -> None:
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "harness.cli", "run", "demo", *settings], check=True)
         wall = time.perf_counter() - start
-        cells = matrix.cells(config.load("demo", settings))
+        cells = matrix.cells(config.load_config("demo", settings))
         phases: dict[str, list[float]] = defaultdict(list)
         fixed = []
         for cell in cells:
@@ -98,7 +98,7 @@ def measure(overrides: Sequence[str]) -> None:
 
 @contextmanager
 def checked_out(commit: str) -> Iterator[Path]:
-    """Check out a commit in a folder beside this tree's repository, for as long as it is needed."""
+    """Check out a commit in a temporary worktree of this repository."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         git = ["git", "-C", str(HERE), "worktree"]
@@ -114,7 +114,7 @@ def train_cell(tree: Path, cell: Cell, folder: Path, overrides: Sequence[str]) -
     # A matrix of its own, whose baseline must be among its methods.
     axes = [f"methods=[{cell.method}]", f"baseline={cell.method}", f"seeds=[{cell.seed}]"]
     settings = [*overrides, f"results={folder}", *axes]
-    # The version's own packages come before those that are installed.
+    # The packages of the tree take precedence over installed ones.
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     load, start, before = os.getloadavg()[0], time.perf_counter(), cpu_of_children()
     command = [sys.executable, "-m", "harness.cli", "run", "demo", *settings]
@@ -153,9 +153,9 @@ def cpu_of_children() -> float:
 
 
 def compare(commit: str, overrides: Sequence[str]) -> None:
-    """Train the demo's cells by both versions, by turns, and print how long each took and how far their curves are."""
+    """Train the demo's cells by both versions in turn; print times and the differences of the curves."""
     adopt_orphans()
-    cells = matrix.cells(config.load("demo", overrides))
+    cells = matrix.cells(config.load_config("demo", overrides))
     runs: dict[str, list[CellRun]] = {side: [] for side in SIDES}
     with checked_out(commit) as tree, tempfile.TemporaryDirectory() as results:
         trees = {"then": tree, "now": HERE}
@@ -238,11 +238,11 @@ def main(*arguments: str) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo")
     parser.add_argument("--against", metavar="COMMIT", help="compare with the demo of this version, cell by cell")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the demo")
-    given = parser.parse_args(arguments)
-    if given.against:
-        compare(given.against, given.overrides)
+    options = parser.parse_args(arguments)
+    if options.against:
+        compare(options.against, options.overrides)
     else:
-        measure(given.overrides)
+        measure(options.overrides)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Speed of the rollout engines by size of the model, and what evaluation through lm-eval adds, in one run.
+"""Speed of the rollout engines by model size, and the overhead of evaluation through lm-eval, in one run.
 
     make bench-vllm
 
-The first table is what `rollout.engine: auto` rests on: embedded, vLLM and transformers' generate sample the same
+The first table is the basis of `rollout.engine: auto`: embedded, vLLM and transformers' generate sample the same
 number of tokens from the same random Qwen2 models at temperature 1, with log-probabilities. The second table gives vLLM
-the very requests of an evaluation of countdown, once directly, by its own `LLM.generate`, and once as `entrobench eval`
-does, which keeps what was sampled.
-What is added is a small difference of long times, which a busy machine blurs; what an evaluation spends outside the
-engine's `generate`, in shares of the direct way, is that difference without the noise of the sampling.
+the requests of an evaluation of countdown, once directly, by its own `LLM.generate`, and once as `entrobench eval`
+does, which keeps the samples.
+The overhead is a small difference of long times, which other work on the machine can hide. The time that an evaluation
+spends outside the engine's `generate`, as a share of the direct time, is that difference without the noise of sampling.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ SIZES = (
 )
 
 
-class Endless(VllmEngine):
-    """Which samples every response to the limit."""
+class EndlessEngine(VllmEngine):
+    """A vLLM engine that samples every response to the limit."""
 
-    def _params(self, *asked: Any) -> Any:
-        params = super()._params(*asked)
+    def _params(self, *settings: Any) -> Any:
+        params = super()._params(*settings)
         params.stop_token_ids = []
         return params
 
 
-def timed(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each, interleaved, from the quickest to the slowest, without a first round to warm up."""
+def interleaved_seconds(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Return the seconds of each contender in interleaved rounds, sorted, without a first round to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
         for name, run in contenders.items():
@@ -62,7 +62,8 @@ def timed(contenders: dict[str, Callable[[], object]], repeats: int) -> dict[str
     return {name: sorted(times) for name, times in seconds.items()}
 
 
-def by_size(setting: Setting, repeats: int, folder: Path) -> list[str]:
+def row_of_size(setting: Setting, repeats: int, folder: Path) -> list[str]:
+    """Return the speeds of the engines on a model of one size."""
     model = setting.model()
     model.save_pretrained(folder)
     prompts = torch.randint(model.config.vocab_size, (setting.prompts, setting.prompt_tokens))
@@ -80,32 +81,38 @@ def by_size(setting: Setting, repeats: int, folder: Path) -> list[str]:
 
     contenders: dict[str, Callable[[], object]] = {
         "embedded": sampling(EmbeddedEngine(NEVER)),
-        "vLLM": sampling(Endless(folder, 0)),
+        "vLLM": sampling(EndlessEngine(folder, 0)),
         "generate": lambda: transformers_generate(model, ids_BL, setting.new_tokens),
     }
     with torch.inference_mode():
-        found = {name: seconds[0] for name, seconds in timed(contenders, repeats).items()}
+        seconds = interleaved_seconds(contenders, repeats)
+    best = {name: times[0] for name, times in seconds.items()}
     tokens = len(ids_BL) * setting.new_tokens
-    speeds = [f"{tokens / seconds:,.0f}" for seconds in found.values()]
+    speeds = [f"{tokens / time_s:,.0f}" for time_s in best.values()]
     batch = f"{setting.prompts} x {setting.group} x {setting.new_tokens}"
-    return [setting.name, batch, *speeds, f"{found['embedded'] / found['vLLM']:.2f} x"]
+    return [setting.name, batch, *speeds, f"{best['embedded'] / best['vLLM']:.2f} x"]
 
 
 def evaluation(name: str, model: PreTrainedModel, problems: int, length: int, repeats: int, folder: Path) -> list[str]:
-    """Both forget the prompts of the round before, by a load of the same weights."""
+    """Return the seconds of an evaluation directly and through lm-eval.
+
+    Each round loads the same weights again, so that vLLM's cache of prompts is empty.
+    """
     tokenizer = AutoTokenizer.from_pretrained(models.resolve("countdown-tiny").folder())
     model.save_pretrained(folder)
     engine = VllmEngine(folder, tokenizer.eos_token_id)
-    asked: dict[str, Any] = {}
-    sampling: list[float] = []
-    outside: list[float] = []
+    request: dict[str, Any] = {}
+    inside_s: list[float] = []
+    outside_s: list[float] = []
 
-    class Overheard:
+    class RecordingEngine:
+        """The engine, which records its last request and the seconds of each."""
+
         def generate(self, prompts: Sequence[Sequence[int]], n: int, **settings: Any) -> list[list[Rollout]]:
-            asked.update(settings, prompts=prompts, n=n)
+            request.update(settings, prompts=prompts, n=n)
             start = time.perf_counter()
             groups = engine.generate(prompts, n, **settings)
-            sampling.append(time.perf_counter() - start)
+            inside_s.append(time.perf_counter() - start)
             return groups
 
     def through_lm_eval() -> None:
@@ -113,7 +120,7 @@ def evaluation(name: str, model: PreTrainedModel, problems: int, length: int, re
         start = time.perf_counter()
         evaluate_task(
             Countdown(),
-            Sampler(Overheard(), tokenizer, 0, kept=Path(tempfile.mkdtemp(dir=folder)), together=BATCH["vllm"]),
+            Sampler(RecordingEngine(), tokenizer, 0, kept=Path(tempfile.mkdtemp(dir=folder)), together=BATCH["vllm"]),
             VerifierPool(),
             split="test",
             problems=problems,
@@ -122,23 +129,25 @@ def evaluation(name: str, model: PreTrainedModel, problems: int, length: int, re
             max_new_tokens=length,
             max_failures=1.0,
         )
-        outside.append(time.perf_counter() - start - sampling[-1])
+        outside_s.append(time.perf_counter() - start - inside_s[-1])
 
     def directly() -> None:
         engine.load(model)
-        prompts = [{"prompt_token_ids": prompt} for prompt in asked["prompts"]]
-        params = [engine._params(asked["n"], seed, asked["temperature"], length) for seed in asked["seeds"]]
+        prompts = [{"prompt_token_ids": prompt} for prompt in request["prompts"]]
+        params = [engine._params(request["n"], seed, request["temperature"], length) for seed in request["seeds"]]
         engine.llm.generate(prompts, params, use_tqdm=False)
 
-    found = timed({"through lm-eval": through_lm_eval, "directly": directly}, repeats)
-    through, direct = found["through lm-eval"], found["directly"]
+    # In this order, since the direct way repeats the request that was recorded.
+    seconds = interleaved_seconds({"through lm-eval": through_lm_eval, "directly": directly}, repeats)
+    through, direct = seconds["through lm-eval"], seconds["directly"]
     spans = [f"{times[0]:.2f} to {times[-1]:.2f}" for times in (direct, through)]
-    return [name, *spans, f"{through[0] / direct[0] - 1:+.1%}", f"{min(outside) / direct[0]:.1%}"]
+    return [name, *spans, f"{through[0] / direct[0] - 1:+.1%}", f"{min(outside_s) / direct[0]:.1%}"]
 
 
 def evaluations(repeats: int, folder: Path) -> list[list[str]]:
     tiny = AutoModelForCausalLM.from_pretrained(models.resolve("countdown-tiny").folder(say=print), dtype=torch.float32)
-    larger = Setting("", 256, 8, 0, 0, 0, 0, layers=5, vocabulary=tiny.config.vocab_size).model()  # goes on for long
+    # Random weights seldom sample the end, so that this model's answers are long.
+    larger = Setting("", 256, 8, 0, 0, 0, 0, layers=5, vocabulary=tiny.config.vocab_size).model()
     return [
         evaluation("0.2 M parameters, 256 x 32 answers of about 10 tokens", tiny, 256, 20, repeats, folder / "tiny"),
         evaluation("5 M parameters, 16 x 32 answers of up to 100 tokens", larger, 16, 100, repeats, folder / "larger"),
@@ -148,7 +157,7 @@ def evaluations(repeats: int, folder: Path) -> list[list[str]]:
 def main(repeats: int = 3, threads: int = 2) -> None:
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [by_size(setting, repeats, Path(folder) / str(number)) for number, setting in enumerate(SIZES)]
+        rows = [row_of_size(setting, repeats, Path(folder) / str(number)) for number, setting in enumerate(SIZES)]
         rows_of_evaluation = evaluations(repeats, Path(folder))
     show(
         f"Rollout engines, tokens/s, float32; {threads} threads, best of {repeats}",

@@ -1,6 +1,6 @@
-"""Measures what launchers add to a cell on two cores: six cells of one step each, two at a time.
+"""The seconds that launchers add to a cell on two cores: six cells of one step each, two at a time.
 
-A cell's own seconds begin when its process has imported everything, so that to start one counts as the launcher's.
+A cell's own seconds begin when its process has imported everything, so that starting it counts as the launcher's time.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ SETTINGS += ["train.group=4", "eval.problems=4", "eval.every=0", "checkpoint.sav
 
 
 class Submitit(SlurmArray):
-    """Submits to submitit's own executor of this machine, which has no queue: as many as there are cores for."""
+    """Submissions to submitit's executor of this machine, which has no queue: no more cells than cores at a time."""
 
     def __init__(self, settings: Config) -> None:
         super().__init__(settings, "cpu")
         self.submissions: dict[str, Any] = {}
 
     def start(self, waiting: Sequence[Cell]) -> list[SlurmCell]:
-        return super().start(waiting[: CORES - sum(not job.done() for job in self.submissions.values())])
+        running = sum(not job.done() for job in self.submissions.values())
+        return super().start(waiting[: CORES - running])
 
     def executor(self, cells: int) -> Any:
-        found = submitit.LocalExecutor(self.place)
-        found.update_parameters(timeout_min=60)
-        return found
+        executor = submitit.LocalExecutor(self.place)
+        executor.update_parameters(timeout_min=60)
+        return executor
 
     def submit(self, cells: Sequence[Cell]) -> list[Any]:
-        found = super().submit(cells)
-        self.submissions |= {job.job_id: job for job in found}
-        return found
+        jobs = super().submit(cells)
+        self.submissions |= {job.job_id: job for job in jobs}
+        return jobs
 
     def look(self, job: str) -> Job | None:
         return Job("COMPLETED" if self.submissions[job].done() else "RUNNING", "")
@@ -63,7 +64,7 @@ def main() -> None:
     rows = []
     for name, build in LAUNCHERS.items():
         with tempfile.TemporaryDirectory() as folder:
-            settings = config.load("demo", [*SETTINGS, f"results={folder}"])
+            settings = config.load_config("demo", [*SETTINGS, f"results={folder}"])
             settings.folder.mkdir()
             matrix = cells(settings)
             start = time.perf_counter()
@@ -71,10 +72,10 @@ def main() -> None:
             wall = time.perf_counter() - start
             states = [State.read(cell.folder) for cell in matrix]
             assert all(state.state == "done" for state in states)
-            own = sum(state.seconds for state in states)
-            each = (own / len(matrix), (CORES * wall - own) / len(matrix))
-            rows.append([name, f"{wall:.0f} s", *(f"{seconds:.1f} s" for seconds in each)])
-    show(f"{len(matrix)} cells, {CORES} at a time", ["launcher", "wall", "a cell's own", "beside it, a cell"], rows)
+            in_cells = sum(state.seconds for state in states)
+            cell_s, added_s = in_cells / len(matrix), (CORES * wall - in_cells) / len(matrix)
+            rows.append([name, f"{wall:.0f} s", f"{cell_s:.1f} s", f"{added_s:.1f} s"])
+    show(f"{len(matrix)} cells, {CORES} at a time", ["launcher", "wall", "a cell's own", "added to a cell"], rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The leaderboard's own time with 21 and with more than 1,000 cells, from an SQLite file and from a server of MLflow.
+"""The time of the leaderboard command with 21 and with more than 1,000 cells, from SQLite and from an MLflow server.
 
-The runs are invented and written into the tables of the database, since MLflow takes minutes for so many.
+The runs are invented and written directly into the database, since MLflow takes minutes for 1,000 of them.
 """
 
 from __future__ import annotations
@@ -34,52 +34,56 @@ from harness.tracking.artifacts import FOLDER
 from harness.tracking.store import store
 from harness.tracking.sync import experiment_of, params_of
 
-PROBLEMS, SAMPLES, METRICS, STEPS = 48, 32, 60, 120  # as many as the demo has
-MOST_DISTINCT = 4  # right answers to a problem that differ, at most
+PROBLEMS, SAMPLES, METRICS, STEPS = 48, 32, 60, 120  # those of the demo
+MOST_DISTINCT = 4  # distinct right answers to a problem, at most
 
 
 def main(*seeds: str) -> None:
-    rows = [row for number in seeds or ("3", "144") for row in measured(int(number))]
+    rows: list[list[str]] = []
+    for number in seeds or ("3", "144"):
+        rows += measure(int(number))
     show("The leaderboard", ["", "cells", "wall", "CPU of the command"], rows)
 
 
-def measured(seeds: int) -> Iterator[list[str]]:
+def measure(seeds: int) -> Iterator[list[str]]:
+    """Yield a row for each way to show a leaderboard of this many seeds."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         uri = f"sqlite:///{folder / 'mlflow.db'}"
         settings = [f"results={folder}", f"seeds=[{','.join(map(str, range(seeds)))}]"]
-        ours = config.load("demo", settings)
-        matrix = cells(ours)
+        demo = config.load_config("demo", settings)
+        matrix = cells(demo)
         artifacts = folder / FOLDER
-        invent(ours, matrix, uri, artifacts)
+        invent(demo, matrix, uri, artifacts)
         number = str(len(matrix))
-        alone, configured = ["--experiment", "demo", "--uri"], ["demo", *settings, "--uri"]
-        yield ["SQLite, no summary yet", number, *timed(*alone, uri)]
+        by_experiment, by_config = ["--experiment", "demo", "--uri"], ["demo", *settings, "--uri"]
+        yield ["SQLite, no summary yet", number, *timed(*by_experiment, uri)]
         with server(uri, artifacts) as address:
-            yield ["server, no summary yet", number, *timed(*alone, address)]
+            yield ["server, no summary yet", number, *timed(*by_experiment, address)]
         start = time.perf_counter()
-        publish(ours, matrix)
+        publish(demo, matrix)
         yield ["the summary is written", number, f"{time.perf_counter() - start:.1f} s", ""]
-        yield ["SQLite", number, *timed(*alone, uri)]
-        yield ["SQLite, with a configuration", number, *timed(*configured, uri)]
+        yield ["SQLite", number, *timed(*by_experiment, uri)]
+        yield ["SQLite, with a configuration", number, *timed(*by_config, uri)]
         with server(uri, artifacts) as address:
-            yield ["server", number, *timed(*alone, address)]
+            yield ["server", number, *timed(*by_experiment, address)]
 
 
 def timed(*arguments: str) -> list[str]:
-    """Returns the wall time of `entrobench leaderboard` in a process of its own, and its CPU time."""
+    """Return the wall time and the CPU time of `entrobench leaderboard` in a process of its own."""
     start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "harness.cli", "leaderboard", *arguments, "--format", "json"]
-    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert all(row["seeds_done"] == row["seeds_expected"] for row in json.loads(told))
-    return [f"{wall:.1f} s", f"{after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime:.1f} s"]
+    assert all(row["seeds_done"] == row["seeds_expected"] for row in json.loads(output))
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return [f"{wall:.1f} s", f"{cpu:.1f} s"]
 
 
-def invent(ours: Config, matrix: Sequence[Cell], uri: str, artifacts: Path) -> None:
-    """Writes a run of each cell, whose record no table needs."""
+def invent(config: Config, matrix: Sequence[Cell], uri: str, artifacts: Path) -> None:
+    """Write a finished run for each cell, without cell folders, which no table reads."""
     with store(uri, write=True) as client:
-        experiment = experiment_of(client, ours.name, uri)
+        experiment = experiment_of(client, config.name, uri)
         first = client.create_run(experiment).info.run_id
     path = uri.removeprefix("sqlite:///")
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -88,39 +92,31 @@ def invent(ours: Config, matrix: Sequence[Cell], uri: str, artifacts: Path) -> N
         for table in ("tags", "runs"):
             connection.execute(f"DELETE FROM {table} WHERE run_uuid = ?", (first,))
         for number, cell in enumerate(matrix):
-            add(connection, template, cell, number, artifacts / ours.name)
+            insert_run(connection, template, cell, number, artifacts / config.name)
 
 
-def add(
+def insert_run(
     connection: sqlite3.Connection,
     template: dict[str, object],
     cell: Cell,
     number: int,
     artifacts: Path,
 ) -> None:
+    """Insert the run of a cell, with invented results and its artifacts."""
     run, spec = f"{number:032x}", cell.spec
-    files_of = artifacts / run / "artifacts"
-    drawn = np.random.default_rng([cell.seed, *cell.method.encode()]).random((PROBLEMS, SAMPLES)) < 0.3
-    right = ["".join(map(str, row)) for row in drawn.astype(int).tolist()]
-    told = {"k": 16, "problems": [f"numbers {n} and more" for n in range(PROBLEMS)], "right": right, "before": right}
-    distinct = [min(row.count("1"), MOST_DISTINCT) for row in right]
-    told |= {"right_distinct": distinct, "right_distinct_before": distinct, "solutions": [MOST_DISTINCT] * PROBLEMS}
-    told |= {"distinct_answers": 0.4, "after_answer": 0.0}
-    outcome = {
-        **{"entropy": [2.0, 1.0], "dropped": 0.02, "tokens": 1e6, "hours": 0.01},
-        "tasks": {"countdown": {**told, "flags": [], "length": 7.0, "distinct": 0.5}},
-    }
+    run_artifacts = artifacts / run / "artifacts"
+    outcome = invented_outcome(cell)
     made = Made(run, 1e9 + number, "0.1.0", "c" * 40, False, cell.sources, {"torch": "2.9"}, "a processor", "cpu")
     tags = {"cell": spec.id, "matrix": spec.matrix, **spec.key.tags()}
     tags |= {**made.tags(), "status": "done", "device": "cpu", TAG: identities.hash_of(outcome)}
-    own = {
+    row = {
+        **template,
         "run_uuid": run,
         "name": f"{cell.method} s{cell.seed}",
         "status": "FINISHED",
         "start_time": int(made.started * 1000),
-        "artifact_uri": files_of.as_uri(),
+        "artifact_uri": run_artifacts.as_uri(),
     }
-    row = {**template, **own}
     connection.execute(f"INSERT INTO runs ({','.join(row)}) VALUES ({','.join('?' * len(row))})", list(row.values()))
     for table, pairs in (("tags", tags), ("params", params_of(spec))):
         connection.executemany(
@@ -128,27 +124,60 @@ def add(
         )
     connection.executemany(
         "INSERT INTO latest_metrics (run_uuid, key, value, timestamp, step, is_nan) VALUES (?, ?, 0.5, 0, 0, 0)",
-        [(run, f"metric/{n}") for n in range(METRICS)],
+        [(run, f"metric/{number}") for number in range(METRICS)],
     )
     connection.executemany(
         "INSERT INTO metrics (run_uuid, key, value, timestamp, step, is_nan) VALUES (?, 'entropy/mean', ?, 0, ?, 0)",
         [(run, 1 / (step + 1), step) for step in range(STEPS)],
     )
-    files.write_json(files_of / FILE, outcome)
+    files.write_json(run_artifacts / FILE, outcome)
+
+
+def invented_outcome(cell: Cell) -> dict[str, object]:
+    """Return the outcome of a cell whose samples are right by chance."""
+    right_JN = np.random.default_rng([cell.seed, *cell.method.encode()]).random((PROBLEMS, SAMPLES)) < 0.3
+    right = ["".join(map(str, row)) for row in right_JN.astype(int).tolist()]
+    distinct = [min(row.count("1"), MOST_DISTINCT) for row in right]
+    evaluation = {
+        "k": 16,
+        "problems": [f"numbers {number} and more" for number in range(PROBLEMS)],
+        "right": right,
+        "before": right,
+        "right_distinct": distinct,
+        "right_distinct_before": distinct,
+        "solutions": [MOST_DISTINCT] * PROBLEMS,
+        "distinct_answers": 0.4,
+        "after_answer": 0.0,
+        "flags": [],
+        "length": 7.0,
+        "distinct": 0.5,
+    }
+    return {
+        "entropy": [2.0, 1.0],
+        "dropped": 0.02,
+        "tokens": 1e6,
+        "hours": 0.01,
+        "tasks": {"countdown": evaluation},
+    }
 
 
 @contextmanager
 def server(uri: str, artifacts: Path) -> Iterator[str]:
-    """A server of MLflow on this machine, which hands out the files, too."""
-    place(uri, artifacts.as_uri(), "mlflow-artifacts:")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Run an MLflow server on this machine that also serves the artifacts; yield its address."""
+    move_artifacts(uri, artifacts.as_uri(), "mlflow-artifacts:")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--workers", "1", "--artifacts-destination", str(artifacts)]
     environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # its workers end with its process group
+    )
     try:
         for _ in range(600):
             try:
@@ -161,11 +190,11 @@ def server(uri: str, artifacts: Path) -> Iterator[str]:
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait()
-        place(uri, "mlflow-artifacts:", artifacts.as_uri())
+        move_artifacts(uri, "mlflow-artifacts:", artifacts.as_uri())
 
 
-def place(uri: str, old: str, new: str) -> None:
-    """Says where the files of runs are: in a folder of this machine, or in the hands of the server."""
+def move_artifacts(uri: str, old: str, new: str) -> None:
+    """Replace the address of all runs' artifacts: a folder of this machine, or the server."""
     with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as connection, connection:
         connection.execute("UPDATE runs SET artifact_uri = replace(artifact_uri, ?, ?)", (old, new))
 

@@ -1,7 +1,7 @@
-"""The cost of each method beside plain GRPO: whole training steps on the same tokens, in pairs, CPU seconds.
+"""The cost of each method relative to plain GRPO: CPU seconds of whole training steps on the same tokens, in pairs.
 
-Beside it the tokens that the update computes, of GRPO's, and the method's own arithmetic without any model, on a batch
-of this size: what a step costs whatever the model.
+Also the tokens that the update computes relative to GRPO's, and the milliseconds of the method's own arithmetic on a
+batch of this size, which do not depend on the model.
 
 `python -m benchmarks.methods 5 gspo dapo` measures some methods, in five rounds.
 """
@@ -20,16 +20,15 @@ import torch
 from rich.progress import track
 
 from baselines import METHODS
-from benchmarks.common import console, show, trainer
+from benchmarks.common import console, demo_trainer, show
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method
-from harness.conformance import probe
-from harness.conformance.probe import Probe
+from harness.conformance.probe import Probe, compute_outcome, random_probe
 from harness.tokens.metrics import Stopwatch
 from harness.trainer import Trainer
 
 PLAIN = "grpo"
-# What a method may ask for beyond plain GRPO's own passes, and so may cost.
+# The needs that cost more than plain GRPO's own passes.
 COSTS = {
     "values": "a critic",
     "ref_logp": "a second model's log p",
@@ -40,71 +39,77 @@ COSTS = {
 
 
 def main(rounds: int = 3, methods: Sequence[str] = tuple(METHODS)) -> None:
-    """Times the same step by each method and by GRPO, `rounds` times by turns, and takes the best time of both."""
+    """Time the same step by each method and by GRPO, `rounds` times by turns, and take the best time of both."""
     torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        plain = trainer(PLAIN, Path(folder))
-        start, usual = copy.deepcopy(plain.policy.state()), passed(plain)
-        train, longest = plain.config.train, plain.config.rollout.max_new_tokens
-        given = probe.probe(groups=train.prompts, size=train.group, longest=longest).to(torch.float32)
-        for method in track(methods, "methods", console=console, transient=True):
-            pair = {"plain": plain, "mine": trainer(method, Path(folder))}
-            usual.clear()
-            mine = passed(pair["mine"])
+        grpo = demo_trainer(PLAIN, Path(folder))
+        initial_state, tokens_of_grpo = copy.deepcopy(grpo.policy.state()), count_tokens(grpo)
+        train, longest = grpo.config.train, grpo.config.rollout.max_new_tokens
+        probe = random_probe(groups=train.prompts, size=train.group, longest=longest).to(torch.float32)
+        for name in track(methods, "methods", console=console, transient=True):
+            pair = {"grpo": grpo, "method": demo_trainer(name, Path(folder))}
+            method = pair["method"].method
+            tokens_of_grpo.clear()
+            tokens = count_tokens(pair["method"])
             best = dict.fromkeys(pair, float("inf"))
             for number in range(rounds):
-                for name in pair if number % 2 else reversed(pair):
-                    best[name] = min(best[name], seconds(pair[name], start))
-            asks = ", ".join(asked(pair["mine"].method))
-            own = min(arithmetic(pair["mine"].method, given, train.updates) for _ in range(rounds))
+                # The first of a pair finds other caches than the second, so they take turns.
+                for contender in pair if number % 2 else reversed(pair):
+                    best[contender] = min(best[contender], step_seconds(pair[contender], initial_state))
+            arithmetic_s = min(arithmetic_seconds(method, probe, train.updates) for _ in range(rounds))
             rows.append(
                 [
-                    method,
-                    f"{best['mine']:.3f}",
-                    f"{best['mine'] / best['plain']:.3f}",
-                    f"{sum(mine) / sum(usual):.2f}",
-                    f"{1e3 * own:.0f}",
-                    asks,
+                    name,
+                    f"{best['method']:.3f}",
+                    f"{best['method'] / best['grpo']:.3f}",
+                    f"{sum(tokens) / sum(tokens_of_grpo):.2f}",
+                    f"{1e3 * arithmetic_s:.0f}",
+                    ", ".join(extra_costs(method)),
                 ]
             )
     columns = ["method", "CPU s", "of GRPO", "tokens", "own ms", "asks for"]
     show(f"One training step of the demo, best of {rounds}", columns, rows)
 
 
-def seconds(trainer: Trainer, start: dict[str, Any]) -> float:
-    """Times the first step of the untrained policy, which draws the same responses whatever the method."""
-    trainer.policy.load_state(copy.deepcopy(start))
+def step_seconds(trainer: Trainer, initial_state: dict[str, Any]) -> float:
+    """Time the first step of the untrained policy, which draws the same responses for every method."""
+    trainer.policy.load_state(copy.deepcopy(initial_state))
     trainer.synchronise(0)
-    before = time.process_time()
+    start = time.process_time()
     trainer.train_step(1, Stopwatch())
-    return time.process_time() - before
+    return time.process_time() - start
 
 
-def passed(trainer: Trainer) -> list[int]:
-    """Returns a list to which the trainer adds the tokens of each pass with gradient: responses without signal are in
-    none."""
-    found, compute = [], trainer.stats_during
+def count_tokens(trainer: Trainer) -> list[int]:
+    """Return a list to which the trainer will append the tokens of each pass with gradient.
 
-    def heard(part: TokenBatch, old: TokenStats) -> TokenStats:
-        found.append(len(part.index_T))
-        return compute(part, old)
+    No such pass contains responses without signal.
+    """
+    tokens: list[int] = []
+    stats_during = trainer.stats_during
 
-    trainer.stats_during = heard  # type: ignore[method-assign]
-    return found
+    def counting(part: TokenBatch, old: TokenStats) -> TokenStats:
+        tokens.append(len(part.index_T))
+        return stats_during(part, old)
 
-
-def arithmetic(method: Method, given: Probe, updates: int) -> float:
-    """Times all that a method does in a step with statistics that are there, and the gradient of its loss."""
-    before = time.process_time()
-    probe.outcome(method, given, updates)
-    return time.process_time() - before
+    trainer.stats_during = counting  # type: ignore[method-assign]
+    return tokens
 
 
-def asked(method: Method) -> list[str]:
-    """Returns what the method has the trainer compute that GRPO does not."""
-    found = [cost for need, cost in COSTS.items() if need in method.needs]
-    return [*found, "a pass before each update"] if method.marks_steps else found
+def arithmetic_seconds(method: Method, probe: Probe, updates: int) -> float:
+    """Time a method's whole work in a step on given statistics, with the gradient of its loss."""
+    start = time.process_time()
+    compute_outcome(method, probe, updates)
+    return time.process_time() - start
+
+
+def extra_costs(method: Method) -> list[str]:
+    """Return the computations that the method needs and GRPO does not."""
+    costs = [cost for need, cost in COSTS.items() if need in method.needs]
+    if method.marks_steps:
+        costs.append("a pass before each update")
+    return costs
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""Shows the cost of padding: positions that the model computes, the balance of ranks, and the time of a pass, as
-responses of real models are long: most of them short, a few cut off at the limit."""
+"""The cost of padding: positions that the model computes, the balance of ranks, and the time of a pass.
+
+The lengths of responses are like those of real models: most of them short, a few cut off at the limit.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,23 @@ GROUP, PROMPTS, RANKS, UPDATES = 16, 128, 8, 2
 PROMPT, LIMIT, MICRO = 150, 8192, 16384  # tokens
 
 
-def drawn(median: int, limit: int, prompts: int, prompt: int = PROMPT) -> list[list[Rollout]]:
-    """Groups of responses with lognormal lengths: some problems ask for more than others, and some responses do.
+def random_groups(median: int, limit: int, prompts: int, prompt: int = PROMPT) -> list[list[Rollout]]:
+    """Return groups of responses with lognormal lengths, which differ between problems and within them.
 
     The responses of a group differ in their tokens, since equal ones would be computed once.
     """
-    chance = np.random.default_rng(0)
-    of_problems = chance.normal(0, 0.5, (prompts, 1))
-    lengths = median * np.exp(of_problems + chance.normal(0, 0.7, (prompts, GROUP)))
-    sizes = np.maximum(chance.normal(prompt, prompt / 4, prompts), prompt / 4).astype(int).tolist()
-    return [
-        [Rollout([1] * size, [token] * length, [0.0] * length, length < limit) for token, length in enumerate(row)]
-        for size, row in zip(sizes, lengths.clip(8, limit).astype(int).tolist(), strict=True)
-    ]
+    random = np.random.default_rng(0)
+    of_problems = random.normal(0, 0.5, (prompts, 1))
+    lengths = median * np.exp(of_problems + random.normal(0, 0.7, (prompts, GROUP)))
+    lengths_of_groups = lengths.clip(8, limit).astype(int).tolist()
+    prompt_lengths = np.maximum(random.normal(prompt, prompt / 4, prompts), prompt / 4).astype(int).tolist()
+    groups = []
+    for prompt_length, response_lengths in zip(prompt_lengths, lengths_of_groups, strict=True):
+        group = []
+        for token, length in enumerate(response_lengths):
+            group.append(Rollout([1] * prompt_length, [token] * length, [0.0] * length, length < limit))
+        groups.append(group)
+    return groups
 
 
 def batch_of(groups: Sequence[Sequence[Rollout]], limit: int) -> TokenBatch:
@@ -40,10 +46,10 @@ def batch_of(groups: Sequence[Sequence[Rollout]], limit: int) -> TokenBatch:
 
 
 def in_order(batch: TokenBatch, tokens: int) -> list[TokenBatch]:
-    """Micro-batches as they come, which is what sorting by length is to be compared with."""
+    """Return micro-batches in the order of the batch, the baseline for sorting by length."""
     parts: list[list[int]] = [[]]
     for row in range(len(batch)):
-        widest = max(len(batch.sequences[each]) for each in [*parts[-1], row])
+        widest = max(len(batch.sequences[member]) for member in [*parts[-1], row])
         if parts[-1] and widest * (len(parts[-1]) + 1) > tokens:
             parts.append([])
         parts[-1].append(row)
@@ -51,14 +57,15 @@ def in_order(batch: TokenBatch, tokens: int) -> list[TokenBatch]:
 
 
 def positions(part: TokenBatch) -> int:
-    """Counts what goes through the layers of the model."""
+    """Count the positions that go through the layers of the model."""
     if part.packed:
         return len(packing.PackedRow.of(part, "cpu").tokens_R)
     return len(part) * max(map(len, part.sequences))
 
 
-def shares(median: int) -> list[list[str]]:
-    batch = batch_of(drawn(median, LIMIT, PROMPTS // RANKS), LIMIT)
+def padding_rows(median: int) -> list[list[str]]:
+    """Return the padding of each way to form micro-batches."""
+    batch = batch_of(random_groups(median, LIMIT, PROMPTS // RANKS), LIMIT)
     ways = {
         "padded, as they come": in_order(batch, MICRO),
         "padded, by length": list(batch.micro_batches(MICRO)),
@@ -76,23 +83,28 @@ def shares(median: int) -> list[list[str]]:
 
 
 def balance(median: int) -> list[str]:
-    """Returns by how much the busiest rank's tokens exceed the mean, for which the others wait, over mini-batches."""
-    sizes = [sum(len(r.response) for r in group) for group in drawn(median, LIMIT, PROMPTS)]
-    part, share = PROMPTS // UPDATES, PROMPTS // UPDATES // RANKS
+    """Return the excess of the busiest rank's tokens over the mean, by two ways to distribute the groups.
+
+    All other ranks wait for the busiest one in each mini-batch.
+    """
+    tokens = [sum(len(rollout.response) for rollout in group) for group in random_groups(median, LIMIT, PROMPTS)]
+    in_minibatch = PROMPTS // UPDATES
+    share = in_minibatch // RANKS
 
     def excess(owners: Sequence[int]) -> str:
-        loads = [np.bincount(owners[i : i + part], sizes[i : i + part], RANKS) for i in range(0, PROMPTS, part)]
-        return f"{np.mean([load.max() / load.mean() for load in loads]) - 1:.1%}"
+        ratios = []
+        for first in range(0, PROMPTS, in_minibatch):
+            groups = slice(first, first + in_minibatch)
+            loads = np.bincount(owners[groups], tokens[groups], RANKS)
+            ratios.append(loads.max() / loads.mean())
+        return f"{np.mean(ratios) - 1:.1%}"
 
-    return [
-        f"{median:,}",
-        excess([slot // share % RANKS for slot in range(PROMPTS)]),
-        excess(shared_out(sizes, UPDATES, RANKS)),
-    ]
+    by_number = [slot // share % RANKS for slot in range(PROMPTS)]
+    return [f"{median:,}", excess(by_number), excess(shared_out(tokens, UPDATES, RANKS))]
 
 
-def seconds(limit: int = 1000, tokens: int = 4096) -> list[list[str]]:
-    """CPU seconds of the passes, forward and backward, over a few groups; the ways take turns."""
+def pass_rows(limit: int = 1000, tokens: int = 4096) -> list[list[str]]:
+    """Return the CPU seconds of forward and backward passes over a few groups; the ways take turns."""
     config = Qwen2Config(
         vocab_size=512,
         hidden_size=256,
@@ -103,25 +115,24 @@ def seconds(limit: int = 1000, tokens: int = 4096) -> list[list[str]]:
     )
     model = Qwen2ForCausalLM(config)
     packing.prepare_for_packing(model)
-    batch = batch_of(drawn(200, limit, 3, prompt=100), limit)
+    batch = batch_of(random_groups(200, limit, 3, prompt=100), limit)
     ways = {
         "padded, as they come": in_order(batch, tokens),
         "padded, by length": list(batch.micro_batches(tokens)),
         "packed": list(batch.micro_batches(tokens, packing=True)),
     }
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+    best = dict.fromkeys(ways, float("inf"))
     for _ in range(3):
         for name, parts in ways.items():
             start = time.process_time()
             for part in parts:
                 hidden_states(model.base_model, part, "cpu").sum().backward()
-            taken[name].append(time.process_time() - start)
-    least = {name: min(of) for name, of in taken.items()}
-    computed = {name: sum(map(positions, parts)) for name, parts in ways.items()}
-    return [
-        [name, f"{computed[name]:,}", f"{least[name]:.1f}", f"{least[name] / least['padded, by length']:.2f}"]
-        for name in ways
-    ]
+            best[name] = min(best[name], time.process_time() - start)
+    rows = []
+    for name, parts in ways.items():
+        computed = sum(map(positions, parts))
+        rows.append([name, f"{computed:,}", f"{best[name]:.1f}", f"{best[name] / best['padded, by length']:.2f}"])
+    return rows
 
 
 def main() -> None:
@@ -130,7 +141,7 @@ def main() -> None:
     show(
         f"A rank's share of a step: {PROMPTS // RANKS} groups of {GROUP}, micro-batches of {MICRO:,} tokens",
         ["median response", "sequences", "micro-batches", "positions computed", "padding", "per token"],
-        [row for median in medians for row in shares(median)],
+        [row for median in medians for row in padding_rows(median)],
     )
     show(
         f"The busiest of {RANKS} ranks above the mean, {PROMPTS} groups in {UPDATES} mini-batches",
@@ -140,7 +151,7 @@ def main() -> None:
     show(
         "Forward and backward of 3 groups on a model of 5 M parameters, responses of up to 1,000 tokens, one thread",
         ["sequences", "positions computed", "CPU s", "of padded by length"],
-        seconds(),
+        pass_rows(),
     )
 
 

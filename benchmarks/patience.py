@@ -1,13 +1,13 @@
-"""Limits of time for a machine that may be used for something else, too."""
+"""Time limits for a machine that may be busy with other work."""
 
 from __future__ import annotations
 
 import os
 
-HANG = 900.0  # seconds after which something hangs: so long that no other work on the machine explains it
+HANG = 900.0  # seconds after which a process counts as hung; no other work on the machine delays it by that much
 
 
 def patient(seconds: float) -> float:
-    """Stretch a limit that holds on an idle machine by the number of processes that want each core."""
-    wanting = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return seconds * max(1.0, wanting)
+    """Return a limit for an idle machine, multiplied by the number of processes per core."""
+    processes_per_core = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return seconds * max(1.0, processes_per_core)

@@ -1,4 +1,4 @@
-"""The passes and the update of a step by model size and number of ranks: CPU seconds and peak memory of a rank.
+"""CPU seconds and peak memory of a rank for the passes and the update of a step, by model size and number of ranks.
 
 `python -m benchmarks.ranks 1 5` measures models of 1 and 5 M parameters.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch.multiprocessing import spawn
 
-from benchmarks.checkpoints import SHAPES, forget, make, measuring, peak
+from benchmarks.checkpoints import SHAPES, one_rank, peak_mib, reset_peak, write_random_model
 from benchmarks.common import show
 from harness.batch import Rollout, TokenBatch
 from harness.config import Hardware, Train
@@ -26,37 +26,39 @@ NEEDS: frozenset[str] = frozenset()
 
 
 def rollouts(vocabulary: int) -> list[list[Rollout]]:
-    """Returns the groups of this rank."""
-    draw = torch.Generator().manual_seed(0)
+    """Return the groups of this rank, a share of the groups of one process."""
+    generator = torch.Generator().manual_seed(0)
 
     def tokens(count: int) -> list[int]:
-        return torch.randint(vocabulary, (count,), generator=draw).tolist()
+        return torch.randint(vocabulary, (count,), generator=generator).tolist()
 
-    prompts = [tokens(PROMPT) for _ in range(GROUPS)]
-    every = [[Rollout(prompt, tokens(RESPONSE), [-1.0] * RESPONSE, True) for _ in range(SIZE)] for prompt in prompts]
-    return every[ranks.own_rank() :: ranks.count()]
+    groups = []
+    for _ in range(GROUPS):
+        prompt = tokens(PROMPT)
+        groups.append([Rollout(prompt, tokens(RESPONSE), [-1.0] * RESPONSE, True) for _ in range(SIZE)])
+    return groups[ranks.own_rank() :: ranks.count()]
 
 
 def measure(rank: int, count: int, folder: Path) -> None:
-    """Measures one rank."""
-    found: dict[str, float] = {}
-    with measuring(rank, count, found, folder / f"found-{count}.json"):
-        two_steps(found, folder / "model")
+    """Measure one rank."""
+    results: dict[str, float] = {}
+    with one_rank(rank, count, results, folder / f"results-{count}.json"):
+        second_step(results, folder / "model")
 
 
-def two_steps(found: dict[str, float], model: Path) -> None:
-    """Leaves what is found of the second."""
+def second_step(results: dict[str, float], model: Path) -> None:
+    """Measure the second of two steps: the first one allocates AdamW's moments."""
     policy = Policy(model, Train(), 1.0, "cpu", torch.float32, Hardware(micro_tokens=1024))
     groups = rollouts(policy.module.config.vocab_size)
     batch = TokenBatch.of(groups, [0.0, 1.0] * (len(groups) * SIZE // 2), RESPONSE, "cpu")
     for _ in range(2):
-        before, start = forget(), time.process_time()
+        before, start = reset_peak(), time.process_time()
         policy.stats(batch)
         for part in policy.micro_batches(batch):
             policy.backward(-policy.current(part, NEEDS).logp.sum() / batch.global_tokens())
         policy.apply(1e-6)
-        found |= {"seconds": time.process_time() - start, "peak": peak(), "more": peak() - before}
-    found["parameters"] = sum(x.numel() for x in policy.weights.values())
+        results |= {"seconds": time.process_time() - start, "peak": peak_mib(), "more": peak_mib() - before}
+    results["parameters"] = sum(x.numel() for x in policy.weights.values())
 
 
 def main(*sizes: int) -> None:
@@ -64,14 +66,21 @@ def main(*sizes: int) -> None:
     for millions in sizes or SHAPES:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            make(millions, folder / "model")
+            write_random_model(millions, folder / "model")
             for count in (1, 2, 3):
                 spawn(measure, args=(count, folder), nprocs=count)
-            found = [json.loads((folder / f"found-{count}.json").read_text()) for count in (1, 2, 3)]
-        for count, each in enumerate(found, 1):
-            share = each["seconds"] / found[0]["seconds"]
-            name, taken = f"{each['parameters'] / 1e6:.1f} M", f"{each['seconds']:.2f}"
-            rows.append([name, str(count), taken, f"{share:.2f}", f"{each['peak']:.0f}", f"{each['more']:.0f}"])
+            results = [json.loads((folder / f"results-{count}.json").read_text()) for count in (1, 2, 3)]
+        for count, result in enumerate(results, 1):
+            rows.append(
+                [
+                    f"{result['parameters'] / 1e6:.1f} M",
+                    str(count),
+                    f"{result['seconds']:.2f}",
+                    f"{result['seconds'] / results[0]['seconds']:.2f}",
+                    f"{result['peak']:.0f}",
+                    f"{result['more']:.0f}",
+                ]
+            )
     columns = ["parameters", "ranks", "CPU s of a rank", "of one process", "peak, MiB", "of it in the step"]
     show(f"A step of {GROUPS * SIZE} responses of {PROMPT} + {RESPONSE} tokens, gloo, one thread a rank", columns, rows)
 

@@ -1,8 +1,8 @@
 """Speed of the embedded rollout engine against decoding with transformers, in one run.
 
 All of them sample the same number of tokens (no end of sequence) from the same random Qwen2 model at temperature 1 and
-keep their log-probabilities. Repeats are interleaved, so that a busy moment of the machine hits all of them alike; the
-table shows each one's best repeat.
+keep their log-probabilities. Repeats are interleaved, so that other work on the machine slows all of them equally; the
+table shows the best repeat of each.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ NEVER = -1  # an end of sequence that is never sampled
 
 @dataclass(frozen=True)
 class Setting:
+    """A model and a batch to sample."""
+
     name: str
     hidden: int
     heads: int
@@ -36,6 +38,7 @@ class Setting:
     vocabulary: int = 30
 
     def model(self) -> Qwen2ForCausalLM:
+        """Return a random model of this size."""
         torch.manual_seed(0)
         config = Qwen2Config(
             vocab_size=self.vocabulary,
@@ -58,7 +61,7 @@ SETTINGS = (
 
 
 def decode_loop(model: Qwen2ForCausalLM, ids_BL: Tensor, new_tokens: int) -> tuple[Tensor, Tensor]:
-    """The plain loop over the model's own forward pass."""
+    """Sample with a plain loop over the model's own forward pass; return tokens and log p."""
     cache, tokens, logp = DynamicCache(config=model.config), [], []
     step_ids = ids_BL
     for _ in range(new_tokens):
@@ -71,7 +74,8 @@ def decode_loop(model: Qwen2ForCausalLM, ids_BL: Tensor, new_tokens: int) -> tup
 
 
 def transformers_generate(model: Qwen2ForCausalLM, ids_BL: Tensor, new_tokens: int) -> tuple[Tensor, Tensor]:
-    how = GenerationConfig(
+    """Sample with transformers' generate; return sequences and log p."""
+    settings = GenerationConfig(
         do_sample=True,
         top_k=0,
         max_new_tokens=new_tokens,
@@ -80,11 +84,12 @@ def transformers_generate(model: Qwen2ForCausalLM, ids_BL: Tensor, new_tokens: i
         output_scores=True,
         pad_token_id=0,
     )
-    out = model.generate(ids_BL, attention_mask=torch.ones_like(ids_BL), generation_config=how)
+    out = model.generate(ids_BL, attention_mask=torch.ones_like(ids_BL), generation_config=settings)
     return out.sequences, model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
 
 
 def compare(setting: Setting, repeats: int) -> None:
+    """Print the speeds of the engine and its alternatives in one setting."""
     model = setting.model()
     prompts = torch.randint(model.config.vocab_size, (setting.prompts, setting.prompt_tokens))
     ids_BL = prompts.repeat_interleave(setting.group, 0)
@@ -102,15 +107,14 @@ def compare(setting: Setting, repeats: int) -> None:
         LOOP: lambda: decode_loop(model, ids_BL, setting.new_tokens),
         "transformers generate": lambda: transformers_generate(model, ids_BL, setting.new_tokens),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    best = dict.fromkeys(contenders, float("inf"))
     with torch.inference_mode():
         for repeat in range(repeats + 1):
             for name, run in contenders.items():
                 start = time.perf_counter()
                 run()
-                if repeat:  # the first is for warming up
-                    seconds[name].append(time.perf_counter() - start)
-    best = {name: min(times) for name, times in seconds.items()}
+                if repeat:  # the first one warms up
+                    best[name] = min(best[name], time.perf_counter() - start)
     tokens = len(ids_BL) * setting.new_tokens
     show(
         f"Rollout, {setting.name}; {torch.get_num_threads()} threads, best of {repeats}",

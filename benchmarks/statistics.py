@@ -1,7 +1,7 @@
-"""How often intervals hold the truth and tests err in simulation: the tables of docs/evidence/statistics.md.
+"""Simulated coverage of intervals and error rates of tests: the tables of docs/evidence/statistics.md.
 
-An answer is right with the chance expit(z), where z is a sum of normal effects: of the problem, the seed, the method on
-the problem, and the seed on the problem. `python -m benchmarks.statistics EXPERIMENTS` takes some minutes for 2000.
+An answer is right with probability expit(z), where z is a sum of normal effects: of the problem, the seed, the method
+on the problem, and the seed on the problem. `python -m benchmarks.statistics EXPERIMENTS` takes some minutes for 2000.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from harness.statistics import (
 
 SAMPLES = 16
 LEVEL = 0.05
-AT_ONCE = 2_000_000  # answers that are drawn together, so that memory stays below 200 MB
+AT_ONCE = 2_000_000  # answers drawn at a time, which keeps memory below 200 MB
 SEEDS, PROBLEMS, METHODS = (2, 3, 5), (30, 200), (6, 50)
 Random = np.random.Generator
 
 
 @dataclass(frozen=True)
 class Effects:
-    """The deviations of the effects that make up an answer's logit."""
+    """The standard deviations of the effects in an answer's logit."""
 
     level: float = 0.0
     problem: float = 1.5
@@ -52,19 +52,19 @@ class Effects:
     both: float = 0.0  # of a seed on a problem
 
     def truth(self, shift: float = 0.0) -> float:
-        """Return the chance of a right answer, over all that is random."""
+        """Return the expected share of right answers, over all random effects."""
         return expectation(expit, self.level + shift, self.deviation)
 
     @property
     def deviation(self) -> float:
-        """The deviation of the whole logit."""
+        """The standard deviation of the whole logit."""
         return float(np.linalg.norm([self.problem, self.seed, self.method, self.both]))
 
 
-def expectation(of: Callable[[Floats], Floats], mean: float, deviation: float) -> float:
+def expectation(function: Callable[[Floats], Floats], mean: float, deviation: float) -> float:
     """Return the expectation of a function of a normal variable."""
     node_N, weight_N = np.polynomial.hermite_e.hermegauss(180)
-    return float(np.dot(of(mean + deviation * node_N), weight_N) / weight_N.sum())
+    return float(np.dot(function(mean + deviation * node_N), weight_N) / weight_N.sum())
 
 
 def draw(random: Random, effects: Effects, shape: tuple[int, int, int], shift_M: Floats, scale_M: Floats) -> Floats:
@@ -122,20 +122,20 @@ def cochran_cox(squares: MeanSquares, level: float) -> tuple[Floats, Floats]:
 
 
 def dropping(squares: MeanSquares, level: float) -> tuple[Floats, Floats]:
-    """Return the same where a seed effect of less than 0 leaves with its degrees of freedom."""
+    """Return the weighted t quantiles with effects of less than 0 dropped, together with their degrees of freedom."""
     cells = squares.seeds * squares.problems
     seeds_count = squares.of_seeds > squares.of_residuals
     problems_count = squares.of_problems > squares.of_residuals
     residuals = squares.of_residuals * (1.0 - seeds_count - problems_count)
     variances = [squares.of_seeds * seeds_count, squares.of_problems * problems_count, residuals]
-    return weighted([each / cells for each in variances], squares, level)
+    return weighted([variance / cells for variance in variances], squares, level)
 
 
 def weighted(variances: Sequence[Floats], squares: MeanSquares, level: float) -> tuple[Floats, Floats]:
     """Return the deviation, and the mean of the parts' t quantiles weighted by the parts."""
     freedoms = [squares.seeds - 1, squares.problems - 1, (squares.seeds - 1) * (squares.problems - 1)]
     total = np.sum(variances, axis=0)
-    products = [stdtrit(df, 1 - level / 2) * each for df, each in zip(freedoms, variances, strict=False)]
+    products = [stdtrit(df, 1 - level / 2) * part for df, part in zip(freedoms, variances, strict=False)]
     return np.sqrt(total), np.sum(products, axis=0) / positive(total)
 
 
@@ -148,13 +148,13 @@ def satterthwaite(squares: MeanSquares, level: float) -> tuple[Floats, Floats]:
 
 
 def problems_alone(squares: MeanSquares, level: float) -> tuple[Floats, Floats]:
-    """Return Student's interval over problems, which takes the seeds as given."""
+    """Return Student's interval over problems, for fixed seeds."""
     variance = squares.of_problems / (squares.seeds * squares.problems)
     return np.sqrt(variance), np.full(variance.shape, stdtrit(squares.problems - 1, 1 - level / 2))
 
 
 def positive(x: Floats) -> Floats:
-    """Return the values with 0 as the least positive number, to divide by."""
+    """Return the values with zeros replaced by the least positive number, for use as divisors."""
     return np.maximum(x, np.finfo(float).tiny)
 
 
@@ -179,7 +179,7 @@ class Place:
     problems: int
     effect: float  # the deviation of the seeds' logits
     methods: int
-    equal: bool  # whether the seeds of all methods spread alike; else from not at all to twice as wide
+    equal: bool  # all methods have the same seed effect; otherwise theirs range from none to twice as large
 
     @property
     def scale_M(self) -> Floats:
@@ -188,7 +188,7 @@ class Place:
 
 
 def grid() -> Iterator[Place]:
-    """Return all places. Without seed effects there are no unequal ones."""
+    """Yield all places; without seed effects, only those with equal methods."""
     for numbers in itertools.product(SEEDS, PROBLEMS, (0.0, 0.3, 0.7), METHODS, (True, False)):
         place = Place(*numbers)
         if place.effect or place.equal:
@@ -215,13 +215,17 @@ def errors(place: Place, experiments: int, rules: Sequence[Rule], seed: int = 0)
         shape = (here.stop - first, place.seeds, place.problems)
         scores = draw(random, Effects(seed=place.effect), shape, np.zeros(place.methods + 1), place.scale_M)
         squares = mean_squares(scores[:, 1:] - scores[:, :1])
-        off = np.abs(squares.mean)
+        distance = np.abs(squares.mean)  # from the true difference, 0
         for rule, test in zip(rules, tests, strict=True):
             deviation, quantile = rule(squares, LEVEL)
-            # Holm's least p-value is below the level where the least of all is below that part of it.
-            strict = rule(squares, LEVEL / place.methods)[1]
-            test[:, here] = off <= quantile * deviation, off > strict * deviation, quantile * deviation
-    return [Errors(float(t[1].any(axis=1).mean()), float(t[0].mean()), float(np.median(t[2]))) for t in tests]
+            # Holm rejects any hypothesis if and only if the least p-value is below level / number of methods.
+            _, strict_quantile = rule(squares, LEVEL / place.methods)
+            half = quantile * deviation
+            test[:, here] = distance <= half, distance > strict_quantile * deviation, half
+    results = []
+    for covered, rejected, half in tests:
+        results.append(Errors(float(rejected.any(axis=1).mean()), float(covered.mean()), float(np.median(half))))
+    return results
 
 
 def grid_tables(experiments: int) -> None:
@@ -231,8 +235,9 @@ def grid_tables(experiments: int) -> None:
     for i, name in enumerate(RULES):
         of_rule = {place: result[i] for place, result in results.items()}
         widths = [of_rule[Place(3, 30, effect, 6, True)].half for effect in (0.0, 0.3, 0.7)]
-        winners = span([each.any_winner for each in of_rule.values()])
-        lines.append([name, winners, span([each.covered for each in of_rule.values()]), *(f"{w:.3f}" for w in widths)])
+        winners = span([result.any_winner for result in of_rule.values()])
+        covered = span([result.covered for result in of_rule.values()])
+        lines.append([name, winners, covered, *(f"{width:.3f}" for width in widths)])
     show(
         f"Rules, over the whole grid ({len(results)} places, {experiments} experiments each)",
         ["rule", "any false winner, %", "coverage, %", *(f"half width, seed effect {e}" for e in (0, 0.3, 0.7))],
@@ -240,11 +245,14 @@ def grid_tables(experiments: int) -> None:
     )
     lines = []
     for seeds, problems in itertools.product(SEEDS, PROBLEMS):
-        here = {p: result[0] for p, result in results.items() if (p.seeds, p.problems) == (seeds, problems)}
-        false = [span([r.any_winner for p, r in here.items() if p.methods == methods]) for methods in METHODS]
-        covered = span([each.covered for each in here.values()])
-        widths = [here[Place(seeds, problems, effect, 6, True)].half for effect in (0.0, 0.3, 0.7)]
-        lines.append([f"{seeds} x {problems}", *false, covered, *(f"{w:.3f}" for w in widths)])
+        of_size = {p: result[0] for p, result in results.items() if (p.seeds, p.problems) == (seeds, problems)}
+        winners_by_methods = []
+        for methods in METHODS:
+            shares = [result.any_winner for place, result in of_size.items() if place.methods == methods]
+            winners_by_methods.append(span(shares))
+        covered = span([result.covered for result in of_size.values()])
+        widths = [of_size[Place(seeds, problems, effect, 6, True)].half for effect in (0.0, 0.3, 0.7)]
+        lines.append([f"{seeds} x {problems}", *winners_by_methods, covered, *(f"{width:.3f}" for width in widths)])
     show(
         "The chosen rule, by size",
         [
@@ -279,12 +287,12 @@ def held(rule: Rule, x_SJ: Floats, truth: float) -> float:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often intervals hold the truth in one setting."""
+    """The shares of intervals that hold the truth in one setting."""
 
     mean: float
     difference: float
     improvement: float
-    alone: float  # of the difference, by the rule that takes the seeds as given
+    alone: float  # of the difference, by the rule for fixed seeds
 
 
 def coverage(seeds: int, problems: int, effects: Effects, experiments: int) -> Coverage:
@@ -312,7 +320,8 @@ def coverage_table(experiments: int) -> None:
     lines = []
     for seeds, problems in itertools.product(SEEDS, PROBLEMS):
         results = [coverage(seeds, problems, effects, experiments) for effects in SETTINGS.values()]
-        ranges = [span(each) for each in zip(*map(dataclasses.astuple, results), strict=True)]
+        columns = zip(*map(dataclasses.astuple, results), strict=True)
+        ranges = [span(shares) for shares in columns]
         lines.append([f"{seeds} x {problems}", *ranges])
     header = ["seeds x problems", "mean", "difference", "P(better)", "difference, problems alone"]
     show(f"Coverage in {len(SETTINGS)} settings, % ({experiments} experiments each)", header, lines)
@@ -327,7 +336,7 @@ APART = -0.7  # logits between both methods
 
 @dataclass(frozen=True)
 class Near:
-    """How often intervals of Pass@8 hold the truth."""
+    """The shares of intervals of Pass@8 that hold the truth."""
 
     truth: float
     means: float  # of the t intervals alone
@@ -352,11 +361,11 @@ def near(beta: tuple[float, float], seeds: int, problems: int, effect: float, ex
     mean, half = intervals(scores[0])
     pairs_of = zip(mean.tolist(), half.tolist(), strict=True)
     bounded = [near_bound(Estimate(m, m - h, m + h), problems) for m, h in pairs_of]
-    limits = np.array([(each.low, each.high) for each in bounded])
+    limits = np.array([(estimate.low, estimate.high) for estimate in bounded])
     mean_d, half_d = intervals(scores[1] - scores[0])
     held_d = np.abs(mean_d - (truths[1] - truths[0])) <= half_d
-    both = [np.array([is_near_bound(m, problems) for m in x.mean(axis=(1, 2))]) for x in scores]
-    marked = both[0] & both[1]
+    near_0, near_1 = (np.array([is_near_bound(m, problems) for m in x.mean(axis=(1, 2))]) for x in scores)
+    marked = near_0 & near_1  # a difference has the mark if both means are near a bound
     return Near(
         truth=truths[0],
         means=float((np.abs(mean - truths[0]) <= half).mean()),
@@ -397,12 +406,12 @@ def near_table(experiments: int) -> None:
             [
                 f"{results[0].truth:.3f}",
                 str(problems),
-                span([each.means for each in results]),
-                span([each.bounded for each in results]),
-                span([each.differences for each in results]),
-                span([each.marked for each in results]),
-                span([each.unmarked for each in results]),
-                f"{100 * max(each.wrong for each in results):.1f}",
+                span([result.means for result in results]),
+                span([result.bounded for result in results]),
+                span([result.differences for result in results]),
+                span([result.marked for result in results]),
+                span([result.unmarked for result in results]),
+                f"{100 * max(result.wrong for result in results):.1f}",
             ]
         )
     show(
@@ -425,15 +434,16 @@ def near_table(experiments: int) -> None:
 
 
 def detected(seeds: int, problems: int, effect: float, experiments: int) -> tuple[float, float]:
-    """Return how often a true difference as large as `detectable` is seen: at its mean, and at each of its values."""
+    """Return the power at true differences as large as `detectable`: at its mean, and at each of its values."""
     random = np.random.default_rng([3, seeds, problems, round(10 * effect)])
     effects, shape = Effects(seed=effect), (experiments, seeds, problems)
     ours, theirs = pairs(random, effects, shape)
     shifts = detectable_values(ours - theirs)
     ours, theirs = pairs(random, effects, shape)
     mean, half = intervals(ours - theirs)
-    shares = [np.abs(mean + shift) > half for shift in (shifts.mean(), shifts)]
-    return float(shares[0].mean()), float(shares[1].mean())
+    at_mean = np.abs(mean + shifts.mean()) > half
+    at_each = np.abs(mean + shifts) > half
+    return float(at_mean.mean()), float(at_each.mean())
 
 
 def detectable_values(x_SJ: Floats) -> Floats:
@@ -449,30 +459,34 @@ def power_table(experiments: int) -> None:
     lines = []
     for seeds, problems in itertools.product((*SEEDS, 10), PROBLEMS):
         results = [detected(seeds, problems, effect, experiments) for effect in (0.0, 0.3, 0.7)]
-        lines.append([f"{seeds} x {problems}", *(span(each) for each in zip(*results, strict=True))])
+        at_mean, at_each = zip(*results, strict=True)
+        lines.append([f"{seeds} x {problems}", span(at_mean), span(at_each)])
     header = ["seeds x problems", "at the mean of its values", "at each value"]
     show(f"Power at `detectable`, where 80 % is promised, % ({experiments} experiments each)", header, lines)
 
 
-# The interquartile mean, and entropies at the last step: skewed over seeds, with one that explodes now and then
+# The interquartile mean, and entropies at the last step, which are skewed over seeds and sometimes explode
 
 
 def iqm_table(experiments: int) -> None:
     """Print the coverage of the interquartile mean, lowest to highest of 1 and 6 tasks."""
-    lines = [[str(seeds), span([iqm_coverage(seeds, tasks, experiments) for tasks in (1, 6)])] for seeds in SEEDS]
+    lines = []
+    for seeds in SEEDS:
+        shares = [iqm_coverage(seeds, tasks, experiments) for tasks in (1, 6)]
+        lines.append([str(seeds), span(shares)])
     show(f"Coverage of the interquartile mean of 1 and 6 tasks, % ({experiments} experiments)", ["seeds", "IQM"], lines)
 
 
 def iqm_coverage(seeds: int, tasks: int, experiments: int) -> float:
-    """Return how often the interval of the interquartile mean holds it."""
+    """Return the coverage of the interval of the interquartile mean."""
     random = np.random.default_rng(0)
     runs = random.normal(0, 0.05, (experiments, seeds, 1)) + random.normal(0, 0.03, (experiments, seeds, tasks))
     return share_held([iqm_interval(x_ST) for x_ST in runs], 0.0)
 
 
 def share_held(estimates: Sequence[Estimate], truth: float) -> float:
-    """Return the share of intervals that hold the truth; all have one."""
-    limits = np.array([(each.low, each.high) for each in estimates], dtype=float)
+    """Return the share of intervals that hold the truth; every estimate must have an interval."""
+    limits = np.array([(estimate.low, estimate.high) for estimate in estimates], dtype=float)
     return float(((limits[:, 0] <= truth) & (truth <= limits[:, 1])).mean())
 
 
@@ -485,7 +499,7 @@ def log_normal(deviation: float) -> Sample:
 
 
 def exploding(share: float) -> Sample:
-    """Return a way to draw entropies near 0.3, of which this share is near 3 instead."""
+    """Return a way to draw entropies near 0.3, with a share that is near 3 instead."""
 
     def sample(random: Random, shape: tuple[int, ...]) -> Floats:
         explodes = random.random(shape) < share
@@ -523,11 +537,11 @@ def skewed_coverage(
     interval: Interval = geometric_interval,
     center: Callable[[Floats], float] = geometric_mean,
 ) -> tuple[float, float]:
-    """Return how often the interval holds what it estimates, and how often it reaches below 0."""
+    """Return the share of intervals that hold the truth, and the share that reach below 0."""
     random = np.random.default_rng(0)
     truth = center(sample(random, (1_000_000,)))
     estimates = [interval(x_S) for x_S in sample(random, (experiments, seeds))]
-    negative = np.mean([each.low is not None and each.low < 0 for each in estimates])
+    negative = np.mean([estimate.low is not None and estimate.low < 0 for estimate in estimates])
     return share_held(estimates, truth), float(negative)
 
 
@@ -547,8 +561,8 @@ def skewed_table(experiments: int) -> None:
 
 
 def span(shares: Sequence[float]) -> str:
-    """Return the lowest and the highest share in percent; shares that do not exist are left out."""
-    known = [100 * each for each in shares if each == each]
+    """Return the lowest and the highest share in percent, without NaN."""
+    known = [100 * share for share in shares if share == share]
     return f"{min(known):.1f} to {max(known):.1f}" if known else "-"
 
 

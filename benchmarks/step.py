@@ -13,14 +13,14 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
-from benchmarks.common import show, trainer
+from benchmarks.common import demo_trainer, show
 from harness.rollout import models
 from harness.tokens.metrics import Stopwatch
 from tasks import Verdict
 
 
 class Clock(TrainerCallback):
-    """The seconds of each rollout batch: from one pair of updates to the next."""
+    """A clock of rollout batches: the time at the end of each batch's last update."""
 
     def __init__(self, updates: int) -> None:
         self.updates, self.marks = updates, []
@@ -30,36 +30,39 @@ class Clock(TrainerCallback):
             self.marks.append(time.perf_counter())
 
 
-def ours(steps: int, folder: Path) -> list[float]:
-    built, seconds = trainer("grpo", folder), []
+def our_seconds(steps: int, folder: Path) -> list[float]:
+    """Return the seconds of each step of entrobench's trainer after the first."""
+    trainer, seconds = demo_trainer("grpo", folder), []
     for step in range(1, steps + 1):
         start = time.perf_counter()
-        built.train_step(step, Stopwatch())
+        trainer.train_step(step, Stopwatch())
         seconds.append(time.perf_counter() - start)
     return seconds[1:]
 
 
-def theirs(steps: int, folder: Path) -> list[float]:
+def peer_seconds(steps: int, folder: Path) -> list[float]:
+    """Return the seconds of each step of trl's trainer after the first."""
     from trl import GRPOConfig, GRPOTrainer
 
-    built = trainer("grpo", folder)
-    train, size = built.config.train, built.config.train.prompts * built.config.train.group
+    trainer = demo_trainer("grpo", folder)
+    train = trainer.config.train
+    responses = train.prompts * train.group
     tokenizer = AutoTokenizer.from_pretrained(models.resolve("countdown-tiny").folder())
-    problems = {problem.prompt: problem for problem in built.problems}
+    problems = {problem.prompt: problem for problem in trainer.problems}
 
     def reward(prompts: list[str], completions: list[str], **_: object) -> list[float]:
-        asked = [problems[prompt] for prompt in prompts]
-        verdicts = built.task.verdicts(list(zip(asked, completions, strict=True)), built.verifier)
+        pairs = [(problems[prompt], completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        verdicts = trainer.task.verdicts(pairs, trainer.verifier)
         return [float(verdict == Verdict.RIGHT) for verdict in verdicts]
 
     arguments = GRPOConfig(
         output_dir=str(folder / "trl"),
         use_cpu=True,
         bf16=False,
-        per_device_train_batch_size=size // train.updates,
+        per_device_train_batch_size=responses // train.updates,
         steps_per_generation=train.updates,
         num_generations=train.group,
-        max_completion_length=built.config.rollout.max_new_tokens,
+        max_completion_length=trainer.config.rollout.max_new_tokens,
         learning_rate=train.lr,
         beta=0.0,
         temperature=1.0,
@@ -72,7 +75,7 @@ def theirs(steps: int, folder: Path) -> list[float]:
     )
     clock = Clock(train.updates)
     peer = GRPOTrainer(
-        model=built.policy.module,
+        model=trainer.policy.module,
         reward_funcs=reward,
         args=arguments,
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in problems]),
@@ -88,12 +91,15 @@ def main(steps: int = 6) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        mine, peers = [], []
+        ours, theirs = [], []
         for _ in range(2):  # interleaved, since machines are noisy
-            mine += ours(steps, Path(folder))
-            peers += theirs(steps, Path(folder))
-    own, peer = statistics.median(mine), statistics.median(peers)
-    rows = [["entrobench", f"{own:.2f}", "1.0"], ["trl GRPOTrainer", f"{peer:.2f}", f"{peer / own:.1f}"]]
+            ours += our_seconds(steps, Path(folder))
+            theirs += peer_seconds(steps, Path(folder))
+    our_median, their_median = statistics.median(ours), statistics.median(theirs)
+    rows = [
+        ["entrobench", f"{our_median:.2f}", "1.0"],
+        ["trl GRPOTrainer", f"{their_median:.2f}", f"{their_median / our_median:.1f}"],
+    ]
     show("One training step of the demo, one thread, median", ["trainer", "s", "times ours"], rows)
 
 

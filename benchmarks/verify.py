@@ -1,8 +1,8 @@
 """Speed of verification against plain math-verify in one process, on the same answers, in one run.
 
-Integers are judged in the calling process, other answers in two workers; every answer is a new one. Of the mix, 90 %
-are integers and 1 % would hang, crash or confuse a naive verifier; all of its verdicts must come back, and right. Plain
-math-verify has timeouts of its own, just as long; it is asked fewer answers, and no hostile ones.
+Integers are judged in the calling process, other answers in two workers; no answer comes twice. Of the mix, 90 % are
+integers and 1 % would hang, crash or confuse a naive verifier; all of its verdicts must come back and be right. Plain
+math-verify has its own timeouts of the same length; it gets fewer answers, and no hostile ones.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tests.helpers.golden import hostile
 
 LIMIT_S = 5
 FEW = 500
-Case = tuple[str, str, Verdict]  # gold answer, what stands in the box, verdict
+Case = tuple[str, str, Verdict]  # gold answer, content of the box, verdict
 
-SYMBOLIC: list[Callable[[int], tuple[str, str]]] = [  # answers that are right, written in another way
+SYMBOLIC: list[Callable[[int], tuple[str, str]]] = [  # right answers in a different notation
     lambda n: (rf"\frac{{{n}}}{{{n + 1}}}", rf"\frac{{{2 * n}}}{{{2 * n + 2}}}"),
     lambda n: (rf"{n}\sqrt{{2}}", rf"\sqrt{{{2 * n * n}}}"),
     lambda n: (rf"{n}\pi", rf"\pi \cdot {n}"),
@@ -38,45 +38,48 @@ SYMBOLIC: list[Callable[[int], tuple[str, str]]] = [  # answers that are right, 
 
 
 def integers(number: int) -> list[Case]:
+    """Return integers in several forms, half of them right."""
     forms = ("{}", "0{}", r"{}^\circ", r"{}\text{{ cm}}", "{}.")
     right = [(str(n), forms[n % 5].format(n), Verdict.RIGHT) for n in range(number // 2)]
-    return right + [(str(n), str(n + 1), Verdict.WRONG) for n in range(number - len(right))]
+    wrong = [(str(n), str(n + 1), Verdict.WRONG) for n in range(number - len(right))]
+    return right + wrong
 
 
 def symbolic(number: int) -> list[Case]:
-    """Every other one is right; the wrong ones answer the next question."""
+    """Return symbolic answers, every other one right; the wrong ones answer the next question."""
     cases = []
     for i in range(number):
         form, n = SYMBOLIC[i % len(SYMBOLIC)], i // len(SYMBOLIC) + 6
-        gold = form(n)[0]
-        cases.append((gold, form(n)[1], Verdict.RIGHT) if n % 2 else (gold, form(n + 1)[1], Verdict.WRONG))
+        gold, right_answer = form(n)
+        _, wrong_answer = form(n + 1)
+        cases.append((gold, right_answer, Verdict.RIGHT) if n % 2 else (gold, wrong_answer, Verdict.WRONG))
     return cases
 
 
 def mix(number: int) -> list[Case]:
-    bad = [("5", answer, verdict) for n in range(number // 100) for answer, verdict in hostile(n)][: number // 100]
-    cases = bad + symbolic(number * 9 // 100)
+    """Return a shuffled mix of integers, symbolic and hostile answers."""
+    cases: list[Case] = []
+    for n in range(number // 100):
+        cases += [("5", answer, verdict) for answer, verdict in hostile(n)]
+    cases = cases[: number // 100] + symbolic(number * 9 // 100)
     cases += integers(number - len(cases))
     random.Random(0).shuffle(cases)
     return cases
 
 
 def row(name: str, cases: Sequence[Case], judge: Callable[[str, str], object]) -> list[str]:
-    """Asked one by one, so that each has a time of its own."""
-    taken = []
+    """Return the speed and the quantiles of the seconds of answers that are judged one by one."""
+    seconds = []
     for gold, answer, _ in cases:
         start = time.perf_counter()
         judge(gold, rf"So it is $\boxed{{{answer}}}$.")
-        taken.append(time.perf_counter() - start)
-    taken.sort()
-    return [
-        name,
-        f"{len(cases) / sum(taken):,.0f}",
-        *(f"{1e3 * taken[int(q * (len(cases) - 1))]:.1f}" for q in (0.5, 0.99, 1)),
-    ]
+        seconds.append(time.perf_counter() - start)
+    seconds.sort()
+    quantiles = [seconds[int(q * (len(cases) - 1))] for q in (0.5, 0.99, 1)]
+    return [name, f"{len(cases) / sum(seconds):,.0f}", *(f"{1e3 * quantile:.1f}" for quantile in quantiles)]
 
 
-def plain(gold: str, output: str) -> bool:
+def plain_math_verify(gold: str, output: str) -> bool:
     timeouts = {"parsing_timeout": LIMIT_S}
     return math_verify.verify(
         math_verify.parse(rf"\boxed{{{gold}}}", **timeouts),
@@ -86,12 +89,12 @@ def plain(gold: str, output: str) -> bool:
 
 
 def at_once(verifier: VerifierPool, cases: Sequence[Case]) -> tuple[float, int]:
-    """Answers a second of a whole batch, and how many verdicts are not what they should be."""
+    """Judge a whole batch; return the answers per second and the number of unexpected verdicts."""
     pairs = [(gold, rf"So it is $\boxed{{{answer}}}$.") for gold, answer, _ in cases]
     start = time.perf_counter()
-    found = verifier.verdicts(pairs)
+    verdicts = verifier.verdicts(pairs)
     rate = len(cases) / (time.perf_counter() - start)
-    return rate, sum(verdict is not expected for verdict, (*_, expected) in zip(found, cases, strict=True))
+    return rate, sum(verdict is not expected for verdict, (*_, expected) in zip(verdicts, cases, strict=True))
 
 
 def main(number: int = 10_000) -> None:
@@ -112,7 +115,7 @@ def main(number: int = 10_000) -> None:
             few = cases[:: max(1, len(cases) // FEW)]
             alone.append(row(f"{name}, here", few, lambda gold, output: verifier.verdicts([(gold, output)])))
             if "hostile" not in name:
-                alone.append(row(f"{name}, plain math-verify", few, plain))
+                alone.append(row(f"{name}, plain math-verify", few, plain_math_verify))
         lost = sum(worker.process is not before for worker, before in zip(verifier.workers, workers, strict=True))
     show(
         f"Verification in batches, two workers that start in {start_s:.1f} s; {lost} of them lost",

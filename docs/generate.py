@@ -1,6 +1,6 @@
-"""Writes the reference pages of docs/ from the code: `make docs`, or `python -m docs.generate`.
+"""Generator of the reference pages of docs/ from the code: `make docs`, or `python -m docs.generate`.
 
-With `--check` it writes nothing and names the pages that the code has outgrown, as `tests/test_references.py` does.
+With `--check` it writes nothing and names the outdated pages, as `tests/test_references.py` does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CODE = re.compile(r"(`[^`]*`)")
 LABEL = re.compile(r"(Defaults|Differs|Logs): ")
 DEFAULT = re.compile(r"(.*) \(default: (.*)\)")  # the help of an argument
 LISTS = {int: "whole numbers", float: "numbers", str: "strings"}
-# In place of a name for the value of an argument: its type, or how often it may be given.
+# Used in place of a name for the value of an argument: its type, or how often it may be given.
 VALUES: dict[Any, str] = {int: "a whole number", float: "a number"}
 COUNTS: dict[Any, str] = {"*": "any number", "+": "one or more", "?": "optional"}
 
@@ -141,7 +141,7 @@ def allowed_values(declared: dataclasses.Field[Any], hint: Any) -> str:
 
 
 def without_none(hint: Any) -> Any:
-    """Return the type of a field where it is set."""
+    """Return the type of a field without None."""
     if type(None) not in get_args(hint):
         return hint
     (kind,) = set(get_args(hint)) - {type(None)}
@@ -239,7 +239,7 @@ def sentence(text: str) -> str:
 
 
 def command_rows(parser: argparse.ArgumentParser) -> list[list[str]]:
-    """Return the arguments of a command; of one that has commands inside it, those with their arguments."""
+    """Return the arguments of a command; for one with commands inside it, the arguments of each."""
     inner = subparsers(parser)
     if not inner:
         return argument_rows(parser)
@@ -307,7 +307,7 @@ Parts of a key in braces differ from run to run:"""
 
 def metrics_page() -> str:
     placeholders = [[code(f"{{{name}}}"), prose(meaning)] for name, meaning in logged.PLACEHOLDERS.items()]
-    parts = [METRICS, table(["part", "stands for"], placeholders)]
+    parts = [METRICS, table(["part", "meaning"], placeholders)]
     for each in logged.SECTIONS:
         rows = []
         for metric in each.metrics:
@@ -319,12 +319,12 @@ def metrics_page() -> str:
 
 # docs/methods.md and docs/methods/
 
-# The bases whose options every objective, every clipped one, those with GRPO's advantage and every control share.
+# Bases with options that several methods share.
 SHARED: dict[type[Component], str] = {
-    Objective: "Of every objective",
-    ClippedObjective: "Of every objective with a clipped ratio",
-    GroupObjective: "Of every objective with GRPO's advantage",
-    Control: "Of every control",
+    Objective: "Options of every objective",
+    ClippedObjective: "Options of every objective with a clipped ratio",
+    GroupObjective: "Options of every objective with GRPO's advantage",
+    Control: "Options of every control",
 }
 SYMBOLS = "Symbols, and how methods are combined: [methods.md](../methods.md)."
 KINDS_OF_METHODS = {"objective": "objectives", "control": "controls", "composition": "compositions"}
@@ -385,10 +385,10 @@ def method_section(entry: type[Component] | Composition) -> Iterator[str]:
 
 
 def facts(entry: type[Component] | Composition) -> Iterator[str]:
-    """Yield where a method comes from, where its code is, and what it needs."""
+    """Yield the source of a method, the place of its code, and its needs."""
     yield f"Source: {prose(entry.source)}."
     if isinstance(entry, Composition):
-        yield f"Stands for {code(entry.spec)}."
+        yield f"Short for {code(entry.spec)}."
         return
     file = f"{entry.__module__.replace('.', '/')}.py"
     yield f"Code: [{file}](../../{file})."
@@ -406,7 +406,7 @@ def facts(entry: type[Component] | Composition) -> Iterator[str]:
 
 
 def options_of(entry: type[Component]) -> Iterator[str]:
-    """Yield the options that a method declares itself or gives another default, then the names of the shared ones."""
+    """Yield the options that a method declares or redeclares, then the names of the shared ones."""
     declared_in: dict[str, type] = {}
     for base in reversed(entry.__mro__):
         declared_in |= dict.fromkeys(own_fields(base), base)
@@ -449,7 +449,7 @@ def options_table(cls: type, names: Sequence[str], meanings: Mapping[str, str]) 
 
 
 def generated_pages() -> dict[Path, str]:
-    """Return the text of each page as the code gives it; of a hand-written page, with its generated part replaced."""
+    """Return the text of each page; for a hand-written page, with its generated part replaced."""
     pages = {
         DOCS / "configuration.md": configuration_page(),
         DOCS / "commands.md": commands_page(),
@@ -471,7 +471,7 @@ def with_part(text: str, part: str) -> str:
 
 
 def outdated_pages() -> list[Path]:
-    """Return the pages that differ from what the code gives, and those of docs/methods/ that it does not give."""
+    """Return the pages that differ from the code, and pages in docs/methods/ that the code does not generate."""
     pages = generated_pages()
     differ = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
     surplus = [path for path in sorted((DOCS / "methods").glob("*")) if path not in pages]

@@ -1,19 +1,22 @@
-"""The door for people: run a matrix and read its numbers from Python, and write methods and tasks.
+"""The public Python interface: run a matrix, read its numbers, and write methods and tasks.
 
     import entrobench
 
     matrix = entrobench.load("smoke", "train.steps=10")
-    matrix.plan()                # prints what it would cost
-    table = matrix.run()         # runs what is missing, returns the leaderboard as a pandas DataFrame
+    matrix.plan()                # prints the cost; runs nothing
+    table = matrix.run()         # runs the missing cells, returns the leaderboard as a pandas DataFrame
     print(matrix.report())       # the path of the HTML page
 
 `plan`, `run`, `leaderboard` and `report` do the same in one line: `entrobench.run("smoke", "train.steps=10")`.
-A method is a subclass of `Objective`, `ClippedObjective` or `Control`, whose verbs see a `View`, or a `Composition` of
-others; a task has the attributes of `Task`, gives `Problem`s, judges with `Verdict`s and reads `Answer`s, for which
-`boxed_answer` reads the last box; `number`, `numbers` and `choice` declare what their options allow. A mistake in what
-you ask for is a `UserError`, and cells that do not end well are `CellsFailed`.
+`Method` is any method of the registry as a function of tensors, for a training loop of your own.
+`Packs` reads matrices that others sent as files.
 
-What is named here is loaded when it is first used, so that importing this package costs nothing.
+A method is a subclass of `Objective`, `ClippedObjective` or `Control`, whose verbs get a `View`, or a `Composition` of
+other methods. A task has the attributes of `Task`: it returns `Problem`s, judges responses with `Verdict`s and reads
+their `Answer`s; `boxed_answer` reads the last box. `number`, `numbers` and `choice` declare the allowed values of
+options. A user's mistake raises `UserError`; if cells are not done at the end of a run, `CellsFailed` is raised.
+
+Each name is loaded when it is first used, so importing this package takes no time.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from entrobench.matrix import CellsFailed, Matrix, leaderboard, load, plan, report, run
+    from entrobench.packs import Packs
+    from entrobench.portable import Method
     from harness.base.errors import UserError
     from harness.base.schema import choice, number, numbers
     from harness.base.task import Answer, Problem, Task, Verdict, Verifier, check_split
@@ -38,7 +43,9 @@ __all__ = [
     "Composition",
     "Control",
     "Matrix",
+    "Method",
     "Objective",
+    "Packs",
     "Problem",
     "Task",
     "UserError",
@@ -63,6 +70,8 @@ WHERE = {
         ("CellsFailed", "Matrix", "leaderboard", "load", "plan", "report", "run"),
         "entrobench.matrix",
     ),
+    "Method": "entrobench.portable",
+    "Packs": "entrobench.packs",
     "UserError": "harness.base.errors",
     **dict.fromkeys(("choice", "number", "numbers"), "harness.base.schema"),
     **dict.fromkeys(("Answer", "Problem", "Task", "Verdict", "Verifier", "check_split"), "harness.base.task"),
@@ -72,7 +81,7 @@ WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is named; Python asks here for each name once."""
+    """Load a name of this package; Python calls this once for each name."""
     if name == "__version__":
         from importlib.metadata import version
 

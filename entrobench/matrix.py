@@ -1,4 +1,4 @@
-"""A matrix as an object: what the commands of the same names do, for scripts and notebooks."""
+"""A matrix as an object, for scripts and notebooks; its methods do the same as the commands of their names."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class CellsFailed(RuntimeError):
-    """Some cells of a matrix are not done; says which, why, and where their logs are. The others are kept."""
+    """Some cells of a matrix are not done; the message names them, the reasons and their logs. The others are kept."""
 
 
 class Matrix:
-    """The cells that a configuration means: every method on every task with every model and every seed.
+    """The cells of a configuration: every method on every task with every model and every seed.
 
-    `load` makes one. Nothing runs and nothing is written before `run`.
+    `load` creates one. Nothing is run or written before `run` is called.
 
     config: the settings, with all defaults filled in; `config.train.steps` is one of them.
     cells: in the order in which they run. Each has its `method`, `task`, `model`, `seed`, `id` and `folder`.
@@ -41,80 +41,82 @@ class Matrix:
         return f"<matrix {self.config.name}: {len(self.cells)} cells in {self.config.folder}>"
 
     def plan(self) -> list[Plan]:
-        """Prints cells by state, tokens, estimated time and memory, and what this machine lacks; runs nothing.
+        """Print cells by state, tokens, estimated time and memory, and the missing resources; run nothing.
 
-        Returns the same as an object for each setting of `axes`: `states`, `missing`, `seconds`, `measured` (by
-        finished cells of the same size), `assumed`, `lacks` and others.
+        The same is returned as one object for each setting of `axes`, with `states`, `missing`, `seconds`, `measured`
+        (by finished cells of the same size), `assumed`, `lacks` and others.
         """
         from harness.commands import plan
 
         return plan.plan_settings(self.config)
 
     def run(self, jobs: int | None = None, launcher: str = "local", *, rerun_edited: bool = False) -> DataFrame:
-        """Runs the cells that are missing, `jobs` of them side by side, and returns the leaderboard.
+        """Run the missing cells, `jobs` of them at a time, and return the leaderboard.
 
-        Prints progress, and the table at the end. Without `jobs` there are as many cells as there is room for, on this
-        machine or where the `launcher` finds it: ray or slurm.
-        Cells that were done before by the present source are not run again, and cells that were interrupted resume from
-        their last checkpoint. Cells that are done by an earlier version of their method or task are trained again only
-        with `rerun_edited`, or if you agree on the terminal. Raises CellsFailed if cells are not done in the end.
+        Progress is printed, and the table at the end. Without `jobs`, as many cells run at once as fit on this machine,
+        or on the cluster of the `launcher` (ray, slurm).
+
+        Finished cells are not run again, and interrupted cells continue from their last checkpoint. If the method or
+        task of a finished cell was edited since, the cell is trained again only with `rerun_edited`, or after you agree
+        on the terminal. Raises CellsFailed if cells are not done at the end.
         """
         from harness.commands import run
 
-        if run.run(self.config, jobs, launcher, rerun_edited=rerun_edited):
-            found = [(cell, cell.progress()) for cell in self.cells]
-            ends = [(cell, now) for cell, now in found if now.state != "done"]
-            reasons = [
-                f"{cell.label} is {now.state} ({now.reason}), see {cell.folder / 'log.txt'}" for cell, now in ends
-            ]
-            raise CellsFailed(f"{len(ends)} of {len(found)} cells are not done: {'; '.join(reasons)}")
+        if run.run_matrix(self.config, jobs, launcher, rerun_edited=rerun_edited):
+            reasons = []
+            for cell in self.cells:
+                progress = cell.progress()
+                if progress.state != "done":
+                    log = cell.folder / "log.txt"
+                    reasons.append(f"{cell.label} is {progress.state} ({progress.reason}), see {log}")
+            raise CellsFailed(f"{len(reasons)} of {len(self.cells)} cells are not done: {'; '.join(reasons)}")
         return self.leaderboard()
 
     def status(self) -> DataFrame:
-        """Returns how far each cell has come, one row each.
+        """Return the progress of each cell, one row per cell.
 
         Columns: method, task, model, each key of `axes`, seed; state (planned, running, done, failed, stale or
-        outdated), step of steps;
-        entropy and reward of that step; reason, why a cell failed or ended early; folder, where its records are.
+        outdated); step and steps (the last step, and the number of all steps); entropy and reward of that step; reason
+        (of a failure or an early end); folder (of the cell's records).
         """
         import pandas
 
         rows = []
         for cell in self.cells:
-            now = cell.progress()
+            progress = cell.progress()
             rows.append(
                 {
                     **cell.key.columns(),
-                    "state": now.state,
-                    "step": now.step,
+                    "state": progress.state,
+                    "step": progress.step,
                     "steps": cell.config.train.steps,
-                    "entropy": now.metrics.get("entropy/mean", float("nan")),
-                    "reward": now.metrics.get("reward/mean", float("nan")),
-                    "reason": now.reason,
+                    "entropy": progress.metrics.get("entropy/mean", float("nan")),
+                    "reward": progress.metrics.get("reward/mean", float("nan")),
+                    "reason": progress.reason,
                     "folder": str(cell.folder),
                 }
             )
         return pandas.DataFrame(rows)
 
     def leaderboard(self) -> DataFrame:
-        """Return the table, read from MLflow: one row for each method, evaluation task and model, and before them one
-        for the base model, whose method is "base model".
+        """Return the table, read from MLflow: one row for each method, evaluation task and model.
 
-        Printed, or shown in a notebook, it is the table of `entrobench leaderboard`. Its columns are those of
-        `entrobench leaderboard --format csv`:
+        The first row of each table is the base model, whose method is "base model". Printed, or shown in a notebook,
+        the table looks like that of `entrobench leaderboard`. Its columns are those of `entrobench leaderboard --format
+        csv`:
 
-        - method, task, model, setting.KEY of each further axis; k of the headline Pass@k; baseline, the method that
+        - method, task, model, setting.KEY for each further axis; k of the headline Pass@k; baseline, the method that
           the others are compared with
         - avg_at_k.mean, .low and .high: the share of right responses and its 95 % interval over seeds and problems
         - pass_at_k.K.mean, .low and .high: Pass@K for powers of two and for the headline's k
-        - entropy_initial.*, entropy_final.*: the entropy at the first and at the last training step, in nats a token
+        - entropy_initial.*, entropy_final.*: the entropy at the first and at the last training step, in nats per token
         - delta_to_baseline.*, delta_pass_at_k.K.*: differences to the baseline, paired by seed and problem
-        - seeds_done, seeds_expected; flags, warnings about the task's problems, and that another source than the
-          present one made a cell, as `--keep-stale` keeps them
-        - base_model, the first digits of the digest of the model that its cells began from; mixed, how its cells or
-          the baseline's are of different code or base models
+        - seeds_done, seeds_expected; flags, remarks on the task's problems, and on cells that were made by another
+          version of their method or task (kept with `--keep-stale`)
+        - base_model, the first digits of the digest of the model that training started from; mixed, the differences in
+          code or base model among the row's cells and the baseline's
 
-        Missing values are NaN: an interval from one seed, a number of a method of which no cell is done.
+        Missing values are NaN: the interval of a single seed, and every number of a method without a finished cell.
         """
         from harness.commands import leaderboard
         from harness.table.notebook import leaderboard_frame
@@ -122,32 +124,32 @@ class Matrix:
         return leaderboard_frame(leaderboard.matrix_rows(self.config, self.cells))
 
     def curves(self, *metrics: str) -> DataFrame:
-        """Returns metrics of training, one row for each value: `curves("entropy/mean", "reward/mean")`.
+        """Return training metrics, one row for each value: `curves("entropy/mean", "reward/mean")`.
 
-        Columns: cell (its id), method, task, model, seed, outdated, step, metric, value. `outdated` says of a cell
-        that another source of its method or task made it, as `--keep-stale` keeps them, and is NaN of all others. It
-        is read from the cells' own records, so cells that are still running are there as far as they have come, and
-        cells without a record are not. Step 0 is before training; `eval/...` stands only at the steps that were
-        evaluated. Raises UserError where no cell has such a metric.
+        Columns: cell (its id), method, task, model, seed, outdated, step, metric, value. `outdated` is the reason why a
+        cell is outdated (its method or task was edited since, and it was kept with `--keep-stale`), and NaN for all
+        other cells. The values are read from the cells' own records: running cells are included as far as they got,
+        cells without a record are not. Step 0 is before training; `eval/...` exists only at evaluated steps. Raises
+        UserError if no cell has such a metric.
         """
         import pandas
 
         if not metrics:
             raise UserError("curves() names no metric; write for example curves('entropy/mean')")
-        logs = [(axes(cell), MetricsLog(cell.folder).read()) for cell in self.cells]
+        logs = [(cell_columns(cell), MetricsLog(cell.folder).read()) for cell in self.cells]
         known = {name for _, lines in logs for line in lines for name in line["metrics"]}
         if not known:
             raise UserError(f"no cell of the matrix {self.config.name} in {self.config.folder} has run yet")
         for metric in metrics:
             if metric not in known:
                 raise UserError(f"no cell has the metric {metric!r}; {nearest(metric, known)}")
-        rows = [
-            {**of_cell, "step": line["step"], "metric": metric, "value": line["metrics"][metric]}
-            for metric in metrics
-            for of_cell, lines in logs
-            for line in lines
-            if metric in line["metrics"]
-        ]
+        rows = []
+        for metric in metrics:
+            for columns, lines in logs:
+                for line in lines:
+                    if metric in line["metrics"]:
+                        value = line["metrics"][metric]
+                        rows.append({**columns, "step": line["step"], "metric": metric, "value": value})
         return pandas.DataFrame(rows)
 
     @overload
@@ -157,60 +159,60 @@ class Matrix:
     def samples(self, problem: str) -> DataFrame: ...
 
     def samples(self, problem: str | None = None) -> list[str] | DataFrame:
-        """Returns all responses to one problem in all evaluations; without a problem, the ids of those evaluated.
+        """Return all responses to one problem in all evaluations; without a problem, the ids of evaluated problems.
 
-        Columns: cell (its id), method, task, model, seed, and outdated as in `curves`; evaluated, the task of the
-        problem; step, after which the cell was evaluated, 0 before training; response, verdict; answer, in the task's
-        normal form. Raises UserError where nothing was evaluated.
+        Columns: cell (its id), method, task, model, seed, and outdated as in `curves`; evaluated (the task of the
+        problem); step (after which the cell was evaluated; 0 is before training); response, verdict; answer (in the
+        task's normal form). Raises UserError if nothing has been evaluated.
         """
         import pandas
 
-        found = [(cell, path) for cell in self.cells for path in sorted(cell.folder.glob("samples/evaluate-*.jsonl"))]
         ids: dict[str, None] = {}
         rows = []
-        for cell, path in found:
-            evaluated, _, step = path.stem.removeprefix("evaluate-").rpartition("-")
-            for record in files.read_lines(path):
-                ids[record["problem"]] = None
-                if record["problem"] == problem:
-                    where = {**axes(cell), "evaluated": evaluated, "step": int(step)}
-                    for kept in zip(record["responses"], record["verdicts"], record["answers"], strict=True):
-                        rows.append({**where, **dict(zip(("response", "verdict", "answer"), kept, strict=True))})
+        for cell in self.cells:
+            for path in sorted(cell.folder.glob("samples/evaluate-*.jsonl")):
+                evaluated, _, step = path.stem.removeprefix("evaluate-").rpartition("-")
+                for record in files.read_lines(path):
+                    ids[record["problem"]] = None
+                    if record["problem"] != problem:
+                        continue
+                    evaluation = {**cell_columns(cell), "evaluated": evaluated, "step": int(step)}
+                    samples = zip(record["responses"], record["verdicts"], record["answers"], strict=True)
+                    for response, verdict, answer in samples:
+                        rows.append({**evaluation, "response": response, "verdict": verdict, "answer": answer})
         if not ids:
             raise UserError(f"no cell of the matrix {self.config.name} in {self.config.folder} has been evaluated yet")
         if problem is None:
             return list(ids)
         if not rows:
-            raise UserError(f"no cell was asked the problem {problem!r}; {nearest(problem, ids)}")
+            raise UserError(f"no cell has answered the problem {problem!r}; {nearest(problem, ids)}")
         return pandas.DataFrame(rows)
 
     def report(self) -> Path:
-        """Writes one self-contained HTML page with the table and the curves, and returns its path."""
+        """Write one self-contained HTML page with the table and the curves, and return its path."""
         from harness.commands import report
 
-        return report.report(self.config)
+        return report.write_report(self.config)
 
 
-def axes(cell: Cell) -> dict[str, str | int | float]:
-    now = cell.progress()
-    return {
-        "cell": cell.id,
-        **cell.key.columns(),
-        "outdated": str(now.reason) if now.state == OUTDATED else float("nan"),
-    }
+def cell_columns(cell: Cell) -> dict[str, str | int | float]:
+    """Return the columns that identify a cell, and the reason if it is outdated."""
+    progress = cell.progress()
+    outdated = str(progress.reason) if progress.state == OUTDATED else float("nan")
+    return {"cell": cell.id, **cell.key.columns(), "outdated": outdated}
 
 
 def load(config: str | Path, *overrides: str) -> Matrix:
-    """Returns the matrix of a configuration: the path of a YAML file, or the name of one that is shipped.
+    """Return the matrix of a configuration: the path of a YAML file, or a name of `entrobench list configs`.
 
-    Overrides are `key=value` as on the command line: `load("demo", "train.steps=10", "seeds=[0,1]")`. The names of
-    the shipped ones are what `entrobench list configs` shows. Raises UserError where a key or a value is wrong.
+    Overrides are `key=value` as on the command line: `load("demo", "train.steps=10", "seeds=[0,1]")`. Raises UserError
+    if a key or a value is wrong.
     """
-    return Matrix(harness.config.load(str(config), overrides))
+    return Matrix(harness.config.load_config(str(config), overrides))
 
 
 def plan(config: str | Path, *overrides: str) -> list[Plan]:
-    """Prints and returns what a matrix would cost; see Matrix.plan."""
+    """Print and return the cost of a matrix; see Matrix.plan."""
     return load(config, *overrides).plan()
 
 
@@ -226,10 +228,10 @@ def run(
 
 
 def leaderboard(config: str | Path, *overrides: str) -> DataFrame:
-    """Returns the leaderboard of a matrix; see Matrix.leaderboard."""
+    """Return the leaderboard of a matrix; see Matrix.leaderboard."""
     return load(config, *overrides).leaderboard()
 
 
 def report(config: str | Path, *overrides: str) -> Path:
-    """Writes the HTML page of a matrix, and returns its path; see Matrix.report."""
+    """Write the HTML page of a matrix, and return its path; see Matrix.report."""
     return load(config, *overrides).report()

@@ -46,6 +46,7 @@ class TokenStats:
     sum_p2_logp: Tensor | None = None
     values: Tensor | None = None  # of a critic
     ref_logp: Tensor | None = None  # of the reference model
+    min_p_logp: Tensor | None = None  # after tokens of low probability are removed; -inf of a removed token
 
     @classmethod
     def cat(cls, parts: Sequence[TokenStats]) -> TokenStats:
@@ -121,6 +122,7 @@ class TokenBatch:
     groups_B: Tensor  # number of each response's prompt, 0 ...
     rewards_B: Tensor
     right_B: Tensor  # verified as right, however the reward is shaped
+    answers_B: Tensor  # equal numbers within a group: equal answers in the task's normal form; -1: without an answer
     finished_B: Tensor  # ended by end-of-sequence, and not by the length limit
     places_B: Tensor  # of the responses among those of all ranks, in the order of the prompts
     copy_of_B: Tensor  # the number of each response's text: equal responses of a group have the same one
@@ -139,6 +141,7 @@ class TokenBatch:
         budget: int,
         device: str,
         *,
+        answers: Sequence[str | None] | None = None,  # of the responses, in the task's normal form; None: unknown
         places: Sequence[int] | None = None,  # of the prompts among those of all ranks; None: 0, 1 ...
         copies: Sequence[Sequence[int]] | None = None,  # `Distinct.copy_of` of each group; None: not known yet
         seed: int = 0,
@@ -165,6 +168,7 @@ class TokenBatch:
             groups_B=torch.tensor(numbers, device=device),
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=device),
             right_B=torch.tensor(rewards, device=device) > 0,
+            answers_B=torch.tensor(answer_numbers(answers or [None] * len(rollouts), len(groups[0])), device=device),
             finished_B=torch.tensor([rollout.finished for rollout in rollouts], device=device),
             places_B=(first_G[:, None] + torch.arange(len(groups[0]), device=device)).flatten(),
             copy_of_B=torch.tensor(copy_of, device=device),
@@ -173,6 +177,48 @@ class TokenBatch:
             seed=seed,
             progress=progress,
             index_T=torch.arange(int(lengths_B.sum()), device=device),
+        )
+
+    @classmethod
+    def of_lengths(
+        cls,
+        lengths_B: Tensor,
+        groups_B: Tensor,
+        rewards_B: Tensor,
+        right_B: Tensor,
+        finished_B: Tensor,
+        budget: int,
+        *,
+        answers_B: Tensor | None = None,  # None: unknown
+        behaviour_logp_T: Tensor | None = None,  # None: unknown
+        places_B: Tensor | None = None,  # None: 0, 1 ...
+        seed: int = 0,
+        progress: float = 0.0,
+    ) -> TokenBatch:
+        """Return a batch of responses without their tokens, for a method but not for a model."""
+        no_tokens = torch.empty(0, dtype=torch.long)
+        tokens = int(lengths_B.sum())
+        numbers_B = torch.arange(len(lengths_B), device=lengths_B.device)
+        if answers_B is None:
+            answers_B = torch.full_like(lengths_B, -1)
+        if behaviour_logp_T is None:
+            behaviour_logp_T = torch.zeros(tokens, device=lengths_B.device)
+        return cls(
+            sequences=[no_tokens] * len(lengths_B),
+            prompt_lengths_B=torch.zeros_like(lengths_B),
+            lengths_B=lengths_B,
+            groups_B=groups_B,
+            rewards_B=rewards_B,
+            right_B=right_B,
+            answers_B=answers_B,
+            finished_B=finished_B,
+            places_B=numbers_B if places_B is None else places_B,
+            copy_of_B=numbers_B,  # without tokens, no two responses are known to be equal
+            behaviour_logp_T=behaviour_logp_T,
+            budget=budget,
+            seed=seed,
+            progress=progress,
+            index_T=torch.arange(tokens, device=lengths_B.device),
         )
 
     def __len__(self) -> int:
@@ -202,7 +248,7 @@ class TokenBatch:
         """The place of each response's first token among the flat tokens."""
         return self.lengths_B.cumsum(0) - self.lengths_B
 
-    def take(self, rows: Sequence[int]) -> TokenBatch:
+    def take(self, rows: Sequence[int] | Tensor) -> TokenBatch:
         """Return the responses with these numbers as a batch."""
         rows_B = torch.as_tensor(rows, device=self.lengths_B.device)
         lengths_B = self.lengths_B[rows_B]
@@ -363,3 +409,13 @@ class TokenBatch:
 def distinct_responses(group: Sequence[Rollout]) -> Distinct:
     """Return the distinct responses of a group, by their tokens."""
     return Distinct.of([(tuple(rollout.prompt), tuple(rollout.response)) for rollout in group])
+
+
+def answer_numbers(answers: Sequence[str | None], group: int) -> list[int]:
+    """Return the number of each response's answer among those of its group, in order of appearance; -1 without one."""
+    numbers = []
+    for start in range(0, len(answers), group):
+        by_answer: dict[str, int] = {}
+        for answer in answers[start : start + group]:
+            numbers.append(-1 if answer is None else by_answer.setdefault(answer, len(by_answer)))
+    return numbers

@@ -1,4 +1,4 @@
-"""The process of one cell, in order: main -> (a process for each rank) -> work -> begin, run, finish."""
+"""The process of one cell, in order: main -> (a process for each rank) -> work -> begin, run_cell, finish."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ HARNESS = harness_digest()
 def main(
     folder: str, gpus: Sequence[str] = (), wait: float | None = None, leaving: threading.Event | None = None
 ) -> None:
-    """Run a cell in this process, whose output goes to the cell's log.
+    """Run a cell in this process, with its output in the cell's log.
 
-    The process does the work of the rank that RANK names. Without RANK it does all of the work, or starts the ranks.
-    `gpus`: the GPUs that it may use; empty for all. `wait`: the seconds to wait for another process that works on the
-    cell; None for as long as that takes. `leaving`: set by others to stop after the step at hand.
+    The process does the work of the rank in RANK. Without RANK it does all of the work, or starts the ranks. `gpus`:
+    the GPUs that it may use; empty for all. `wait`: the seconds to wait for another process that works on the cell;
+    None for no limit. `leaving`: set by another thread to stop after the present step.
     """
     place = Path(folder)
     if gpus:
@@ -82,7 +82,7 @@ def write_log(place: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    for stream in (sys.stdout, sys.stderr):  # names may hold any characters, and the terminal's encoding may not
+    for stream in (sys.stdout, sys.stderr):  # names may have characters that the locale's encoding lacks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
@@ -91,28 +91,28 @@ def write_log(place: Path) -> None:
 
 
 def divide(folder: Path, count: int) -> None:
-    """Start a process for each rank, and exit as they do. They end with this process, and all of them if one fails."""
+    """Start a process for each rank, and exit with their code. All ranks end if one fails, or if this process ends."""
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
     shared = {"WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     with tempfile.TemporaryDirectory() as meeting:
         shared["RENDEZVOUS"] = f"{meeting}/ranks"
         processes = [
             subprocess.Popen(
-                python_command("from harness import cell; cell.rank()", str(folder)),
+                python_command("from harness import cell; cell.run_rank()", str(folder)),
                 env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdin=subprocess.PIPE,  # which closes when this process ends, however it does
+                stdin=subprocess.PIPE,  # closes when this process ends, even if it is killed
                 start_new_session=True,  # Ctrl-C is for this process
             )
             for rank in range(count)
         ]
         failed = wait_for_all(processes)
     if failed < 0:
-        os.kill(os.getpid(), -failed)  # end by the rank's signal, which the launcher reports by its name
+        os.kill(os.getpid(), -failed)  # end by the same signal as the rank: the launcher reports it by name
     sys.exit(failed)
 
 
-def rank() -> None:
-    """Run a rank in this process, which ends with the process that started it."""
+def run_rank() -> None:
+    """Run a rank in this process, and end with the process that started it."""
     leaving = threading.Event()
     ranks.end_with_parent(leaving)
     main(sys.argv[1], leaving=leaving)
@@ -127,58 +127,61 @@ def work(
     status: StatusWriter | None = None,
     leaving: threading.Event | None = None,
 ) -> None:
-    """Do all of the cell, or the part of this rank."""
+    """Do the work of the cell, or of this rank."""
     status = status or StatusWriter(folder)
-    # A failure before this process owns the cell is newer than one that an earlier process has recorded.
+    # Overwrites a recorded failure: one that happens before this process owns the cell is newer than that.
     with status.ending(unless=["done"]):
         spec = CellSpec.read(folder)
         device, _ = training_device(spec.config)
         hardware = spec.config.hardware
-        with ranks.process_group(hardware.world, device, status.failed), owned(folder, status, wait) as room:
+        with ranks.process_group(hardware.world, device, status.failed), owned(folder, status, wait) as lease_dir:
             if hardware.stall_minutes is not None:
-                status.end_when_stalled(room, hardware.stall_minutes)
-            if not ranks.of_first(begin(folder, spec, status) if ranks.own_rank() == 0 else None):
+                status.end_when_stalled(lease_dir, hardware.stall_minutes)
+            if not begin_on_first(folder, spec, status):
                 return
             checkpoints = Checkpoints(folder / CHECKPOINTS, spec.id)
             try:
                 checkpoints.latest()
             except NoneWhole:
-                ranks.of_first(begin(folder, spec, status, lost=True) if ranks.own_rank() == 0 else None)
-            run(folder, spec, status, device, checkpoints, leaving or threading.Event())
+                begin_on_first(folder, spec, status, lost=True)
+            run_cell(folder, spec, status, device, checkpoints, leaving or threading.Event())
 
 
 @contextmanager
 def owned(folder: Path, status: StatusWriter, wait: float | None) -> Iterator[Path]:
-    """Let the ranks of this cell and no other process write into its folder, and record how they end.
-
-    Yields the directory of the lease.
-    """
-    # Errors are recorded inside of the lease: only its owner may write them.
-    with leased(folder, wait) as room, status.heartbeat.kept(room, ranks.own_rank()), status.ending():
-        yield room
+    """Let only the ranks of this cell write into its folder, and record how they end; yield the lease's directory."""
+    # Errors are recorded inside the lease: only its owner may write them.
+    with leased(folder, wait) as lease_dir, status.heartbeat.kept(lease_dir, ranks.own_rank()), status.ending():
+        yield lease_dir
 
 
 @contextmanager
 def leased(folder: Path, wait: float | None) -> Iterator[Path]:
-    """Take the lease of the cell, by rank 0 for all ranks; yields its directory."""
+    """Take the lease of the cell on rank 0, for all ranks; yield its directory."""
     if ranks.own_rank() == 0:
         with lease.hold(folder, wait) as mine:
             if mine is None:
                 print(f"another process works on this cell: {lease.holder(folder)}", flush=True)
                 sys.exit(lease.BUSY)
             ranks.of_first(mine)
-            yield mine.room
+            yield mine.directory
     else:
         of_first_rank = ranks.of_first(None)
         assert of_first_rank is not None
         with lease.fenced(of_first_rank):
-            yield of_first_rank.room
+            yield of_first_rank.directory
+
+
+def begin_on_first(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = False) -> bool:
+    """Begin the attempt on rank 0, which alone writes its records; return the result on all ranks."""
+    needs_work = ranks.own_rank() == 0 and begin(folder, spec, status, lost=lost)
+    return ranks.of_first(needs_work)
 
 
 def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = False) -> bool:
-    """Record what makes this attempt, and return whether something is left to do.
+    """Record the code and the machine of this attempt, and return whether the cell still needs work.
 
-    An attempt by other code, or an attempt that has `lost` all checkpoints, is set aside first.
+    An earlier attempt by other code, or one that has `lost` all checkpoints, is set aside first.
     """
     classes = source_classes(spec)
     present = {name: IMPORTED.get(cls) or DIGESTS.of(cls) for name, cls in classes.items()}
@@ -188,14 +191,14 @@ def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = Fa
     why = "left without a whole checkpoint" if lost else None
     if why is None and earlier is not None:
         why = provenance.by_another_source(earlier.sources, present)
-    if why is None and State.read(folder).state == "done":  # by another process, since this one was started
+    if why is None and State.read(folder).state == "done":  # finished by another process in the meantime
         return False
     base_model = base_model_of(spec, status)
     if why is None and earlier is not None:
         why = provenance.by_another_base_model(earlier.base_model, base_model)
     if earlier is not None and why is not None:
         aside = attempts.set_aside(folder, earlier)
-        write_log(folder)  # a new file: the old one was moved
+        write_log(folder)  # again: the log that this process has open was set aside with the attempt
         print(f"training starts at step 0: the earlier attempt was {why}; it is kept in {aside}", flush=True)
         earlier = None
     if earlier is None:
@@ -209,7 +212,7 @@ def begin(folder: Path, spec: CellSpec, status: StatusWriter, *, lost: bool = Fa
 
 
 def base_model_of(spec: CellSpec, status: StatusWriter) -> str:
-    """Return the digest of the model that a cell begins from, which is made or downloaded if it is missing."""
+    """Return the digest of a cell's base model; make or download the model if it is missing."""
     model = models.resolve(spec.key.model)
     with status.heartbeat.at("loading the model"):
         digest = model.digest(model.folder())
@@ -217,13 +220,13 @@ def base_model_of(spec: CellSpec, status: StatusWriter) -> str:
     if digest != expected:
         raise UserError(
             f"the folder of the model {spec.key.model} was changed while the matrix ran: its digest is "
-            f"{digest[: digests.SHOWN]}, and was {expected[: digests.SHOWN]}; `entrobench run` makes cells of the new "
-            "one"
+            f"{digest[: digests.SHOWN]}, and was {expected[: digests.SHOWN]}; `entrobench run` plans cells of the "
+            "new one"
         )
     return digest
 
 
-def run(
+def run_cell(
     folder: Path,
     spec: CellSpec,
     status: StatusWriter,
@@ -231,7 +234,7 @@ def run(
     checkpoints: Checkpoints,
     leaving: threading.Event,
 ) -> None:
-    """Train from the last checkpoint to the end, or to the step at which the process is asked to leave."""
+    """Train from the last checkpoint to the end, or until the process is asked to stop."""
     with VerifierPool.of(spec.config.verify) as verifier:
         with status.heartbeat.at("loading the model"):
             parts = build_parts(spec, verifier, status.say, status.heartbeat)
@@ -242,30 +245,32 @@ def run(
         if trainer.done_steps == trainer.last_step:
             finish(trainer, folder, status)
         else:
-            print("stopped, as it was asked to; the next run goes on from here", flush=True)
+            print("stopped on request; the next run continues from here", flush=True)
 
 
 def where(device: str) -> list[str]:
     """Return the machine of each rank, with its GPU if it has one."""
-    gpu = f", GPU {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}" if device == "cuda" else ""
-    return ranks.each(socket.gethostname() + gpu)
+    place = socket.gethostname()
+    if device == "cuda":
+        place += f", GPU {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    return ranks.each(place)
 
 
 def finish(trainer: Trainer, folder: Path, status: StatusWriter) -> None:
-    """Save the trained model, and mark the cell done if all of its work is there."""
+    """Save the trained model, and mark the cell done if its records are complete."""
     if trainer.parts.config.checkpoint.save_model:
         with status.heartbeat.at("saving the model"):
             trainer.policy.save(folder / checksums.MODEL, trainer.parts.tokenizer)
     if ranks.own_rank() == 0:
         check_complete(trainer)
-        checksums.write_checksums(folder)  # before the state: a cell that is done has checksums
+        checksums.write_checksums(folder)  # before the state, so that every cell that is done has checksums
         status.note(state="done", collapsed=trainer.collapsed)
 
 
 def check_complete(trainer: Trainer) -> None:
-    """Refuse to mark a cell done that lacks a step, or an answer of its last evaluation.
+    """Raise CellFailure if a cell lacks a step, or an answer of its last evaluation.
 
-    Expected are all steps, or the steps up to the first one whose entropy was below stop.entropy_below.
+    The last step is the first one with an entropy below stop.entropy_below, or else train.steps.
     """
     config, lines = trainer.parts.config, MetricsLog(trainer.folder).read()
     collapsed = collapse(lines, config.stop.entropy_below)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Modules of harness/commands/: `add` declares the arguments of a command, `call` runs it and returns the exit code.
 COMMANDS = (
     *("run", "plan", "status", "leaderboard", "report", "sync", "dynamics", "explain"),
-    *("check", "eval", "data", "doctor", "list", "clean"),
+    *("check", "eval", "data", "doctor", "list", "clean", "pack", "verify", "tune"),
 )
 
 
@@ -72,7 +72,7 @@ def describe_version() -> str:
         git = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
         )
-    except (OSError, subprocess.CalledProcessError):  # git is not installed, or there is no commit yet
+    except (OSError, subprocess.CalledProcessError):  # git is not installed, or the repository has no commit yet
         return version
     return f"{version} (commit {git.stdout.strip()})"
 

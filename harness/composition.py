@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from harness.batch import TokenBatch, TokenStats
 
 Table = Mapping[str, "type[Component] | Composition"]
-STANDS_ON = "grpo"  # the objective of a control that is named alone
+DEFAULT_OBJECTIVE = "grpo"  # the objective of a control that is named alone
 
 # The columns of TokenStats that a component may read, each with the needs that give access to it. Without any, every
 # component may read it.
@@ -39,6 +39,7 @@ BEFORE: dict[str, tuple[str, ...]] = {
     "sum_p2_logp": ("sum_p2",),
     "values": ("values",),
     "ref_logp": ("ref_logp",),
+    "min_p_logp": ("min_p",),
 }
 DURING: dict[str, tuple[str, ...]] = {
     "logp": (),
@@ -99,9 +100,9 @@ class Method:
             elif isinstance(component, Control):
                 controls.append((name, component))
         if not objectives:
-            default = registry.build("method", classes, STANDS_ON, shared)
+            default = registry.build("method", classes, DEFAULT_OBJECTIVE, shared)
             assert isinstance(default, Objective)
-            objectives.append((STANDS_ON, default))
+            objectives.append((DEFAULT_OBJECTIVE, default))
         written_out = composed(spec, table)
         described = f"method {shown(spec)}" + (f", which is {written_out}," if written_out else "")
         if len(objectives) > 1:
@@ -136,12 +137,22 @@ class Method:
         return component.needs | {"ref_logp"} if kl else component.needs
 
     @property
+    def reads_answers(self) -> bool:
+        """Whether a component reads which answers of a group are equal."""
+        return any(component.reads_answers for component in self.components)
+
+    @property
+    def reads_sampler(self) -> bool:
+        """Whether a component reads the policy that sampled."""
+        return any(component.reads_sampler for component in self.components)
+
+    @property
     def min_group(self) -> int:
         return max(component.min_group for component in self.components)
 
     @property
     def marks_steps(self) -> bool:
-        """Whether a component looks at each whole mini-batch before its update."""
+        """True if a component marks tokens of each whole mini-batch before its update."""
         return any(overrides(component, "step_marks") for component in self.components)
 
     def identity(self) -> list[dict[str, Any]]:
@@ -155,7 +166,7 @@ class Method:
 
         The order matters: rewards before advantages, since a group's mean and deviation are those of the shaped
         rewards; weights after all reshaping, so that the sign of A by which a control drops tokens is the one that they
-        are trained with, whatever the order of the controls in the spec.
+        are trained with, in any order of the controls in the spec.
         """
         batch = self.rewarded(old, batch)
         seen = self.before(self.objective, old)
@@ -190,7 +201,7 @@ class Method:
         return dataclasses.replace(batch, rewards_B=rewards_B)
 
     def control_weights(self, old: TokenStats, advantages_T: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
-        """Return the weights of each control that has some; all controls see the same advantages."""
+        """Return the weights of each control that overrides `weights`; all controls see the same advantages."""
         every_T = old.logp.new_ones(old.logp.shape)
         factors = {}
         for name, control in self.controls.items():
@@ -222,8 +233,8 @@ class Method:
     def contributing(self, batch: TokenBatch, signal: Signal) -> TokenBatch:
         """Return the responses of a mini-batch that may have a gradient.
 
-        That is all of them, unless every component declares `silent_without_signal`. At least one is left, so that the
-        optimizer steps whatever the rewards were: its momentum moves the weights without a gradient too.
+        That is all of them, unless every component declares `silent_without_signal`. At least one response is kept, so
+        that the optimizer makes a step for any rewards: its momentum moves the weights without a gradient, too.
         """
         if self.objective.kl_coef or not all(component.silent_without_signal for component in self.components):
             return batch
@@ -331,9 +342,9 @@ def expanded(spec: str, table: Table, above: tuple[str, ...] = ()) -> list[str]:
                 registry.known("method", table, name)
             parts.append(part)
         elif options:
-            raise UserError(f"method {name} stands for {entry.spec} and has no options; write that out with yours")
+            raise UserError(f"method {name} is short for {entry.spec} and has no options; write that out with yours")
         elif name in above:
-            raise UserError(f"method {name} stands for {entry.spec}, and so for itself; compose it of others")
+            raise UserError(f"method {name} is short for {entry.spec}, which contains {name} itself; use other methods")
         else:
             parts += expanded(entry.spec, table, (*above, name))
     return parts
@@ -404,8 +415,8 @@ def check_shaping(base: str, objective: Objective, controls: list[tuple[str, Con
     for name, _ in shaping:
         if objective.ignores_rewards:
             raise UserError(
-                f"control {name} shapes rewards, and objective {base} asks which responses are right, whatever their "
-                f"reward; allowed with {base}: controls that leave rewards as they are, or none"
+                f"control {name} shapes rewards, but objective {base} uses only which responses are right; "
+                f"allowed with {base}: controls that leave rewards as they are, or none"
             )
     for (before, _), (name, control) in itertools.pairwise(shaping):
         if control.ignores_rewards:
@@ -422,10 +433,17 @@ def declared_stats(
 
     def refusal(column: str) -> str:
         user = type(component).__name__
+        if column in columns and not columns[column]:
+            return f"{user} reads {column} of the policy before the update, and the batch lacks it; give {column}"
         if column not in columns:
             return f"{user} uses current.{column}, which is never computed; allowed: old.{column}, before the update"
         declared = ", ".join(sorted(repr(need) for need in {*component.needs, columns[column][0]}))
         return f"{user} uses {column}, which it does not need; declare needs = frozenset({{{declared}}})"
 
-    readable = [name for name, any_of in columns.items() if not any_of or needs & set(any_of)]
+    readable = []
+    for name, any_of in columns.items():
+        # The trainer always computes the columns that need no declaration. A batch from elsewhere may lack the entropy.
+        optional = not any_of and name not in stats.columns
+        if not optional and (not any_of or needs & set(any_of)):
+            readable.append(name)
     return stats.only(readable, refusal)

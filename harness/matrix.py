@@ -26,7 +26,7 @@ from harness.cells.spec import FILE as SPEC
 from harness.cells.spec import CellSpec, id_in
 from harness.cells.state import Progress
 from harness.composition import Method
-from harness.config import Config, told, variants
+from harness.config import Config, setting_label, variants
 from harness.dist import devices
 from harness.method import Composition
 from harness.rollout import choice, models
@@ -71,14 +71,14 @@ class Shared:
         return identity if name == self.task(spec).name else identity | {"name": name}
 
     def settled(self, config: Config, model: str) -> Settled:
-        """Return one setting of the matrix as it is for a model on this machine."""
-        key = told(config.setting), model
+        """Return a setting of the matrix with `auto` resolved for a model on this machine."""
+        key = setting_label(config.setting), model
         if key not in self.known:
-            self.known[key] = Settled(settle(config, self.model(model).shape()))
+            self.known[key] = Settled(settle_auto(config, self.model(model).shape()))
         return self.known[key]
 
 
-def settle(config: Config, shape: Shape | None) -> Config:
+def settle_auto(config: Config, shape: Shape | None) -> Config:
     """Resolve `auto` in the device, the compute type and the engine, for a model of this shape on this machine.
 
     This is the only place where `auto` is resolved. All three decide which responses are drawn, so the resolved values
@@ -88,7 +88,7 @@ def settle(config: Config, shape: Shape | None) -> Config:
     dtype = config.train.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"
-    # By the device as it was asked for: with `auto` the engine that is installed says which device it is for.
+    # By the requested device: for `auto`, the installed vLLM decides by the device that it was built for.
     engine = choice.resolve_engine(config.rollout.engine, config.hardware.device, shape)
     return dataclasses.replace(
         config,
@@ -100,7 +100,7 @@ def settle(config: Config, shape: Shape | None) -> Config:
 
 @dataclass(frozen=True)
 class Settled:
-    """A settled configuration, with what the cells that share it have in common."""
+    """A settled configuration, and the parts of its cells' records that are the same for all of them."""
 
     config: Config
 
@@ -111,17 +111,16 @@ class Settled:
         parts = {part: dataclasses.asdict(getattr(config, part)) for part in ("train", "rollout", "eval", "stop")}
         if config.train.dtype == "float32":
             parts["train"]["dtype"] = "auto"  # the name of float32 in ids, which stay as they are
-        return {
-            **parts,
-            "verify": {"limit_s": config.verify.limit_s},
-            # Where it is off, its bounds define nothing.
-            **({} if correction.kind == "off" else {"correction": dataclasses.asdict(correction)}),
-            **({} if config.hardware.device == "cpu" else {"device": config.hardware.device}),
-        }
+        identity: dict[str, Any] = {**parts, "verify": {"limit_s": config.verify.limit_s}}
+        if correction.kind != "off":  # without correction, its bounds have no effect
+            identity["correction"] = dataclasses.asdict(correction)
+        if config.hardware.device != "cpu":
+            identity["device"] = config.hardware.device
+        return identity
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """The configuration as plain values, without secrets: many people may read the files of a cell."""
+        """The configuration as plain values without secrets, since many people may read the files of a cell."""
         settings = dataclasses.asdict(self.config)
         if self.config.tracking.uri is not None:
             settings["tracking"]["uri"] = visible_address(self.config.tracking.uri)
@@ -130,7 +129,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell as a configuration plans it: its key, and the settings that it runs with."""
+    """A planned cell: its key, and its settings."""
 
     key: CellKey
     config: Config  # with the key's setting
@@ -138,7 +137,7 @@ class Cell:
 
     @classmethod
     def of(cls, config: Config, method: str, task: str, model: str, seed: int, shared: Shared | None = None) -> Cell:
-        """Return the cell of a configuration in which all further axes have their value."""
+        """Return the cell of a configuration in which every further axis has one value."""
         key = CellKey(method, task, model, seed, tuple(config.setting.items()))
         return cls(key, config, shared or Shared(config))
 
@@ -161,7 +160,7 @@ class Cell:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """All that defines the result: not paths, launchers, trackers and names of files."""
+        """Everything that defines the result; no paths, launchers, trackers or file names."""
         shared = self.shared
         return {
             "method": shared.method_identity(self.method),
@@ -188,11 +187,15 @@ class Cell:
 
     @property
     def label(self) -> str:
-        varied = [self.method]
-        varied += [self.task] if len(self.config.tasks) > 1 else []
-        varied += [self.model] if len(self.config.models) > 1 else []
-        varied += [told(self.config.setting)] if self.config.axes else []
-        return " ".join([*varied, f"seed {self.seed}"])
+        """The name of a cell in tables and messages: its method and seed, and the axes that vary in its matrix."""
+        parts = [self.method]
+        if len(self.config.tasks) > 1:
+            parts.append(self.task)
+        if len(self.config.models) > 1:
+            parts.append(self.model)
+        if self.config.axes:
+            parts.append(setting_label(self.config.setting))
+        return " ".join([*parts, f"seed {self.seed}"])
 
     @cached_property
     def folder(self) -> Path:
@@ -217,7 +220,7 @@ class Cell:
         return {name: self.shared.digests.of(cls) for name, cls in self.components.items()}
 
     def progress(self, recent: int = 1) -> Progress:
-        """Return how far the cell is, with the metrics of this many steps; another cell's records are a failure."""
+        """Return the cell's progress with the metrics of this many steps; another cell's records are a failure."""
         progress, recorded = Progress.read(self.folder, self.sources, recent), id_in(self.folder)
         if progress.state == "planned" or recorded in (None, self.id):
             return progress
@@ -225,7 +228,7 @@ class Cell:
 
 
 def cells(config: Config) -> list[Cell]:
-    """Every cell of the matrix, checked; seeds outermost, so that an unfinished matrix compares methods fairly."""
+    """Return all cells, checked. Seeds are the outermost loop, so an unfinished matrix compares methods fairly."""
     shared, settings = Shared(config), variants(config)
     for spec in [*config.methods, config.baseline]:
         method = shared.method(spec)
@@ -244,7 +247,7 @@ def cells(config: Config) -> list[Cell]:
             entry = shared.methods.get(name)
             why = "is neither objective nor control"
             if isinstance(entry, Composition):
-                why = f"stands for {entry.spec}"
+                why = f"is short for {entry.spec}"
             raise UserError(f"method_options names {name!r}, which {why}; {nearest(name, known)}")
     for spec in config.tasks:
         check_split(shared.task(spec), "train", "the split to train on")
@@ -270,9 +273,10 @@ def cells(config: Config) -> list[Cell]:
     seen: dict[str, Cell] = {}
     for cell in matrix:
         if cell.id in seen:
-            pairs = ((f"{axis}s", getattr(seen[cell.id], axis), getattr(cell, axis)) for axis in AXES)
-            settings_told = ("axes", told(seen[cell.id].config.setting), told(cell.config.setting))
-            axis, one, other = next(pair for pair in (*pairs, settings_told) if pair[1] != pair[2])
+            same = seen[cell.id]
+            pairs = [(f"{axis}s", getattr(same, axis), getattr(cell, axis)) for axis in AXES]
+            pairs.append(("axes", setting_label(same.config.setting), setting_label(cell.config.setting)))
+            axis, one, other = next(pair for pair in pairs if pair[1] != pair[2])
             raise UserError(f"{axis} {one!r} and {other!r} are the same; name one of them")
         seen[cell.id] = cell
     return matrix
@@ -281,9 +285,10 @@ def cells(config: Config) -> list[Cell]:
 def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path]]:
     """Return the folders of cells of other configurations, and the folders of attempts that were set aside."""
     ours = {cell.folder for cell in matrix}
-    every = sorted(path.parent for path in config.folder.glob("*/config.yaml") if not path.parent.is_symlink())
-    attempts = [folder for folder in every if ASIDE in folder.name]
-    return [folder for folder in every if folder not in ours and folder not in attempts], attempts
+    folders = sorted(path.parent for path in config.folder.glob("*/config.yaml") if not path.parent.is_symlink())
+    attempts = [folder for folder in folders if ASIDE in folder.name]
+    others = [folder for folder in folders if folder not in ours and folder not in attempts]
+    return others, attempts
 
 
 def claim(config: Config) -> None:
@@ -315,7 +320,7 @@ def check_owner(config: Config) -> None:
 
 
 def named_in(marker: Path) -> str | None:
-    """Return the matrix that a marker names; None if there is no readable marker."""
+    """Return the matrix that a marker names; None without a readable marker."""
     try:
         record = files.read_json(marker)
     except (FileNotFoundError, Damaged):

@@ -33,6 +33,7 @@ NEEDS = {
     "values": "a critic's values: old.values",
     "ref_logp": "log p of the model before training: old.ref_logp, current.ref_logp",
     "sum_p2": "the sums over squared probabilities: old.sum_p2, old.sum_p2_logp",
+    "min_p": "log p without the tokens below 0.02 of the largest probability: old.min_p_logp",
     "entropy_now": "the present entropy without gradient: current.entropy",
     "entropy_grad": "the present entropy with gradient: current.entropy",
 }
@@ -79,6 +80,11 @@ class Component:
     # Whether it ignores the rewards that it receives: an objective that asks which responses are right; a control whose
     # `reward` replaces all rewards. No control may shape rewards before it, since that would be in vain.
     ignores_rewards: ClassVar[bool] = False
+
+    # Whether it reads `batch.answers_B` (which answers of a group are equal), or `batch.behaviour_logp_T` (the policy
+    # that sampled). Our trainer has both; a trainer of another project may not.
+    reads_answers: ClassVar[bool] = False
+    reads_sampler: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Withdraw the declaration of silence from a class that overrides the verbs it was declared of."""

@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,15 +33,11 @@ class Estimate:
     high: float | None = None
 
 
-@overload
-def pass_at_k(n: int, right: int, k: int) -> float: ...
-@overload
-def pass_at_k(n: int, right: NDArray[np.integer[Any]], k: int) -> Floats: ...
-def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> float | Floats:
-    """Return the chance that k of n samples, drawn without replacement, hold one of the c right ones.
+def pass_at_k(n: int, right: int | NDArray[np.integer[Any]], k: int) -> Floats:
+    """Return the chance that k of n samples, drawn without replacement, contain a right one.
 
-    That is 1 - C(n-c, k) / C(n, k). The quotient is the product of the c factors (n-k-i) / (n-i), so that no binomial
-    coefficient grows large.
+    `right` is the number c of right samples, or an array of such numbers. The chance is 1 - C(n-c, k) / C(n, k). The
+    quotient is the product of the c factors (n-k-i) / (n-i), in which no binomial coefficient grows large.
     """
     assert 1 <= k <= n, f"Pass@{k} of {n} samples"
     return 1 - none_right(n, k)[right]
@@ -144,14 +140,14 @@ def geometric_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
         log_S = np.log(np.maximum(x_S, 0))  # rounding leaves the entropy of a collapsed policy at -1e-9
     if not np.isfinite(log_S).all():
         return Estimate(float(np.exp(log_S.mean())))
-    found = mean_interval(log_S, confidence)
-    if found.low is None or found.high is None:  # values so alike that their logarithms are the same
-        return Estimate(math.exp(found.mean))
-    return Estimate(math.exp(found.mean), math.exp(found.low), math.exp(found.high))
+    of_logs = mean_interval(log_S, confidence)
+    if of_logs.low is None or of_logs.high is None:  # values so close that their logarithms are equal
+        return Estimate(math.exp(of_logs.mean))
+    return Estimate(math.exp(of_logs.mean), math.exp(of_logs.low), math.exp(of_logs.high))
 
 
 def crossed_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
-    """Estimate the mean over seeds and problems, both of which are random samples."""
+    """Estimate the mean over seeds and problems, both random samples."""
     spread = crossed(x_SJ)
     return Estimate(float(x_SJ.mean())) if spread is None else spread.interval(confidence)
 
@@ -218,20 +214,20 @@ def share_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
 
 
 def near_bound(estimate: Estimate, problems: int, confidence: float = 0.95) -> Estimate:
-    """Return the interval of a share; near 0 or 1 it is made to hold Wilson's of as many yes-or-no problems.
+    """Return the interval of a share; near 0 or 1 it is extended to Wilson's for as many yes-or-no problems.
 
-    So near a bound the few problems that vary most are rarely among those that were drawn, and the variance of the
-    others is far too small. No share has a higher variance than yes and no.
+    Near a bound most of the variance comes from a few problems. A sample rarely includes them, and the variance of the
+    other problems is far too small. No distribution of shares has a higher variance than yes-or-no problems.
     """
     if not is_near_bound(estimate.mean, problems):
         return clipped(estimate, 0, 1)
     from scipy.special import ndtri
 
     z = float(ndtri((1 + confidence) / 2))
-    centre = (estimate.mean + z * z / (2 * problems)) / (1 + z * z / problems)
+    center = (estimate.mean + z * z / (2 * problems)) / (1 + z * z / problems)
     variance = estimate.mean * (1 - estimate.mean) / problems + (z / (2 * problems)) ** 2
     half = z * math.sqrt(max(variance, 0)) / (1 + z * z / problems)
-    ends = [centre - half, centre + half, *(end for end in (estimate.low, estimate.high) if end is not None)]
+    ends = [center - half, center + half, *(end for end in (estimate.low, estimate.high) if end is not None)]
     return clipped(Estimate(estimate.mean, min(ends), max(ends)), 0, 1)
 
 
@@ -255,7 +251,7 @@ def crossed_p_value(x_SJ: Floats) -> float | None:
 
 
 def detectable(x_SJ: Floats, power: float = 0.8, confidence: float = 0.95) -> float | None:
-    """Return the least true mean that an experiment as large, and as noisy, tells from 0 with this chance."""
+    """Return the least true mean that is significant with this power in an experiment of the same size and noise."""
     spread = crossed(x_SJ)
     return None if spread is None else detectable_with(spread, spread.seeds, power, confidence)
 
@@ -275,7 +271,7 @@ def seeds_needed(x_SJ: Floats, power: float = 0.8, confidence: float = 0.95) -> 
 
 
 def detectable_with(spread: Spread, seeds: int, power: float, confidence: float) -> float:
-    """Return the least true mean that this number of seeds tells from 0 with this chance."""
+    """Return the least true mean that is significant with this power for a number of seeds."""
     # A deviation that few seeds give is too small on average, by this factor.
     df = spread.seeds - 1
     factor = math.sqrt(2 / df) * math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2))
@@ -309,14 +305,14 @@ def iqm(x: Floats) -> float:
 
 def iqm_interval(x_ST: Floats, confidence: float = 0.95) -> Estimate:
     """Estimate the interquartile mean over the runs of all seeds on all tasks, by leaving out one seed at a time."""
-    seeds, whole = len(x_ST), iqm(x_ST)
+    seeds, iqm_of_all = len(x_ST), iqm(x_ST)
     if seeds < 2:
-        return Estimate(whole)
+        return Estimate(iqm_of_all)
     without_S = np.array([iqm(np.delete(x_ST, seed, axis=0)) for seed in range(seeds)])
     if np.ptp(without_S) == 0:
-        return Estimate(whole)
+        return Estimate(iqm_of_all)
     variance = (seeds - 1) ** 2 * float(without_S.var(ddof=1)) / seeds
-    return student(whole, variance, seeds - 1, confidence)
+    return student(iqm_of_all, variance, seeds - 1, confidence)
 
 
 def ranks(beats_MM: NDArray[np.bool_]) -> list[tuple[int, int]]:

@@ -146,6 +146,7 @@ class Trainer:
             collected.rewards,
             self.config.rollout.max_new_tokens,
             self.policy.device,
+            answers=collected.answers,
             places=collected.places,
             copies=collected.copies,
             # By the step too: controls that draw at random would otherwise draw the same in every step.
@@ -164,6 +165,7 @@ class Trainer:
             sum_p2_logp=old.sum_p2_logp,
             values=self.critic.values(batch) if self.critic else None,
             ref_logp=reference.stats(batch, entropy=False).logp if reference else None,
+            min_p_logp=old.min_p_logp,
         )
 
     def stats_now(self, minibatch: TokenBatch, old: TokenStats) -> TokenStats:

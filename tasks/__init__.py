@@ -1,4 +1,4 @@
-"""The tasks: one folder each, and one explicit table."""
+"""The registry of tasks: one folder per task, and the table TASKS."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from harness.base.task import SPLITS, Problem, Recipe, Task, Verdict, Verifier, 
 from tasks.aime24 import AIME24
 from tasks.aime25 import AIME25
 from tasks.amc23 import AMC23
+from tasks.coloring import Coloring
+from tasks.coloring.recipe import ColoringRecipe
 from tasks.countdown import Countdown
-from tasks.countdown.offer import BaseModel
+from tasks.countdown.recipe import CountdownRecipe
 from tasks.dapo500 import DAPO500
 from tasks.dapo_math import DapoMath
 from tasks.gsm8k import GSM8K
 from tasks.math500 import MATH500
-from tasks.offered import check_task_plugin, read_lm_eval_file
+from tasks.plugins import check_task_plugin, read_lm_eval_file
 
 __all__ = [
     "RECIPES",
@@ -45,6 +47,7 @@ TASKS: dict[str, type[Task]] = {
     "aime24": AIME24,
     "aime25": AIME25,
     "amc23": AMC23,
+    "coloring": Coloring,
     "countdown": Countdown,
     "dapo500": DAPO500,
     "dapo_math": DapoMath,
@@ -52,16 +55,19 @@ TASKS: dict[str, type[Task]] = {
     "math500": MATH500,
 }
 
-RECIPES: dict[str, type[Recipe]] = {"countdown": BaseModel}  # of small base models, by task
+RECIPES: dict[str, type[Recipe]] = {
+    "coloring": ColoringRecipe,
+    "countdown": CountdownRecipe,
+}  # of small base models, by task
 
 
 def task_table(plugins: Iterable[str] = ()) -> dict[str, type[Task]]:
-    """Return all tasks by name: TASKS, and those of installed packages (entry points) and of plugin modules."""
+    """Return all tasks by name: TASKS, and the tasks of installed packages (entry points) and plugin modules."""
     return extend_table("task", TASKS, "TASKS", plugins, check_task_plugin)
 
 
 def build_task(spec: str, plugins: Iterable[str] = ()) -> Task:
-    """Return the task of a specification such as `countdown(count=4)`."""
+    """Return the task of a spec such as `countdown(count=4)`."""
     return registry.build("task", task_table(plugins), spec)
 
 

@@ -21,7 +21,7 @@ class Math:
     name: ClassVar[str]
     splits: ClassVar[tuple[str, ...]] = ("test",)
 
-    instruction: str = INSTRUCTION  # after each problem; may be empty
+    instruction: str = INSTRUCTION  # written after each problem; may be empty
 
     def problems(self, split: str) -> list[Problem]:
         check_split(self, split)
@@ -52,15 +52,17 @@ class Math:
 
 
 class Trained(Math):
-    """A task with a training set; the text of a problem alone decides whether it is held out for validation."""
+    """A task with a training set; a problem's own text decides whether it is held out for validation."""
 
     splits: ClassVar[tuple[str, ...]] = ("train", "validation")
 
     def rows(self, split: str) -> list[dict[str, str]]:
         if split == "test":
             return super().rows(split)
-        return [row for row in super().rows("train") if held_out(row["problem"]) == (split == "validation")]
+        validation = split == "validation"
+        return [row for row in super().rows("train") if held_out(row["problem"]) == validation]
 
 
 def held_out(problem: str) -> bool:
+    """Return whether a training problem is for validation, by a hash of its text."""
     return int.from_bytes(hashlib.sha256(problem.encode()).digest()[:8]) % HELD_OUT == 0

@@ -1,4 +1,4 @@
-"""The functions that the tasks' lm-eval files name: the problems of a split, and the scores of responses."""
+"""Functions named in the tasks' lm-eval files: the problems of a split, and the scores of responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-# For lm-eval's own command, which knows a task by its specification
+# For lm-eval's own command, which identifies a task by its spec
 
 
 @cache
@@ -28,23 +28,26 @@ def task_of(spec: str) -> Task:
 def dataset(spec: str, **_: Any) -> dict[str, Dataset]:
     """Return the splits to evaluate on.
 
-    lm-eval passes all metadata of the YAML file; the rest of it is for lm-eval itself.
+    lm-eval passes all metadata of the YAML file; only the spec is used here.
     """
     task = task_of(spec)
-    return {split: dataset_of(task.problems(split), spec=spec) for split in task.splits if split != "train"}
+    splits = [split for split in task.splits if split != "train"]
+    return {split: dataset_of(task.problems(split), spec=spec) for split in splits}
 
 
 @cache
 def verifier() -> Verifier:
-    """Return the verifier of lm-eval's command, in which no code of this program could own and close it."""
+    """Return the verifier of lm-eval's command, closed at exit because no code of ours owns it there."""
     verifier_pool = pool.VerifierPool()
     atexit.register(verifier_pool.close)
     return verifier_pool
 
 
 def score(doc: dict[str, str], results: list[list[str]]) -> dict[str, Any]:
+    """Return the scores of all responses to one problem, as lm-eval's `process_results`."""
     (responses,) = results
-    task, problem = task_of(doc["spec"]), problem_of(doc)
+    task = task_of(doc["spec"])
+    problem = problem_of(doc)
     results_judged = judged(task, verifier(), problem, responses)
     verdicts = [result.verdict for result in results_judged]
     answers = [result.text for result in results_judged]
@@ -66,7 +69,10 @@ def problem_of(doc: Mapping[str, str]) -> Problem:
 
 
 def judged(task: Task, verifier: Verifier, problem: Problem, responses: Sequence[str]) -> list[Judged]:
-    """Judge all responses to a problem; equal ones are judged once, and for easy problems most are equal."""
+    """Judge all responses to a problem.
+
+    Equal responses are judged once: for easy problems, most responses are equal.
+    """
     distinct = list(dict.fromkeys(responses))
     results = judge_responses(task, verifier, [(problem, response) for response in distinct])
     by_response = dict(zip(distinct, results, strict=True))
@@ -94,7 +100,7 @@ def scores(
     goes_on: Sequence[bool],
     right_answers: int | None,
 ) -> dict[str, Any]:
-    """Return the verdicts on all responses to one problem, as `avg`, and the metrics computed from them.
+    """Return the metrics of all responses to one problem, with their verdicts as `avg`.
 
     `right_answers` is the number of right answers to the problem; None if the task cannot count them.
     """
@@ -126,10 +132,10 @@ def share_right(verdicts: list[list[str]]) -> float:
 
 
 def majority(votes: Sequence[str | None], verdicts: Sequence[Verdict]) -> float:
-    """Return whether the most frequent answer is right; if several are equally frequent, the share of right ones.
+    """Return 1 if the most frequent answer is right, else 0; in a tie, the share of right answers among the leaders.
 
-    Answers with different spellings are different. The verdict must not join them: if only right answers were counted
-    by value, they would win more often.
+    Different spellings are different answers. Verdicts must not join them: if right answers were counted by value and
+    wrong ones by spelling, right answers would win more often.
     """
     counts = Counter(vote for vote in votes if vote is not None)
     if not counts:
@@ -141,11 +147,12 @@ def majority(votes: Sequence[str | None], verdicts: Sequence[Verdict]) -> float:
 
 
 def powers_of_two(highest: int) -> list[int]:
+    """Return the powers of two from 1 up to a number."""
     return [2**i for i in range(highest.bit_length())]
 
 
 def metric_list(samples: int, *, countable: bool) -> list[dict[str, Any]]:
-    """Return the entries of `scores` for a number of samples, as the metric_list of an lm-eval file."""
+    """Return the metrics of `scores` for a number of samples, as the metric_list of an lm-eval file."""
     better = [f"pass@{k}" for k in powers_of_two(samples)]
     better += [f"maj@{samples}", "right_distinct", "distinct_answers"]
     if countable:

@@ -1,4 +1,4 @@
-"""For all tests: an MLflow database without runs, and no new process for a test that does not say that it needs one."""
+"""Fixtures for all tests: an MLflow database without runs, and a guard against unmarked tests that start processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow database without runs; making its tables takes seconds, so once is enough."""
+    """An MLflow database without runs, made once, since making its tables takes seconds."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     with store.store(f"sqlite:///{path}", write=True) as client:
         client.search_experiments()
@@ -54,7 +54,7 @@ def server(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="session")
 def guarded(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of one that asks for a password."""
+    """The address of an MLflow server that requires a password."""
     folder = tmp_path_factory.mktemp("guarded")
     shutil.copy(migrated, folder / "mlflow.db")
     with guarded_server(folder) as uri:
@@ -63,7 +63,7 @@ def guarded(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Refuses new Python processes to a test without the marker `processes`, and to the fixtures set up for it.
+    """Refuse new Python processes to a test without the marker `processes`, and to the fixtures set up for it.
 
     It does so in every run, so that `make test-fast`, which leaves out the marked tests, cannot come to start any.
     Small tools of the system, which libraries ask for the kind of machine, are no matter.

@@ -1,12 +1,11 @@
 #!/bin/sh
-# Sets entrobench up on a machine that has just been installed, and runs the smallest matrix there.
+# Set up entrobench on a freshly installed machine, and run the smallest matrix there.
 #
 #     tests/fresh.sh [--tests] [SUITE [further arguments for mmdebstrap]]
 #
-# mmdebstrap makes a Debian (trixie, whose Python is 3.13) with nothing but python3, python3-venv, make and git, runs the
-# two commands of the README in it, with `smoke` for `demo` and, unless --tests is given, without the tests themselves,
-# and throws it away. An ordinary user may run this, where user namespaces are allowed. For a suite under development
-# whose index has expired: tests/fresh.sh forky '--aptopt=Acquire::Check-Valid-Until "false"'
+# mmdebstrap creates a Debian (trixie, whose Python is 3.13) with only python3, python3-venv, make and git. The script sets
+# up entrobench there, runs `smoke` and, with --tests, the test suite; then the Debian is deleted. An ordinary user can
+# run this if user namespaces are allowed. For a suite under development whose index has expired: tests/fresh.sh forky '--aptopt=Acquire::Check-Valid-Until "false"'
 set -eu
 tests=""
 if [ "${1:-}" = "--tests" ]; then
@@ -20,7 +19,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# A clone, so that nothing that git does not know takes part.
+# A clone, so that files outside git have no effect.
 git clone --quiet --no-hardlinks "$here" "$work/entrobench"
 
 cat > "$work/inside.sh" <<'INSIDE'
@@ -50,7 +49,7 @@ set -eu
 root=$1 work=$2
 cp -r "$work/entrobench" "$root/root/entrobench"
 cp "$work/inside.sh" "$root/root/"
-# The certificates of a company's proxy, where this machine trusts one.
+# This machine's certificates, which may include that of a company's proxy.
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 chroot "$root" env --ignore-environment HOME=/root PATH=/usr/bin:/bin LANG=C.UTF-8 TESTS="${TESTS:-}" \
     LOCKED="${LOCKED:-}" PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \

@@ -1,4 +1,4 @@
-"""A number is never stale, end to end: methods that are edited, cells that run again, results that are moved."""
+"""No number is stale, end to end: edited methods, cells that run again, results that are moved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from harness.tracking.store import store
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-# What it does depends on its source, and on a file beside it that is no source.
+# Its behavior depends on its source, and on a file next to it that is not source code.
 PLUGIN = """from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +46,7 @@ TINY += ["train.lr=1e-2", "eval.problems=8", "eval.samples=8", "eval.k=2", "chec
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with the plugin, in which the matrix was run."""
+    """Return a folder with the plugin, in which the matrix was run."""
     folder = tmp_path_factory.mktemp("ran")
     (folder / "beside.txt").write_text("1")
     write(folder, 1)
@@ -63,7 +63,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a copy of that folder, whose plugin this process can import."""
+    """Return a copy of that folder, whose plugin this process can import."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "made_by_me", raising=False)
     return Path(shutil.copytree(ran, tmp_path, dirs_exist_ok=True))
@@ -74,7 +74,7 @@ def write(folder: Path, factor: int) -> None:
 
 
 def entrobench(command: str, folder: Path, *options: str, results: str = "results") -> str:
-    """Returns what a command says."""
+    """Return the output of a command."""
     arguments = cli.parse_command([command, "smoke", *TINY, f"results={folder / results}", *options])
     with redirect_stdout(StringIO()) as said, pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
@@ -83,7 +83,7 @@ def entrobench(command: str, folder: Path, *options: str, results: str = "result
 
 
 def settings(folder: Path, results: str = "results") -> Config:
-    return config.load("smoke", [*TINY, f"results={folder / results}"])
+    return config.load_config("smoke", [*TINY, f"results={folder / results}"])
 
 
 def table(folder: Path, results: str = "results") -> dict[str, LeaderboardRow]:
@@ -92,7 +92,7 @@ def table(folder: Path, results: str = "results") -> dict[str, LeaderboardRow]:
 
 
 def runs_of(folder: Path, key: str) -> list[dict[str, str]]:
-    """Returns the tags of the runs of a cell, the oldest first."""
+    """Return the tags of the runs of a cell, the oldest first."""
     with store(settings(folder).tracking_uri, write=False) as client:
         experiment = client.get_experiment_by_name("smoke").experiment_id
         found = client.search_runs([experiment], f"tags.cell = '{key}'", order_by=["attributes.start_time ASC"])
@@ -164,7 +164,7 @@ def test_a_cell_that_runs_again_is_what_the_table_shows(folder: Path) -> None:
     assert len({each["attempt"] for each in runs_of(folder, mine.id)}) == 2
 
 
-def test_a_cell_that_nobody_noted_is_run_anew(folder: Path) -> None:
+def test_a_cell_without_provenance_is_run_again(folder: Path) -> None:
     grpo, _ = cells(settings(folder))
     (grpo.folder / "made.json").unlink()
     assert "1 cell was made by unknown code (no record of it was kept) (grpo seed 0)" in entrobench("status", folder)
@@ -183,13 +183,13 @@ def test_results_are_read_wherever_they_lie(folder: Path) -> None:
     before = {path: path.read_bytes() for path in (folder / "results").rglob("*") if path.is_file()}
     assert table(folder, "elsewhere/copy") == original
     shutil.rmtree(folder / "elsewhere/copy/mlartifacts/smoke")
-    assert "holds what 2 cells have recorded" in entrobench("sync", folder, results="elsewhere/copy")
+    assert "holds the records of 2 cells" in entrobench("sync", folder, results="elsewhere/copy")
     assert {path: path.read_bytes() for path in (folder / "results").rglob("*") if path.is_file()} == before
 
     (folder / "results").rename(folder / "elsewhere" / "moved")
     for place in ("elsewhere/copy", "elsewhere/moved"):
         assert table(folder, place) == original
-        assert "holds what 2 cells have recorded" in entrobench("sync", folder, results=place)
+        assert "holds the records of 2 cells" in entrobench("sync", folder, results=place)
         assert table(folder, place) == original
         assert f"{place}/smoke/report/report.html" in entrobench("report", folder, results=place)
         with store(settings(folder, place).tracking_uri, write=False) as client:

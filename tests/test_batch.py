@@ -1,4 +1,4 @@
-"""Compares TokenBatch with loops, and its statistics on two ranks with those of one process."""
+"""TokenBatch against loops, and its statistics on two ranks against those of one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made(seed: int = 0, groups: int = 6, size: int = 3) -> tuple[list[Rollout], 
 
 
 def check(part: TokenBatch, flat: list[Rollout], rows: list[int]) -> None:
-    """Checks that `part` holds exactly the responses `rows` of the batch of `flat`."""
+    """Check that `part` holds exactly the responses `rows` of the batch of `flat`."""
     starts = [sum(len(r.response) for r in flat[:row]) for row in range(len(flat))]
     assert [s.tolist() for s in part.sequences] == [flat[row].prompt + flat[row].response for row in rows]
     assert part.prompt_lengths_B.tolist() == [len(flat[row].prompt) for row in rows]
@@ -51,6 +51,15 @@ def test_a_batch_and_any_part_of_a_part_hold_the_right_tokens() -> None:
     check(batch.take([5]), flat, [5])
     check(batch.take([11, 2, 7]), flat, [11, 2, 7])
     check(batch.take([11, 2, 7, 3]).take([3, 0]), flat, [3, 11])
+
+
+def test_equal_answers_of_a_group_have_one_number_in_any_part() -> None:
+    groups = rollouts(0, 2, 4)
+    answers = ["a", None, "b", "a", "b", "b", None, "a"]
+    batch = TokenBatch.of(groups, [0.0] * 8, 16, "cpu", answers=answers)
+    assert batch.answers_B.tolist() == [0, -1, 1, 0, 0, 0, -1, 1]
+    assert batch.take([3, 6, 7]).answers_B.tolist() == [0, -1, 1]
+    assert TokenBatch.of(groups, [0.0] * 8, 16, "cpu").answers_B.tolist() == [-1] * 8
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])
@@ -282,7 +291,7 @@ def tokens_of(c: Case, groups: Sequence[int]) -> Tensor:
 
 
 def measured(c: Case, groups: Sequence[int]) -> dict[str, Tensor]:
-    """Returns what a process that holds these groups makes of them."""
+    """Return what a process that holds these groups makes of them."""
     rewards = [
         x for x, group in zip(c.batch.rewards_B.tolist(), c.batch.groups_B.tolist(), strict=True) if group in groups
     ]

@@ -1,4 +1,4 @@
-"""How an attempt at a cell begins."""
+"""The start of an attempt at a cell."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from harness.rollout import models
 
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> matrix.Cell:
-    """Returns a cell as a launcher leaves it, for a process whose log is not redirected."""
+    """Return a cell as a launcher leaves it, for a process whose log is not redirected."""
     monkeypatch.setattr(cell, "write_log", lambda place: None)
-    monkeypatch.setattr(cell, "run", lambda place, *_: end(place, durable_step=7))
-    found = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))[1]
+    monkeypatch.setattr(cell, "run_cell", lambda place, *_: end(place, durable_step=7))
+    found = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))[1]
     found.spec.write(found.folder)
     return found
 
@@ -43,7 +43,7 @@ def begun(cell: matrix.Cell) -> Made:
 
 
 def edit(cell: matrix.Cell) -> None:
-    """Makes what was made by the present source look as if it was made by another one."""
+    """Make a record of the present source look like one of another source."""
     present = begun(cell)
     dataclasses.replace(present, sources=present.sources | {"clip_b": "another"}).write(cell.folder)
 
@@ -105,7 +105,7 @@ def test_it_says_what_it_began_from(planned: matrix.Cell) -> None:
 def test_only_what_is_done_may_be_of_another_base_model(
     before: str, planned: matrix.Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As where results are moved to a machine that makes another one: done cells count, half-done ones begin anew."""
+    """Results moved to a machine with another base model: done cells count, half-done cells restart."""
     cell.main(str(planned.folder))
     old = dataclasses.replace(begun(planned), base_model="another")
     old.write(planned.folder)
@@ -133,7 +133,7 @@ def test_a_record_without_a_base_model_goes_on(planned: matrix.Cell) -> None:
 
 def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path, planned: matrix.Cell) -> None:
     folder = Path(shutil.copytree(models.resolve("countdown-tiny").folder(), tmp_path / "mine"))
-    [mine] = matrix.cells(config.load("smoke", ["methods=[grpo]", f"models=[{folder}]", f"results={tmp_path}"]))
+    [mine] = matrix.cells(config.load_config("smoke", ["methods=[grpo]", f"models=[{folder}]", f"results={tmp_path}"]))
     mine.spec.write(mine.folder)
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -146,7 +146,7 @@ def test_a_folder_that_changes_after_the_plan_is_not_trained_from(tmp_path: Path
 
 
 def test_what_was_imported_is_what_counts(planned: matrix.Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expects the source that runs, not the one that somebody has written since: the next run sees the difference."""
+    """Expect the source that runs, not a later edit on disk; the next run sees the difference."""
     imported = planned.sources
     digest_of = SourceDigests.of
     edited = lambda digests, cls: "edited" if cls is baselines.ClipB else digest_of(digests, cls)  # noqa: E731
@@ -162,7 +162,7 @@ def test_a_cell_that_collapses_is_done_and_says_at_which_step(
 ) -> None:
     monkeypatch.setattr(cell, "write_log", lambda place: None)
     short = ["train.prompts=4", "train.group=4", "eval.problems=2", "methods=[grpo]", f"results={tmp_path}"]
-    settings = config.load("smoke", [*short, "stop.entropy_below=100"])
+    settings = config.load_config("smoke", [*short, "stop.entropy_below=100"])
     (planned,) = matrix.cells(settings)
     planned.spec.write(planned.folder)
     cell.main(str(planned.folder))
@@ -171,7 +171,7 @@ def test_a_cell_that_collapses_is_done_and_says_at_which_step(
     assert sorted(path.name for path in planned.folder.glob("evals/*")) == [f"countdown-00000{n}.json" for n in (0, 1)]
     capsys.readouterr()
     monkeypatch.setattr(console, "_width", 200)
-    monkeypatch.setattr(status, "load", lambda given: settings)
+    monkeypatch.setattr(status, "config_of_arguments", lambda given: settings)
     status.call(argparse.Namespace())
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "grpo" in line)
     assert row.split()[:5] == ["grpo", "seed", "0", "done", "1/20"]
@@ -194,14 +194,14 @@ def test_a_cell_that_cannot_begin_fails_with_its_reason(planned: matrix.Cell, mo
 
 
 def stand_still(folder: Path) -> None:
-    """Comes forward for three seconds, and then no more: as a rank that waits for another one, which stands still."""
+    """Make progress for three seconds and then stop, like a rank that waits for a hanging one."""
     cell.write_log(folder)
     with lease.hold(folder) as held:
         assert held is not None
         status = StatusWriter(folder)
-        with lease.fenced(held), status.heartbeat.kept(held.room, 0):
-            (held.room / "standing-1").write_text("rollout of step 3")
-            status.end_when_stalled(held.room, 0.03)
+        with lease.fenced(held), status.heartbeat.kept(held.directory, 0):
+            (held.directory / "standing-1").write_text("rollout of step 3")
+            status.end_when_stalled(held.directory, 0.03)
             status.heartbeat.enter("update")
             for _ in range(30):
                 time.sleep(0.1)
@@ -210,7 +210,7 @@ def stand_still(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_cell_that_stands_still_is_ended_and_says_where(tmp_path: Path) -> None:
+def test_a_cell_without_progress_is_ended_and_names_the_phase(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=stand_still, args=(tmp_path,))
     began = time.monotonic()
     process.start()

@@ -1,4 +1,4 @@
-"""The command line as a person uses it: a short matrix, killed, resumed, read; and mistakes end with exit code 2."""
+"""The command line from end to end: a short matrix, killed, resumed and read; mistakes end with exit code 2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from places import REPOSITORY
 
 from benchmarks.patience import HANG, patient
 from harness.cells import lease
-from harness.rollout import choice
+from harness.rollout import choice, models
 
 pytestmark = pytest.mark.processes
 
@@ -87,6 +87,8 @@ def test_a_second_run_does_nothing_again(finished: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.glob("results/demo/*/metrics.jsonl")}
     assert len(before) == 4
     result = entrobench("run", "demo", *SHORT, cwd=finished)
+    model = models.resolve("countdown-tiny")
+    assert f"base model countdown-tiny: {model.digest(model.folder())[:12]}\n" in result.stdout
     assert "4 done before, 0 to run" in result.stdout
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -241,11 +243,11 @@ def test_a_matrix_whose_engine_is_missing_does_not_begin(tmp_path: Path) -> None
         (["run", "demo", "train.stpes=1"], "did you mean 'steps'"),
         (["run", "demo", "train.group=1"], "train.group is 1"),
         (["run", "demo", "models=[./nothing-here]"], "nothing-here"),
-        (["leaderboard", "demo"], "there is no MLflow store"),
+        (["leaderboard", "demo"], "found no MLflow store"),
         (["run", "demo", "--jobs", "0"], "--jobs is 0"),
         (["run", "demo", "hardware.cache_gib=nan"], "hardware.cache_gib is nan; allowed: more than 0"),
         (["plan", "demo", "--plugin", "no_such_module"], "no_such_module"),
-        (["report", "demo"], "there is no MLflow store"),
+        (["report", "demo"], "found no MLflow store"),
     ],
 )
 def test_mistakes_end_with_one_sentence_and_write_nothing(arguments: list[str], words: str, tmp_path: Path) -> None:
@@ -277,7 +279,7 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hears_interrupts() -> Iterator[None]:
-    """Lets Ctrl-C reach the processes of a test, also where a shell has started all tests in its background."""
+    """Let Ctrl-C reach the processes of a test, also where a shell has started all tests in its background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

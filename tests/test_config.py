@@ -1,4 +1,4 @@
-"""Configuration: every shipped file loads, and every mistake is one clear sentence."""
+"""Configuration: every shipped file loads, and every mistake gives one clear sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEPT = (
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(config.CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_plans(path: Path) -> None:
-    loaded = config.load(str(path))
+    loaded = config.load_config(str(path))
     planned = matrix.cells(loaded)
     axes = (loaded.methods, loaded.tasks, loaded.models, loaded.seeds)
     assert len(planned) == len({cell.id for cell in planned})
@@ -58,11 +58,11 @@ def test_shipped_configs_say_only_what_differs_from_the_defaults() -> None:
 
 
 def test_demo_is_seven_methods_by_three_seeds() -> None:
-    assert len(matrix.cells(config.load("demo"))) == 21
+    assert len(matrix.cells(config.load_config("demo"))) == 21
 
 
 def test_the_field_is_every_method_there_is() -> None:
-    assert config.load("field").methods == list(baselines.METHODS)
+    assert config.load_config("field").methods == list(baselines.METHODS)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_field_is_every_method_there_is() -> None:
         ),
         ("tracking.uri='postgresql://host/db?user=me&password=secret'", ["tracking.uri may hold a user, a password"]),
         *((f"name={name}", ["name is ", "allowed: up to 100 letters"]) for name in ("../../x", "..", "a/b", "x" * 101)),
-        *((f"name={name}", [f"name is '{name}', which the results folder"]) for name in KEPT),
+        *((f"name={name}", [f"name is '{name}', which is reserved in the results folder"]) for name in KEPT),
         *((f"results={path}", ["results is ", "an address of MLflow"]) for path in ("q?x", "p%41", "a#b")),
         ("seeds=[&a 1, *a]", ["line 1 has a YAML anchor"]),
         ("name=!!binary aGk=", ["line 1 has a YAML tag (tag:yaml.org,2002:binary)"]),
@@ -184,7 +184,7 @@ def test_the_field_is_every_method_there_is() -> None:
 )
 def test_mistakes_are_one_sentence(override: str, words: list[str]) -> None:
     with pytest.raises(UserError) as error:
-        matrix.cells(config.load("demo", [override]))
+        matrix.cells(config.load_config("demo", [override]))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) <= 300
     for word in words:
@@ -211,12 +211,12 @@ def test_mistakes_are_one_sentence(override: str, words: list[str]) -> None:
 )
 def test_what_is_refused_only_together(overrides: list[str], sentence: str) -> None:
     with pytest.raises(UserError) as error:
-        config.load("demo", overrides)
+        config.load_config("demo", overrides)
     assert str(error.value) == sentence
 
 
 def test_candidates_are_counted_by_the_decimal_that_was_written() -> None:
-    resample = config.load("demo", ["train.prompts=100", "train.updates=1", "train.resample.multiplier=1.1"])
+    resample = config.load_config("demo", ["train.prompts=100", "train.updates=1", "train.resample.multiplier=1.1"])
     assert resample.train.resample is not None
     assert 100 * 1.1 != 110
     assert resample.train.resample.candidates(100) == 110
@@ -249,29 +249,29 @@ def test_unreadable_files(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "given.yaml"
     path.write_bytes(content)
     with pytest.raises(UserError, match=words) as error:
-        config.load(str(path))
+        config.load_config(str(path))
     assert len(str(error.value)) <= 300
 
 
 def test_a_value_may_be_that_of_another_key(tmp_path: Path) -> None:
     path = tmp_path / "given.yaml"
     path.write_text("base: smoke\ntrain: {prompts: '${eval.k}', group: '${train.prompts}'}\neval: {k: 4}\nseeds: [1]")
-    assert config.load(str(path)).train.group == 4
-    assert config.load(str(path), ["eval.k=2", "seeds=[0,'${eval.k}']"]).seeds == [0, 2]
+    assert config.load_config(str(path)).train.group == 4
+    assert config.load_config(str(path), ["eval.k=2", "seeds=[0,'${eval.k}']"]).seeds == [0, 2]
     for wrong in ("${eval}", "${eval.samples.x}", "${no.such}", "${train.group}"):
         with pytest.raises(UserError, match=r"cannot be filled in"):
-            config.load(str(path), [f"eval.k='{wrong}'"])
+            config.load_config(str(path), [f"eval.k='{wrong}'"])
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_without_problems(tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
     for name, words in [
         ("dmo", "did you mean 'demo'"),
-        (str(tmp_path / "no.yaml"), "no file"),
-        (str(tmp_path / "folder.yaml"), "no file"),
+        (str(tmp_path / "no.yaml"), "is not a file"),
+        (str(tmp_path / "folder.yaml"), "is not a file"),
     ]:
         with pytest.raises(UserError, match=words):
-            config.load(name)
+            config.load_config(name)
 
 
 def test_a_configuration_is_not_its_own_base(tmp_path: Path) -> None:
@@ -279,11 +279,11 @@ def test_a_configuration_is_not_its_own_base(tmp_path: Path) -> None:
     one.write_text(f"base: {other}")
     other.write_text(f"base: {one}")
     with pytest.raises(UserError, match=r"one\.yaml is its own base, by way of .*other\.yaml; remove one of them$"):
-        config.load(str(one))
+        config.load_config(str(one))
 
 
 def test_one_evaluation_task_may_have_settings_of_its_own() -> None:
-    settings = config.load("paper").eval
+    settings = config.load_config("paper").eval
     of = {task: settings.of(task) for task in settings.tasks}
     assert {task: (each.samples, each.k) for task, each in of.items()} == {
         "aime24": (32, 32),
@@ -295,7 +295,7 @@ def test_one_evaluation_task_may_have_settings_of_its_own() -> None:
 
 
 def test_the_14b_runs_are_those_of_7b_with_another_model() -> None:
-    small, large = config.load("paper"), config.load("paper-14b")
+    small, large = config.load_config("paper"), config.load_config("paper-14b")
     assert large.models == ["qwen2.5-14b-instruct"]
     large.models, large.name = small.models, small.name
     large.hardware = small.hardware  # what fits; it defines no result
@@ -313,7 +313,7 @@ def test_specs_nest_and_split() -> None:
 
 
 def test_shared_options_reach_every_spec_and_inline_ones_win() -> None:
-    loaded = config.load("demo", ["methods=[grpo,clip_b,'clip_b(share=0.3)+ppo']"])
+    loaded = config.load_config("demo", ["methods=[grpo,clip_b,'clip_b(share=0.3)+ppo']"])
     shares = [c.identity["method"][-1].get("share") for c in matrix.cells(loaded)][:3]
     assert shares == [None, loaded.method_options["clip_b"]["share"], 0.3]
 
@@ -321,7 +321,7 @@ def test_shared_options_reach_every_spec_and_inline_ones_win() -> None:
 @pytest.mark.slow
 def test_identity_is_what_defines_the_result() -> None:
     def keys(*overrides: str) -> list[str]:
-        return [cell.id for cell in matrix.cells(config.load("demo", overrides))]
+        return [cell.id for cell in matrix.cells(config.load_config("demo", overrides))]
 
     before = keys()
     for harmless in (
@@ -350,7 +350,7 @@ def test_planning_and_reporting_start_without_torch() -> None:
     code = (
         "import sys; from harness import cli, config, matrix; cli.parser(); "
         "from harness import statistics; from harness.table import leaderboard; "
-        "matrix.cells(config.load('demo')); "
+        "matrix.cells(config.load_config('demo')); "
         "heavy = {'torch', 'transformers', 'lm_eval', 'mlflow', 'datasets', 'matplotlib'} & set(sys.modules); "
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
@@ -360,7 +360,7 @@ def test_planning_and_reporting_start_without_torch() -> None:
 def test_an_override_of_a_list_may_be_a_single_value() -> None:
     """On the command line alone: a file that says `seeds: 0` is asked for what it would be read as."""
     given = ["seeds=3", "methods=clip_b(share=0.1,mode=paper)", "eval.tasks=gsm8k", "plugins=mine", "name=grpo"]
-    found = config.load("smoke", given)
+    found = config.load_config("smoke", given)
     assert found.seeds == [3]
     assert found.methods == ["clip_b(share=0.1,mode=paper)"]
     assert found.eval.tasks == ["gsm8k"]
@@ -372,20 +372,20 @@ def test_no_matrix_takes_the_place_of_its_own_store() -> None:
     place = ["results=r", "tracking.uri=sqlite:///r/runs.db"]
     for name in ("runs.db", "runs.db.lock"):
         with pytest.raises(
-            UserError, match=rf"name is '{name}', which the results folder needs for itself; .* 'runs.db'"
+            UserError, match=rf"name is '{name}', which is reserved in the results folder; .* 'runs.db'"
         ):
-            config.load("smoke", [*place, f"name={name}"])
+            config.load_config("smoke", [*place, f"name={name}"])
     for name in ("evaluation", "mlflow", "mlartifacts2", "runs"):
-        assert config.load("smoke", [*place, f"name={name}"]).name == name
-    assert config.load("smoke", ["results=other", place[1], "name=runs.db"]).name == "runs.db"
+        assert config.load_config("smoke", [*place, f"name={name}"]).name == name
+    assert config.load_config("smoke", ["results=other", place[1], "name=runs.db"]).name == "runs.db"
 
 
 def test_gpu_means_cuda(tmp_path: Path) -> None:
-    assert config.load("demo", ["hardware.device=gpu"]).hardware.device == "cuda"
+    assert config.load_config("demo", ["hardware.device=gpu"]).hardware.device == "cuda"
     path = tmp_path / "given.yaml"
     path.write_text("base: smoke\nhardware: {device: gpu}")
-    assert config.load(str(path)).hardware.device == "cuda"
-    assert config.load(str(path), ["hardware.device=cpu"]).hardware.device == "cpu"
+    assert config.load_config(str(path)).hardware.device == "cuda"
+    assert config.load_config(str(path), ["hardware.device=cpu"]).hardware.device == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A test that does not say that it starts processes cannot start any."""
+"""A test without the marker `processes` cannot start processes."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def test_tools_of_the_system_are() -> None:
 
 
 @pytest.mark.processes
-def test_whoever_says_so_starts_python() -> None:
+def test_a_marked_test_can_start_python() -> None:
     assert subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, check=True).stdout == b"42\n"

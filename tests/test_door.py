@@ -1,4 +1,4 @@
-"""The door for people: one import that costs nothing, and a matrix that a script or a notebook runs."""
+"""The Python interface: an import that takes no time, and a matrix run from a script or a notebook."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_loading_a_matrix_needs_no_torch(tmp_path: Path) -> None:
     assert not set(run("-c", code, cwd=tmp_path).split()) & {"pandas", "mlflow", "torch"}
 
 
-def test_what_is_offered_is_there_and_type_checkers_see_the_same() -> None:
+def test_public_names_exist_and_type_checkers_see_the_same() -> None:
     assert dir(entrobench) == sorted(entrobench.__all__)
     assert set(entrobench.__all__) == {*entrobench.WHERE, "__version__"}
     for name in entrobench.WHERE:
@@ -82,7 +82,7 @@ def test_what_is_offered_is_there_and_type_checkers_see_the_same() -> None:
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(entrobench.UserError, match=r"unknown key train\.step; .*did you mean 'steps'"):
         entrobench.load("smoke", "train.step=2")
-    with pytest.raises(entrobench.UserError, match=r"there is no MLflow store .*`entrobench run`"):
+    with pytest.raises(entrobench.UserError, match=r"found no MLflow store .*`entrobench run`"):
         entrobench.load("smoke", f"results={tmp_path}", f"tracking.uri=sqlite:///{tmp_path / 'none.db'}").leaderboard()
 
 
@@ -200,7 +200,7 @@ def test_samples_are_all_responses_to_a_problem(matrix: entrobench.Matrix) -> No
         right = json.loads((cell.folder / "evals" / "countdown-000004.json").read_text())["right"][3]
         mine = samples[(samples["cell"] == cell.id) & (samples["step"] == 4)]
         assert [int(verdict == "right") for verdict in mine["verdict"]] == right
-    with pytest.raises(entrobench.UserError, match="no cell was asked the problem 'none'; allowed: "):
+    with pytest.raises(entrobench.UserError, match="no cell has answered the problem 'none'; allowed: "):
         matrix.samples("none")
 
 

@@ -1,4 +1,4 @@
-"""The rooms stand on floors: a module imports from its own floor or lower ones, and nothing imports in a circle."""
+"""The floors of the packages: a module imports from its own floor or lower ones, and never in a circle."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from places import REPOSITORY
 import entrobench
 
 FLOORS = [
-    "base config statistics",
+    "base config config_sections config_checks statistics",
     "terminal dist cells data",
-    "tokens batch method composition",
+    "tokens batch method composition doors",
     "verify",
     "tasks baselines",
     "rollout",
     "train trainer cell",
-    "tracking",
+    "tracking pack",
     "matrix launch plan",
     "table",
     "page",
@@ -32,11 +32,11 @@ MODULES = {".".join(p.relative_to(REPOSITORY).with_suffix("").parts).removesuffi
 
 
 def imports(module: str) -> Iterator[str]:
-    """Yields the modules that one imports: at its top, in its functions, and for types alone."""
+    """Yield the modules that one imports: at its top, in its functions, and for types alone."""
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
-        elif isinstance(node, ast.ImportFrom) and node.module == "entrobench":  # through the door, from where it stands
+        elif isinstance(node, ast.ImportFrom) and node.module == "entrobench":  # a lazy name of the public interface
             yield from (entrobench.WHERE[alias.name] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
             yield from (m if (m := f"{node.module}.{alias.name}") in MODULES else node.module for alias in node.names)

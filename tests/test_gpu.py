@@ -1,4 +1,4 @@
-"""The same code on CUDA; run by `pytest -m gpu` on a machine that has one."""
+"""The same code on CUDA; `pytest -m gpu` runs it on a machine that has a GPU."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_matrix_on_vllm_rests_wakes_and_samples_from_what_is_trained(dtype: st
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     logs = list(tmp_path.glob("smoke/*/metrics.jsonl"))
-    assert len(logs) == len(matrix.cells(config.load("smoke", settings)))
+    assert len(logs) == len(matrix.cells(config.load_config("smoke", settings)))
     for log in logs:
         *_, last = lines(log.parent).values()
         assert last["mismatch/mean"] < 0.05

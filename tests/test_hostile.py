@@ -1,6 +1,6 @@
-"""Whatever somebody writes, the answer is a table or one sentence: in configurations, overrides, specs, and models.
+"""Any input gives a table or one sentence: in configurations, overrides, specs, and models.
 
-`ENTROBENCH_EXAMPLES=20000 pytest tests/test_hostile.py` looks for as long as that takes, elsewhere each time.
+`ENTROBENCH_EXAMPLES=20000 pytest tests/test_hostile.py` searches longer, with other examples each time.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ value = st.recursive(
 
 
 def keys() -> list[str]:
-    """Returns keys of a configuration, those of its sections, lists and mappings, and some that are none."""
+    """Return keys of a configuration, those of its sections, lists and mappings, and some that are none."""
     whole = Config()
     whole.train.filter, whole.train.resample = Filter(), Resample()
     found = [
@@ -146,7 +146,7 @@ def _place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def ask(*arguments: str) -> None:
-    """Gives a command, and looks at how it ends."""
+    """Give a command, and look at how it ends."""
     out, err = io.StringIO(), io.StringIO()
     began = time.process_time()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
@@ -168,7 +168,7 @@ def ask(*arguments: str) -> None:
 
 
 def wrote(path: str, content: object) -> bool:
-    """Writes YAML; says whether what it is to hold can be written."""
+    """Write YAML; say whether what it is to hold can be written."""
     try:
         Path(path).write_text(yaml.dump(content, allow_unicode=True))
     except (UnicodeEncodeError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Started anywhere: files of the user's folder hide nothing of ours or of Python, and plugins in it are found."""
+"""Commands in any folder: files there hide no module of ours or of Python, and plugins there are found."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def call(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProce
 
 @pytest.fixture
 def crowded(tmp_path: Path) -> Path:
-    """A folder with a configuration, a plugin, and files that end whatever imports them."""
+    """A folder with a configuration, a plugin, and files that end any process that imports them."""
     folder = tmp_path / "crowded"
     (folder / "tokens").mkdir(parents=True)
     for name in HIDING:
@@ -82,7 +82,7 @@ def test_commands_start(command: str, crowded: Path) -> None:
 
 
 def test_started_as_a_module(crowded: Path) -> None:
-    """`python -m` itself looks into the current folder for what stands before the first line of ours."""
+    """`python -m` itself searches the current folder for modules imported before our first line."""
     for name in ("harness", "socket", "types"):
         (crowded / f"{name}.py").unlink()
     assert "planned  2" in call("-m", "harness.cli", "plan", "mine.yaml", cwd=crowded).stdout

@@ -1,4 +1,4 @@
-"""requirements.lock is what pyproject.toml asks for, and anybody can install it."""
+"""requirements.lock satisfies pyproject.toml, and can be installed anywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCKED = [line.split() for line in LOCK.splitlines() if line and not line.starts
 
 
 def asked_for(extra: str | None = None) -> list[Requirement]:
-    """Returns the project's requirements, or those of an extra with all that it refers to."""
+    """Return the project's requirements, or those of an extra with all that it refers to."""
     found = []
     for line in PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]:
         requirement = Requirement(line)

@@ -1,4 +1,4 @@
-"""Who a cell is: device and compute type belong to it, and are settled before it has a key."""
+"""Identities of cells: device and compute type belong to them, and are resolved before a cell has a key."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CORRECTED = ("correction.kind=masked", "correction.level=sequence")
 
 
 def cell(*overrides: str) -> Cell:
-    return cells(config.load("smoke", overrides))[0]
+    return cells(config.load_config("smoke", overrides))[0]
 
 
 @pytest.mark.parametrize(
     "override", ["train.resample={}", "train.resample.max_batches=2", "rollout.lag=1", "stop.entropy_below=0.02"]
 )
-def test_how_rollouts_come_to_be_and_when_a_cell_ends_belong_to_who_it_is(override: str) -> None:
+def test_rollout_settings_and_early_stopping_belong_to_a_cells_identity(override: str) -> None:
     keys = {cell().id, cell("train.resample.multiplier=2").id, cell(override).id}
     assert len(keys) == 3
 
@@ -53,7 +53,7 @@ def test_who_a_cell_is_depends_on_what_computes_it(monkeypatch: pytest.MonkeyPat
 
 def test_any_value_of_the_configuration_can_be_an_axis() -> None:
     axes = ("axes.train.lr=[1e-3, 2e-3]", "axes.correction.kind=[off, truncated]", "seeds=[0, 1]")
-    found = cells(config.load("smoke", axes))
+    found = cells(config.load_config("smoke", axes))
     assert [(c.seed, c.config.setting["train.lr"], c.config.setting["correction.kind"], c.method) for c in found] == [
         (seed, lr, kind, method)
         for seed in (0, 1)
@@ -64,7 +64,7 @@ def test_any_value_of_the_configuration_can_be_an_axis() -> None:
     assert len({c.id for c in found}) == len({c.label for c in found}) == 16
     assert found[3].label == "clip_b train.lr=0.001, correction.kind=truncated seed 0"
     assert found[3].spec.config == found[3].settled
-    alone = cells(config.load("smoke", ["train.lr=2e-3", "correction.kind=truncated", "seeds=[1]"]))
+    alone = cells(config.load_config("smoke", ["train.lr=2e-3", "correction.kind=truncated", "seeds=[1]"]))
     assert [c.folder for c in alone] == [c.folder for c in found[14:]], "who a cell is does not depend on its company"
 
 
@@ -79,7 +79,7 @@ def test_what_cells_have_in_common_is_built_once_for_a_matrix(monkeypatch: pytes
 
     def told(*overrides: str) -> tuple[int, list[str]]:
         built.clear()
-        settings = config.load("smoke", overrides)
+        settings = config.load_config("smoke", overrides)
         matrix = cells(settings)
         Board.of_config(settings, matrix)
         assert all(each.spec.made_of is None and each.sources for each in matrix)
@@ -112,7 +112,7 @@ def test_what_cells_have_in_common_is_built_once_for_a_matrix(monkeypatch: pytes
 )
 def test_an_axis_that_makes_no_sense_gets_one_sentence(axes: str, sentence: str) -> None:
     with pytest.raises(UserError, match=f"^{sentence}") as error:
-        cells(config.load("smoke", [f"axes={axes}"]))
+        cells(config.load_config("smoke", [f"axes={axes}"]))
     assert "\n" not in str(error.value)
     assert len(str(error.value)) <= 300
 
@@ -149,57 +149,63 @@ DAPO = "grpo(clip_high=0.28, dual_clip=10)+overlong"
             ["methods=[grpo, clip_b, grpo+clip_b]"],
             r"methods 'clip_b' and 'grpo\+clip_b' are the same; name one",
         ),
-        (["methods=[grpo, dapo(clip_high=0.3)]"], r"method dapo stands for grpo.* and has no options; write that out"),
+        (
+            ["methods=[grpo, dapo(clip_high=0.3)]"],
+            r"method dapo is short for grpo.* and has no options; write",
+        ),
         (
             ["method_options.dapo.clip_high=0.3"],
-            r"method_options names 'dapo', which stands for grpo\(clip_high=0.28, dual_clip=10\)\+overlong; allowed: ",
+            r"method_options names 'dapo', which is short for grpo\(clip_high=0.28, dual_clip=10\)\+overlong; allowed",
         ),
         (
             ["method_options.clip_bb.share=0.3"],
             "method_options names 'clip_bb', which is neither objective nor control; allowed: .*; .* 'clip_b'",
         ),
         (["methods=[grpo, dapo+overlong]"], r"method 'dapo\+overlong', which is .*, names control overlong twice"),
-        (["methods=[grpo, nsr+overlong]"], "control overlong shapes rewards, and objective w_reinforce asks which"),
+        (
+            ["methods=[grpo, nsr+overlong]"],
+            "control overlong shapes rewards, but objective w_reinforce uses only which",
+        ),
     ],
 )
 def test_methods_that_make_no_sense_get_one_sentence_before_anything_runs(overrides: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=f"^{sentence}") as error:
-        cells(config.load("smoke", overrides))
+        cells(config.load_config("smoke", overrides))
     assert "\n" not in str(error.value)
 
 
 def test_a_correction_of_whole_responses_goes_with_a_product_of_tokens() -> None:
-    [one] = cells(config.load("smoke", ["methods=gmpo", "baseline=gmpo", *CORRECTED]))
+    [one] = cells(config.load_config("smoke", ["methods=gmpo", "baseline=gmpo", *CORRECTED]))
     assert one.identity["correction"]["level"] == "sequence"
 
 
-COMPARING = {"unlikeliness", "ucpo"}  # of the controls
-ALONE = {"ppo", "w_reinforce", "w_reinforce_ppo", "nsr", "psr"}  # of all others
+COMPARING = {"unlikeliness", "ucpo", "outcome_exploration"}  # of the controls
+ALONE = {"ppo", "w_reinforce", "w_reinforce_ppo", "nsr", "psr", "topr"}  # of all others
 
 
 @pytest.mark.parametrize("name", baselines.METHODS)
 def test_groups_of_one_are_for_methods_that_compare_nothing(name: str) -> None:
-    """A control stands here on an objective that takes a group of one."""
+    """The control is added to an objective that accepts groups of one response."""
     entry = baselines.METHODS[name]
     control = isinstance(entry, type) and issubclass(entry, Control)
     method = f"ppo+{name}" if control else name
     overrides = [f"methods=['{method}']", f"baseline='{method}'", "train.group=1"]
     if name in ALONE or (control and name not in COMPARING):
-        assert cells(config.load("smoke", overrides))
+        assert cells(config.load_config("smoke", overrides))
     else:
         with pytest.raises(UserError, match=r"train.group is 1, but method .* compares the responses to one prompt"):
-            cells(config.load("smoke", overrides))
+            cells(config.load_config("smoke", overrides))
 
 
 @pytest.mark.parametrize("twice", ["countdown, countdown", "countdown, countdown(count=3)"])
 def test_two_evaluations_of_one_name_are_refused(twice: str) -> None:
     with pytest.raises(UserError, match=r"eval.tasks 'countdown' and 'countdown.*' are both 'countdown', and one"):
-        cells(config.load("smoke", [f"eval.tasks={[*twice.split(', ')]}"]))
+        cells(config.load_config("smoke", [f"eval.tasks={[*twice.split(', ')]}"]))
 
 
 def test_a_cell_evaluates_each_task_under_the_name_that_the_table_asks_for() -> None:
     given = ["eval.tasks=[countdown, 'countdown(count=4)']", "eval.by_task={'countdown(count=4)': {k: 2}}"]
-    settings = config.load("smoke", given)
+    settings = config.load_config("smoke", given)
     matrix = cells(settings)
     board = Board.of_config(settings, matrix)
     assert board.expected[0].eval_tasks == ["countdown", "countdown(count=4)"]
@@ -209,7 +215,7 @@ def test_a_cell_evaluates_each_task_under_the_name_that_the_table_asks_for() -> 
     with pytest.raises(
         UserError, match=r"eval.by_task names 'countdown\(count=5\)', which is not evaluated; allowed: "
     ):
-        cells(config.load("smoke", [given[0], "eval.by_task={'countdown(count=5)': {k: 2}}"]))
+        cells(config.load_config("smoke", [given[0], "eval.by_task={'countdown(count=5)': {k: 2}}"]))
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])
@@ -238,7 +244,7 @@ def test_more_problems_than_a_split_has_are_refused_before_anything_runs(
 
 
 def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:
-    loaded = config.load("smoke", [f"results={tmp_path}"])
+    loaded = config.load_config("smoke", [f"results={tmp_path}"])
     one = cells(dataclasses.replace(loaded, tracking=config.Tracking("http://me:secret@host")))[0]
     one.spec.write(one.folder)
     assert one.config.tracking_uri == "http://me:secret@host"
@@ -248,7 +254,7 @@ def test_a_password_in_an_address_is_written_nowhere(tmp_path: Path) -> None:
 
 def test_a_marker_that_is_half_written_blocks_nothing(tmp_path: Path) -> None:
     """Another runner writes it now, or was killed while it did."""
-    settings = config.load("smoke", [f"results={tmp_path}"])
+    settings = config.load_config("smoke", [f"results={tmp_path}"])
     settings.folder.mkdir()
     (settings.folder / ".matrix.json.4567").write_text("{")
     matrix.claim(settings)
@@ -264,7 +270,7 @@ def test_a_marker_that_another_runner_writes_meanwhile_is_seen(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes with all that belongs to it right after the look at the marker, or at the folder."""
-    settings = config.load("smoke", [f"results={tmp_path}"])
+    settings = config.load_config("smoke", [f"results={tmp_path}"])
     settings.folder.mkdir()
     exists, iterdir = Path.exists, Path.iterdir
     looks: list[str] = []

@@ -1,4 +1,4 @@
-"""Tests the seam between a method and its components: what they declare, see and leave out, and what a gate does."""
+"""The interface between a method and its components: what they declare, receive and leave out, and gates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def table(**more: type[Component] | Composition) -> Mapping[str, type[Component]
 
 
 def control(declared: object = frozenset(), **verbs: object) -> type[Control]:
-    """Makes a control of these verbs; `declared` are its needs."""
+    """Make a control of these verbs; `declared` are its needs."""
     return dataclass(frozen=True)(type("Mine", (Control,), {"needs": declared, **verbs}))
 
 
@@ -46,8 +46,8 @@ def loss(method: Method, c: Case) -> Tensor:
     [
         (
             frozenset({"sum_p"}),
-            "a name in needs of method mine is 'sum_p'; allowed: entropy_grad, entropy_now, ref_logp, sum_p2, values; "
-            "did you mean 'sum_p2'?",
+            "a name in needs of method mine is 'sum_p'; allowed: entropy_grad, entropy_now, min_p, ref_logp, sum_p2, "
+            "values; did you mean 'sum_p2'?",
         ),
         (
             "sum_p2",
@@ -173,7 +173,7 @@ def test_what_a_component_sees_can_be_shown() -> None:
 
 @dataclass(frozen=True)
 class Anchored(Grpo):
-    """Pulls every token's log p to -1, whatever its advantage."""
+    """Pulls every token's log p to -1, for any advantage."""
 
     def surrogate(self, view: View) -> Tensor:
         return super().surrogate(view) - (view.current.logp + 1) ** 2
@@ -181,7 +181,7 @@ class Anchored(Grpo):
 
 @dataclass(frozen=True)
 class Scaled(Grpo):
-    """Declares anew what holds for its surrogate, too."""
+    """Redeclares a property that its surrogate keeps."""
 
     silent_without_signal = True
 
@@ -248,7 +248,7 @@ def test_skipping_responses_leaves_no_gradient_out(spec: str) -> None:
 
 
 def test_a_gradient_without_an_advantage_is_learned_from() -> None:
-    """Compares an objective whose surrogate is not 0 at advantage 0 with its formula, where no token has a signal."""
+    """Compare an objective whose surrogate is not 0 at advantage 0 with its formula, where no token has a signal."""
     c = case(2)
     c.batch = dataclasses.replace(c.batch, rewards_B=torch.zeros_like(c.batch.rewards_B))
     method = Method.of("anchored", table(**OWN))
@@ -348,7 +348,7 @@ class Penalty(Control):
         return rewards_B - 0.5 * (batch.lengths_B > 4)
 
 
-def test_marks_reach_each_part_of_a_minibatch_and_nobody_else() -> None:
+def test_marks_reach_each_part_of_a_minibatch_and_no_other_component() -> None:
     c = case(4)
     method = Method.of("marking+entropy_bonus(coefficient=0.5)", table(marking=Marking))
     signal = method.signal(c.old, c.batch, [c.batch])
@@ -432,7 +432,7 @@ def test_the_metrics_say_what_each_part_has_done() -> None:
 
 
 @pytest.mark.parametrize("spec", ["siren", "clip_servo(gain=1)", "clip_predict(target=0.5)"])
-def test_a_control_hears_of_itself_by_whatever_name_it_is_registered(spec: str) -> None:
+def test_a_control_observes_its_own_metrics_under_any_registered_name(spec: str) -> None:
     name, c = spec.partition("(")[0], case(4)
     heard = []
     for called in (name, "mine"):
@@ -446,7 +446,7 @@ def test_a_control_hears_of_itself_by_whatever_name_it_is_registered(spec: str) 
 # Names for what is made of others
 
 
-def test_a_composition_is_what_it_stands_for() -> None:
+def test_a_composition_equals_its_spec() -> None:
     entries = table(
         wide=Composition("grpo(clip_high=0.28)+clip_b(share=0.1)", "arXiv:2503.14476", "Opens the clip."),
         wider=Composition("wide+entropy_bonus", "arXiv:2503.14476", "Adds a bonus."),
@@ -455,7 +455,7 @@ def test_a_composition_is_what_it_stands_for() -> None:
     written = Method.of("grpo(clip_high=0.28)+clip_b(share=0.1)+entropy_bonus+clip_v(share=0.2)", table())
     assert named.identity() == written.identity()
     assert named.name == "wider+clip_v"
-    with pytest.raises(UserError, match=r"^method wide stands for grpo.* and has no options"):
+    with pytest.raises(UserError, match=r"^method wide is short for grpo.* and has no options"):
         Method.of("wide(clip_high=0.3)", entries)
     with pytest.raises(UserError, match=r"method 'ppo\+wide', which is ppo\+grpo.*\+clip_b\(.*\), has 2 objectives"):
         Method.of("ppo+wide", entries)

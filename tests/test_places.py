@@ -1,4 +1,4 @@
-"""Results in places of all kinds, and machines that are set up in odd ways: it works, or says what it needs."""
+"""Results in unusual places, and machines with unusual set-ups: they work, or a message says what is missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ODD = "Ergebnisse für 方法 🙂 & 'co'"
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns results of a matrix that ran in a folder with an odd name, without a home and in a plain locale."""
+    """Return results of a matrix that ran in a folder with an odd name, without a home and in a plain locale."""
     results = tmp_path_factory.mktemp("places") / ODD
     plain = {name: value for name, value in os.environ.items() if name != "HOME" and not name.startswith("LC_")}
     cache = str(models.default_cache())  # made before, wherever that is
@@ -71,7 +71,7 @@ def test_a_folder_with_an_odd_name_holds_results_as_any_other(odd: Path, capsys:
 
 @pytest.fixture
 def read_only(odd: Path, tmp_path: Path) -> Iterator[Path]:
-    """Returns a copy of the results on a file system where nothing can be written."""
+    """Return a copy of the results on a file system where nothing can be written."""
     place = Path(shutil.copytree(odd, tmp_path / "copy"))
     mount = ["mount", "--bind", str(place), str(place)]
     again = ["mount", "-o", "remount,ro,bind", str(place)]
@@ -118,7 +118,7 @@ def test_where_no_file_can_be_locked_a_file_is_the_lock(
         locks.lock(tmp_path / "mlflow.lock").acquire(timeout=0)
 
 
-def test_who_has_no_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_a_message_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(user: int) -> NoReturn:
         raise KeyError(user)
 
@@ -134,7 +134,7 @@ def test_a_clock_that_goes_backwards_disturbs_no_cell(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "write_log", lambda place: None)
-    [cell] = matrix.cells(config.load("smoke", [*SHORT, f"results={tmp_path / 'results'}"]))
+    [cell] = matrix.cells(config.load_config("smoke", [*SHORT, f"results={tmp_path / 'results'}"]))
     now = iter(range(10**9, 0, -3600))
     monkeypatch.setattr(time, "time", lambda: float(next(now)))
     prepare_cell(cell)

@@ -16,7 +16,7 @@ from places import REPOSITORY
 from benchmarks.patience import HANG
 from docs import generate
 from harness import cli, config, matrix
-from harness.commands.common import load
+from harness.commands.common import config_of_arguments
 
 README = (REPOSITORY / "README.md").read_text()
 USING = (REPOSITORY / "docs/using.md").read_text()
@@ -94,7 +94,7 @@ def test_slow_commands_are_parsed(command: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     arguments = cli.parse_command(shlex.split(command)[1:])
     if getattr(arguments, "config", None):
-        assert matrix.cells(load(arguments))
+        assert matrix.cells(config_of_arguments(arguments))
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("make")])
@@ -105,7 +105,7 @@ def test_make_targets_exist(command: str, locked: list[str]) -> None:
 
 def test_mlflow_is_shown_the_store_that_runs_write() -> None:
     (command,) = (command for command in COMMANDS if command.startswith("mlflow"))
-    assert shlex.split(command)[-1] == config.load("demo").tracking_uri
+    assert shlex.split(command)[-1] == config.load_config("demo").tracking_uri
 
 
 def masked(text: str) -> list[str]:
@@ -141,9 +141,9 @@ def test_python_means_the_same_cells(folder: Path) -> None:
 
 def test_the_configuration_plans(tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(CONFIGURATION)
-    planned = matrix.cells(config.load(str(tmp_path / "my.yaml")))
+    planned = matrix.cells(config.load_config(str(tmp_path / "my.yaml")))
     assert len(planned) == 4 * 5
-    assert planned[0].config.rollout.max_new_tokens == config.load("demo").rollout.max_new_tokens
+    assert planned[0].config.rollout.max_new_tokens == config.load_config("demo").rollout.max_new_tokens
     assert yaml.safe_load(CONFIGURATION)["base"] == "demo"
 
 

@@ -1,4 +1,4 @@
-"""The reference pages are what the code gives, and the table of metrics is what real steps log."""
+"""The reference pages equal what the code generates, and the table of metrics equals what real steps log."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ NAMES: dict[str, Iterable[str]] = {
     "task": ["countdown"],
     "verdict": list(Verdict),
     "level": ["token", "sequence"],
+    "sign": ["positive", "negative"],
     "quadrant": ["positive_above", "positive_below", "negative_above", "negative_below"],
     "statistic": ["mean", "std", *dynamics.QUANTILES],
 }
@@ -108,7 +109,7 @@ PATTERNS = {"number": r"\w+", "k": r"\d+", "n": r"\d+", "end": "low|high"}
 
 
 def pattern_of(metric: LoggedMetric) -> re.Pattern[str]:
-    """Return the keys that an entry of the table stands for."""
+    """Return the keys that an entry of the table covers."""
     parts = re.split(r"\{(\w+)\}", metric.key)
     for place in range(1, len(parts), 2):
         name = parts[place]
@@ -144,7 +145,7 @@ def test_what_is_logged_at_every_step_is(keys: dict[str, set[str]]) -> None:
     for metric in METRICS:
         if not metric.condition:
             for logged_keys in keys.values():
-                assert metric.key.format(level="token") in logged_keys
+                assert metric.key.format(level="token", sign="positive") in logged_keys
 
 
 @pytest.mark.slow
@@ -160,7 +161,7 @@ def test_every_placeholder_is_explained() -> None:
     assert used == logged.PLACEHOLDERS.keys() == NAMES.keys() | PATTERNS.keys()
 
 
-def test_no_key_stands_twice() -> None:
+def test_no_key_is_listed_twice() -> None:
     names = [metric.key for metric in METRICS]
     assert len(set(names)) == len(names)
 

@@ -1,4 +1,4 @@
-"""Ranks that torchrun started meet, on several machines too; one that is gone ends all of them with a reason."""
+"""Ranks that torchrun started meet, also on several machines; if one is lost, all end with a reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 @contextmanager
 def machines(folder: Path, *program: str) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Starts torchrun twice with a rank each, as on two machines."""
+    """Start torchrun twice with a rank each, as on two machines."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
@@ -49,7 +49,7 @@ def machines(folder: Path, *program: str) -> Iterator[list[subprocess.Popen[byte
 
 
 def ranks_of(folder: Path) -> list[int]:
-    """Returns the processes of the cell that torchrun has started."""
+    """Return the processes of the cell that torchrun has started."""
     found = []
     for number in at_work(folder):
         with contextlib.suppress(OSError):

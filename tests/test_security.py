@@ -1,4 +1,4 @@
-"""Nothing that somebody else wrote is run: the claims of docs/security.md that no other test holds."""
+"""Untrusted text is never run: the claims of docs/security.md that no other test covers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNPICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "ma
 
 
 def calls() -> Iterator[tuple[str, str, ast.Call]]:
-    """Yields each call in the code with its place and the name of what is called."""
+    """Yield each call in the code with its place and the name of what is called."""
     for top in TOPS:
         for path in sorted((REPOSITORY / top).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
@@ -67,9 +67,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_plugin_is_imported_only_where_it_is_named(folder: Path) -> None:
     (folder / "not_named.py").write_text("from pathlib import Path\nMETHODS = {}\nPath('imported').touch()\n")
-    cells(config.load("smoke"))
+    cells(config.load_config("smoke"))
     assert not (folder / "imported").exists()
-    cells(config.load("smoke", ["plugins=[not_named]"]))
+    cells(config.load_config("smoke", ["plugins=[not_named]"]))
     assert (folder / "imported").exists()
 
 
@@ -106,9 +106,9 @@ def test_a_matrix_has_no_name_that_leads_out_of_the_results(name: str, tmp_path:
     path = tmp_path / "odd.yaml"
     path.write_text(f'base: smoke\nname: "{name}"'.replace("\\", "\\\\").replace("\0", "\\0"))
     with pytest.raises(UserError, match=r"name is|a character that is not valid"):
-        config.load(str(path))
+        config.load_config(str(path))
 
 
 def test_no_spec_leads_out_of_the_results(tmp_path: Path) -> None:
-    loaded = config.load("smoke", [f"results={tmp_path}", "tasks='countdown(count=3)'"])
+    loaded = config.load_config("smoke", [f"results={tmp_path}", "tasks='countdown(count=3)'"])
     assert all(cell.folder.resolve().parent == tmp_path / "smoke" for cell in cells(loaded))

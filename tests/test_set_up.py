@@ -1,4 +1,4 @@
-"""set_up.py and the Makefile: which Python they take, what they say where none fits, and what `make test` runs."""
+"""set_up.py and the Makefile: the choice of Python, the message if none fits, and the commands of `make test`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_refusal_ends_the_script_before_anything_is_made(tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-def test_make_says_so_where_there_is_no_python(programs: Path) -> None:
+def test_make_reports_a_missing_python(programs: Path) -> None:
     for name in ("make", "sh", "test", "echo"):
         (programs / name).symlink_to(shutil.which(name, path=os.defpath) or pytest.skip(f"{name} is not installed"))
     command = ["make", ".venv/ready", "--always-make"]

@@ -1,4 +1,4 @@
-"""Two minutes of the soak of benchmarks/soak.py, which takes an hour by itself."""
+"""Two minutes of the soak of benchmarks/soak.py, which takes an hour in full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks import soak
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_matrix_whose_processes_are_killed_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_a_matrix_whose_processes_are_killed_ends_with_the_same_results(tmp_path: Path) -> None:
     """Also while its base model is made, while problems are filtered by it, and while its MLflow store is made."""
     harm, looks = soak.soak(tmp_path, cells=8, kills=12, minutes=5, seed=0)
     for moment, victim in soak.ONCE:
@@ -20,7 +20,7 @@ def test_a_matrix_whose_processes_are_killed_ends_as_if_nothing_had_been(tmp_pat
 
 
 def test_files_that_outlive_their_cells_are_found() -> None:
-    """Not those that come and go, nor those from before the first cell."""
+    """Ignores short-lived processes, and processes from before the first cell."""
     always, database = {"3 pipe:[1]"}, "9 /results/mlflow.db"
     looks = [soak.Look(done, {*always, database, f"5 pipe:[{done}]"}, 0) for done in range(9)]
     assert soak.kept_open(looks) == set()

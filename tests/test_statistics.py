@@ -331,7 +331,7 @@ def test_iqm_interval_is_that_of_the_jackknife() -> None:
 
 
 def test_ranks_are_all_places_that_the_order_leaves() -> None:
-    """By enumeration: the places of each method in every order in which no method stands before one that beats it."""
+    """By enumeration: the places of each method in all orders in which no method precedes one that beats it."""
     random = np.random.default_rng(0)
     for _ in range(30):
         low_M = random.random(5)

@@ -1,22 +1,66 @@
-"""Docstrings say what a thing returns or does."""
+"""Text and names: plain words, docstrings that name the thing, public names that a search finds once."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
 
 from places import REPOSITORY
 
-TOPS = ("harness", "baselines", "tasks", "entrobench", "benchmarks")
+TOPS = ("harness", "baselines", "tasks", "entrobench")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+PLAIN = re.compile(
+    r"\b(told|said|anew|nobody|somebody|whatever|is no|are no|those that|so many|beside|to be had|be it|stands)\b",
+    re.IGNORECASE,
+)
+SHARED = {"main", "add", "call"}  # the entry of a script, and the two functions of each command
 
 
-def test_no_docstring_begins_with_a_relative_clause() -> None:
-    found = {
-        f"{path.relative_to(REPOSITORY)}:{getattr(node, 'lineno', 1)}": text.splitlines()[0]
-        for top in TOPS
-        for path in (REPOSITORY / top).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+def modules() -> Iterator[tuple[Path, ast.Module]]:
+    for top in TOPS:
+        for path in sorted((REPOSITORY / top).rglob("*.py")):
+            yield path.relative_to(REPOSITORY), ast.parse(path.read_text())
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """Yield all that people read: code with its messages, pages, configurations and templates."""
+    for top in (*TOPS, "benchmarks", "docs", "configs"):
+        for path in sorted((REPOSITORY / top).rglob("*")):
+            if path.suffix in (".py", ".md", ".yaml", ".j2", ".js"):
+                yield path.relative_to(REPOSITORY), path.read_text()
+    for name in ("README.md", "CONTRIBUTING.md", "set_up.py", "Makefile"):
+        yield Path(name), (REPOSITORY / name).read_text()
+
+
+def test_words_are_those_of_an_engineer() -> None:
+    odd = [
+        f"{path}:{number}: {line.strip()}"
+        for path, text in texts()
+        for number, line in enumerate(text.splitlines(), 1)
+        if PLAIN.search(line)
+    ]
+    assert not odd, "\n".join(odd)
+
+
+def test_docstrings_name_the_thing() -> None:
+    first_lines = {
+        f"{path}:{getattr(node, 'lineno', 1)}": text.splitlines()[0]
+        for path, tree in modules()
+        for node in ast.walk(tree)
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node))
     }
-    assert len(found) > 300
-    assert not {place: line for place, line in found.items() if line.startswith(("What ", "Of "))}
+    assert len(first_lines) > 300
+    roundabout = ("What ", "Of ", "Returns ", "Who ", "Those ")
+    assert not {place: line for place, line in first_lines.items() if line.startswith(roundabout)}
+
+
+def test_a_public_name_of_a_module_exists_once() -> None:
+    places = defaultdict(list)
+    for path, tree in modules():
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path))
+    assert not {name: paths for name, paths in places.items() if len(paths) > 1 and name not in SHARED}

@@ -1,4 +1,4 @@
-"""The loop on the real model: repeatable bit for bit, indifferent to how tokens are split, stoppable at any moment."""
+"""The loop on the real model: repeatable bit for bit, independent of how tokens are split, stoppable anywhere."""
 
 from __future__ import annotations
 
@@ -178,6 +178,20 @@ def test_micro_batches_give_the_gradient_of_one_big_batch(method: str, tmp_path:
     assert any(big.abs().max() > 1e-4 for big in gradients[0])
 
 
+def test_the_batch_of_a_step_says_which_answers_are_equal(tmp_path: Path) -> None:
+    trainer = build(tmp_path, "outcome_exploration")
+    collected = trainer.collector.collect(1, Stopwatch())
+    numbers = trainer.batch_of(collected, 1).answers_B.tolist()
+    size, seen = len(collected.groups[0]), set()
+    texts = [judged.text for group in collected.judged for judged in group]
+    for start in range(0, len(texts), size):
+        for i in range(start, start + size):
+            for j in range(start, start + size):
+                assert (numbers[i] == numbers[j]) == (texts[i] == texts[j])
+                seen.add(texts[i] == texts[j] and i != j)
+    assert seen == {True, False}
+
+
 def test_a_step_does_not_depend_on_the_order_in_which_groups_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +349,7 @@ def test_a_cell_whose_entropy_collapses_ends_after_that_step(tmp_path: Path) -> 
 
 
 def test_cells_of_a_matrix_have_their_own_folders(tmp_path: Path) -> None:
-    planned = matrix.cells(config.load("demo", [f"results={tmp_path}"]))
+    planned = matrix.cells(config.load_config("demo", [f"results={tmp_path}"]))
     assert len({c.folder for c in planned}) == 21
 
 

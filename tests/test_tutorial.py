@@ -1,6 +1,6 @@
 """The tutorial works: its files are written and its commands run in order, in one folder.
 
-Runs are in miniature. The commands run in this process, so that imports are shared; cells are processes of their own.
+The runs are miniatures. The commands run in this process, so that imports are shared; cells are separate processes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""A wheel holds all that is needed: installed from it, the command works in an empty folder, without the repository.
-An editable installation, as the README makes it, is not disturbed by files of the current folder."""
+"""The wheel is complete: after installing it, the command works in an empty folder, without the repository.
+
+An editable installation, as in the README, is not disturbed by files of the current folder.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def call(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository, since building leaves files beside the sources."""
+    """A copy of the repository, since building leaves files next to the sources."""
     folder = tmp_path_factory.mktemp("source")
     for name in PACKAGES:
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,9 +1,9 @@
-"""vLLM on a GPU: is it the model that is trained after every update, what does resting give back, how fast is it?
+"""vLLM on a GPU: agreement with the trained model after every update, memory freed by a rest, and speed.
 
     python -m benchmarks.gpu.engine [updates]
 
-A random Qwen2 model of 0.5 B parameters (tied head) is changed, synchronised and sampled from, with a rest before each
-synchronisation; the differences of log-probabilities are to transformers in float32 and in bfloat16, the engine's type.
+A random Qwen2 model of 0.5 B parameters (tied head) is changed, synchronized and sampled, with a rest before each
+synchronization. Log-probabilities are compared with transformers in float32 and in bfloat16, the engine's type.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SHAPE = {
 }
 
 
-def sampled(engine: Engine) -> tuple[list[list[Rollout]], float]:
-    """Responses, and how many tokens of them a second."""
+def sample(engine: Engine) -> tuple[list[list[Rollout]], float]:
+    """Return responses, and their tokens per second."""
     start = time.perf_counter()
     groups = engine.generate(PROMPTS, 8, seeds=range(len(PROMPTS)), temperature=1.0, max_new_tokens=256)
     tokens = sum(len(rollout.response) for group in groups for rollout in group)
@@ -48,19 +48,20 @@ def sampled(engine: Engine) -> tuple[list[list[Rollout]], float]:
 
 @torch.no_grad()
 def differences(model: PreTrainedModel, groups: list[list[Rollout]]) -> torch.Tensor:
-    """Returns how far the engine's log-probabilities are from the model's, on some of the responses."""
-    found = []
+    """Return the differences of log p between the engine and the model, on some of the responses."""
+    differences_of_responses = []
     for rollout in (group[0] for group in groups[:16]):
         ids = torch.tensor([rollout.prompt + rollout.response], device="cuda")
         hidden_TD = model.model(input_ids=ids).last_hidden_state[0, len(rollout.prompt) - 1 : -1]
         logp_TV = torch.log_softmax(wide_product(hidden_TD, model.lm_head.weight.T), -1)
         targets_T1 = torch.tensor(rollout.response, device="cuda")[:, None]
-        found.append((logp_TV.gather(1, targets_T1)[:, 0] - torch.tensor(rollout.logp, device="cuda")).abs())
-    return torch.cat(found)
+        engine_logp_T = torch.tensor(rollout.logp, device="cuda")
+        differences_of_responses.append((logp_TV.gather(1, targets_T1)[:, 0] - engine_logp_T).abs())
+    return torch.cat(differences_of_responses)
 
 
 def used_gib() -> float:
-    """Returns what is used of the whole device, by whatever process."""
+    """Return the used memory of the device, of all processes together."""
     free, total = torch.cuda.mem_get_info()
     return (total - free) / 2**30
 
@@ -84,17 +85,19 @@ def main(updates: int = 5) -> None:
         engine.load(model)
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-        groups, speed = sampled(engine)
-        again, _ = sampled(engine)
-        exact, same_type = (differences(each, groups) for each in (model, copy.deepcopy(model).to(torch.bfloat16)))
-        repeated = sum(
-            a.response == b.response for g, h in zip(groups, again, strict=True) for a, b in zip(g, h, strict=True)
-        )
+        groups, speed = sample(engine)
+        again, _ = sample(engine)
+        to_float32 = differences(model, groups)
+        to_bfloat16 = differences(copy.deepcopy(model).to(torch.bfloat16), groups)
+        repeated = 0
+        for group, same_group in zip(groups, again, strict=True):
+            for rollout, same_rollout in zip(group, same_group, strict=True):
+                repeated += rollout.response == same_rollout.response
         rows.append(
             [
                 str(update),
-                f"{exact.mean():.4f} / {exact.max():.3f}",
-                f"{same_type.mean():.4f} / {same_type.max():.3f}",
+                f"{to_float32.mean():.4f} / {to_float32.max():.3f}",
+                f"{to_bfloat16.mean():.4f} / {to_bfloat16.max():.3f}",
                 f"{repeated} of {8 * len(PROMPTS)}",
                 f"{1000 * seconds:.0f}",
                 f"{awake:.1f} / {resting:.1f}",
@@ -114,9 +117,9 @@ def main(updates: int = 5) -> None:
     engine.rest()
     embedded = EmbeddedEngine(EOS, "cuda", torch.bfloat16)
     embedded.load(model)
-    sampled(embedded)
-    show("The embedded engine on the same", ["", "tokens/s"], [["0.5 B parameters", f"{sampled(embedded)[1]:,.0f}"]])
-    engine.load(model)  # vLLM ends with complaints about memory where it ends asleep
+    sample(embedded)
+    show("The embedded engine on the same", ["", "tokens/s"], [["0.5 B parameters", f"{sample(embedded)[1]:,.0f}"]])
+    engine.load(model)  # vLLM warns about memory if it ends while asleep
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Everything that asks for a GPU, on a machine without a network (docs/gpu.md says what it must have):
+# Run everything that needs a GPU, on a machine without a network (docs/gpu.md lists its requirements):
 #     benchmarks/gpu/run.sh WHEELS OUT [key=value ...]
 # WHEELS is a folder filled by wheels.sh; OUT gets the gpu tests' output, the records of the matrix and its leaderboard.
-# What fails is named at the end and keeps nothing else from running.
+# A failed step does not stop the others; failures are listed at the end.
 set -euo pipefail
 wheels=$(realpath "${1:?usage: run.sh WHEELS OUT [key=value ...]}")
 mkdir -p "${2:?usage: run.sh WHEELS OUT [key=value ...]}"
@@ -11,7 +11,7 @@ shift 2
 cd "$(dirname "$0")/../.."
 site=$(mktemp -d)
 python3 -m pip install -q --no-index --no-deps --no-compile --target "$site" "$wheels"/*.whl
-# What the machine has comes first: its torch and all that was built for it.
+# The machine's own packages come first: its torch, and the packages built for it.
 export PYTHONPATH="$PWD:$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'):$site" PYTHONUNBUFFERED=1
 failed=()
 step() { # a file in OUT, and the command whose output it gets

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fetch what a GPU machine without a network lacks beside torch and transformers:
+# Download the packages that a GPU machine without a network lacks, except torch and transformers:
 #     benchmarks/gpu/wheels.sh FOLDER [python version, 3.12] [architecture, x86_64]
-# mlflow-skinny with sqlalchemy and alembic is all of MLflow that runs and leaderboards need.
+# Runs and leaderboards need only mlflow-skinny with sqlalchemy and alembic from MLflow.
 set -euo pipefail
 folder=${1:?usage: wheels.sh FOLDER [PYTHON_VERSION] [ARCHITECTURE]}
 version=${2:-3.12}
@@ -10,7 +10,7 @@ platforms=()
 for glibc in 39 34 28 27 24 17; do platforms+=(--platform "manylinux_2_${glibc}_${arch}"); done
 fetch=(python3 -m pip download -qq --only-binary=:all: --implementation cp --python-version "$version"
     "${platforms[@]}" --platform "manylinux2014_${arch}" -d "$folder")
-"${fetch[@]}" pydantic # with what it needs, since pydantic-core must be of the very same version
+"${fetch[@]}" pydantic # with its dependencies, because pydantic-core must have exactly the matching version
 "${fetch[@]}" --no-deps \
     omegaconf==2.4.0 lm-eval==0.4.13 mlflow-skinny==3.17.2 mlflow-tracing==3.17.2 sqlalchemy alembic mako greenlet \
     datasets==5.2.0 dill multiprocess xxhash evaluate more-itertools pytablewriter dataproperty mbstrdecoder \
@@ -19,5 +19,5 @@ fetch=(python3 -m pip download -qq --only-binary=:all: --implementation cp --pyt
     opentelemetry-semantic-conventions python-dotenv sqlparse starlette uvicorn google-auth pyasn1 pyasn1-modules \
     scikit-learn joblib threadpoolctl narwhals sacrebleu portalocker tabulate colorama lxml absl-py six \
     protobuf zipp cloudpickle rich cryptography cffi pycparser
-# These come as sources alone; they are pure Python, so their wheels fit every machine.
+# These are published as source only; they are pure Python, so their wheels fit every machine.
 python3 -m pip wheel -qq --no-deps -w "$folder" sqlitedict rouge-score

@@ -7,9 +7,7 @@ from urllib.parse import unquote, unquote_plus
 
 HIDDEN = "***"
 SCHEMES = ("http", "https", "file", "sqlite", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
-SCHEME = re.compile(
-    r"([A-Za-z][A-Za-z0-9-]*)((?:\+[A-Za-z0-9_]+)?):"
-)  # with the driver of a database, such as postgresql+psycopg
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9-]*)((?:\+[A-Za-z0-9_]+)?):")  # such as postgresql+psycopg:, with a driver
 HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 FOLDER = re.compile(r"[^:@?#=&;%\s]+")  # a store of files, without a scheme
 LOCAL = ("sqlite", "file")  # their paths are on this machine
@@ -46,8 +44,10 @@ def visible_address(uri: str) -> str:
 
 def before_any(text: str, signs: str) -> tuple[str, str]:
     """Split a text before the first of some characters."""
-    end = next((place for place, sign in enumerate(text) if sign in signs), len(text))
-    return text[:end], text[end:]
+    for place, sign in enumerate(text):
+        if sign in signs:
+            return text[:place], text[place:]
+    return text, ""
 
 
 def may_be_written(uri: str) -> bool:
@@ -71,11 +71,12 @@ def without_address(text: str, uri: str) -> str:
     visible = visible_address(uri)
     text = text.replace(uri, visible)
     written_ways = (uri, unquote(uri), unquote_plus(uri))
-    parts = {part for way in written_ways for part in BETWEEN_PARTS.split(way)}
+    parts = set[str]().union(*map(BETWEEN_PARTS.split, written_ways))
     secret_parts = parts - {*BETWEEN_PARTS.split(visible), ""}
     for part in sorted(secret_parts, key=len, reverse=True):
-        # A short part, such as a user named db, would otherwise hide the middles of other words.
-        pattern = re.escape(part) if len(part) >= DISTINCT else rf"(?<!\w){re.escape(part)}(?!\w)"
+        pattern = re.escape(part)
+        if len(part) < DISTINCT:  # only as a whole word: a user named db must not hide the middles of other words
+            pattern = rf"(?<!\w){pattern}(?!\w)"
         text = re.sub(pattern, HIDDEN, text)
     return text
 

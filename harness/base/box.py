@@ -21,7 +21,7 @@ class Box:
 
 
 def last_box(text: str, *, literal: bool = False) -> str | None:
-    """Return the content of the last box; None if there is no box or the last one is cut off."""
+    """Return the content of the last box; None without a box, or if the last one is cut off."""
     box = find_box(text, literal=literal)
     return None if box is None or box.cut_off else box.content
 

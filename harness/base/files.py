@@ -18,43 +18,43 @@ import yaml
 from harness.base import seal
 from harness.base.errors import Damaged, Taken, Unwritten, UserError
 
-YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast, but optional
 
 
 def default_cache() -> Path:
     """Return the folder that keeps models and problem sets."""
-    if given := os.environ.get("ENTROBENCH_CACHE"):
-        return Path(given)
+    if folder := os.environ.get("ENTROBENCH_CACHE"):
+        return Path(folder)
     try:
         return Path.home() / ".cache" / "entrobench"
-    except RuntimeError as error:  # neither HOME nor the system says where that is
+    except RuntimeError as error:  # HOME is not set, and the system has no entry for the user
         raise UserError("this user has no home folder, where models are kept; set ENTROBENCH_CACHE") from error
 
 
 TEMPORARY = re.compile(r"\..+\.(\d+)")  # a file that is being written, with the id of the process that writes it
 
 # The lease's directory of each cell that this process holds, by the cell's folder: files of a cell are written there
-# before they are put in place (cells/lease.py says why). This is state of the process on purpose. A lease is held by a
-# process, and whatever writes into the cell's folder must go through it, in each of its threads and below each library:
-# a writer that was not handed the lease would write past the fence. A context variable would not reach threads.
+# before they are put in place (cells/lease.py says why). This is global on purpose. A lease belongs to a process, and
+# every write into the cell's folder must go through it, from any thread and from inside any library. If the lease were
+# an argument, one call that lacks it would write past the fence unnoticed; a context variable would not reach threads.
 lease_dirs: dict[Path, Path] = {}
 
 
 @contextlib.contextmanager
 def temporary_path(path: Path, writer: int | None = None) -> Iterator[Path]:
-    """Yield the path at which this process writes what becomes `path`; it is removed if writing fails.
+    """Yield the path of a temporary file or folder, which the caller renames to `path`; it is removed after an error.
 
-    `writer`: the process whose id is in its name, where several processes write one folder together. Raises Taken if
+    `writer`: the process id in its name, if several processes write one folder together. Raises Taken if
     another process has taken over the cell.
     """
     folder = next((folder for folder in lease_dirs if folder in path.parents), path.parent)
-    room = lease_dirs.get(folder, folder)
-    temporary = room / f".{path.name}.{writer or os.getpid()}"
+    directory = lease_dirs.get(folder, folder)
+    temporary = directory / f".{path.name}.{writer or os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
     except FileNotFoundError as error:
-        if folder.exists() and not room.exists():
+        if folder.exists() and not directory.exists():
             raise Taken(folder) from error
         raise
     except BaseException as error:
@@ -65,7 +65,7 @@ def temporary_path(path: Path, writer: int | None = None) -> Iterator[Path]:
 
 
 def unwritten(error: BaseException) -> str | None:
-    """Return why nothing can be written at some place; None for all other errors."""
+    """Return the reason if an error says that a place cannot be written to; None for all other errors."""
     known = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
     if isinstance(error, OSError) and error.errno in known:
         return os.strerror(error.errno)
@@ -91,6 +91,7 @@ def atomic(path: Path) -> Iterator[IO[bytes]]:
     with temporary_path(path) as temporary:
         with open(temporary, "wb") as file:
             yield file
+            # Before the rename: after a power failure the new name must not belong to a file without its content.
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -107,7 +108,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             if file.is_file():
                 file.chmod(file.stat().st_mode | readable)  # safetensors lets only the owner read what it writes
             flush_to_disk(file)
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)  # a rename replaces only an empty folder
         os.rename(temporary, path)
 
 
@@ -132,7 +133,7 @@ def flush_to_disk(path: Path) -> None:
 def append(path: Path, text: str) -> None:
     """Append to a file; the text is on disk when this returns."""
     with temporary_path(path) as temporary:
-        # By way of the lease's directory: the file cannot be opened any more once another process has removed that.
+        # Through the lease's directory: after another process has removed that, the file can no longer be opened.
         through_lease = temporary.parent / os.path.relpath(path, temporary.parent)
         with open(through_lease, "a") as file:
             file.write(text)

@@ -1,4 +1,4 @@
-"""Who something is: all that defines it as plain values, and the hash of them."""
+"""Identities: plain values that define a component, a model or a cell, and the hash of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def component_identity(component: Any) -> dict[str, Any]:
-    """Returns the name of a dataclass with its fields."""
+    """Return the name of a component's class, and its options."""
     return {"component": type(component).__name__, **dataclasses.asdict(component)}
 
 
@@ -18,5 +18,5 @@ def hash_of(identity: Any) -> str:
 
 
 def key(identity: Any) -> str:
-    """Returns the short form, for names of folders."""
+    """Return the short hash of an identity, for ids and names of folders."""
     return hash_of(identity)[:12]

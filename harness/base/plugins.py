@@ -16,13 +16,7 @@ from harness.base.errors import UserError, short, shown
 T = TypeVar("T")
 OFFERS = {"METHODS": "entrobench.methods", "TASKS": "entrobench.tasks"}  # tables of a module, groups of entry points
 NAME = re.compile(r"[A-Za-z_][\w-]{0,99}")  # as it is written in a configuration file
-OURS = (
-    "baselines",
-    "configs",
-    "entrobench",
-    "harness",
-    "tasks",
-)  # our packages, which a plugin of the same name would hide
+OURS = ("baselines", "configs", "entrobench", "harness", "tasks")  # packages that a plugin of that name would hide
 
 
 def extend_table(
@@ -66,7 +60,7 @@ def plugin_entries(offer: str, plugins: Iterable[str]) -> Iterator[tuple[str, An
         if plugin in OURS:
             raise UserError(f"plugin {plugin} has the name of a package of entrobench; give the file another name")
         module = import_plugin(plugin)
-        if not any(hasattr(module, each) for each in OFFERS):
+        if not any(hasattr(module, name) for name in OFFERS):
             raise UserError(
                 f"plugin {plugin} has neither {' nor '.join(OFFERS)}; it was read from {module_origin(module)}"
             )
@@ -94,7 +88,9 @@ def import_plugin(plugin: str) -> ModuleType:
     except ImportError as error:
         raise UserError(f"plugin {short(plugin)} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:  # the plugin's own code may raise any type
-        reason = f"{type(error).__name__}: {short(str(error))}" if str(error) else type(error).__name__
+        reason = type(error).__name__
+        if str(error):
+            reason += f": {short(str(error))}"
         raise UserError(f"plugin {short(plugin)} raises an error when it is imported ({reason})") from error
 
 

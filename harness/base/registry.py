@@ -59,7 +59,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
     for part in split(inside or "", ","):
         if not part.strip():
             continue
-        key, equals, written = (each.strip() for each in part.partition("="))
+        key, equals, written = (text.strip() for text in part.partition("="))
         if not equals:
             raise UserError(f"{shown(part.strip())} in {shown(spec)} is not an option; write key=value")
         if key in options:
@@ -89,7 +89,7 @@ def scalar(written: str, key: str) -> bool | int | float | str | None:
     if single := SINGLE.fullmatch(written):
         text = single[1].replace("''", "'")
     elif double := DOUBLE.fullmatch(written):
-        text = re.sub(r"\\.", lambda found: ESCAPED[found[0]], double[1])
+        text = re.sub(r"\\.", lambda match: ESCAPED[match[0]], double[1])
     else:
         raise UserError(
             f"{key} is written {shown(written)}; write a number, a word, text in quotes, or a list such as [0.1, 0.2]"
@@ -106,8 +106,10 @@ def build(
     name, options = parse(spec)
     known(kind, table, name)
     cls: Any = table[name]
-    given = {**(shared or {}).get(name, {}), **options}
-    return cast(T, typed(cls(), given, f"{name}.") if given else copy.deepcopy(plain(cls, name)))
+    values = {**(shared or {}).get(name, {}), **options}
+    if not values:
+        return cast(T, copy.deepcopy(plain(cls, name)))
+    return cast(T, typed(cls(), values, f"{name}."))
 
 
 @functools.cache

@@ -1,6 +1,6 @@
-"""YAML that people wrote: plain values in a file of sensible size, and `${key}` for the plain value of another key.
+"""YAML written by people: plain values in a file of sensible size, and `${key}` for the plain value of another key.
 
-Anchors, aliases and tags are refused: they repeat or construct.
+Anchors and aliases are refused, since they can repeat a value without bound, and tags, since they construct objects.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from harness.base.files import YAML_LOADER
 REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
 LARGEST = 1_000_000  # bytes of a file
 MOST = 9_000  # values in it; OmegaConf itself takes no more than 10,000
-DEEPEST = 20  # lists and mappings in one another
+DEEPEST = 20  # levels of lists and mappings
 
 
-def read(path: Path) -> str:
-    """Return the text of a file that passes `check`."""
+def read_yaml_text(path: Path) -> str:
+    """Return the text of a file that passes `check_yaml_text`."""
     if not path.is_file():
-        raise UserError(f"there is no file {short(str(path))}")
+        raise UserError(f"{short(str(path))} does not exist or is not a file")
     if path.stat().st_size > LARGEST:
         raise UserError(f"{short(str(path))} has more than {LARGEST} bytes; a configuration is never that large")
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{short(str(path))} is not UTF-8 (byte {error.start}); save it as UTF-8") from error
-    check(text, short(str(path)))
+    check_yaml_text(text, short(str(path)))
     return text
 
 
-def load(path: Path) -> Any:
+def load_yaml(path: Path) -> Any:
     """Return the content of a file."""
-    text = read(path)
+    text = read_yaml_text(path)
     try:
         return yaml.load(text, YAML_LOADER)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date, or an endless number
         raise UserError(f"{short(str(path))} cannot be read: {reason(error)}") from error
 
 
-def check(text: str, where: str) -> None:
+def check_yaml_text(text: str, where: str) -> None:
     """Refuse text that is not YAML, or that uses more of YAML than plain values, lists and mappings."""
     depth = values = 0
     try:
         for event in yaml.parse(text, YAML_LOADER):
-            assert event.start_mark is not None  # of what was parsed from a text
+            assert event.start_mark is not None  # events that are parsed from text have one
             line = f"{where}, line {event.start_mark.line + 1}"
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 raise UserError(f"{line} has a YAML anchor (& or *); write the value itself, or in quotes")
@@ -75,12 +75,12 @@ def check_scalar(text: str, where: str) -> None:
         raise UserError(f"{where} has {short(ascii(text))}, with a character that is not valid")
 
 
-def filled(value: Any, whole: Mapping[str, Any], by: tuple[str, ...] = ()) -> Any:
+def fill_references(value: Any, whole: Mapping[str, Any], by: tuple[str, ...] = ()) -> Any:
     """Replace each `${key}` by the value of that key; `by`: the keys that led here, to find circles."""
     if isinstance(value, dict):
-        return {key: filled(each, whole, by) for key, each in value.items()}
+        return {key: fill_references(inner, whole, by) for key, inner in value.items()}
     if isinstance(value, list):
-        return [filled(each, whole, by) for each in value]
+        return [fill_references(item, whole, by) for item in value]
     reference = REFERENCE.fullmatch(value) if isinstance(value, str) else None
     if reference is None:
         return value
@@ -94,7 +94,7 @@ def filled(value: Any, whole: Mapping[str, Any], by: tuple[str, ...] = ()) -> An
         raise UserError(
             f"${{{short(key)}}} cannot be filled in: {short(key)} is not a plain value that the configuration sets"
         )
-    return filled(referenced, whole, (*by, key))
+    return fill_references(referenced, whole, (*by, key))
 
 
 def reason(error: Exception) -> str:

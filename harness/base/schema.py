@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from harness.base.errors import UserError, nearest, one_of, short, shown
 
 ALLOWED = "allowed"  # the entry of a field's metadata that holds a Range, or the names of a choice
-LARGEST = 2**63 - 1  # of whole numbers: the range of databases and tensors
+LARGEST = 2**63 - 1  # of whole numbers: the largest 64-bit integer, as databases and tensors have them
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -89,12 +89,13 @@ def hints_of(schema: Any) -> dict[str, Any]:
 def check(schema: Any, values: Mapping[str, Any], where: str) -> None:
     """Refuse values that a dataclass's fields do not allow; its sections may be dataclasses or mappings."""
     hints = hints_of(schema)
-    for each in dataclasses.fields(schema):
-        value, inner = values[each.name], section(hints[each.name])
+    for declared in dataclasses.fields(schema):
+        value, inner = values[declared.name], section(hints[declared.name])
         if inner is None:
-            check_value(each, value, f"{where}{each.name}")
+            check_value(declared, value, f"{where}{declared.name}")
         elif value is not None:
-            check(inner, value if isinstance(value, Mapping) else vars(value), f"{where}{each.name}.")
+            inner_values = value if isinstance(value, Mapping) else vars(value)
+            check(inner, inner_values, f"{where}{declared.name}.")
 
 
 def check_value(declared: dataclasses.Field[Any], value: Any, key: str) -> None:
@@ -105,16 +106,17 @@ def check_value(declared: dataclasses.Field[Any], value: Any, key: str) -> None:
         return
     if isinstance(value, list) and allowed.length not in (None, len(value)):
         raise UserError(f"{key} is {shown(value)}; allowed: exactly {allowed.length} numbers")
-    for name, one in each_of(key, value):
-        check_size(name, one)
-        if isinstance(one, int | float) and not allowed.holds(one):
-            endless = one in (inf, -inf) and inf not in (allowed.least, allowed.most)
-            raise UserError(f"{name} is {one}; allowed: {allowed}{', and finite' if endless else ''}")
+    for name, item in with_items(key, value):
+        check_size(name, item)
+        if isinstance(item, int | float) and not allowed.holds(item):
+            endless = item in (inf, -inf) and inf not in (allowed.least, allowed.most)
+            raise UserError(f"{name} is {item}; allowed: {allowed}{', and finite' if endless else ''}")
 
 
-def each_of(key: str, value: Any) -> list[tuple[str, Any]]:
-    """Return a value with its key, and with theirs the items of a list."""
-    return [(key, value), *((f"{key}[{i}]", one) for i, one in enumerate(value if isinstance(value, list) else ()))]
+def with_items(key: str, value: Any) -> list[tuple[str, Any]]:
+    """Return a value with its key, followed by the items of a list with theirs."""
+    items = value if isinstance(value, list) else []
+    return [(key, value), *((f"{key}[{i}]", item) for i, item in enumerate(items))]
 
 
 def check_size(key: str, value: Any) -> None:
@@ -128,11 +130,11 @@ def section(hint: Any) -> Any:
     return next(kinds, None)
 
 
-def check_keys(given: Mapping[Any, Any], schema: Any, where: str) -> None:
+def check_keys(values: Mapping[Any, Any], schema: Any, where: str) -> None:
     """Refuse unknown keys, and a scalar, a list or a mapping where another of the three belongs."""
-    hints, known = hints_of(schema), {each.name: each for each in dataclasses.fields(schema)}
+    hints, known = hints_of(schema), {declared.name: declared for declared in dataclasses.fields(schema)}
     refused: Mapping[str, str] = getattr(schema, "refused", {})
-    for name, value in given.items():
+    for name, value in values.items():
         key = short(f"{where}{name}")
         if name in refused:
             raise UserError(f"{key} is {shown(value)}, but {refused[name]}")
@@ -140,8 +142,8 @@ def check_keys(given: Mapping[Any, Any], schema: Any, where: str) -> None:
             raise UserError(f"unknown key {key}; {nearest(str(name), known)}")
         hint = hints[name]
         inner = section(hint)
-        for place, one in each_of(key, value):
-            check_size(place, one)
+        for place, item in with_items(key, value):
+            check_size(place, item)
         if inner is not None and (value is not None or type(None) not in get_args(hint)):
             check_keys(mapping(value, key), inner, f"{where}{name}.")
         elif get_origin(hint) is dict:
@@ -160,25 +162,29 @@ def mapping(value: Any, key: str) -> Mapping[Any, Any]:
 
 def check_list(value: Any, key: str, declared: dataclasses.Field[Any], kind: type) -> None:
     if not isinstance(value, list):
-        assert callable(declared.default_factory)  # of every list
-        example = ", ".join(map(str, declared.default_factory() or ([] if value is None else [value])))
+        assert callable(declared.default_factory)  # every field of a list has one
+        items = declared.default_factory()
+        if not items and value is not None:
+            items = [value]
+        example = ", ".join(map(str, items))
         raise UserError(f"{key} is {shown(value)}; it must be a list, for example {short(f'{key}=[{example}]')}")
-    for i, one in enumerate(value):
-        if isinstance(one, list | Mapping):
-            raise UserError(f"{key}[{i}] is {shown(one)}; it must be {KINDS[kind]}")
+    for i, item in enumerate(value):
+        if isinstance(item, list | Mapping):
+            raise UserError(f"{key}[{i}] is {shown(item)}; it must be {KINDS[kind]}")
 
 
-def unswitched(given: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+def unswitched(values: Mapping[str, Any], schema: Any) -> dict[str, Any]:
     """Return the values with `off` and `on` as names again, where YAML read a boolean and the field holds names."""
-    hints, found = hints_of(schema), dict(given)
-    for each in dataclasses.fields(schema):
-        value, inner = found.get(each.name), section(hints[each.name])
+    hints, restored = hints_of(schema), dict(values)
+    for declared in dataclasses.fields(schema):
+        value, inner = restored.get(declared.name), section(hints[declared.name])
+        names = declared.metadata.get(ALLOWED)
         if isinstance(value, Mapping) and inner is not None:
-            found[each.name] = unswitched(value, inner)
-        elif isinstance(value, bool) and isinstance(names := each.metadata.get(ALLOWED), tuple):
+            restored[declared.name] = unswitched(value, inner)
+        elif isinstance(value, bool) and isinstance(names, tuple):
             name = "on" if value else "off"
-            found[each.name] = name if name in names else value
-    return found
+            restored[declared.name] = name if name in names else value
+    return restored
 
 
 def kind_of(schema: Any, full_key: str) -> str:
@@ -190,18 +196,18 @@ def kind_of(schema: Any, full_key: str) -> str:
     return next(KINDS[kind] for kind in (hint, *get_args(hint)) if kind in KINDS)
 
 
-def typed(schema: Any, given: Mapping[str, Any], where: str) -> Any:
-    """Return `given` over the defaults of the dataclass `schema` (or its class), with names, types and bounds checked.
+def typed(schema: Any, values: Mapping[str, Any], where: str) -> Any:
+    """Return `values` over the defaults of the dataclass `schema` (or its class), with names, types and bounds checked.
 
     `where` is put before each key in an error.
     """
     kind = schema if isinstance(schema, type) else type(schema)
-    check_keys(given, kind, where)
+    check_keys(values, kind, where)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), unswitched(given, kind))
+        merged = OmegaConf.merge(OmegaConf.structured(schema), unswitched(values, kind))
         if missing := sorted(OmegaConf.missing_keys(merged)):
             raise UserError(f"{', '.join(f'{where}{key}' for key in missing)} must be given")
-        # Before __post_init__, which does not know `where`.
+        # Before `to_object`, which runs __post_init__: its errors could not name `where`.
         check(kind, cast(dict[str, Any], OmegaConf.to_container(merged, resolve=True)), where)
         return OmegaConf.to_object(merged)
     except ValidationError as error:

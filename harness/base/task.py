@@ -78,7 +78,7 @@ class Task(Protocol):
     def answers(self, pairs: Sequence[tuple[Problem, str]]) -> list[Answer | None]:
         """Return the answer of each response; None for a response without a complete answer.
 
-        Diversity is counted in these answers for every response, so they must be cheap: there is no verifier.
+        Diversity is counted in these answers for every response, so they must be cheap: no verifier is passed.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Attempts at a cell: an earlier one is set aside when the cell begins again, and taken back when its code is back."""
+"""Attempts at a cell: an earlier one is set aside when training restarts, and taken back if its edit is undone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.cells.spec import FILE as SPEC
 from harness.cells.state import FILE as STATE
 from harness.cells.state import State
 
-# Between the name of a cell's folder and the id of an earlier attempt, whose records are kept there.
+# The folder of an earlier attempt is named by the cell's folder, this text and the attempt's id.
 ASIDE = ".attempt-"
 ID_DIGITS = 12  # of an attempt's id in the name of its folder
 MLFLOW_RUN = "mlflow.json"  # the id of the attempt's run
@@ -131,7 +131,7 @@ def finish_taking_back(folder: Path) -> None:
         with lock(folder / "mlflow.lock"):  # no half-moved attempt is sent to MLflow
             moved = [path for path in sorted(aside.iterdir()) if path.name not in (*STAYING, STATE)]
             for path in moved:
-                files.remove_path(folder / path.name)  # the log of a process that was started in between
+                files.remove_path(folder / path.name)  # such as the log of a process that was started in between
                 path.rename(folder / path.name)
             (aside / STATE).rename(folder / STATE)
         shutil.rmtree(aside)

@@ -1,4 +1,4 @@
-"""The seal of a checkpoint: whose it is, of which step, and the sums of its files; no torch."""
+"""The seal of a checkpoint: its cell, its step, and the checksums of its files; no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = "sums.json"
 NAME = re.compile(r"step-(\d+)")
 
 
-def name_of(step: int) -> str:
+def step_folder_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
@@ -33,20 +33,22 @@ def read_seal(path: Path, cell: str) -> dict[str, str]:
     sums: dict[str, str] = record["files"]
     if record["cell"] != cell:
         raise Damaged(path, f"it is of the cell {record['cell']}, not of {cell}")
-    if name_of(record["step"]) != path.name:
+    if step_folder_name(record["step"]) != path.name:
         raise Damaged(path, f"it is of step {record['step']}")
-    if other := sums.keys() ^ ({file.name for file in path.iterdir()} - {FILE}):
+    present = {file.name for file in path.iterdir()}
+    other = sums.keys() ^ (present - {FILE})
+    if other:
         raise Damaged(path, f"{', '.join(sorted(other))} should not be there, or is missing")
     return sums
 
 
 def changed_files(path: Path, sums: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """Return which of these files of a checkpoint are not as they were written."""
+    """Return the files among these that changed since the checkpoint was written."""
     return [name for name in names if files.sha256_of(path / name) != sums[name]]
 
 
 def is_whole_checkpoint(path: Path, cell: str) -> bool:
-    """Return whether a checkpoint is this cell's, and as it was written; this reads all of it."""
+    """Return whether a checkpoint is this cell's and unchanged; this reads all of it."""
     try:
         sums = read_seal(path, cell)
     except Damaged:

@@ -32,8 +32,8 @@ def write_checksums(folder: Path) -> None:
     files.write_text(folder / FILE, seal.close_json(json.dumps(records)))
 
 
-def noted(folder: Path) -> dict[str, tuple[int, str, int | None]]:
-    """Return the size, sum and, of a model's file, time of each record of a cell that is done, by name."""
+def recorded_checksums(folder: Path) -> dict[str, tuple[int, str, int | None]]:
+    """Return the recorded size, checksum and, for files of the model, time of change of each record, by name."""
     path = folder / FILE
     try:
         content = path.read_bytes()
@@ -52,14 +52,14 @@ def noted(folder: Path) -> dict[str, tuple[int, str, int | None]]:
 
 
 def check_sizes(folder: Path) -> None:
-    """Refuse a cell that is done where a record is missing, or not as long as it was: a look at the folder alone."""
-    for name, (size, *_) in noted(folder).items():
+    """Refuse a finished cell with a missing record or one of another length; no record is read."""
+    for name, (size, *_) in recorded_checksums(folder).items():
         try:
-            there = os.stat(f"{folder}/{name}").st_size  # a Path for each would take most of the time
+            present = os.stat(f"{folder}/{name}").st_size  # a Path for each would take most of the time
         except FileNotFoundError:
             raise Damaged(folder / name, "it is missing") from None
-        if there != size:
-            raise Damaged(folder / name, f"it holds {there} bytes where {size} were written")
+        if present != size:
+            raise Damaged(folder / name, f"it holds {present} bytes where {size} were written")
 
 
 def changed_records(folder: Path) -> Iterator[tuple[Damaged, str]]:
@@ -74,7 +74,7 @@ def changed_records(folder: Path) -> Iterator[tuple[Damaged, str]]:
     except Damaged as damage:
         yield damage, CONFIG
     try:
-        records = noted(folder)
+        records = recorded_checksums(folder)
     except Damaged as damage:
         yield damage, FILE
         return

@@ -58,7 +58,7 @@ def all_evaluations(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def check_scores(path: Path, record: Mapping[str, Any], logged: Mapping[str, float]) -> None:
-    """Refuse an evaluation from whose answers other scores follow than metrics.jsonl has of its step."""
+    """Refuse an evaluation whose answers give other scores than metrics.jsonl has for its step."""
     right_JN = np.array(record["right"])
     right_J, samples = right_JN.sum(axis=1), right_JN.shape[1]
     for key, value in logged.items():

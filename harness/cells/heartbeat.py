@@ -13,31 +13,31 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NAME = "standing"
-LOOK = 1.0  # seconds between two looks at whether ranks make progress
+LOOK = 1.0  # seconds between two checks whether ranks make progress
 WIDTH = 80  # characters of the file: always the same number, so that one write replaces all of it
 
 
 def no_progress() -> None:
-    """Take a sign of progress where nobody watches: the default of everything that gives one."""
+    """Ignore a sign of progress: the default for code that gives signs and may run without a heartbeat."""
 
 
 class Heartbeat:
-    """The phase and the step of one process. The process of a cell makes it, and hands it to all that work for it."""
+    """The phase and the step of one process; the process of a cell creates it and passes it on to its parts."""
 
     def __init__(self) -> None:
         self.phase, self.step = "", 0
-        self.count = 0  # of the signs of progress
-        self.room: Path | None = None
+        self.count = 0  # signs of progress so far
+        self.lease_dir: Path | None = None
         self.file: int | None = None
 
     def __str__(self) -> str:
         """Return the phase and the step, as far as they are known."""
         step = f"step {self.step}" if self.step else ""
-        return " of ".join(filter(None, (self.phase, step)))
+        return " of ".join(text for text in (self.phase, step) if text)
 
     @contextmanager
     def at(self, phase: str) -> Iterator[None]:
-        """Name a phase. After an error its name is kept, which then says where the error happened."""
+        """Name a phase. After an error the name is kept, to report the phase in which the error happened."""
         before = self.phase
         self.enter(phase)
         yield
@@ -54,30 +54,30 @@ class Heartbeat:
         self.count += 1
 
     @contextmanager
-    def kept(self, room: Path, rank: int) -> Iterator[None]:
+    def kept(self, lease_dir: Path, rank: int) -> Iterator[None]:
         """Also write the heartbeat to a file in this directory, from the beginning of a cell."""
-        self.file = os.open(room / f"{NAME}-{rank}", os.O_WRONLY | os.O_CREAT, 0o666)
-        self.room, self.step = room, 0
+        self.file = os.open(lease_dir / f"{NAME}-{rank}", os.O_WRONLY | os.O_CREAT, 0o666)
+        self.lease_dir, self.step = lease_dir, 0
         self.enter("")
         try:
             yield
         finally:
             os.close(self.file)
-            self.file = self.room = None
+            self.file = self.lease_dir = None
 
-    def watch(self, room: Path, rank: int, seconds: float, stalled: Callable[[str], None]) -> None:
-        """Show the other ranks that this one makes progress; call `stalled` if no rank has made any for so long.
+    def watch(self, lease_dir: Path, rank: int, seconds: float, stalled: Callable[[str], None]) -> None:
+        """Show the other ranks that this one makes progress; call `stalled` if no rank makes any for this many seconds.
 
         All ranks then wait for the one whose last sign of progress is the oldest, and its phase is reported.
         """
         shown = -1
         seen: dict[Path, tuple[int, float]] = {}  # the last change of each rank's file, and when it was noticed
-        while self.room == room:
+        while self.lease_dir == lease_dir:
             if shown != self.count:
                 shown = self.count
-                os.utime(room / f"{NAME}-{rank}")
+                os.utime(lease_dir / f"{NAME}-{rank}")
             now = time.monotonic()
-            for path in room.glob(f"{NAME}-*"):
+            for path in lease_dir.glob(f"{NAME}-*"):
                 changed = path.stat().st_mtime_ns
                 if path not in seen or seen[path][0] != changed:
                     seen[path] = changed, now
@@ -89,9 +89,9 @@ class Heartbeat:
             time.sleep(min(LOOK, seconds / 4))
 
 
-def last_heartbeat(room: Path) -> str:
+def last_heartbeat(lease_dir: Path) -> str:
     """Return the phase and the step of the process that last worked in this directory; empty if there is none."""
     try:
-        return (room / f"{NAME}-0").read_text().strip()
+        return (lease_dir / f"{NAME}-0").read_text().strip()
     except FileNotFoundError:
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-FACTORS = ("method", "task", "model", "seed")  # the axes that every matrix has
+FACTORS = ("method", "task", "model", "seed")  # the axes of every matrix
 
 
 @dataclass(frozen=True)

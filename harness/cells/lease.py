@@ -1,4 +1,6 @@
-"""The lease on a cell: one process at a time works on it, on any machine that sees its folder, without file locks.
+"""The lease on a cell: lets one process at a time work on it, from any machine that sees its folder.
+
+It works by directories and the times of files, without file locks:
 
     leases/7/owner     lease number 7, the only one there; its owner touches the file every few seconds
     leases/7/over      the lease was given back
@@ -31,7 +33,7 @@ from harness.base.errors import Damaged, Taken
 NAME = "leases"
 BEAT = 5.0  # seconds from one sign of life to the next
 PATIENCE = 60.0  # seconds without one, after which a lease may be taken over
-POLL = 0.2  # seconds between two looks at whether a lease is free
+POLL = 0.2  # seconds between two checks whether a lease is free
 BUSY = os.EX_TEMPFAIL  # the exit code of a process whose cell another process works on
 
 
@@ -50,7 +52,7 @@ class Owner:
 
     @property
     def dead(self) -> bool:
-        """Whether the process is known to be gone, which only its own machine can tell."""
+        """True if the process is known to be gone; only its own machine can know that."""
         return self.machine == machine() and born(self.process) != self.born
 
     def __str__(self) -> str:
@@ -64,7 +66,7 @@ def machine() -> str:
 
 
 def born(process: int) -> str | None:
-    """Return when a process of this machine was started; None if there is none, or only its exit code is left."""
+    """Return the start time of a process of this machine; None if it does not exist, or is a zombie."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -80,29 +82,33 @@ class Lease:
     number: int
 
     @property
-    def room(self) -> Path:
+    def directory(self) -> Path:
+        """The directory through which its owner writes into the cell's folder."""
         return self.folder / NAME / str(self.number)
 
     @property
     def owner(self) -> Owner | None:
         """The process that took it; None if the lease is gone or cannot be read."""
         try:
-            return Owner(**files.read_json(self.room / "owner"))
+            return Owner(**files.read_json(self.directory / "owner"))
         except (FileNotFoundError, Damaged, TypeError):
             return None
 
     @property
     def free(self) -> bool:
-        """Whether it was given back, or its owner is dead or has given no sign of life for a minute."""
+        """True if it was given back, or its owner is dead or has given no sign of life for a minute."""
         try:
-            beat = (self.room / "owner").stat().st_mtime
+            beat = (self.directory / "owner").stat().st_mtime
             owner = self.owner
-            if (self.room / "over").exists() or (owner is not None and owner.dead):
+            if (self.directory / "over").exists() or (owner is not None and owner.dead):
                 return True
         except FileNotFoundError:  # it has been taken over
             return False
-        # Only the clock of the file system tells how long that is: those of machines may differ.
-        age = clock(self.room.parent) - beat if abs(time.time() - beat) > PATIENCE / 2 else 0.0
+        # Only the clock of the file system that dated the sign is reliable: those of machines may differ. To read it, a
+        # file must be created, so it is read only if this machine's clock does not call the sign recent.
+        age = 0.0
+        if abs(time.time() - beat) > PATIENCE / 2:
+            age = clock(self.directory.parent) - beat
         if age < -PATIENCE / 2:
             self.date()
         return age > PATIENCE
@@ -113,7 +119,7 @@ class Lease:
         A living owner dates it again; the lease of a dead one gets older from now on.
         """
         with contextlib.suppress(OSError):  # gone by now, or not writable: then its date counts
-            os.utime(self.room / "owner")
+            os.utime(self.directory / "owner")
 
 
 def clock(folder: Path) -> float:
@@ -144,7 +150,7 @@ def holder(folder: Path) -> Owner | None:
 def hold(folder: Path, wait: float | None = None) -> Iterator[Lease | None]:
     """Hold a cell while this process writes into its folder.
 
-    Yields None if another process still holds it after `wait` seconds; without a limit it waits for ever.
+    Yields None if another process still holds it after `wait` seconds; with None it waits without a limit.
     """
     lease = take(folder, wait)
     if lease is None:
@@ -160,7 +166,7 @@ def hold(folder: Path, wait: float | None = None) -> Iterator[Lease | None]:
         ended.set()
         beating.join()
         with contextlib.suppress(FileNotFoundError):  # taken over, or removed with the cell
-            (lease.room / "over").touch()
+            (lease.directory / "over").touch()
 
 
 @contextlib.contextmanager
@@ -176,7 +182,7 @@ def briefly(folder: Path) -> Iterator[bool]:
 @contextlib.contextmanager
 def fenced(lease: Lease) -> Iterator[None]:
     """Send what this process writes into the cell's folder through the directory of a lease."""
-    files.lease_dirs[lease.folder] = lease.room
+    files.lease_dirs[lease.folder] = lease.directory
     try:
         yield
     finally:
@@ -202,12 +208,12 @@ def next_after(folder: Path, lease: Lease | None) -> Lease | None:
     fresh = Path(tempfile.mkdtemp(prefix=".", dir=folder / NAME))
     files.write_json(fresh / "owner", asdict(Owner.me()))
     try:
-        os.rename(fresh, mine.room)  # fails if it exists: it is never empty
+        os.rename(fresh, mine.directory)  # fails if it exists: it is never empty
     except OSError:
         shutil.rmtree(fresh)
         return None
     if newest_lease(folder) != mine:  # this number was used before, and has been taken over since
-        shutil.rmtree(mine.room)
+        shutil.rmtree(mine.directory)
         return None
     for name in os.listdir(folder / NAME):
         if name.isdigit() and name != str(mine.number):
@@ -221,7 +227,7 @@ def keep_alive(lease: Lease, ended: threading.Event) -> None:
     """Give signs of life, and end the process when its lease is gone: it could write nothing any more."""
     while not ended.wait(BEAT):
         try:
-            os.utime(lease.room / "owner")
+            os.utime(lease.directory / "owner")
         except FileNotFoundError:
             if not ended.is_set() and lease.folder.exists():
                 print(Taken(lease.folder), flush=True)

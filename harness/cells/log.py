@@ -1,4 +1,4 @@
-"""metrics.jsonl, the truth of a cell: one sealed line for each step."""
+"""metrics.jsonl, the authoritative record of a cell: one sealed line for each step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MetricsLog:
 
     def append(self, step: int, time: float, metrics: dict[str, float]) -> None:
         # On disk when this returns: a checkpoint must not outlive the lines before it.
-        files.append(self.path, sealed({"step": step, "time": time, "metrics": metrics}))
+        files.append(self.path, sealed_line({"step": step, "time": time, "metrics": metrics}))
 
     def read(self) -> list[dict[str, Any]]:
         """Return the complete lines; the last one may be half written, by a killed process or at this moment."""
@@ -35,7 +35,10 @@ class MetricsLog:
     def whole(self) -> tuple[list[dict[str, Any]], Damaged | None]:
         """Return the steps before the first line that is damaged or out of order, and the damage to that line."""
         whole_lines: list[dict[str, Any]] = []
-        for line in self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []:
+        if not self.path.exists():
+            return [], None
+        *lines, _ = self.path.read_bytes().split(b"\n")  # the text after the last line end is half a line, or empty
+        for line in lines:
             try:
                 record = parsed(line, self.path)
             except Damaged as damage:
@@ -51,17 +54,21 @@ class MetricsLog:
         self.write(line for line in self.read() if line["step"] <= step)
 
     def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        files.write_text(self.path, "".join(map(sealed, lines)))
+        files.write_text(self.path, "".join(map(sealed_line, lines)))
 
 
 def collapse(lines: Iterable[Mapping[str, Any]], below: float | None) -> int | None:
-    """Return the first step whose entropy before its update lies below the bound; None if there is no such step."""
+    """Return the first step whose entropy before its update lies below the bound; None without such a step."""
     if below is None:
         return None
-    return next((line["step"] for line in lines if line["metrics"].get("entropy/mean", below) < below), None)
+    for line in lines:
+        if line["metrics"].get("entropy/mean", below) < below:
+            step: int = line["step"]
+            return step
+    return None
 
 
-def sealed(record: Mapping[str, Any]) -> str:
+def sealed_line(record: Mapping[str, Any]) -> str:
     return seal.close_json(json.dumps(record)) + "\n"
 
 
@@ -75,7 +82,8 @@ def parsed(line: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or record.keys() != {"step", "time", "metrics"}:
         raise Damaged(path, "one of its lines is not the record of a step")
     step, time, metrics = record["step"], record["time"], record["metrics"]
-    if type(step) is not int or not isinstance(metrics, dict) or not {*map(type, (time, *metrics.values()))} <= NUMBERS:
+    is_record = type(step) is int and isinstance(metrics, dict)
+    if not is_record or not NUMBERS.issuperset(map(type, (time, *metrics.values()))):
         raise Damaged(path, "one of its lines is not the record of a step: a number is missing")
     return record
 
@@ -89,5 +97,6 @@ def last_lines(folder: Path, count: int) -> list[dict[str, Any]]:
         start = max(path.stat().st_size - TAIL, 0)
         file.seek(start)
         lines = file.read().split(b"\n")[:-1]
-    whole = lines[1:] if start and len(lines) > 1 else lines  # the first line may be cut off at its start
-    return [parsed(line, path) for line in whole[-count:]]
+    if start and len(lines) > 1:  # the first line may be cut off at its start
+        lines = lines[1:]
+    return [parsed(line, path) for line in lines[-count:]]

@@ -1,4 +1,4 @@
-"""A cell's outcome as one small file: all that a table of many cells needs of each, so that nothing else is read."""
+"""The outcome of a cell as one small file: all that a table of many cells reads of each."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ FILE = "outcome.json"  # among the artifacts of its run
 TAG = "outcome"  # of its run: the digest of the outcome
 
 
-def outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:
+def cell_outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the outcome of a cell that is done."""
-    entropy = curve(lines, "entropy/mean")
+    entropies = curve(lines, "entropy/mean")
+    first_and_last = [entropies[0], entropies[-1]] if entropies else None
     dropped = curve(lines, "weights/dropped")
+    mean_dropped = statistics.fmean(dropped) if dropped else None
     return {
-        "entropy": [entropy[0], entropy[-1]] if entropy else None,  # at the first and at the last training step
-        "dropped": statistics.fmean(dropped) if dropped else None,  # share of tokens, mean over the steps
+        "entropy": first_and_last,  # at the first and at the last training step
+        "dropped": mean_dropped,  # share of tokens, mean over the steps
         "tokens": sum(curve(lines, "tokens/generated")),  # sampled while training
         "hours": State.read(folder).seconds / 3600 * devices(spec, State.read(folder).device),
         "tasks": evaluations(folder, spec, lines),
@@ -30,9 +32,10 @@ def outcome(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[s
 
 
 def devices(spec: CellSpec, device: str) -> float:
-    """Return how many GPUs or which part of one, or else how many cores, a cell has to itself."""
+    """Return the number of GPUs of a cell, which may be a fraction; on a CPU, the number of its cores."""
     hardware = spec.config.hardware
-    return hardware.world * (hardware.share if device == "cuda" else hardware.threads)
+    per_rank = hardware.share if device == "cuda" else hardware.threads
+    return hardware.world * per_rank
 
 
 def curve(lines: list[dict[str, Any]], key: str) -> list[float]:
@@ -40,30 +43,30 @@ def curve(lines: list[dict[str, Any]], key: str) -> list[float]:
 
 
 def evaluations(folder: Path, spec: CellSpec, lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the last evaluation of each task, with the answers before training (step 0) if there are some."""
+    """Return the last evaluation of each task, with the answers before training (step 0) if it was evaluated then."""
     by_task: dict[str, dict[str, Any]] = {}
     logged = {line["step"]: line["metrics"] for line in lines}
     for path, record in evaluation_files.all_evaluations(folder):
         evaluation_files.check_scores(path, record, logged.get(record["step"], {}))
         task = record["task"]
-        earlier, distinct = by_task.get(task, {}), right_distinct(record, path.name)
-        first = record["step"] == 0
-        before = answers(record) if first else earlier.get("before")
-        distinct_before = distinct if first else earlier.get("right_distinct_before")
+        right, distinct = answers(record), right_distinct(record, path.name)
+        before = by_task.get(task, {"before": None, "right_distinct_before": None})
+        if record["step"] == 0:
+            before = {"before": right, "right_distinct_before": distinct}
         by_task[task] = {
             "k": spec.config.eval.of(task).k,
             "problems": record["problems"],
-            "right": answers(record),
-            "before": before,
+            "right": right,
+            "before": before["before"],
             "right_distinct": distinct,  # distinct right answers to each problem
-            "right_distinct_before": distinct_before,
-            "solutions": record["solutions"],  # right answers that each problem has, where the task can count them
+            "right_distinct_before": before["right_distinct_before"],
+            "solutions": record["solutions"],  # number of right answers of each problem, if the task can count them
             "flags": record["flags"],
         }
-    for task, each in by_task.items():
+    for task, scores in by_task.items():
         for measure in ("length", "distinct", "distinct_answers", "after_answer"):
             values = curve(lines, f"eval/{task}/{measure}")
-            each[measure] = values[-1] if values else None
+            scores[measure] = values[-1] if values else None
     return by_task
 
 
@@ -79,5 +82,5 @@ def right_distinct(record: Mapping[str, Any], name: str) -> list[int]:
 
 
 def answers(record: dict[str, Any]) -> list[str]:
-    """Return a line of 0 and 1 for each problem: which samples were right."""
+    """Return a text of 0 and 1 for each problem, one digit for each sample: 1 is right."""
     return ["".join(map(str, right)) for right in record["right"]]

@@ -27,15 +27,15 @@ class Made:
 
     attempt: str
     started: float  # seconds since 1970
-    version: str | None  # of entrobench; None where it is not installed
-    commit: str | None  # of the repository that the code runs from; None where it is no git checkout
+    version: str | None  # of entrobench; None if it is not installed
+    commit: str | None  # of the repository that the code runs from; None if it is not a git checkout
     dirty: bool | None
-    sources: dict[str, str]  # hashes of the source of its method's and its tasks' components, by their names
-    versions: dict[str, str]  # of what computes
+    sources: dict[str, str]  # source digests of the components of its method and tasks, by name
+    versions: dict[str, str]  # of the libraries that compute
     processor: str
     device: str  # cpu or cuda
     base_model: str | None = None  # the digest of its weights and tokenizer, or its commit on the hub
-    harness: str | None = None  # the hash of the source of the harness; None of records of earlier versions
+    harness: str | None = None  # the hash of the source of the harness; None in records of earlier versions
 
     @classmethod
     def read(cls, folder: Path) -> Made | None:
@@ -44,18 +44,23 @@ class Made:
         if not path.exists():
             return None
         record = files.read_json(path)
-        known = {each.name: each.default for each in dataclasses.fields(cls)}
-        needed = {name for name, default in known.items() if default is dataclasses.MISSING}
-        if not isinstance(record, dict) or not needed <= record.keys() <= known.keys():
-            raise Damaged(path, f"it must hold {', '.join(known)}")
+        names = []
+        needed = set()
+        for declared in dataclasses.fields(cls):
+            names.append(declared.name)
+            if declared.default is dataclasses.MISSING:
+                needed.add(declared.name)
+        if not isinstance(record, dict) or not needed <= record.keys() <= set(names):
+            raise Damaged(path, f"it must hold {', '.join(names)}")
         kinds = {"attempt": str, "started": int | float, "sources": dict, "versions": dict}
-        if wrong := [name for name, kind in kinds.items() if not isinstance(record[name], kind)]:
+        wrong = [name for name, kind in kinds.items() if not isinstance(record[name], kind)]
+        if wrong:
             raise Damaged(path, f"{', '.join(wrong)} is not what it must be")
         return cls(**record)
 
     @classmethod
     def known(cls, folder: Path) -> Made | None:
-        """Return the record of the attempt in a folder; None if there is no readable record."""
+        """Return the record of the attempt in a folder; None without a readable record."""
         try:
             return cls.read(folder)
         except Damaged:
@@ -66,7 +71,7 @@ class Made:
 
     def tags(self) -> dict[str, str]:
         """Return the record as the tags of a run; unknown values have no tag."""
-        known = {
+        tags = {
             "attempt": self.attempt,
             "code.version": self.version,
             "code.commit": self.commit,
@@ -75,10 +80,12 @@ class Made:
             BASE_MODEL_TAG: self.base_model,
             "processor": self.processor,
             "source": identities.key(self.sources),
-            **{f"source.{name}": digest for name, digest in self.sources.items()},
-            **{f"version.{name}": version for name, version in self.versions.items()},
         }
-        return {key: value for key, value in known.items() if value is not None}
+        for name, digest in self.sources.items():
+            tags[f"source.{name}"] = digest
+        for name, version in self.versions.items():
+            tags[f"version.{name}"] = version
+        return {key: value for key, value in tags.items() if value is not None}
 
 
 def begin_attempt(
@@ -94,11 +101,14 @@ def begin_attempt(
     """Write the record of a new attempt.
 
     `gpu`: the name of the device if it is one. `engine`: the packages that sample. `harness`: the hash of its source as
-    it was imported; None stands for the present one.
+    it was imported; None for the present one.
     """
     commit, dirty = checkout(Path(__file__).parents[2])
-    installed = {name: package_version(name) for name in (*PACKAGES, *engine)}
-    versions = {name: version for name, version in installed.items() if version is not None}
+    versions: dict[str, str] = {}
+    for name in (*PACKAGES, *engine):
+        version = package_version(name)
+        if version is not None:
+            versions[name] = version
     versions["python"] = platform.python_version()
     made = Made(
         attempt=uuid.uuid4().hex,
@@ -125,8 +135,8 @@ def package_version(package: str) -> str | None:
 
 
 def checkout(root: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of a git checkout, and whether its files differ from it; None outside of a checkout."""
-    if not (root / ".git").exists():  # an installed package may lie inside the checkout of something else
+    """Return the commit of a git checkout, and whether its files differ from it; None outside a checkout."""
+    if not (root / ".git").exists():  # git would search the parents: a package may be installed inside another checkout
         return None, None
     git = ["git", "-C", str(root), "--no-optional-locks"]
     try:
@@ -143,10 +153,12 @@ def output_of(command: list[str]) -> str:
 
 def processor() -> str:
     """Return the name of the CPU."""
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text().splitlines() if known.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 # Comparison with the present
@@ -154,12 +166,15 @@ def processor() -> str:
 
 def component_classes(components: Iterable[object], *tables: Mapping[str, type]) -> dict[str, type]:
     """Return the classes of the components by the names that the tables give them."""
-    names = {cls: name for table in tables for name, cls in table.items()}
+    names: dict[type, str] = {}
+    for table in tables:
+        for name, cls in table.items():
+            names[cls] = name
     return {names[type(component)]: type(component) for component in components}
 
 
 def by_another_source(recorded: Mapping[str, str] | None, present: Mapping[str, str]) -> str | None:
-    """Return which components have changed since an attempt began, as a sentence; None if none has.
+    """Return a clause that names the components that changed since an attempt began; None if none did.
 
     `recorded`: the digests of its sources; None if its record is missing.
     """
@@ -170,7 +185,7 @@ def by_another_source(recorded: Mapping[str, str] | None, present: Mapping[str, 
 
 
 def by_another_base_model(recorded: str | None, present: str) -> str | None:
-    """Return that an attempt began from another base model, as a sentence; None if it did not, or has no record."""
+    """Return a clause if an attempt began from another base model; None if not, or if the model is not recorded."""
     return None if recorded in (None, present) else "begun from another base model"
 
 
@@ -178,4 +193,8 @@ def sources_in(tags: Mapping[str, str]) -> dict[str, str] | None:
     """Return the digests of the source that made a run's numbers; None if no record of it was kept."""
     if "source" not in tags:
         return None
-    return {key.removeprefix("source."): tag for key, tag in tags.items() if key.startswith("source.")}
+    sources = {}
+    for key, tag in tags.items():
+        if key.startswith("source."):
+            sources[key.removeprefix("source.")] = tag
+    return sources

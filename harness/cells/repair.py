@@ -1,4 +1,4 @@
-"""Repair of a cell whose records were damaged or lost, so that it resumes from its last good state.
+"""Repair of a cell with damaged or lost records, so that it resumes from its last good state.
 
 A checkpoint is used only if all steps and evaluations up to it are whole as well. Without such a checkpoint the attempt
 is set aside and training starts at step 0, except for a cell that is done and lacks only its model. The damage and the
@@ -38,27 +38,30 @@ def mend(folder: Path, spec: CellSpec) -> None:
         say(folder, f"{damage}; the cell resumes without it")
     restore(folder, spec)
     lines, _ = MetricsLog(folder).whole()
-    saved, unusable = sealed(folder, spec.id)
-    there = bool(saved or unusable)
-    attempt = attempt_of(folder, begun=bool(lines or there))
+    saved, unusable = sealed_checkpoints(folder, spec.id)
+    has_checkpoints = bool(saved or unusable)
+    attempt = attempt_of(folder, begun=bool(lines or has_checkpoints))
     damages = dict(harms(folder, max(saved, default=-1)))
     done = State.read(folder).state == "done"
-    if attempt is None or not (damages or (there and not saved and not done)):
+    lacks_checkpoint = has_checkpoints and not saved and not done
+    if attempt is None or not (damages or lacks_checkpoint):
         return
-    good = min([len(lines), *damages.values()]) - 1
+    last_good_step = min([len(lines), *damages.values()]) - 1
     damage_text = "; ".join(map(str, damages or unusable))
-    usable = [step for step in saved if step <= good]
+    usable = [step for step in saved if step <= last_good_step]
     keep_whole_lines(folder)
-    only_model = done and ended(folder, spec, len(lines)) and all(step == len(lines) for step in damages.values())
+    # Damage to the model counts as that of the step after the last line (see `harms`).
+    model_alone_is_damaged = all(step == len(lines) for step in damages.values())
+    only_model = done and ended(folder, spec, len(lines)) and model_alone_is_damaged
     if only_model and not any(seals.is_whole_checkpoint(path, spec.id) for path in checkpoints(folder).values()):
         keep_numbers(folder, damage_text)
     elif usable:
         for step in saved[len(usable) :]:
-            shutil.rmtree(folder / CHECKPOINTS / seals.name_of(step))
+            shutil.rmtree(folder / CHECKPOINTS / seals.step_folder_name(step))
         (folder / checksums.FILE).unlink(missing_ok=True)
         state.change(folder, state="running", reason=None, durable_step=usable[-1])
         say(folder, f"{damage_text}; the cell resumes from step {usable[-1]}")
-    elif there or done:
+    elif has_checkpoints or done:
         state.change(folder, state="failed", reason=damage_text)
         aside = attempts.set_aside(folder, attempt)
         say(folder, f"{damage_text}; training starts at step 0, and the earlier attempt is kept in {aside}")
@@ -67,11 +70,12 @@ def mend(folder: Path, spec: CellSpec) -> None:
 def ended(folder: Path, spec: CellSpec, lines: int) -> bool:
     """Return whether metrics.jsonl has all steps of a cell, or all up to its collapse."""
     collapsed = State.read(folder).collapsed
-    return lines == (spec.config.train.steps if collapsed is None else collapsed) + 1
+    last_step = spec.config.train.steps if collapsed is None else collapsed
+    return lines == last_step + 1  # step 0 has a line too
 
 
 def restore(folder: Path, spec: CellSpec) -> None:
-    """Write down what a cell is; what another cell has left in its folder is set aside first."""
+    """Write the spec of a cell; records of another cell in its folder are set aside first."""
     begun = (folder / state.FILE).exists() or (folder / log.FILE).exists()
     other = id_in(folder)
     if begun and other not in (None, spec.id):
@@ -89,26 +93,29 @@ def restore(folder: Path, spec: CellSpec) -> None:
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """Return the checkpoints in a cell's folder by the steps in their names."""
-    named = ((seals.NAME.fullmatch(path.name), path) for path in sorted((folder / CHECKPOINTS).glob("*")))
-    return {int(match[1]): path for match, path in named if match}
+    paths = {}
+    for path in sorted((folder / CHECKPOINTS).glob("*")):
+        if match := seals.NAME.fullmatch(path.name):
+            paths[int(match[1])] = path
+    return paths
 
 
-def sealed(folder: Path, cell: str) -> tuple[list[int], list[Damaged]]:
-    """Return the steps of the checkpoints that are this cell's by their seals, and the harm to the others."""
-    steps, harm = [], []
+def sealed_checkpoints(folder: Path, cell: str) -> tuple[list[int], list[Damaged]]:
+    """Return the steps of the checkpoints with a valid seal of this cell, and the damage to the others."""
+    steps, damages = [], []
     for step, path in checkpoints(folder).items():
         try:
             seals.read_seal(path, cell)
         except Damaged as damage:
             say(folder, f"{damage}; this checkpoint is not used")
-            harm.append(damage)
+            damages.append(damage)
         else:
             steps.append(step)
-    return steps, harm
+    return steps, damages
 
 
 def keep_numbers(folder: Path, damage_text: str) -> None:
-    """Leave a cell done whose steps and evaluations are whole, though nothing is left to make its model from."""
+    """Keep a cell done if its steps and evaluations are whole, though no checkpoint is left for its model."""
     model = folder / checksums.MODEL
     if model.exists():
         files.remove_path(aside := folder / f"{checksums.MODEL}.damaged")
@@ -135,7 +142,7 @@ def attempt_of(folder: Path, *, begun: bool) -> Made | None:
 
 
 def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
-    """Yield the harm to the records of the steps up to the newest checkpoint, or to the end of a cell that is done.
+    """Yield the damage to the records of all steps up to the newest checkpoint; of all steps if the cell is done.
 
     Each comes with the first step that is lost by it.
     """
@@ -146,7 +153,8 @@ def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
     elif len(lines) <= saved:
         yield Damaged(folder / log.FILE, f"it holds {len(lines)} steps, and the checkpoint {saved + 1}"), len(lines)
     for line in lines if done else lines[: saved + 1]:
-        for task in {key.split("/")[1] for key in line["metrics"] if key.startswith("eval/")}:
+        evaluated_tasks = {key.split("/")[1] for key in line["metrics"] if key.startswith("eval/")}
+        for task in evaluated_tasks:
             path = evaluation_files.evaluation_path(folder, task, line["step"])
             try:
                 evaluation_files.check_scores(path, evaluation_files.read_evaluation(path), line["metrics"])
@@ -154,12 +162,13 @@ def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:
                 yield error, line["step"]
     if not done and not (folder / checksums.FILE).exists():
         return
-    for wrong, name in checksums.changed_records(folder):
+    for damaged, name in checksums.changed_records(folder):
         if name == checksums.FILE or name.startswith(f"{checksums.MODEL}/"):
-            yield wrong, len(lines)  # the model is made again from the last checkpoint
+            yield damaged, len(lines)  # no step is lost: the model is made again from the last checkpoint
         else:
             match = STEP.fullmatch(name)
-            yield wrong, int(match[1]) if match else 0
+            first_lost = int(match[1]) if match else 0
+            yield damaged, first_lost
 
 
 def keep_whole_lines(folder: Path) -> None:

@@ -77,9 +77,10 @@ def edited_components(recorded: Mapping[str, str], present: Mapping[str, str]) -
 def harness_digest() -> str:
     """Return the hash of the source of the harness as it is on disk now."""
     root = Path(__file__).parents[1]
-    return identities.hash_of(
-        {str(path.relative_to(root)): text_digest(*stamp_of(path)) for path in root.rglob("*.py")}
-    )
+    digests = {}
+    for path in root.rglob("*.py"):
+        digests[str(path.relative_to(root))] = text_digest(*stamp_of(path))
+    return identities.hash_of(digests)
 
 
 # Which modules count
@@ -87,12 +88,13 @@ def harness_digest() -> str:
 
 def module_names(cls: type) -> list[str]:
     """Return the names of the modules whose source counts for a class."""
-    names = [name for name in dict.fromkeys(base.__module__ for base in cls.__mro__) if top(name) not in NO_SOURCES]
+    class_modules = dict.fromkeys(base.__module__ for base in cls.__mro__)
+    names = [name for name in class_modules if top(name) not in NO_SOURCES]
     packages = {"baselines", "tasks", *map(top, names)}
-    homes = {home(package) for package in packages} - {None}
+    homes = {package_home(package) for package in packages} - {None}
     for name in names:  # the list grows while it is walked: imports of imports count too
         for imported in imported_modules(name, *stamp(name)):
-            counts = top(imported) in packages or home(top(imported)) in homes
+            counts = top(imported) in packages or package_home(top(imported)) in homes
             if counts and imported not in names and top(imported) not in NO_SOURCES:
                 names.append(imported)
     return names
@@ -103,7 +105,7 @@ def top(name: str) -> str:
     return name.partition(".")[0]
 
 
-def home(package: str) -> Path | None:
+def package_home(package: str) -> Path | None:
     """Return the directory that holds a package; None for the directory of installed packages."""
     path = Path(stamp(package)[0])
     folder = path.parents[path.name == "__init__.py"] if path.name else None
@@ -136,11 +138,15 @@ def imported_modules(name: str, path: str, mtime_ns: int, size: int) -> list[str
     for node in ast.walk(tree):
         # A name that is not in the namespace is imported for type checkers only, or when a function is called.
         if isinstance(node, ast.Import):
-            modules += [alias.name for alias in node.names if (alias.asname or top(alias.name)) in namespace]
+            for alias in node.names:
+                if (alias.asname or top(alias.name)) in namespace:
+                    modules.append(alias.name)
         elif isinstance(node, ast.ImportFrom):
             source = resolve_name("." * node.level + (node.module or ""), namespace.get("__package__"))
-            names = [alias.asname or alias.name for alias in node.names]
-            modules += [defining_module(namespace[each], source) for each in names if each in namespace]
+            for alias in node.names:
+                bound_name = alias.asname or alias.name
+                if bound_name in namespace:
+                    modules.append(defining_module(namespace[bound_name], source))
     return list(dict.fromkeys(modules))
 
 
@@ -185,7 +191,7 @@ def canonical(node: ast.AST) -> str:
     fields, as which a new field appears in code that does not use it, are left out here.
     """
     if isinstance(node, ast.Constant):
-        # Not `repr`, which escapes what the Unicode tables of this version of Python call unprintable.
+        # Not `repr`: the characters that it escapes depend on the Unicode tables of this version of Python.
         return f"Constant({node.value!a})"
     parts = []
     for field, value in ast.iter_fields(node):

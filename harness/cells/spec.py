@@ -1,4 +1,4 @@
-"""The record that a cell's folder begins with: what the cell is, and all that its process needs to know."""
+"""The first record in a cell's folder: its identity, and the settings that its process reads."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class CellSpec:
     id: str  # the hash of its identity
     matrix: str
     key: CellKey
-    identity: dict[str, Any]  # what defines its result
-    settings: dict[str, Any]  # the configuration as plain values; `config` has it typed
-    made_of: str | None = None  # its method with compositions written out; None where it names none
+    identity: dict[str, Any]  # everything that defines its result
+    settings: dict[str, Any]  # the configuration as plain values; `config` is the typed form
+    made_of: str | None = None  # its method with compositions written out; None if it names none
 
     @classmethod
     def read(cls, folder: Path) -> CellSpec:
-        """Return the record in a cell's folder; refuse one that does not fit its sum."""
+        """Return the record in a cell's folder; refuse one that differs from its checksum."""
         path = folder / FILE
         try:
             content = path.read_bytes()
@@ -43,7 +43,7 @@ class CellSpec:
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> CellSpec:
-        """Return the record that a text holds; `path` says where it was."""
+        """Parse a record; `path` is named in errors."""
         record = files.parse_yaml(content, path)
         if not isinstance(record, dict) or record.keys() != set(STORED):
             raise Damaged(path, f"it must hold {', '.join(STORED)}")
@@ -72,7 +72,7 @@ class CellSpec:
 
 
 def value_in(settings: Mapping[str, Any], key: str) -> Any:
-    """Return the value under a key such as train.lr; None where an earlier version had no such key."""
+    """Return the value under a key such as train.lr; None if an earlier version had no such key."""
     value: Any = settings
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -80,7 +80,7 @@ def value_in(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def id_in(folder: Path) -> str | None:
-    """Return the id of the cell that a folder's record names, by its first line alone; None where it names none."""
+    """Return the cell id in the first line of a folder's record; None without an id."""
     try:
         with open(f"{folder}/{FILE}", "rb") as file:  # a matrix has thousands: a Path for each would take longer
             match = ID.match(file.read(80))

@@ -1,4 +1,4 @@
-"""How far a cell is: its state, which its process and its launcher write, and its progress, which others read."""
+"""The state of a cell, written by its process and its launcher, and its progress, read by commands and launchers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.cells.log import last_lines
 from harness.cells.provenance import Made
 
 FILE = "state.json"
-STATES = ("planned", "running", "done", "failed")  # as they are written
+STATES = ("planned", "running", "done", "failed")  # that are written to the file
 STALE = "stale"  # running by its record, but no process works on it: the next run resumes it
 OUTDATED = "outdated"  # done, failed or half done by another version of its method or task
 
@@ -66,14 +66,14 @@ class State:
     def description(self) -> str | None:
         """The reason with the step of a collapse, as people read it."""
         collapsed = None if self.collapsed is None else f"collapsed at step {self.collapsed}"
-        return "; ".join(filter(None, (collapsed, self.reason))) or None
+        return "; ".join(text for text in (collapsed, self.reason) if text) or None
 
     @property
     def ended(self) -> bool:
         return self.state in ("done", "failed")
 
 
-KNOWN = {each.name for each in dataclasses.fields(State)}
+KNOWN = {declared.name for declared in dataclasses.fields(State)}
 
 
 def change(folder: Path, **changes: Any) -> State:
@@ -85,7 +85,7 @@ def change(folder: Path, **changes: Any) -> State:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a cell is, as people read it."""
+    """The progress of a cell, as people read it."""
 
     state: str  # planned | running | done | failed | stale | outdated
     reason: str | None = None
@@ -97,7 +97,7 @@ class Progress:
 
     @classmethod
     def read(cls, folder: Path, sources: Mapping[str, str] | None = None, recent: int = 1) -> Progress:
-        """Return how far a cell is; a cell with damaged records has failed.
+        """Return the progress of a cell; a cell with damaged records has failed.
 
         `sources`: the present digests of its components, by which a cell may be outdated. `recent`: the number of last
         steps whose metrics are read.

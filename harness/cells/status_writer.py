@@ -1,4 +1,4 @@
-"""The process of a cell as others see it: its state and its reason of failure, and when it ends on its own."""
+"""The status of a cell's process: its state and reason of failure, and the cases in which it ends on its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from harness.cells.heartbeat import Heartbeat
 from harness.cells.state import State
 from harness.dist import ranks
 
-LOOK = 0.5  # seconds between two looks at whether the launcher is there
+LOOK = 0.5  # seconds between two checks whether the launcher still runs
 FAILED = "failed"  # a file in the directory of the lease: a rank of this attempt has failed
 ENDING = 10.0  # seconds for the first rank that fails to record its reason, after which all ranks are ended
 MORE_MEMORY = (
@@ -33,7 +33,7 @@ MORE_MEMORY = (
 
 
 class StatusWriter:
-    """Writes the state of a cell while this process, or this rank, works on it."""
+    """The writer of a cell's state in the process, or the rank, that works on the cell."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.launcher = folder, os.getppid()
@@ -53,7 +53,7 @@ class StatusWriter:
             state.change(self.folder, **changes, seconds=self.seconds)
 
     def say(self, text: str) -> None:
-        """Write to the log, and show it as what the cell is busy with."""
+        """Write to the log, and show it as the present activity of the cell."""
         print(text, flush=True)
         self.note(reason=text)
 
@@ -68,11 +68,11 @@ class StatusWriter:
 
     def first_to_fail(self) -> bool:
         """Return whether no other rank has failed before this one; True as well without a lease on the cell."""
-        room = files.lease_dirs.get(self.folder)
-        if room is None or not ranks.several():
+        lease_dir = files.lease_dirs.get(self.folder)
+        if lease_dir is None or not ranks.several():
             return True
         try:
-            os.close(os.open(room / FAILED, os.O_CREAT | os.O_EXCL))  # succeeds for one rank alone
+            os.close(os.open(lease_dir / FAILED, os.O_CREAT | os.O_EXCL))  # succeeds for one rank alone
         except FileExistsError:
             return False
         except FileNotFoundError:  # another process has taken the cell over
@@ -87,7 +87,7 @@ class StatusWriter:
         """
         try:
             yield
-        except Exception as error:  # any error: it ends this cell alone, and the launcher goes on with the others
+        except Exception as error:  # any error: it ends only this cell, and the launcher continues with the others
             if not self.first_to_fail():
                 time.sleep(ENDING)  # an exit now would have the first rank killed before its reason is recorded
                 sys.exit(1)
@@ -110,31 +110,33 @@ class StatusWriter:
 
     @property
     def orphaned(self) -> bool:
-        """Whether the process that started this one is gone, or the process for which a server forked this one."""
+        """True if the process that started this one is gone, or the process for which a server forked this one."""
         launcher = multiprocessing.parent_process()
         return os.getppid() != self.launcher or (launcher is not None and not launcher.is_alive())
 
     def end_with_launcher(self) -> None:
-        """End this process soon after its launcher has ended. Work since the last checkpoint is lost, and every file is
-        whole."""
+        """End this process soon after its launcher has ended.
+
+        Work since the last checkpoint is lost; every file stays whole.
+        """
 
         def watch() -> None:
             while not self.orphaned:
                 time.sleep(LOOK)
-            print("stopped: the launcher is gone; the next run goes on from here", flush=True)
+            print("stopped: the launcher is gone; the next run continues from here", flush=True)
             os._exit(1)
 
         threading.Thread(target=watch, daemon=True).start()
 
-    def end_when_stalled(self, room: Path, minutes: float) -> None:
-        """End this process if no rank makes progress for so long; the log then has the stack of each thread."""
+    def end_when_stalled(self, lease_dir: Path, minutes: float) -> None:
+        """End this process if no rank makes progress for this long; the log then has the stack of each thread."""
 
         def end(who: str) -> None:
             faulthandler.dump_traceback(2)
             self.failed(f"{who} for {minutes:g} minutes (hardware.stall_minutes)")
             os._exit(1)
 
-        arguments = (room, ranks.own_rank(), 60 * minutes, end)
+        arguments = (lease_dir, ranks.own_rank(), 60 * minutes, end)
         threading.Thread(target=self.heartbeat.watch, args=arguments, daemon=True).start()
 
 

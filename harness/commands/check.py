@@ -1,4 +1,4 @@
-"""entrobench check: whether a method keeps the rules on which every comparison depends."""
+"""entrobench check: tests that a method keeps the rules on which every comparison depends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fault_of(spec: str, table: Table, refused: Mapping[str, UserError]) -> str |
             entry = table[name]
             if not isinstance(entry, Composition):
                 entry()
-        if spec in offered:  # without options or partners, in which the mistake might be the user's
+        if spec in offered:  # without options or partners, so the mistake cannot be the user's
             Method.of(spec, table)
     except Exception as error:  # a plugin's own code may raise anything, and its row reports it
         return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
@@ -51,15 +51,17 @@ def fault_of(spec: str, table: Table, refused: Mapping[str, UserError]) -> str |
 def call(arguments: argparse.Namespace) -> int:
     refused: dict[str, UserError] = {}
     table = baselines.table(arguments.plugin, refused)
-    specs = [*table, *refused] if arguments.methods == ["all"] else list(dict.fromkeys(arguments.methods))
+    specs = list(dict.fromkeys(arguments.methods))
+    if arguments.methods == ["all"]:
+        specs = [*table, *refused]
     faults = {spec: fault_of(spec, table, refused) for spec in specs}
     from harness.conformance import check  # imports torch, so only after the names have been checked
 
     sound = [spec for spec, why in faults.items() if why is None]
-    report_of = {report.method: report for report in check.reports(sound, arguments.plugin)}
-    reports = [report_of[spec] if why is None else check.unmade(spec, why) for spec, why in faults.items()]
+    report_of = {report.method: report for report in check.check_methods(sound, arguments.plugin)}
+    reports = [report_of[spec] if why is None else check.construction_failed(spec, why) for spec, why in faults.items()]
     if arguments.format == "json":
         print(json.dumps([report.plain() for report in reports], indent=1))
     else:
-        check.show(console, reports)
+        check.print_reports(console, reports)
     return int(any(report.failed for report in reports))

@@ -1,4 +1,4 @@
-"""entrobench clean: deletes cells and attempts that a configuration does not include from the folder of its matrix."""
+"""entrobench clean: deletes the cells and attempts in a matrix's folder that its configuration does not include."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.base import files
 from harness.cells import lease
 from harness.cells.attempts import ASIDE
-from harness.commands.common import Commands, command, confirm, console, load, with_config
+from harness.commands.common import Commands, command, config_of_arguments, confirm, console, with_config
 from harness.config import Config
 from harness.matrix import cells, check_owner, leftovers
 from harness.terminal.units import gib
@@ -22,12 +22,12 @@ from harness.terminal.units import gib
 class Removable:
     path: Path
     why: str
-    cell: Path | None = None  # its cell's folder, which no process may be working on; None: its process is gone
+    cell: Path | None = None  # the folder of its cell, whose lease is taken first; None if no process can own it
 
     @property
     def bytes(self) -> int:
-        every = self.path.rglob("*") if self.path.is_dir() else [self.path]
-        return sum(file.lstat().st_size for file in every if not file.is_dir())
+        paths = self.path.rglob("*") if self.path.is_dir() else [self.path]
+        return sum(file.lstat().st_size for file in paths if not file.is_dir())
 
 
 EXAMPLES = ("entrobench clean demo", "entrobench clean my.yaml train.steps=20 --plugin my_methods --yes")
@@ -39,21 +39,22 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = load(arguments)
+    config = config_of_arguments(arguments)
     check_owner(config)
     candidates = list(removable(config))
     if not candidates:
         console.print(f"{config.folder} holds only cells of this configuration: nothing to clean")
         return 0
-    for each in candidates:
-        console.print(f"{each.path}  {gib(each.bytes)}  {each.why}")
-    question = f"Remove these {len(candidates)} ({gib(sum(each.bytes for each in candidates))})?"
-    refusal = "nothing was removed, since there is no terminal to ask on; --yes removes what is listed"
+    for leftover in candidates:
+        console.print(f"{leftover.path}  {gib(leftover.bytes)}  {leftover.why}")
+    total = sum(leftover.bytes for leftover in candidates)
+    question = f"Remove these {len(candidates)} ({gib(total)})?"
+    refusal = "nothing was removed, since without a terminal this command cannot ask; --yes removes the listed files"
     if not arguments.yes and not confirm(question, refusal):
         console.print("nothing was removed")
         return 0
-    removed = [each for each in candidates if delete(each)]
-    console.print(f"removed {len(removed)} of {len(candidates)}; MLflow keeps what it was fed")
+    removed = [leftover for leftover in candidates if delete(leftover)]
+    console.print(f"removed {len(removed)} of {len(candidates)}; MLflow keeps the runs that it was fed")
     return 0
 
 

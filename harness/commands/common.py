@@ -15,15 +15,15 @@ from harness.matrix import Cell
 from harness.terminal.layout import SafeConsole
 from harness.terminal.units import plural
 
-# Reasons and specs may hold brackets, so no markup; a file or a pipe gets one line a row.
+# Without markup, since reasons and specs may hold brackets. In a file or a pipe each row of a table is one line.
 WIDTH = None if sys.stdout.isatty() else 160
 console = SafeConsole(highlight=False, soft_wrap=True, markup=False, width=WIDTH)
 
-Commands = argparse._SubParsersAction  # the public API gives it no name
+Commands = argparse._SubParsersAction  # argparse has no public name for it
 
 
 def command(commands: Commands, name: str, text: str, examples: Sequence[str]) -> argparse.ArgumentParser:
-    """Add a command; `--help` and docs/commands.md show its examples, which together use each of its options."""
+    """Add a command; `--help` and docs/commands.md show its examples, which together use every option."""
     epilog = "examples:\n" + "\n".join(f"  {example}" for example in examples)
     layout = argparse.RawDescriptionHelpFormatter  # keeps the lines of the epilog
     return commands.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=layout)
@@ -79,7 +79,7 @@ def confirm(question: str, without_terminal: str) -> bool:
 
 
 def one_seed_hint(override: str) -> str | None:
-    """Return a hint if an override names one seed where a number of seeds may be meant."""
+    """Return a hint if an override names one seed, but may mean a number of seeds."""
     match = re.fullmatch(r"seeds=(\d+)", override)
     if match is None or int(match[1]) < 2:
         return None
@@ -89,9 +89,9 @@ def one_seed_hint(override: str) -> str | None:
     return f"note: {override} is one seed, seed {number}; for {number} seeds write seeds={several}"
 
 
-def load(arguments: argparse.Namespace) -> Config:
+def config_of_arguments(arguments: argparse.Namespace) -> Config:
     """Return the configuration that the arguments name, with their plugins."""
-    config = configs.load(arguments.config, arguments.overrides)
+    config = configs.load_config(arguments.config, arguments.overrides)
     for override in arguments.overrides:
         if hint := one_seed_hint(override):
             print(hint, file=sys.stderr)  # not among the output, which may be a table for another program

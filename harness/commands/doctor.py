@@ -1,11 +1,11 @@
-"""entrobench doctor: the parts of entrobench that this machine can run, and those that are missing."""
+"""entrobench doctor: the parts of entrobench that this machine can run, and the missing ones."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
-from harness.commands.common import Commands, command, console, load
+from harness.commands.common import Commands, command, config_of_arguments, console
 
 EXAMPLES = ("entrobench doctor", "entrobench doctor paper tracking.uri=http://server:5000 --thorough --format json")
 
@@ -31,10 +31,10 @@ def call(arguments: argparse.Namespace) -> int:
 
     if "=" in arguments.config:  # only overrides were given, without CONFIG
         arguments.config, arguments.overrides = "demo", [arguments.config, *arguments.overrides]
-    findings = doctor.findings(load(arguments), thorough=arguments.thorough)
+    findings = doctor.findings(config_of_arguments(arguments), thorough=arguments.thorough)
     if arguments.format == "json":
-        every = list(findings)
-        print(json.dumps([vars(finding) for finding in every], indent=1))
+        all_findings = list(findings)
+        print(json.dumps([vars(finding) for finding in all_findings], indent=1))
     else:
-        every = doctor.print_findings(console, findings)
-    return int(any(finding.state == doctor.BROKEN for finding in every))
+        all_findings = doctor.print_findings(console, findings)
+    return int(any(finding.state == doctor.BROKEN for finding in all_findings))

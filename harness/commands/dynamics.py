@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from harness.commands.common import Commands, command, console, load, with_config
+from harness.commands.common import Commands, command, config_of_arguments, console, with_config
 from harness.matrix import cells
 
 EXAMPLES = ("entrobench dynamics demo", "entrobench dynamics my.yaml train.lr=1e-4 --plugin my_tasks --steps 10")
@@ -19,13 +19,13 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = load(arguments)
+    config = config_of_arguments(arguments)
     cells(config)  # checks the configuration
     from harness.study import theory
 
     measurements = theory.measure(config, arguments.steps)
-    theory.show(console, measurements)
+    theory.print_measurements(console, measurements)
     folder = config.folder / "dynamics"
-    theory.write(folder, measurements)
+    theory.write_measurements(folder, measurements)
     console.print(f"wrote dynamics.json and its plots to {folder}")
     return 0

@@ -62,7 +62,7 @@ def call(arguments: argparse.Namespace) -> int:
     except CellFailure as failure:
         console.print(f"failed  {failure}; the samples are kept in {out}", style="red")
         return 1
-    assess.show(console, assessments)
+    assess.print_assessments(console, assessments)
     feed_evaluation(model, assessments, arguments.uri or Config().tracking_uri)
     console.print(f"samples and results: {out}")
     return 0
@@ -74,7 +74,7 @@ def feed_evaluation(model: Model, assessments: Sequence[Assessment], uri: str) -
 
     try:
         for assessment in assessments:
-            evaluation.sync(assessment.told(model), uri)
+            evaluation.sync_evaluation(assessment.mlflow_run(model), uri)
     except UserError as error:
         remedy = "Repeat the command to feed it; nothing is sampled again."
         console.print(f"MLflow is not fed: {error}. {remedy}", style="yellow")

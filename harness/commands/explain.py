@@ -6,7 +6,7 @@ import argparse
 import json
 
 import baselines
-from harness.commands.common import Commands, command, console, load, with_config
+from harness.commands.common import Commands, command, config_of_arguments, console, with_config
 from harness.composition import Method
 from harness.matrix import cells
 
@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = load(arguments)
+    config = config_of_arguments(arguments)
     cells(config)  # checks the configuration
     table = baselines.table(config.plugins)
     specs = list(table) if arguments.method == "all" else arguments.method.split()
@@ -40,5 +40,5 @@ def call(arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         print(json.dumps(explanations, indent=1))
     else:
-        explain.show(console, explanations)
+        explain.print_explanations(console, explanations)
     return 0

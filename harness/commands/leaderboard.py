@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.base import files
 from harness.base.errors import UserError
-from harness.commands.common import Commands, command, console, load, with_plugins
+from harness.commands.common import Commands, command, config_of_arguments, console, with_plugins
 from harness.config import Config
 from harness.matrix import Cell, cells
 from harness.terminal.layout import visible, width_of
 
 if TYPE_CHECKING:
+    from harness.table.experiment import Experiment
     from harness.table.leaderboard import LeaderboardRow
     from harness.table.select import Part
 
@@ -23,6 +25,8 @@ EXAMPLES = (
     "entrobench leaderboard demo",
     "entrobench leaderboard demo --where method=clip_b --sort pass_at_k --columns avg_at_k,pass_at_k,coverage",
     "entrobench leaderboard demo train.updates=2 --plugin my_methods --baseline ppo --compare",
+    "entrobench leaderboard demo --reach 0.05",
+    "entrobench leaderboard --pack demo.zip --pack theirs.zip",
     "entrobench leaderboard --experiment demo,demo-2 --uri http://server:5000 --format csv --out table.csv",
 )
 
@@ -34,6 +38,14 @@ def add(commands: Commands) -> None:
     with_plugins(parser)
     parser.add_argument(
         "--experiment", action="append", default=[], metavar="NAME,...", help="experiments of MLflow, instead of CONFIG"
+    )
+    parser.add_argument(
+        "--pack",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="a file of `entrobench pack`, instead of CONFIG; several of one protocol give one table",
     )
     parser.add_argument("--uri", help="the MLflow store (default: MLFLOW_TRACKING_URI, else results/mlflow.db)")
     parser.add_argument("--columns", metavar="NAME,...", help="columns in this order; `--columns help` lists them")
@@ -53,6 +65,12 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="add tests, ranks, and the smallest difference that the experiment could detect",
     )
+    parser.add_argument(
+        "--reach",
+        type=float,
+        metavar="X",
+        help="tokens until the baseline's final Avg@K and the base model's Pass@K + X are reached, instead of scores",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file; parquet needs one")
 
 
@@ -68,6 +86,9 @@ def call(arguments: argparse.Namespace) -> int:
         chosen = columns.check_columns("--columns", arguments.columns.split(","))
     if arguments.sort:
         columns.check_columns("--sort", [arguments.sort])
+    if arguments.reach is not None:
+        write_or_print(reach_text(arguments), arguments.out)
+        return 0
     parts = selected_parts(arguments)
     if arguments.format == "parquet":
         export.write_parquet({part.title: frames.with_base_models(part.shown) for part in parts}, arguments.out)
@@ -80,20 +101,44 @@ def call(arguments: argparse.Namespace) -> int:
         comparing=arguments.compare,
         width=None if arguments.out else width_of(console),
     )
-    if arguments.out:
-        files.write_text(arguments.out, text)
+    write_or_print(text, arguments.out)
+    return 0
+
+
+def write_or_print(text: str, out: Path | None) -> None:
+    if out:
+        files.write_text(out, text)
     else:
         print(visible(text), end="")
-    return 0
+
+
+def reach_text(arguments: argparse.Namespace) -> str:
+    """Return the tables of `--reach`."""
+    from harness.table.reach import reaches, render_reaches
+
+    found = []
+    with selected_experiments(arguments) as selected:
+        for part, experiment in selected:
+            board = part.board
+            rows = reaches(part.frames, experiment, board.baseline, board.ks, arguments.reach)
+            found += [row for row in rows if row.method in part.visible]
+    if not found:
+        raise UserError("--reach compares with the baseline, and no cell of it is done")
+    width = None if arguments.out else width_of(console)
+    return render_reaches(found, arguments.reach, arguments.format, width)
 
 
 def check_options(arguments: argparse.Namespace) -> None:
     """Refuse options that contradict each other."""
     how = arguments.format
-    if bool(arguments.config) == bool(arguments.experiment):
-        raise UserError("leaderboard needs one of two: a CONFIG, or --experiment NAME of an MLflow store")
+    if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
+        raise UserError(
+            "leaderboard needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE"
+        )
     if arguments.compare and how in ("latex", "parquet"):
         raise UserError(f"--compare has no --format {how}; allowed: table, md, csv, json")
+    if arguments.reach is not None and (arguments.compare or how in ("latex", "parquet")):
+        raise UserError("--reach has tables of its own, in --format table, md, csv or json, and without --compare")
     if how == "parquet" and arguments.out is None:
         raise UserError("--format parquet goes to a file, and --out names none")
     other = "--compare" if arguments.compare else f"--format {how}"
@@ -108,23 +153,39 @@ def check_options(arguments: argparse.Namespace) -> None:
 
 
 def selected_parts(arguments: argparse.Namespace) -> list[Part]:
+    with selected_experiments(arguments) as selected:
+        return [part for part, _ in selected]
+
+
+@contextmanager
+def selected_experiments(arguments: argparse.Namespace) -> Iterator[list[tuple[Part, Experiment]]]:
+    """Yield the selected tables, each with the open experiment that it is read from."""
     from harness.table import select
     from harness.table.board import Board
     from harness.table.experiment import Experiment
+    from harness.table.packs import opened_packs
     from harness.tracking.reader import reader
 
     where = select.conditions(arguments.where)
-    config = load(arguments) if arguments.config else Config()
+    if arguments.pack:
+        with opened_packs(arguments.pack) as experiment:
+            yield [(select.part_of_packs(experiment, where, arguments.baseline), experiment)]
+        return
+    config = config_of_arguments(arguments) if arguments.config else Config()
     uri = arguments.uri or config.tracking_uri
     with reader(uri) as source:
         if arguments.config:
             board = Board.of_config(config, cells(config))
             experiment = Experiment(source, config.name, uri)
-            return [select.part_of_config(board, experiment, where, arguments.baseline)]
+            yield [(select.part_of_config(board, experiment, where, arguments.baseline), experiment)]
+            return
         parts = []
-        for name in dict.fromkeys(name for names in arguments.experiment for name in names.split(",")):
-            parts += select.parts_of_experiment(Experiment(source, name, uri), where, arguments.baseline)
-        return parts
+        names = ",".join(arguments.experiment).split(",")
+        for name in dict.fromkeys(names):
+            experiment = Experiment(source, name, uri)
+            for part in select.parts_of_experiment(experiment, where, arguments.baseline):
+                parts.append((part, experiment))
+        yield parts
 
 
 def print_table(rows: Sequence[LeaderboardRow]) -> None:

@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 import baselines
 import tasks
 from harness import config as configs
+from harness import doors
+from harness.base.errors import UserError
 from harness.commands.common import Commands, command, console, with_plugins
+from harness.composition import Method
 from harness.method import Composition, Control, Objective
 from harness.rollout import models
 from harness.terminal import layout
@@ -18,23 +21,38 @@ from harness.terminal.units import plural
 Rows = list[list[str]]  # a name and a text about it
 Plugins = Sequence[str]
 
-EXAMPLES = ("entrobench list", "entrobench list methods", "entrobench list tasks --plugin my_tasks")
+EXAMPLES = (
+    "entrobench list",
+    "entrobench list methods",
+    "entrobench list methods --for trl",
+    "entrobench list tasks --plugin my_tasks",
+)
 
 
 def add(commands: Commands) -> None:
     parser = command(commands, "list", "methods, tasks, models and configs that exist, one line each", EXAMPLES)
-    parser.add_argument("what", nargs="?", choices=[*LISTS], help="without it: how many there are of each")
+    parser.add_argument("what", nargs="?", choices=[*LISTS], help="without it: the number of each")
+    parser.add_argument(
+        "--for",
+        dest="trainer",
+        choices=[*doors.REFUSALS],
+        help="only methods that run in this trainer, and why others do not",
+    )
     with_plugins(parser)
 
 
 def call(arguments: argparse.Namespace) -> int:
+    if arguments.trainer is not None and arguments.what != "methods":
+        raise UserError(f"--for {arguments.trainer} is about methods; write entrobench list methods --for trl")
     if arguments.what is None:
         print_counts(arguments.plugin)
         return 0
     groups = LISTS[arguments.what](arguments.plugin)
+    if arguments.trainer is not None:
+        groups = by_trainer(groups, arguments.trainer, arguments.plugin)
     for title, rows in groups.items():
         heading = f"{len(rows)} {title}" if len(groups) > 1 else None
-        layout.show(console, [Column("name"), Column("about", folds=True)], rows, title=heading, names=False)
+        layout.show_table(console, [Column("name"), Column("about", folds=True)], rows, title=heading, names=False)
     return 0
 
 
@@ -44,7 +62,7 @@ def print_counts(plugins: Plugins) -> None:
         groups = rows_by_group(plugins)
         counts = [plural(len(group), title.partition(":")[0].removesuffix("s")) for title, group in groups.items()]
         rows.append([what, ", ".join(counts), f"entrobench list {what}"])
-    layout.show(console, [Column("what"), Column("number", folds=True), Column("command")], rows, names=False)
+    layout.show_table(console, [Column("what"), Column("number", folds=True), Column("command")], rows, names=False)
 
 
 def list_methods(plugins: Plugins) -> dict[str, Rows]:
@@ -55,11 +73,27 @@ def list_methods(plugins: Plugins) -> dict[str, Rows]:
     }
     for name, entry in baselines.table(plugins).items():
         if isinstance(entry, Composition):
-            groups[Composition][1].append([name, f"{first_line(entry.about)} Stands for {entry.spec} ({entry.source})"])
+            groups[Composition][1].append([name, f"{first_line(entry.about)} Short for {entry.spec} ({entry.source})"])
         else:
             group = Objective if issubclass(entry, Objective) else Control
             groups[group][1].append([name, f"{first_line(entry.__doc__)} ({entry.source})"])
     return dict(groups.values())
+
+
+def by_trainer(groups: dict[str, Rows], trainer: str, plugins: Plugins) -> dict[str, Rows]:
+    """Return the groups without the methods that another trainer cannot run, and these in a group with the reasons."""
+    table = baselines.table(plugins)
+    running: dict[str, Rows] = {}
+    refused: Rows = []
+    for title, rows in groups.items():
+        running[title] = []
+        for name, about in rows:
+            reason = doors.REFUSALS[trainer](Method.of(name, table))
+            if reason is None:
+                running[title].append([name, about])
+            else:
+                refused.append([name, f"{name} {reason}"])
+    return {**running, f"refused: methods that do not run in {trainer}": refused}
 
 
 def list_tasks(plugins: Plugins) -> dict[str, Rows]:

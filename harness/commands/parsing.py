@@ -38,14 +38,17 @@ class Parser(argparse.ArgumentParser):
             if value not in action.choices:
                 raise UserError(f"unknown {action.dest} {shown(value)}; {hint(value, list(action.choices))}")
         elif action.choices is not None:
-            one_of(action.option_strings[0] if action.option_strings else action.dest, value, action.choices)
+            name = action.option_strings[0] if action.option_strings else action.dest
+            one_of(name, value, action.choices)
 
     def error(self, message: str) -> NoReturn:
         if message.startswith(MISSING):
             names = message.removeprefix(MISSING)
             shipped = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
-            where = f"; CONFIG is a YAML file, or one of {shipped}" if "CONFIG" in names else ""
-            raise UserError(f"{self.command} needs {names}{where}")
+            sentence = f"{self.command} needs {names}"
+            if "CONFIG" in names:
+                sentence += f"; CONFIG is a YAML file, or one of {shipped}"
+            raise UserError(sentence)
         if match := INVALID.fullmatch(message):
             name, kind, value = match.groups()
             raise UserError(f"{name} is {short(value)}; it must be {KIND.get(kind, kind)}")
@@ -53,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def command(self) -> str:
-        """The command's name without the program's, with which every message begins anyway."""
+        """The name of the command without that of the program, with which every message begins."""
         return self.prog.partition(" ")[2] or self.prog
 
     def refuse(self, rest: list[str]) -> NoReturn:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from harness.base.errors import at_least
 from harness.commands import run
-from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
-from harness.config import Config, told
+from harness.commands.common import Commands, command, config_of_arguments, console, tell_outdated, with_config
+from harness.config import Config, setting_label
 from harness.matrix import Cell, cells
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = load(arguments)
+    config = config_of_arguments(arguments)
     at_least(1, **{"--jobs": arguments.jobs or 1})
     plans = plan_settings(config, arguments.jobs)
     if arguments.probe:
@@ -52,16 +52,18 @@ def plan_settings(config: Config, jobs: int | None = None) -> list[Plan]:
 
     settings: dict[str, list[Cell]] = {}
     for cell in cells(config):
-        settings.setdefault(told(cell.config.setting), []).append(cell)
+        settings.setdefault(setting_label(cell.config.setting), []).append(cell)
     cost.check_problem_counts([cells_of_setting[0].config for cells_of_setting in settings.values()])
-    machine, plans = this_machine(config), []
+    machine, plans, progress = this_machine(config), [], []
     for setting, cells_of_setting in settings.items():
         if setting:
             console.rule(setting, align="left")
         plan = plan_for(cells_of_setting[0].config, cells_of_setting, machine, jobs)
         show_plan(console, plan)
         plans.append(plan)
-    tell_outdated((pair for plan in plans for pair in plan.progress), "`entrobench run` trains them again")
+    for plan in plans:
+        progress += plan.progress
+    tell_outdated(progress, "`entrobench run` trains them again")
     return plans
 
 
@@ -77,5 +79,5 @@ def probe_plan(config: Config, plan: Plan) -> list[str]:
         run.fetch_models(config)
         short = probe.short_cell(cell, Path(folder))
         with show_elapsed(console, f"measuring {cell.label}"):
-            launcher.run_cells([short], run.local(short.settled, 1), launcher.NullWatcher())
+            launcher.run_cells([short], run.local_launcher(short.settled, 1), launcher.NullWatcher())
         return probe.probe_lines(probe.read_probe(cell, short, plan), plan)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.base.errors import UserError
-from harness.commands.common import Commands, command, console, load, with_plugins
+from harness.commands.common import Commands, command, config_of_arguments, console, with_plugins
 from harness.config import Config
 from harness.matrix import cells
 
 EXAMPLES = (
     "entrobench report demo",
     "entrobench report demo train.updates=2 --plugin my_methods",
+    "entrobench report --pack demo.zip --pack theirs.zip",
     "entrobench report --experiment demo --uri http://server:5000 --out demo.html",
 )
 
@@ -25,6 +27,14 @@ def add(commands: Commands) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="a value in place of the file's")
     with_plugins(parser)
     parser.add_argument("--experiment", metavar="NAME", help="an experiment of MLflow, instead of CONFIG")
+    parser.add_argument(
+        "--pack",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="a file of `entrobench pack`, instead of CONFIG; several of one protocol give one page",
+    )
     parser.add_argument("--uri", help="the MLflow store of --experiment (default: that of the results folder)")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="where to write the page (default: the results folder)"
@@ -32,21 +42,24 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    if bool(arguments.config) == bool(arguments.experiment):
-        raise UserError("report needs one of two: a CONFIG, or --experiment NAME of an MLflow store")
-    if arguments.uri and arguments.config:
+    if sum(map(bool, (arguments.config, arguments.experiment, arguments.pack))) != 1:
+        raise UserError("report needs one of three: a CONFIG, --experiment NAME of an MLflow store, or --pack FILE")
+    if arguments.uri and not arguments.experiment:
         raise UserError("--uri goes with --experiment; a CONFIG names its store as tracking.uri")
-    if arguments.experiment:
-        path = report_of(arguments.experiment, arguments.uri or Config().tracking_uri, arguments.out)
+    if arguments.pack:
+        path = report_of_packs(arguments.pack, arguments.out)
+    elif arguments.experiment:
+        path = write_experiment_report(arguments.experiment, arguments.uri or Config().tracking_uri, arguments.out)
     else:
-        plugins = [word for name in arguments.plugin for word in ("--plugin", name)]
-        words = ["entrobench", "run", arguments.config, *arguments.overrides, *plugins]
-        path = report(load(arguments), shlex.join(words), arguments.out)
+        words = ["entrobench", "run", arguments.config, *arguments.overrides]
+        for name in arguments.plugin:
+            words += ["--plugin", name]
+        path = write_report(config_of_arguments(arguments), shlex.join(words), arguments.out)
     console.print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB")
     return 0
 
 
-def report(config: Config, run_command: str | None = None, out: Path | None = None) -> Path:
+def write_report(config: Config, run_command: str | None = None, out: Path | None = None) -> Path:
     """Write the page of a matrix, by default next to its cells with two pictures; `run_command` repeats the matrix."""
     from harness.page import gather, page
 
@@ -58,9 +71,17 @@ def report(config: Config, run_command: str | None = None, out: Path | None = No
     return page.write_page(content, folder / "report.html")
 
 
-def report_of(experiment: str, uri: str, out: Path | None = None) -> Path:
+def write_experiment_report(experiment: str, uri: str, out: Path | None = None) -> Path:
     """Write the page of an MLflow experiment, by default into the current folder, by its name."""
     from harness.page import gather, page
 
     content = gather.content_of_experiment(uri, experiment)
     return page.write_page(content, out or Path(f"report-{page.file_name(experiment)}.html"))
+
+
+def report_of_packs(packs: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page of packs, by default into the current folder, by the name of the first matrix."""
+    from harness.page import gather, page
+
+    content = gather.content_of_packs(packs)
+    return page.write_page(content, out or Path(f"report-{page.file_name(content.name)}.html"))

@@ -1,4 +1,4 @@
-"""entrobench run: runs what is missing of a matrix, and ends with its leaderboard."""
+"""entrobench run: runs the missing cells of a matrix, and ends with its leaderboard."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from harness.commands import leaderboard, sync
 from harness.commands.common import (
     Commands,
     command,
+    config_of_arguments,
     confirm,
     console,
-    load,
     outdated_sentences,
     tell_outdated,
     with_config,
@@ -79,8 +79,8 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = load(arguments)
-    code = run(
+    config = config_of_arguments(arguments)
+    code = run_matrix(
         config,
         arguments.jobs,
         arguments.launcher,
@@ -94,13 +94,13 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def mlflow_hint(uri: str) -> str:
-    """Return how to see the curves in MLflow. `mlflow ui` shows stores only; a tracking server has its own pages."""
+    """Return a hint on seeing the curves in MLflow. `mlflow ui` shows stores; a tracking server has its own pages."""
     address = visible_address(uri)
     is_server = uri.partition(":")[0].lower() in ("http", "https", "databricks")
     return f"MLflow at {address}" if is_server else f"mlflow ui --backend-store-uri {address}"
 
 
-def run(
+def run_matrix(
     config: Config,
     jobs: int | None = None,
     where: str = "local",
@@ -125,7 +125,7 @@ def run(
     if any(models.resolve(model).shape() is None for model in config.models):
         check_problems(config)  # before a download
         fetch_models(config)
-        matrix = cells(config)  # again: now the shapes of the models are known, which decide the engines
+        matrix = cells(config)  # again: the shapes of the models decide the engines, and are known only now
     chosen = [cell for cell in matrix if not only or cell.method in only]
     if retry_failed:
         chosen = [cell for cell in chosen if State.known(cell.folder).state == "failed"]
@@ -143,7 +143,9 @@ def run(
     present = fetch_models(config)
     for model, digest in present.items():
         console.print(f"base model {model}: {digest[: digests.SHOWN]}")
-    number = f"{len(matrix)} cells" if chosen == matrix else f"{len(chosen)} of {len(matrix)} cells"
+    number = f"{len(matrix)} cells"
+    if chosen != matrix:
+        number = f"{len(chosen)} of {number}"
     console.print(f"matrix {config.name}: {number}, {len(chosen) - len(todo)} done before, {len(todo)} to run")
     progress = [(cell, cell.progress()) for cell in todo]
     tell_outdated(progress, "training starts again at step 0, and the earlier attempts are kept")
@@ -163,7 +165,7 @@ def run(
 
 
 def unfinished(chosen: Sequence[Cell], keep_stale: bool) -> list[Cell]:
-    """Return the cells that are not done, or whose records were changed since."""
+    """Return the cells that are not done, or whose records changed since."""
     return [cell for cell in chosen if not settled(cell, keep_stale) or any(checksums.changed_records(cell.folder))]
 
 
@@ -193,7 +195,7 @@ def may_train_again(todo: Sequence[Cell], *, rerun_edited: bool) -> bool:
 
 
 def take_back_undone_edits(todo: Sequence[Cell]) -> bool:
-    """Take back the earlier attempts that the present source made, and return whether there were any."""
+    """Take back the earlier attempts of the present source, and return whether any was taken back."""
     any_taken = False
     for cell in todo:
         if cell.progress().state != OUTDATED:
@@ -209,7 +211,7 @@ def conclude(config: Config, matrix: list[Cell]) -> None:
     """Feed MLflow with the records of all cells, and print the leaderboard, for which MLflow is read once."""
     from harness.table.publish import publish
 
-    sync.sync(config, matrix)
+    sync.sync_matrix(config, matrix)
     leaderboard.print_table(publish(config, matrix))
 
 
@@ -226,7 +228,7 @@ def fetch_models(config: Config) -> dict[str, str]:
 
 
 def settled(cell: Cell, keep_stale: bool) -> bool:
-    """Return whether nothing of a cell is left to run."""
+    """Return whether a cell needs no more work."""
     state = cell.progress().state
     return state == "done" or (keep_stale and state == OUTDATED and State.known(cell.folder).state == "done")
 
@@ -243,10 +245,10 @@ def launcher_of(where: str, config: Config, jobs: int | None) -> Launcher:
         from harness.launch.slurm import SlurmArray
 
         return SlurmArray(config, device, jobs)
-    return local(config, jobs)
+    return local_launcher(config, jobs)
 
 
-def local(config: Config, jobs: int | None) -> Local:
+def local_launcher(config: Config, jobs: int | None) -> Local:
     """Return the launcher for this machine; without `jobs` it runs as many cells as GPUs or cores allow."""
     hardware, machine = config.hardware, this_machine(config)
     pool = None
@@ -258,7 +260,7 @@ def local(config: Config, jobs: int | None) -> Local:
 
 
 def check_problems(config: Config) -> None:
-    """Stop the matrix where a problem set is missing, damaged or too small, before each of its cells would fail."""
+    """Refuse a missing, damaged or too small problem set, on which each cell would fail."""
     for spec in config.tasks:
         tasks.build_task(spec, config.plugins).problems("train")
     for spec in config.eval.tasks or config.tasks:
@@ -268,7 +270,7 @@ def check_problems(config: Config) -> None:
 
 
 def check_engines(matrix: Sequence[Cell]) -> None:
-    """Stop the matrix where the engine of some cell cannot sample on this machine."""
+    """Refuse cells whose engine cannot sample on this machine."""
     one_of_each_model = {cell.model: cell for cell in matrix}
     for name, cell in one_of_each_model.items():
         if cell.settled.rollout.engine == "vllm":

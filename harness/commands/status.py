@@ -1,11 +1,11 @@
-"""entrobench status: how far each cell has come, and why one failed."""
+"""entrobench status: the progress of each cell, and the reason of each failure."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from harness.commands.common import Commands, command, console, load, tell_outdated, with_config
+from harness.commands.common import Commands, command, config_of_arguments, console, tell_outdated, with_config
 from harness.launch import slurm
 from harness.matrix import cells, leftovers
 from harness.terminal import layout
@@ -23,36 +23,37 @@ def add(commands: Commands) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    config = load(arguments)
+    config = config_of_arguments(arguments)
     matrix = cells(config)
     rows, jobs = [], slurm.queued_cells(config)
     progresses = [(cell, cell.progress()) for cell in matrix]
     for cell, progress in progresses:
         job = f"SLURM: {jobs[cell.id]}" if cell.id in jobs else None
-        numbers = [as_number(progress.metrics.get(key)) for key in ("entropy/mean", "reward/mean")]
+        numbers = [number_text(progress.metrics.get(key)) for key in ("entropy/mean", "reward/mean")]
         step = f"{progress.step}/{cell.config.train.steps}"
         rows.append([cell.label, progress.state, step, *numbers, "; ".join(filter(None, (job, progress.reason)))])
-    layout.show(console, COLUMNS, rows, goes=[("entropy", "reward")])
+    layout.show_table(console, COLUMNS, rows, goes=[("entropy", "reward")])
     for cell, progress in progresses:
         if progress.state == "failed":
             console.print(f"the end of {cell.folder / 'log.txt'}:", style="red")
             for line in last_words(cell.folder):
                 console.print(f"    {line}", style="dim")
-    tell_outdated(progresses, "`entrobench run` trains them again, with --keep-stale it keeps those that are done")
+    tell_outdated(progresses, "`entrobench run` trains them again, with --keep-stale it keeps the finished ones")
     others, attempts = leftovers(config, matrix)
     for line in leftover_lines(config.folder, len(others), len(attempts), arguments):
         console.print(line)
     return 0
 
 
-def as_number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
 def leftover_lines(folder: Path, others: int, attempts: int, arguments: argparse.Namespace) -> list[str]:
     """Return lines on the cells and attempts in a matrix's folder that the configuration does not include.
 
-    With overrides these cells may be the whole matrix of the configuration itself, so nothing is said of deleting them.
+    With overrides these cells may be the whole matrix of the configuration itself, so deleting them is not
+    suggested.
     """
     lines = []
     if others and arguments.overrides:

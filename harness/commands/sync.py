@@ -11,9 +11,10 @@ from harness.base.addresses import visible_address
 from harness.base.deadline import finished_within
 from harness.base.errors import Damaged, UserError
 from harness.cells.attempts import earlier_attempts
-from harness.commands.common import Commands, command, console, load, with_config
+from harness.commands.common import Commands, command, config_of_arguments, console, with_config
 from harness.config import Config
 from harness.matrix import Cell, cells
+from harness.terminal.units import plural
 
 EXAMPLES = (
     "entrobench sync demo",
@@ -32,43 +33,45 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     from harness.table.publish import publish
 
-    config = load(arguments)
+    config = config_of_arguments(arguments)
     matrix = cells(config)
-    fed, damaged = sync(config, matrix)
+    fed, damaged = sync_matrix(config, matrix)
     in_time(config, partial(publish, config, matrix), "the table")
-    held = f"what {'1 cell has' if fed == 1 else f'{fed} cells have'} recorded"
-    console.print(f"MLflow at {visible_address(config.tracking_uri)} holds {held}")
+    console.print(f"MLflow at {visible_address(config.tracking_uri)} holds the records of {plural(fed, 'cell')}")
     if arguments.tensorboard:
         from harness.tracking import tensorboard
 
         for cell in matrix:
             if (cell.folder / "metrics.jsonl").exists():
-                tensorboard.write(cell.folder, arguments.tensorboard / config.name / cell.folder.name)
+                tensorboard.write_tensorboard(cell.folder, arguments.tensorboard / config.name / cell.folder.name)
         console.print(f"for the curves: tensorboard --logdir {arguments.tensorboard}")
     if arguments.wandb:
         from harness.tracking import wandb
 
         for cell in matrix:
             if (cell.folder / "metrics.jsonl").exists():
-                wandb.write(cell.folder, arguments.wandb)
+                wandb.write_wandb_run(cell.folder, arguments.wandb)
         console.print(f"to upload them: wandb sync {arguments.wandb}/wandb/offline-run-*")
     return 1 if damaged else 0
 
 
-def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
-    """Feed MLflow with all cells that have records, and return how many it holds and how many are damaged.
+def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:
+    """Feed MLflow with all cells that have records; return the numbers of fed cells and of damaged ones.
 
-    Earlier attempts at a cell are fed as well, and count where they are damaged.
+    Earlier attempts at a cell are fed too; they count only if they are damaged.
     """
-    from harness.tracking.sync import sync as feed
+    from harness.tracking.sync import sync
 
     fed, damaged = set[Path](), 0
     present = {cell.folder for cell in matrix}
-    for folder in (each for cell in matrix for each in (*earlier_attempts(cell.folder), cell.folder)):
+    folders: list[Path] = []
+    for cell in matrix:
+        folders += [*earlier_attempts(cell.folder), cell.folder]
+    for folder in folders:
         if not ((folder / "state.json").exists() or (folder / "metrics.jsonl").exists()):
             continue
         try:
-            in_time(config, partial(feed, folder, config.tracking_uri), folder.name)
+            in_time(config, partial(sync, folder, config.tracking_uri), folder.name)
             fed.add(folder)
         except Damaged as damage:
             damaged += 1
@@ -77,10 +80,10 @@ def sync(config: Config, matrix: list[Cell]) -> tuple[int, int]:
 
 
 def in_time(config: Config, work: Callable[[], object], what: str) -> None:
-    """Work with MLflow for as long as tracking.patience_minutes allows; `what` says in the error what it was for."""
+    """Do work with MLflow within tracking.patience_minutes; `what` names the work in the error."""
     minutes = config.tracking.patience_minutes
     if not finished_within(60 * minutes, work):
         raise UserError(
             f"the MLflow store at {visible_address(config.tracking_uri)} took longer than tracking.patience_minutes "
-            f"({minutes:g}) for {what}; the same command goes on from there"
+            f"({minutes:g}) for {what}; the same command continues from there"
         )

@@ -1,4 +1,4 @@
-"""Checks methods as a whole: what they break, what they drop, and what they cost."""
+"""The conformance check of methods: broken rules, dropped tokens, effect and cost."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from rich.console import Console
 
 import baselines
-from harness.composition import STANDS_ON, Method, Table
+from harness.composition import DEFAULT_OBJECTIVE, Method, Table
 from harness.conformance import checks, miniature, two_ranks
-from harness.conformance.probe import outcome, probe
-from harness.conformance.subject import ENTROPIES, Finding, Subject, finding, record, require_finite
+from harness.conformance.probe import compute_outcome, random_probe
+from harness.conformance.subject import ENTROPIES, Finding, Subject, finding_of, require_finite, step_record
 from harness.terminal import layout
 from harness.terminal.layout import Column
 from harness.tokens import dynamics
 
-DRIFT = 0.3  # in logits: the policy has moved so far that some ratios are beyond a clip
-FULL = 2  # methods whose tables are printed whole; of more, what failed
+DRIFT = 0.3  # in logits: far enough that some ratios are beyond a clip
+FULL_TABLES = 2  # of at most this many methods, every check is printed; of more, only the failures
 SIGNS = {
     "positive_above": "A>0 S*>N",
     "positive_below": "A>0 S*<N",
@@ -30,156 +30,198 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class Report:
-    """Holds all that was found about a method."""
+    """All findings about a method."""
 
     method: str
     findings: list[Finding]
 
     @property
     def failed(self) -> list[Finding]:
+        """The findings of failed checks."""
         return [finding for finding in self.findings if not finding.passed]
 
     @property
     def numbers(self) -> dict[str, float]:
-        return {name: number for finding in self.findings for name, number in finding.numbers.items()}
+        """The measurements of all checks."""
+        numbers = {}
+        for finding in self.findings:
+            numbers.update(finding.numbers)
+        return numbers
 
     @property
     def idle(self) -> list[str]:
         """The controls that changed nothing on the probe."""
-        effects = {name: number for name, number in self.numbers.items() if name.startswith("effect/")}
-        return [name.removeprefix("effect/") for name, number in effects.items() if not number]
+        controls = []
+        for name, number in self.numbers.items():
+            if name.startswith("effect/") and number == 0:
+                controls.append(name.removeprefix("effect/"))
+        return controls
 
     def plain(self) -> dict[str, Any]:
-        """Returns it as JSON has it."""
+        """Return the report as JSON shows it."""
         return {"passed": not self.failed, **asdict(self)}
 
 
-def reports(specs: Sequence[str], plugins: Sequence[str]) -> list[Report]:
-    """Checks methods; the ranks of all of them are started once."""
+def check_methods(specs: Sequence[str], plugins: Sequence[str]) -> list[Report]:
+    """Check methods; one pair of processes checks all of them on two ranks."""
     table = baselines.table(plugins, {})
-    alone = {spec: checks.alone(spec, table) for spec in specs}
-    together = two_ranks.check(specs, plugins)
-    return [
-        Report(
-            spec,
-            [*alone[spec], together[spec], training(spec, table), tokens(spec, table), effect(Subject(spec, table))],
-        )
-        for spec in specs
-    ]
+    in_one_process = {spec: checks.run_checks(spec, table) for spec in specs}
+    on_two_ranks = two_ranks.check_on_two_ranks(specs, plugins)
+    reports = []
+    for spec in specs:
+        measured = [training(spec, table), tokens(spec, table), effect(Subject(spec, table))]
+        reports.append(Report(spec, [*in_one_process[spec], on_two_ranks[spec], *measured]))
+    return reports
 
 
-def unmade(spec: str, why: str) -> Report:
-    """Return the report of a method of a plugin that cannot even be made."""
+def construction_failed(spec: str, why: str) -> Report:
+    """Return the report of a plugin's method that cannot be built."""
     return Report(spec, [Finding("construction", False, why, "see that its class can be made without options")])
 
 
 def training(spec: str, table: Table) -> Finding:
-    def run() -> tuple[str, dict[str, float]]:
-        cost = miniature.cost(spec, table)
-        said = f"{miniature.ROUNDS} real steps of a tiny model; each costs {cost:.2f} of GRPO's"
-        return said, {"cost": cost}
+    """Train a miniature, and return the finding with the cost of a step."""
 
-    return finding("training", "see the other checks; if all passed, report it: they should not have", run)
+    def train() -> tuple[str, dict[str, float]]:
+        cost = miniature.relative_cost(spec, table)
+        return f"{miniature.ROUNDS} real steps of a tiny model; each costs {cost:.2f} of GRPO's", {"cost": cost}
+
+    return finding_of("training", "see the other checks; if all passed, report it: they should not have", train)
 
 
 def tokens(spec: str, table: Table) -> Finding:
-    return finding("tokens", "see the other checks", partial(dropped, spec, table))
+    """Return the finding with the shares of tokens without gradient."""
+    return finding_of("tokens", "see the other checks", partial(dropped_shares, spec, table))
 
 
-def dropped(spec: str, table: Table) -> tuple[str, dict[str, float]]:
-    """Finds the share of each quadrant's tokens that have no gradient, on a random batch where the policy has moved."""
-    method, plain = (Method.of(each, table) for each in (spec, STANDS_ON))
-    given = probe(11, groups=64, size=max(8, method.min_group), drift=DRIFT)
-    now = replace(given, old_logits_TV=given.logits_TV).old
-    rows = dynamics.lens(method, plain, given.old, given.batch, [given.batch], now)
-    shares = {name: rows[name].dropped for name in SIGNS}
-    said = ", ".join(f"{SIGNS[name]} {share:.1%}" for name, share in shares.items())
-    return f"without gradient: {said}", {f"dropped/{name}": share for name, share in shares.items()}
+def dropped_shares(spec: str, table: Table) -> tuple[str, dict[str, float]]:
+    """Measure the share of each quadrant's tokens without gradient, on a random batch where the policy has moved."""
+    method, grpo = Method.of(spec, table), Method.of(DEFAULT_OBJECTIVE, table)
+    probe = random_probe(11, groups=64, size=max(8, method.min_group), drift=DRIFT)
+    present = replace(probe, old_logits_TV=probe.logits_TV).old
+    rows = dynamics.lens(method, grpo, probe.old, probe.batch, [probe.batch], present)
+    clauses = []
+    numbers = {}
+    for name, sign in SIGNS.items():
+        share = rows[name].dropped
+        clauses.append(f"{sign} {share:.1%}")
+        numbers[f"dropped/{name}"] = share
+    return f"without gradient: {', '.join(clauses)}", numbers
 
 
 def effect(subject: Subject) -> Finding:
-    return finding("effect", "see the other checks", partial(changes, subject))
+    """Return the finding with the effect of each control on the gradient."""
+    return finding_of("effect", "see the other checks", partial(changes, subject))
 
 
 def changes(subject: Subject) -> tuple[str, dict[str, float]]:
     """Measure how much each control changes the gradient on the batches of the other checks."""
-    numbers = {name: change_by(subject, name) for name in subject.make().controls}
-    seen = [f"{name} changes the gradient by {number:.1%}" for name, number in numbers.items() if number]
-    idle = [name for name, number in numbers.items() if not number]
+    numbers = {}
+    clauses = []
+    idle = []
+    for name in subject.make().controls:
+        number = change_by(subject, name)
+        numbers[f"effect/{name}"] = number
+        if number:
+            clauses.append(f"{name} changes the gradient by {number:.1%}")
+        else:
+            idle.append(name)
     if idle:
-        seen.append(f"{', '.join(idle)} changed nothing on the probe: give options with which it does something")
-    return ", ".join(seen) or "there is no control", {f"effect/{name}": number for name, number in numbers.items()}
+        clauses.append(f"{', '.join(idle)} changed nothing on the probe: give options with which it does something")
+    summary = ", ".join(clauses) or "the method has no controls"
+    return summary, numbers
 
 
 def change_by(subject: Subject, name: str) -> float:
     """Return the largest change of the gradient by a control, over some steps, as a share of the gradient's size."""
-    whole = subject.make()
-    others = {other: control for other, control in whole.controls.items() if other != name}
-    without = Method(whole.base, (whole.base, whole.objective), others)
+    complete = subject.make()
+    others = dict(complete.controls)
+    del others[name]
+    without = Method(complete.base, (complete.base, complete.objective), others)
     shares = []
     for number, entropy in enumerate(ENTROPIES):
-        given = subject.step(number)
-        one_TV, other_TV = (outcome(method, given, updates=2).gradient_TV for method in (whole, without))
-        require_finite("the gradient", one_TV, other_TV)
-        shares.append(((one_TV - other_TV).norm() / other_TV.norm().clamp(min=1e-300)).item())
-        whole.observe(record(whole, given, entropy))
+        probe = subject.step(number)
+        gradient_TV = compute_outcome(complete, probe, updates=2).gradient_TV
+        without_TV = compute_outcome(without, probe, updates=2).gradient_TV
+        require_finite("the gradient", gradient_TV, without_TV)
+        shares.append(((gradient_TV - without_TV).norm() / without_TV.norm().clamp(min=1e-300)).item())
+        complete.observe(step_record(complete, probe, entropy))  # some controls act only once the entropy has moved
     return max(shares)
 
 
-def show(console: Console, found: Sequence[Report]) -> None:
-    if len(found) <= FULL:
-        for report in found:
-            columns = [Column(report.method), Column(""), Column("seen", folds=True)]
-            rows = [[each.check, "passed" if each.passed else "FAILED", each.said] for each in report.findings]
-            layout.show(console, columns, rows, pad_edge=False)
-            console.print()
-    else:
-        columns = [
-            Column("method"),
-            Column("passed", right=True),
-            Column("cost", right=True),
-            Column("failed", folds=True),
-        ]
-        rows = [
-            [
-                report.method,
-                f"{len(report.findings) - len(report.failed)} of {len(report.findings)}",
-                f"{report.numbers['cost']:.2f}" if "cost" in report.numbers else "",
-                ", ".join(each.check for each in report.failed),
-            ]
-            for report in found
-        ]
-        layout.show(console, columns, rows, pad_edge=False)
-        console.print()
+def print_reports(console: Console, reports: Sequence[Report]) -> None:
+    """Print tables of the findings, advice on every failure, and a closing line."""
     width = layout.width_of(console)
-    idle = [report.method for report in found if report.idle]
-    if idle and len(found) > FULL:
-        console.print(
-            layout.folded(
+    if len(reports) <= FULL_TABLES:
+        for report in reports:
+            print_report(console, report)
+    else:
+        print_overview(console, reports)
+        idle = [report.method for report in reports if report.idle]
+        if idle:
+            note = (
                 f"Changed nothing on the probe, so that the checks saw little of them: {', '.join(idle)}. Give options "
-                "with which their controls do something.",
-                width,
+                "with which their controls do something."
             )
-        )
-    for report in found:
-        for said in dict.fromkeys(each.said for each in report.failed):
-            alike = [each for each in report.failed if each.said == said]
-            checked, advice = ", ".join(each.check for each in alike), {each.advice for each in alike}
-            # Checks that end in the same words have one cause, and what a single one of them advises may be beside it.
-            then = sentence(alike[0].advice) if len(advice) == 1 else "These have one cause: mend it first."
-            console.print(layout.folded(f"{report.method}, {checked}: {said}. {then}", width))
-    failed = sum(bool(report.failed) for report in found)
-    done = f"{len(found)} method" + "s" * (len(found) != 1)
-    console.print(f"{failed} of {done} failed" if failed else f"{done} checked: all passed")
-    console.print(
-        layout.folded(
-            "Random batches in float64 over 7 tokens, and 2 real processes. Not checked: whether a formula is that of "
-            "its paper (write a test beside tests/baselines/test_methods.py), and whether it helps.",
-            width,
-        ),
-        style="dim",
+            console.print(layout.folded(note, width))
+    failed = 0
+    for report in reports:
+        for line in failures_of(report):
+            console.print(layout.folded(line, width))
+        if report.failed:
+            failed += 1
+    methods = "1 method" if len(reports) == 1 else f"{len(reports)} methods"
+    console.print(f"{failed} of {methods} failed" if failed else f"{methods} checked: all passed")
+    scope = (
+        "Random batches in float64 over 7 tokens, and 2 real processes. Not checked: whether a formula is that of "
+        "its paper (for that, write a test in tests/baselines/test_methods.py), and whether it helps."
     )
+    console.print(layout.folded(scope, width), style="dim")
 
 
-def sentence(text: str) -> str:
+def print_report(console: Console, report: Report) -> None:
+    """Print a table of all checks of a method."""
+    columns = [Column(report.method), Column(""), Column("seen", folds=True)]
+    rows = []
+    for finding in report.findings:
+        rows.append([finding.check, "passed" if finding.passed else "FAILED", finding.message])
+    layout.show_table(console, columns, rows, pad_edge=False)
+    console.print()
+
+
+def print_overview(console: Console, reports: Sequence[Report]) -> None:
+    """Print a table with one line for each method."""
+    columns = [
+        Column("method"),
+        Column("passed", right=True),
+        Column("cost", right=True),
+        Column("failed", folds=True),
+    ]
+    rows = []
+    for report in reports:
+        passed = f"{len(report.findings) - len(report.failed)} of {len(report.findings)}"
+        cost = f"{report.numbers['cost']:.2f}" if "cost" in report.numbers else ""
+        failed = ", ".join(finding.check for finding in report.failed)
+        rows.append([report.method, passed, cost, failed])
+    layout.show_table(console, columns, rows, pad_edge=False)
+    console.print()
+
+
+def failures_of(report: Report) -> list[str]:
+    """Return a line for each distinct failure of a method, with advice."""
+    by_message: dict[str, list[Finding]] = {}
+    for finding in report.failed:
+        by_message.setdefault(finding.message, []).append(finding)
+    lines = []
+    for message, findings in by_message.items():
+        checked = ", ".join(finding.check for finding in findings)
+        distinct_advice = {finding.advice for finding in findings}
+        # Checks that fail with the same message have one cause, for which their different advice would mislead.
+        same_advice = len(distinct_advice) == 1
+        advice = as_sentence(findings[0].advice) if same_advice else "These have one cause: fix it first."
+        lines.append(f"{report.method}, {checked}: {message}. {advice}")
+    return lines
+
+
+def as_sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."

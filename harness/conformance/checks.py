@@ -1,7 +1,8 @@
-"""Checks that a method keeps the contract of harness/method.py: for methods what a conformance test is for a protocol.
+"""Conformance checks: a method keeps the contract of harness/method.py.
 
 Every check runs the method on random batches over a small vocabulary (probe.py), as the trainer would, and compares
-what must be equal. None of them knows a formula: whether a method computes what its paper says is for another test.
+results that must be equal. No check knows a formula: a test against the paper's formula is a separate one
+(tests/baselines/).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 import torch
 
 from harness.base.errors import UserError
-from harness.composition import STANDS_ON, Method, Table, method_classes
+from harness.composition import DEFAULT_OBJECTIVE, Method, Table, method_classes
 from harness.conformance.computed import (
     denominators,
     edges,
@@ -28,8 +29,8 @@ from harness.conformance.computed import (
 )
 from harness.conformance.declared import MARKS, by_response, needs, silence, token_weights
 from harness.conformance.direction import direction
-from harness.conformance.probe import outcome
-from harness.conformance.subject import FINITE, Failed, Finding, Subject, finding, kind_of
+from harness.conformance.probe import compute_outcome
+from harness.conformance.subject import FINITE, Failed, Finding, Subject, finding_of, first_line_of
 from harness.method import Objective
 
 LONGEST_SENTENCE = 300  # characters of a refusal
@@ -37,42 +38,45 @@ LONGEST_SENTENCE = 300  # characters of a refusal
 
 def composition(subject: Subject) -> str:
     """Join the method with every other objective and control that is sound alone."""
-    own = subject.make()
-    alone = STANDS_ON in own.named and not any(
-        part.partition("(")[0].strip() == STANDS_ON for part in subject.spec.split("+")
-    )
+    method = subject.make()
+    parts = [part.partition("(")[0].strip() for part in subject.spec.split("+")]
+    # A control alone runs on the default objective, which another objective may replace.
+    replaceable = DEFAULT_OBJECTIVE in method.named and DEFAULT_OBJECTIVE not in parts
     works = refused = 0
     unsound = []
     for name, kind in method_classes(subject.table).items():
-        if name in own.named or (issubclass(kind, Objective) and not alone):
+        if name in method.named or (issubclass(kind, Objective) and not replaceable):
             continue
         spec = f"{subject.spec}+{name}"
         try:
-            tried = works_on_probe(subject, spec)
+            accepted = works_on_probe(subject, spec)
         except Exception as error:
-            if not sound(subject, name):  # which is a finding about that method alone
+            if not sound(subject, name):  # the finding concerns the other method
                 unsound.append(name)
                 continue
-            raise Failed(f"{spec}: {kind_of(error)}") from error
-        works, refused = works + tried, refused + (not tried)
-    seen = f"works with {works} others"
+            raise Failed(f"{spec}: {first_line_of(error)}") from error
+        if accepted:
+            works += 1
+        else:
+            refused += 1
+    summary = f"works with {works} others"
     if refused:
-        seen += f", is refused with {refused} in a sentence"
+        summary += f", is refused with {refused} in a sentence"
     if unsound:
-        seen += f", was not joined with {', '.join(unsound)}, which fail alone"
-    return seen
+        summary += f", was not joined with {', '.join(unsound)}, which fail alone"
+    return summary
 
 
 def works_on_probe(subject: Subject, spec: str) -> bool:
-    """Return whether a composition is taken, and require a finite loss and gradient of it."""
+    """Return whether a composition is accepted, and require a finite loss and gradient of it."""
     try:
         method = Method.of(spec, subject.table)
     except UserError as error:
         if len(str(error)) > LONGEST_SENTENCE or "\n" in str(error):
             raise Failed(f"it is refused in more than a sentence of {LONGEST_SENTENCE} characters") from error
         return False
-    found = outcome(method, subject.probe(size=max(subject.size, method.min_group)), updates=2)
-    if not (math.isfinite(found.loss) and torch.isfinite(found.gradient_TV).all()):
+    outcome = compute_outcome(method, subject.probe(size=max(subject.size, method.min_group)), updates=2)
+    if not (math.isfinite(outcome.loss) and torch.isfinite(outcome.gradient_TV).all()):
         raise Failed("the loss or its gradient is not finite")
     return True
 
@@ -88,7 +92,7 @@ def sound(subject: Subject, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Check:
-    """A check by its function, which returns what it saw or raises Failed, and what to do where it fails."""
+    """A check: a function that returns a summary or raises Failed, and advice on how to fix a failure."""
 
     run: Callable[[Subject], str]
     advice: str
@@ -98,8 +102,8 @@ CHECKS = {
     "needs": Check(needs, "declare in `needs` what the verbs read, and nothing else (entropy_now: without gradient)"),
     "gradient": Check(
         gradient,
-        "leave out float(), item() and data, by which the present policy reaches the loss unseen by autograd; what "
-        "shall have no gradient goes through detach()",
+        "leave out float(), item() and data, by which the present policy reaches the loss unseen by autograd; use "
+        "detach() for values without gradient",
     ),
     "direction": Check(
         direction,
@@ -118,19 +122,19 @@ CHECKS = {
         twice, "draw with batch.uniform_T or uniform_B, change no tensor in place, and update a memory in observe alone"
     ),
     "edges": Check(edges, FINITE),
-    "weights": Check(weights, "a weight says how much a token counts: 0 and more; a sign belongs into reshape"),
+    "weights": Check(weights, "a weight is the share by which a token counts, 0 or more; change signs in reshape"),
     "denominators": Check(
-        denominators, "give kept tokens the weight 1; whoever wants the other denominator sets reference_denominator"
+        denominators, "give kept tokens the weight 1, or set reference_denominator for the other denominator"
     ),
     "token weights": Check(token_weights, "set by_response = True in the objective"),
     "by response": Check(by_response, "set by_response = False, or give all tokens of a response one weight"),
     "silence": Check(silence, "set silent_without_signal = False"),
-    "memory": Check(memory, "keep all that observe changes in `remembered`, as numbers"),
-    "composition": Check(composition, "a verb must take any advantages; what cannot be joined is refused by UserError"),
+    "memory": Check(memory, "keep everything that observe changes in `remembered`, as numbers"),
+    "composition": Check(composition, "a verb must accept any advantages; raise UserError to refuse a composition"),
 }
 
 
-def alone(spec: str, table: Table) -> list[Finding]:
-    """Runs all checks that need one process and no model."""
+def run_checks(spec: str, table: Table) -> list[Finding]:
+    """Run all checks that need one process and no model."""
     subject = Subject(spec, table)
-    return [finding(name, each.advice, partial(each.run, subject)) for name, each in CHECKS.items()]
+    return [finding_of(name, check.advice, partial(check.run, subject)) for name, check in CHECKS.items()]

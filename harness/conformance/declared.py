@@ -1,4 +1,4 @@
-"""Checks of what a method says of itself: what it needs, and what its controls do not do."""
+"""Checks of a method's declarations: the statistics it needs, and what its controls promise not to do."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ from torch import Tensor
 from harness.batch import DeclaredStats, TokenBatch, TokenStats
 from harness.composition import BEFORE, DURING, Method, Signal
 from harness.conformance.computed import factors
-from harness.conformance.probe import Probe, stepped
-from harness.conformance.subject import CLOSE, ENTROPIES, Failed, Subject, near, record, require_finite, unevenly
+from harness.conformance.probe import Probe, signal_on, with_step_marks
+from harness.conformance.subject import (
+    CLOSE,
+    ENTROPIES,
+    Failed,
+    Subject,
+    near,
+    require_finite,
+    step_record,
+    unevenly,
+)
 from harness.method import Component
 
 MARKS = (
@@ -22,8 +31,8 @@ MARKS = (
 
 
 @dataclass(frozen=True)
-class Recorded(DeclaredStats):
-    """Notes which columns are read."""
+class RecordingStats(DeclaredStats):
+    """Statistics that record which of their columns are read."""
 
     reads: set[str] = field(kw_only=True)
 
@@ -33,130 +42,140 @@ class Recorded(DeclaredStats):
         return super().__getattribute__(name)
 
 
-class Watched(Method):
-    """A method of whose components is known which statistics they read."""
+class RecordingMethod(Method):
+    """A method that records which statistics each of its components reads, before and during updates."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.reads: dict[str, dict[str, set[str]]] = {name: {"before": set(), "during": set()} for name in self.named}
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.reads: dict[str, dict[str, set[str]]] = {}
+        for name in self.named:
+            self.reads[name] = {"before": set(), "during": set()}
 
-    def noted(self, component: Component, stats: TokenStats, when: str) -> TokenStats:
-        name = next(name for name, each in self.named.items() if each is component)
-        return Recorded(**vars(stats), reads=self.reads[name][when])
+    def recording(self, component: Component, stats: TokenStats, when: str) -> TokenStats:
+        name = next(name for name, candidate in self.named.items() if candidate is component)
+        return RecordingStats(**vars(stats), reads=self.reads[name][when])
 
     def before(self, component: Component, old: TokenStats) -> TokenStats:
-        return self.noted(component, super().before(component, old), "before")
+        return self.recording(component, super().before(component, old), "before")
 
     def during(self, component: Component, current: TokenStats) -> TokenStats:
-        return self.noted(component, super().during(component, current), "during")
+        return self.recording(component, super().during(component, current), "during")
+
+    def uses(self, name: str, need: str) -> bool:
+        """Return whether a component has read a column that it gets by this need."""
+        for when, columns in (("before", BEFORE), ("during", DURING)):
+            columns_read = self.reads[name][when]
+            for column, needs_of_column in columns.items():
+                if need in needs_of_column and column in columns_read:
+                    return True
+        return False
 
 
 def needs(subject: Subject) -> str:
-    """Finds statistics that are used and not declared, and those that are declared and not used."""
-    watched = Watched.of(subject.spec, subject.table)
-    assert isinstance(watched, Watched)
-    slopes = False
+    """Refuse statistics that are used but not declared, or declared but not used."""
+    method = RecordingMethod.of(subject.spec, subject.table)
+    assert isinstance(method, RecordingMethod)
+    learns = False
     for entropy in ENTROPIES:
-        for given in (subject.probe(), subject.edges["no response is right"]):
-            watched.observe(record(watched, given, entropy))
-            slopes = slopes or learns_from_entropy(watched, given)
-    for name, component in watched.named.items():
-        for need in sorted(watched.needs_of(component)):
-            reads = watched.reads[name]
-            if not any(
-                column in reads[when]
-                for when, columns in (("before", BEFORE), ("during", DURING))
-                for column, gives in columns.items()
-                if need in gives
-            ):
+        for probe in (subject.probe(), subject.edges["no response is right"]):
+            method.observe(step_record(method, probe, entropy))  # raises where a column is not declared
+            learns = learns or learns_from_entropy(method, probe)
+    for name, component in method.named.items():
+        for need in sorted(method.needs_of(component)):
+            if not method.uses(name, need):
                 raise Failed(f"{name} declares the need {need!r} and reads nothing that it gives")
-    if "entropy_grad" in watched.needs and not slopes:
+    if "entropy_grad" in method.needs and not learns:
         raise Failed("'entropy_grad' is declared, and no gradient goes through the present entropy")
-    declared = ", ".join(sorted(watched.needs)) or "none"
+    declared = ", ".join(sorted(method.needs)) or "none"
     return f"declared: {declared}; each is used, and nothing else is"
 
 
-def learns_from_entropy(method: Method, given: Probe) -> bool:
+def learns_from_entropy(method: Method, probe: Probe) -> bool:
+    """Return whether the loss has a gradient by the present entropy."""
     if "entropy_grad" not in method.needs:
         return False
-    signal = method.signal(given.before(method.needs), given.batch, [given.batch])
-    fixed = stepped(method, given, signal, given.batch)
-    current = given.during(method.needs, given.logits_TV, given.batch.index_T)
+    fixed = signal_on(method, probe)
+    current = probe.during(method.needs, probe.logits_TV, probe.batch.index_T)
     assert current.entropy is not None
     entropy_T = current.entropy.requires_grad_()
-    loss = method.loss(current, fixed, given.batch)
+    loss = method.loss(current, fixed, probe.batch)
     if not loss.requires_grad:
         return False
-    (found,) = torch.autograd.grad(loss, entropy_T, allow_unused=True, materialize_grads=True)
-    return bool(found.any())
+    (gradient_T,) = torch.autograd.grad(loss, entropy_T, allow_unused=True, materialize_grads=True)
+    return bool(gradient_T.any())
 
 
 def silence(subject: Subject) -> str:
-    """Compares the gradient with that of the responses which the trainer computes where the others have no signal."""
+    """Compare the gradient of a batch with that of its responses that have a signal, which the trainer computes."""
     method = subject.make()
-    if method.objective.kl_coef or not all(each.silent_without_signal for each in method.components):
+    declared = all(component.silent_without_signal for component in method.components)
+    if method.objective.kl_coef or not declared:
         return "not declared, so that all responses are computed"
-    given = subject.probe()
-    batch, index_T = given.batch, given.batch.index_T
-    signal = stepped(method, given, method.signal(given.before(method.needs), batch, [batch]), batch)
-    half_T = (batch.sequence_T % 2).double()
-    for without, changed in (
-        ("advantage", replace(signal, advantages_T=signal.advantages_T * half_T)),
-        ("weight", replace(signal, weights_T=signal.weights_T * half_T)),
-    ):
-        gradient_TV = gradient_of(method, given, changed, batch)
+    probe = subject.probe()
+    batch, index_T = probe.batch, probe.batch.index_T
+    signal = signal_on(method, probe)
+    odd_T = (batch.sequence_T % 2).double()  # every second response keeps its signal
+    without = {
+        "advantage": replace(signal, advantages_T=signal.advantages_T * odd_T),
+        "weight": replace(signal, weights_T=signal.weights_T * odd_T),
+    }
+    for name, changed in without.items():
+        gradient_TV = gradient_of(method, probe, changed, batch)
         require_finite("the gradient", gradient_TV)
-        kept_T = torch.zeros(len(index_T), dtype=torch.bool)
-        part = method.contributing(batch, changed)
-        kept_T[part.index_T] = True
-        if not near(gradient_in_parts(method, given, changed, batch), gradient_TV):
+        computed = method.contributing(batch, changed)
+        computed_T = torch.zeros(len(index_T), dtype=torch.bool)
+        computed_T[computed.index_T] = True
+        if not near(gradient_in_parts(method, probe, changed, batch), gradient_TV):
             raise Failed("the gradient depends on the micro-batch, and so on which responses are left out", MARKS)
-        if gradient_TV[~kept_T].any():
-            raise Failed(f"a response whose tokens have no {without} has a gradient")
-        if not near(gradient_of(method, given, changed, part), gradient_TV):
-            raise Failed(f"others learn something else where responses without {without} are left out")
+        if gradient_TV[~computed_T].any():
+            raise Failed(f"a response whose tokens have no {name} has a gradient")
+        if not near(gradient_of(method, probe, changed, computed), gradient_TV):
+            raise Failed(f"leaving out responses without {name} changes the gradient of the others")
     return "responses without advantage or weight add nothing"
 
 
-def gradient_in_parts(method: Method, given: Probe, signal: Signal, batch: TokenBatch) -> Tensor:
+def gradient_in_parts(method: Method, probe: Probe, signal: Signal, batch: TokenBatch) -> Tensor:
     """Return the gradient of a batch that is computed in several micro-batches."""
-    return torch.stack([gradient_of(method, given, signal, part) for part in unevenly(batch)]).sum(0)
+    gradients = [gradient_of(method, probe, signal, part) for part in unevenly(batch)]
+    return torch.stack(gradients).sum(0)
 
 
-def gradient_of(method: Method, given: Probe, signal: Signal, part: TokenBatch) -> Tensor:
-    """Returns the gradient of a part's loss by the logits of all tokens."""
-    logits_TV = given.logits_TV.clone().requires_grad_()
-    loss = method.loss(given.during(method.needs, logits_TV, part.index_T), signal.at(part.index_T), part)
+def gradient_of(method: Method, probe: Probe, signal: Signal, part: TokenBatch) -> Tensor:
+    """Return the gradient of a part's loss by the logits of all tokens."""
+    logits_TV = probe.logits_TV.clone().requires_grad_()
+    loss = method.loss(probe.during(method.needs, logits_TV, part.index_T), signal.at(part.index_T), part)
     if not loss.requires_grad:
         return torch.zeros_like(logits_TV)
     return torch.autograd.grad(loss, logits_TV, allow_unused=True, materialize_grads=True)[0]
 
 
 def token_weights(subject: Subject) -> str:
-    """Drops single tokens: the objective's loss must then have no gradient by their logits."""
-    whole = subject.make()
-    if whole.objective.by_response:
+    """Drop single tokens, and refuse a surrogate that still has a gradient by their logits."""
+    complete = subject.make()
+    if complete.objective.by_response:
         return "the objective takes whole responses, and refuses to weigh tokens"
-    method, given = Method(whole.base, (whole.base, whole.objective), {}), subject.probe()
-    signal = method.signal(given.before(method.needs), given.batch, [given.batch])
-    kept_T = given.batch.index_T % 3 != 0
+    method, probe = Method(complete.base, (complete.base, complete.objective), {}), subject.probe()
+    signal = method.signal(probe.before(method.needs), probe.batch, [probe.batch])
+    kept_T = probe.batch.index_T % 3 != 0
+    # Without terms, which a control adds for dropped tokens too.
     dropped = replace(signal, weights_T=signal.weights_T * kept_T, term_scale_T=0 * signal.term_scale_T)
-    gradient_TV = gradient_of(method, given, stepped(method, given, dropped, given.batch), given.batch)
+    fixed = with_step_marks(method, probe, dropped, probe.batch)
+    gradient_TV = gradient_of(method, probe, fixed, probe.batch)
     require_finite("the gradient", gradient_TV)
     if gradient_TV[~kept_T].abs().max() > CLOSE * gradient_TV.abs().max():
-        raise Failed(f"a token that is dropped still has a gradient through the surrogate of {whole.base}")
+        raise Failed(f"a token that is dropped still has a gradient through the surrogate of {complete.base}")
     return "a token of weight 0 has no gradient through the surrogate"
 
 
 def by_response(subject: Subject) -> str:
-    """Compares the weights within each response, where a control says that they are the same."""
+    """Compare the weights within each response, where a control declares that they are equal."""
     method = subject.make()
     declared = [name for name, control in method.controls.items() if control.by_response]
     if not declared:
         return "not declared, so that single tokens may be weighed"
-    for edge, now, given in subject.moments():
-        for name, factor_T in factors(now, given).items():
-            first_T = factor_T[given.batch.starts_B][given.batch.sequence_T]
+    for edge, prepared, probe in subject.moments():
+        for name, factor_T in factors(prepared, probe).items():
+            first_T = factor_T[probe.batch.starts_B][probe.batch.sequence_T]
             if name in declared and not torch.equal(factor_T, first_T):
                 raise Failed(f"{name} weighs the tokens of a response differently where {edge}")
     return f"{', '.join(declared)}: one weight for all tokens of a response"

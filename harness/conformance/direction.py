@@ -1,4 +1,4 @@
-"""Checks that a gradient goes where the advantages point: its sign, its size at ratio 1, and nothing through a gate."""
+"""Checks that the gradient follows the advantages: its sign, its size at ratio 1, and none through a gate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.composition import Method, Signal, overrides
 from harness.conformance.computed import factors
-from harness.conformance.probe import Probe, stepped
+from harness.conformance.probe import Probe, signal_on
 from harness.conformance.subject import Failed, Subject, require_finite
 
 NUDGE = 1e-6  # in log p: differences of float64 values then have some ten correct digits
@@ -27,59 +27,62 @@ class Pull:
     advantages_T: Tensor  # times weights, gates and scale: the policy gradient
 
     @property
-    def own(self) -> Tensor:
+    def by_value(self) -> Tensor:
         """The tokens whose gradient is the slope of the surrogate's value."""
-        return alike(self.gradient_T, self.slope_T)
+        return equal_except_rounding(self.gradient_T, self.slope_T)
 
     @property
     def against(self) -> Tensor:
         """The tokens that are pushed away from their advantage, without support by the surrogate's value."""
-        return (self.gradient_T * self.advantages_T < 0) & ~self.own
+        return (self.gradient_T * self.advantages_T < 0) & ~self.by_value
 
     @property
-    def other(self) -> Tensor:
+    def unexplained(self) -> Tensor:
         """The tokens whose gradient is neither the policy gradient nor the slope of the surrogate's value."""
-        return ~alike(self.gradient_T, self.advantages_T) & ~self.own
+        return ~equal_except_rounding(self.gradient_T, self.advantages_T) & ~self.by_value
 
 
-def alike(one_T: Tensor, other_T: Tensor) -> Tensor:
+def equal_except_rounding(one_T: Tensor, other_T: Tensor) -> Tensor:
     largest = max(one_T.abs().max().item(), other_T.abs().max().item())
     return (one_T - other_T).abs() <= AGREEING * largest + 1e-12
 
 
-def pull(method: Method, given: Probe) -> Pull:
+def measure_pull(method: Method, probe: Probe) -> Pull:
     """Compute the gradient of the surrogate alone, and the slope of its value."""
-    batch = given.batch
-    signal = stepped(method, given, method.signal(given.before(method.needs), batch, [batch]), batch)
+    batch = probe.batch
+    signal = signal_on(method, probe)
     scale_T = signal.scale_T.clone().requires_grad_()
-    alone = replace(signal, scale_T=scale_T, term_scale_T=torch.zeros_like(scale_T))
-    now = given.during(method.needs, given.logits_TV, batch.index_T)
+    surrogate_only = replace(signal, scale_T=scale_T, term_scale_T=torch.zeros_like(scale_T))
+    current = probe.during(method.needs, probe.logits_TV, batch.index_T)
 
     def loss_at(logp_T: Tensor) -> Tensor:
-        return method.loss(replace(now, logp=logp_T), alone, batch)
+        return method.loss(replace(current, logp=logp_T), surrogate_only, batch)
 
     def values_at(logp_T: Tensor) -> Tensor:
         # The loss is minus the sum of scale times surrogate: its slope by the scale is minus each token's surrogate.
         (by_scale_T,) = torch.autograd.grad(loss_at(logp_T), scale_T)
         return batch.per_sequence(-by_scale_T * signal.scale_T)
 
-    logp_T = now.logp.detach().requires_grad_()
+    present_T = current.logp.detach()
+    logp_T = present_T.clone().requires_grad_()
     (gradient_T,) = torch.autograd.grad(loss_at(logp_T), logp_T, allow_unused=True, materialize_grads=True)
     slope_T = torch.zeros_like(gradient_T)
     # One place of all responses at a time: a token may count in the surrogate of its whole response, and in no other.
     for place in range(int(batch.within_T.max()) + 1):
         here_T = batch.within_T == place
-        ahead_B, behind_B = (values_at(now.logp.detach() + sign * NUDGE * here_T) for sign in (1, -1))
+        ahead_B = values_at(present_T + NUDGE * here_T)
+        behind_B = values_at(present_T - NUDGE * here_T)
         slope_B = (ahead_B - behind_B) / (2 * NUDGE)
         slope_T = slope_B[batch.sequence_T].where(here_T, slope_T)
     require_finite("the gradient by log p", gradient_T, slope_T)
-    return Pull(-gradient_T, slope_T, signal.advantages_T * factor_of(method, given, signal) * signal.scale_T)
+    policy_gradient_T = signal.advantages_T * factor_of(method, probe, signal) * signal.scale_T
+    return Pull(-gradient_T, slope_T, policy_gradient_T)
 
 
-def factor_of(method: Method, given: Probe, signal: Signal) -> Tensor:
+def factor_of(method: Method, probe: Probe, signal: Signal) -> Tensor:
     """Return the product of all weights and gates."""
     factor_T = torch.ones_like(signal.weights_T)
-    for control_T in factors(method, given).values():
+    for control_T in factors(method, probe).values():
         factor_T = factor_T * control_T
     return factor_T
 
@@ -91,48 +94,49 @@ def direction(subject: Subject) -> str:
     for name in method.controls:
         if name not in exempt:
             refuse_slope_of_gate(method, name, subject.probe(drift=MOVED))
-    start, later = (pull(method, subject.probe(drift=drift)) for drift in (0.0, MOVED))
+    start = measure_pull(method, subject.probe(drift=0.0))
+    moved = measure_pull(method, subject.probe(drift=MOVED))
     if exempt:
-        return f"{', '.join(exempt)} declares another one than that of the advantages: {described(start)}"
-    for where, pulls in (("at ratio 1", start), ("where the policy has moved", later)):
-        if pulls.against.any():
-            share = pulls.against[pulls.advantages_T != 0].double().mean().item()
+        return f"{', '.join(exempt)} declares a different one from that of the advantages: {described(start)}"
+    for where, pull in (("at ratio 1", start), ("where the policy has moved", moved)):
+        if pull.against.any():
+            share = pull.against[pull.advantages_T != 0].double().mean().item()
             raise Failed(f"{where} the gradient goes against the advantage for {share:.1%} of the tokens that have one")
     if start.advantages_T.any() and (start.gradient_T * start.advantages_T).sum() <= 0:
         raise Failed("at ratio 1 a step along the gradient lowers the log p of advantageous tokens: its sign is wrong")
-    if start.other.any():
+    if start.unexplained.any():
         raise Failed(
             f"at ratio 1 the gradient is neither that of advantage times log p nor that of the surrogate's value: "
             f"{described(start)}"
         )
-    if alike(start.gradient_T, start.advantages_T).all():
+    if equal_except_rounding(start.gradient_T, start.advantages_T).all():
         return "at ratio 1 that of advantage times log p"
     return f"at ratio 1 {described(start)}, which is the slope of its value"
 
 
-def described(pulls: Pull) -> str:
+def described(pull: Pull) -> str:
     """Return the range of the gradient in multiples of the policy gradient."""
-    some_T = pulls.advantages_T != 0
-    if not some_T.any():
+    has_advantage_T = pull.advantages_T != 0
+    if not has_advantage_T.any():
         return "no token has an advantage"
-    multiples_T = pulls.gradient_T[some_T] / pulls.advantages_T[some_T]
-    least, most = multiples_T.min().item(), multiples_T.max().item()
-    ends = list(dict.fromkeys(f"{end:.3g}" for end in (least, most)))
-    return f"{' to '.join(ends)} times advantage, weight and gate"
+    multiples_T = pull.gradient_T[has_advantage_T] / pull.advantages_T[has_advantage_T]
+    least, most = f"{multiples_T.min().item():.3g}", f"{multiples_T.max().item():.3g}"
+    span = least if least == most else f"{least} to {most}"
+    return f"{span} times advantage, weight and gate"
 
 
-def refuse_slope_of_gate(method: Method, name: str, given: Probe) -> None:
+def refuse_slope_of_gate(method: Method, name: str, probe: Probe) -> None:
     """Refuse a gate that has a gradient of its own."""
     control = method.controls[name]
     if not overrides(control, "gate"):
         return
-    batch = given.batch
-    signal = stepped(method, given, method.signal(given.before(method.needs), batch, [batch]), batch)
-    now = given.during(method.needs, given.logits_TV, batch.index_T)
-    leaves = {
-        column: x_T.detach().requires_grad_() for column, x_T in now.columns.items() if column in ("logp", "entropy")
-    }
-    gate_T = control.gate(method.view(name, replace(now, **leaves), signal, batch))
+    signal = signal_on(method, probe)
+    current = probe.during(method.needs, probe.logits_TV, probe.batch.index_T)
+    leaves = {}
+    for column, x_T in current.columns.items():
+        if column in ("logp", "entropy"):
+            leaves[column] = x_T.detach().requires_grad_()
+    gate_T = control.gate(method.view(name, replace(current, **leaves), signal, probe.batch))
     if not isinstance(gate_T, Tensor) or not gate_T.requires_grad:
         return
     slopes = torch.autograd.grad(gate_T.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)

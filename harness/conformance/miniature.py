@@ -1,7 +1,7 @@
-"""A real trainer in miniature: the loop of every cell, on a tiny random model that is told what to sample.
+"""A real trainer in miniature: the loop of every cell, on a tiny random model with scripted responses.
 
-Its responses are drawn by a script and not by the model, so that no rounding decides which tokens a step is about: all
-methods, and all machines, see the same ones. What is right depends on the prompt and on the tokens alone.
+A script draws the responses, not the model, so that rounding cannot change the tokens of a step: all methods, and all
+machines, train on the same ones. A verdict depends only on the prompt and on the tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers.utils import logging
 from harness.base import seeds
 from harness.base.task import Answer, Problem, Verdict, Verifier
 from harness.batch import Rollout
-from harness.composition import STANDS_ON, Method, Table
+from harness.composition import DEFAULT_OBJECTIVE, Method, Table
 from harness.config import Config, Dynamics, Hardware, RolloutConfig, Train
 from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import PLAIN
@@ -35,7 +35,7 @@ from harness.trainer import Parts, Trainer
 
 @dataclass(frozen=True)
 class Size:
-    """The measures of a miniature: of the model, and of a step."""
+    """The sizes of a miniature's model and of its steps."""
 
     vocabulary: int = 29
     hidden: int = 32
@@ -49,7 +49,7 @@ class Size:
 
 
 def write_model(folder: Path, size: Size) -> None:
-    """Writes a random model, the same on every machine: its weights are numpy's."""
+    """Write a random model; numpy draws its weights, which are the same on every machine."""
     logging.disable_progress_bar()
     heads = size.hidden // 16
     model = Qwen2ForCausalLM(
@@ -67,13 +67,13 @@ def write_model(folder: Path, size: Size) -> None:
     rng = np.random.default_rng(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            drawn = torch.from_numpy(rng.standard_normal(tuple(weight.shape)))
-            weight.copy_(float("norm" in name) + 0.2 * drawn)
+            noise = torch.from_numpy(rng.standard_normal(tuple(weight.shape)))
+            weight.copy_(float("norm" in name) + 0.2 * noise)  # norms are near 1, all other weights near 0
     model.save_pretrained(folder)
 
 
 class Script:
-    """An engine that samples what it is told, and says what the model thinks of it."""
+    """An engine whose responses come from the seed alone, with log p by the model."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
@@ -84,11 +84,12 @@ class Script:
 
     def weights(self, columns: Mapping[str, slice]) -> dict[str, Tensor]:
         assert self.model is not None
-        held = dict(self.model.named_parameters(remove_duplicate=False))
-        return {name: held[name].detach()[..., part] for name, part in columns.items()}
+        # Tied weights are present under both of their names.
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        return {name: parameters[name].detach()[..., part] for name, part in columns.items()}
 
     def rest(self) -> None:
-        """Holds nothing."""
+        """Keep nothing: this engine has no cache to free."""
 
     def generate(
         self,
@@ -103,29 +104,36 @@ class Script:
         groups = []
         for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
             rng = np.random.default_rng(seed)
-            tails = [rng.integers(1, self.vocabulary, rng.integers(2, max_new_tokens + 1)).tolist() for _ in range(n)]
-            groups.append(self.scored(list(prompt), tails, temperature, max_new_tokens))
+            responses = []
+            for _ in range(n):
+                length = rng.integers(2, max_new_tokens + 1)
+                responses.append(rng.integers(1, self.vocabulary, length).tolist())
+            groups.append(self.rollouts(list(prompt), responses, temperature, max_new_tokens))
             if on_group is not None:
                 on_group(number, groups[-1])
         return groups
 
     @torch.no_grad()
-    def scored(self, prompt: list[int], tails: list[list[int]], temperature: float, longest: int) -> list[Rollout]:
+    def rollouts(
+        self, prompt: list[int], responses: list[list[int]], temperature: float, longest: int
+    ) -> list[Rollout]:
+        """Return the responses to a prompt with their log p."""
         assert self.model is not None
-        rows = padded([torch.tensor(prompt + tail) for tail in tails], "cpu")
-        logp_BLV = (self.model(input_ids=rows).logits / temperature).log_softmax(-1)
-        found = []
-        for row, tail in enumerate(tails):
-            places = torch.arange(len(tail)) + len(prompt) - 1
-            logp = logp_BLV[row, places, torch.tensor(tail)].tolist()
-            found.append(Rollout(prompt, tail, logp, len(tail) < longest))
-        return found
+        sequences = [torch.tensor(prompt + response) for response in responses]
+        input_ids = padded(sequences, "cpu")
+        logp_BLV = (self.model(input_ids=input_ids).logits / temperature).log_softmax(-1)
+        group = []
+        for row, response in enumerate(responses):
+            places = torch.arange(len(response)) + len(prompt) - 1  # each token is predicted at the place before it
+            logp = logp_BLV[row, places, torch.tensor(response)].tolist()
+            group.append(Rollout(prompt, response, logp, len(response) < longest))
+        return group
 
 
 class Tokens:
     """A tokenizer whose texts are the numbers of the tokens."""
 
-    eos_token = "<eos>"  # is in no text: the last token of a response counts as any other
+    eos_token = "<eos>"  # never in a text, so that the last token of a response counts like the others
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [int(number) for number in text.split()]}
@@ -136,47 +144,50 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Low:
-    """Right are responses whose mean token is below what the problem asks for: some problems nearly always, some
-    nearly never."""
+    """A task of mean tokens below a limit, which some problems reach nearly always and others nearly never."""
 
     name: ClassVar[str] = "low"
     splits: ClassVar[tuple[str, ...]] = ("train",)
     vocabulary: int = 29
 
     def problems(self, split: str) -> list[Problem]:
-        shares = (0.2, 0.42, 0.47, 0.5, 0.52, 0.55, 0.6, 0.8)
-        return [
-            Problem(
-                f"{i}", " ".join(str(1 + (3 * i + j) % (self.vocabulary - 1)) for j in range(2 + i % 3)), f"{share}"
-            )
-            for i, share in enumerate(shares * 2)
-        ]
+        # Limits as shares of the vocabulary, most of them around the mean of random tokens, where groups are mixed.
+        limits = (0.2, 0.42, 0.47, 0.5, 0.52, 0.55, 0.6, 0.8)
+        problems = []
+        for number, limit in enumerate(limits * 2):
+            tokens = []
+            for place in range(2 + number % 3):
+                token = 1 + (3 * number + place) % (self.vocabulary - 1)
+                tokens.append(str(token))
+            problems.append(Problem(f"{number}", " ".join(tokens), f"{limit}"))
+        return problems
 
     def verdicts(self, pairs: Sequence[tuple[Problem, str]], verifier: Verifier) -> list[Verdict]:
-        def right(problem: Problem, response: str) -> bool:
+        verdicts = []
+        for problem, response in pairs:
             tokens = [int(token) for token in response.split()]
-            return sum(tokens) < float(problem.answer) * self.vocabulary * len(tokens)
-
-        return [Verdict.RIGHT if right(*pair) else Verdict.WRONG for pair in pairs]
+            right = sum(tokens) < float(problem.answer) * self.vocabulary * len(tokens)
+            verdicts.append(Verdict.RIGHT if right else Verdict.WRONG)
+        return verdicts
 
     def answers(self, pairs: Sequence[tuple[Problem, str]]) -> list[Answer | None]:
         """Return each response as its own answer."""
         return [Answer(response, len(response)) for _, response in pairs]
 
     def flags(self, trained_on: str | None) -> list[str]:
-        """Has none."""
+        """Return no flags."""
         return []
 
 
-class Unasked:
-    """A verifier for a task that asks it nothing."""
+class UnusedVerifier:
+    """A verifier that must not be called: the task judges its responses alone."""
 
     def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        raise AssertionError("nothing is to be verified")
+        raise AssertionError("this task needs no verifier")
 
 
-def trainer(method: Method, model: Path, folder: Path, size: Size, steps: int) -> Trainer:
-    """Returns the trainer of a method before its first step, on the model that `write_model` has written."""
+def miniature_trainer(method: Method, model: Path, folder: Path, size: Size, steps: int) -> Trainer:
+    """Return the trainer of a method before its first step, on the model that `write_model` has written."""
     train = Train(
         steps=steps,
         prompts=size.prompts,
@@ -192,13 +203,13 @@ def trainer(method: Method, model: Path, folder: Path, size: Size, steps: int) -
         hardware=Hardware(device="cpu", micro_tokens=1024),
     )
     common = (train, config.rollout.temperature, "cpu", torch.float32, config.hardware)
-    policy, critic = Policy(model, *common), None
+    policy, critic, reference = Policy(model, *common), None, None
+    policy.network.to(size.dtype)
     if "values" in method.needs:
         critic = Critic(model, train, 1e-2, "cpu", torch.float32, config.hardware)
-    reference = Policy(model, *common) if "ref_logp" in method.needs else None
-    for each in (policy, reference):
-        if each is not None:
-            each.network.to(size.dtype)
+    if "ref_logp" in method.needs:
+        reference = Policy(model, *common)
+        reference.network.to(size.dtype)
     task = Low(size.vocabulary)
     parts = Parts(
         cell="miniature",
@@ -213,37 +224,39 @@ def trainer(method: Method, model: Path, folder: Path, size: Size, steps: int) -
         reference=reference,
         engine=Script(size.vocabulary),
         tokenizer=Tokens(),
-        verifier=Unasked(),
+        verifier=UnusedVerifier(),
         chat=PLAIN,
     )
-    built = Trainer(parts, folder)
+    trainer = Trainer(parts, folder)
     torch.manual_seed(seeds.derive("miniature"))
-    built.synchronise(0)
-    return built
+    trainer.synchronise(0)
+    return trainer
 
 
 ROUNDS = 5
 COSTLY = Size(vocabulary=512, hidden=64, group=8, longest=24)  # a step of some 1,000 tokens
 
 
-def cost(spec: str, table: Table) -> float:
-    """Returns the CPU time of a method's training step over that of plain GRPO: whole steps, taken by turns, the
-    quickest of each."""
+def relative_cost(spec: str, table: Table) -> float:
+    """Return the CPU time of a method's training step relative to plain GRPO's, by the quickest step of each."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # CPU time of several threads includes their waiting
     try:
         with tempfile.TemporaryDirectory() as folder:
             model = Path(folder) / "model"
             write_model(model, COSTLY)
-            plain, own = (
-                trainer(Method.of(each, table), model, Path(folder), COSTLY, ROUNDS) for each in (STANDS_ON, spec)
-            )
-            seconds: dict[Trainer, list[float]] = {plain: [], own: []}
+            grpo, checked = Method.of(DEFAULT_OBJECTIVE, table), Method.of(spec, table)
+            trainers = {
+                "grpo": miniature_trainer(grpo, model, Path(folder), COSTLY, ROUNDS),
+                "checked": miniature_trainer(checked, model, Path(folder), COSTLY, ROUNDS),
+            }
+            quickest = dict.fromkeys(trainers, float("inf"))
             for step in range(1, ROUNDS + 1):
-                for each in (plain, own) if step % 2 else (own, plain):
+                # The first of a pair finds other caches than the second, so they take turns.
+                for name in trainers if step % 2 else reversed(trainers):
                     start = time.process_time()
-                    each.train_step(step, Stopwatch())
-                    seconds[each].append(time.process_time() - start)
+                    trainers[name].train_step(step, Stopwatch())
+                    quickest[name] = min(quickest[name], time.process_time() - start)
     finally:
         torch.set_num_threads(threads)
-    return min(seconds[own]) / min(seconds[plain])
+    return quickest["checked"] / quickest["grpo"]

@@ -1,7 +1,7 @@
-"""Whether two processes, each with half of the groups, compute what one does: in real processes that really wait.
+"""A check that two processes, each with half of the groups, compute the same as one process with all groups.
 
-A method that reaches a collective on one rank alone waits for ever. So a pair of processes that is not heard of for a
-while is ended, the method that it was at has failed, and another pair does the rest.
+A method that reaches a collective on only one rank waits forever. So a pair of processes without a sign of life for a
+while is killed, the method that it was working on has failed, and a new pair takes the remaining methods.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import torch
 
 import baselines
 from harness.base.processes import python_command
-from harness.conformance.probe import Outcome, Probe, outcome, tied, whole
+from harness.conformance.probe import Outcome, Probe, compute_outcome, tied, whole
 from harness.conformance.subject import (
     Failed,
     Finding,
     Subject,
-    compare,
-    finding,
-    kind_of,
+    finding_of,
+    first_line_of,
     near,
+    require_equal,
     require_finite,
     singly,
 )
@@ -40,133 +40,157 @@ from harness.dist import ranks
 NAME, WORLD, UPDATES, GROUPS = "ranks", 2, 2, 8
 PATIENCE_S = 60.0  # for the next sign of life
 ADVICE = (
-    "take statistics of the whole batch with batch.global_...; every rank must come to each of them, and as often as "
-    "the others: never under a condition of its own, and never in a verb that sees a part of a mini-batch"
+    "take statistics of the whole batch with batch.global_...; every rank must reach each of these calls, equally "
+    "often: never under a condition that holds on one rank alone, never in a verb that sees a part of a mini-batch"
 )
 
 
-def check(specs: Sequence[str], plugins: Sequence[str]) -> dict[str, Finding]:
-    """Compares each method on two ranks with the same on one."""
-    found: dict[str, Finding] = {}
+def check_on_two_ranks(specs: Sequence[str], plugins: Sequence[str]) -> dict[str, Finding]:
+    """Compare each method on two ranks with the same on one; return the findings by spec."""
+    findings: dict[str, Finding] = {}
     table = baselines.table(plugins, {})
-    while len(found) < len(specs):
-        left = [spec for spec in specs if spec not in found]
+    while len(findings) < len(specs):
+        pending = [spec for spec in specs if spec not in findings]
         with tempfile.TemporaryDirectory() as folder:
-            ended = pair(left, plugins, Path(folder))
-            for number, spec in enumerate(left):
-                said = [Path(folder) / f"{number}-{rank}" for rank in range(WORLD)]
-                if all(path.with_suffix(".pt").exists() for path in said):
-                    parts = [read(path.with_suffix(".pt")) for path in said]
-                    found[spec] = finding(NAME, ADVICE, partial(joined, Subject(spec, table), parts))
+            ending = run_pair(pending, plugins, Path(folder))
+            for number, spec in enumerate(pending):
+                result_files = paths_of_results(Path(folder), number)
+                if all_exist(result_files):
+                    parts = [load_part(path) for path in result_files]
+                    findings[spec] = finding_of(NAME, ADVICE, partial(compare_with_one, Subject(spec, table), parts))
                     continue
-                errors = [path.with_suffix(".txt") for path in said]
-                why = next((path.read_text() for path in errors if path.exists()), ended)
-                found[spec] = Finding(NAME, False, why, ADVICE)
+                # The pair ended at this method. A new pair takes the methods after it.
+                message = ending
+                for path in reversed(result_files):  # that of the first rank counts
+                    error_file = path.with_suffix(".txt")
+                    if error_file.exists():
+                        message = error_file.read_text()
+                findings[spec] = Finding(NAME, False, message, ADVICE)
                 break
-    return found
+    return findings
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Returns what a rank has written: tensors, and nothing that runs when it is read."""
-    found: dict[str, Any] = torch.load(path, weights_only=True)
-    return found
+def paths_of_results(folder: Path, number: int) -> list[Path]:
+    """Return the files that the ranks write for the method of this number."""
+    return [folder / f"{number}-{rank}.pt" for rank in range(WORLD)]
 
 
-def joined(subject: Subject, parts: list[dict[str, dict[str, Any]]]) -> str:
-    """Compares what the ranks found with one process that has all groups."""
-    for name, given in probes(subject).items():
-        alone, found = outcome(subject.make(), given, UPDATES), [part[name] for part in parts]
-        index_T = torch.cat([each["index_T"] for each in found])
+def all_exist(paths: Sequence[Path]) -> bool:
+    return all(path.exists() for path in paths)
+
+
+def load_part(path: Path) -> dict[str, Any]:
+    """Return the tensors that a rank has written, without running any pickled code."""
+    part: dict[str, Any] = torch.load(path, weights_only=True)
+    return part
+
+
+def compare_with_one(subject: Subject, parts: list[dict[str, dict[str, Any]]]) -> str:
+    """Compare the results of the ranks with those of one process that has all groups."""
+    for name, probe in probes(subject).items():
+        expected = compute_outcome(subject.make(), probe, UPDATES)
+        on_ranks = [part[name] for part in parts]
+        index_T = torch.cat([part["index_T"] for part in on_ranks])
         for column in ("advantages_T", "weights_T"):
-            on_one_T, on_ranks_T = vars(alone.signal)[column][index_T], torch.cat([each[column] for each in found])
-            require_finite(f"one of the {column.removesuffix('_T')}", on_one_T, on_ranks_T)
-            if not near(on_one_T, on_ranks_T):
-                raise Failed(f"{column.removesuffix('_T')} are others on {WORLD} ranks than on one{name}")
-        loss, gradient_TV = sum(each["loss"] for each in found), torch.cat([each["gradient_TV"] for each in found])
-        compare(alone, Outcome(alone.signal, loss, gradient_TV), index_T, f"on {WORLD} ranks{name}")
-    return f"{WORLD} processes, with half of the groups each, find what one does"
+            expected_T = vars(expected.signal)[column][index_T]
+            actual_T = torch.cat([part[column] for part in on_ranks])
+            title = column.removesuffix("_T")
+            require_finite(f"one of the {title}", expected_T, actual_T)
+            if not near(expected_T, actual_T):
+                raise Failed(f"{title} differ between {WORLD} ranks and one{name}")
+        loss = sum(part["loss"] for part in on_ranks)
+        gradient_TV = torch.cat([part["gradient_TV"] for part in on_ranks])
+        actual = Outcome(expected.signal, loss, gradient_TV)
+        require_equal(expected, actual, index_T, f"on {WORLD} ranks{name}")
+    return f"{WORLD} processes, with half of the groups each, compute the same as one"
 
 
 def probes(subject: Subject) -> dict[str, Probe]:
-    given = subject.probe(groups=GROUPS)
-    return {"": given, ", with ties": tied(given)}
+    """Return the batches of this check by the end of a sentence on them."""
+    probe = subject.probe(groups=GROUPS)
+    return {"": probe, ", with ties": tied(probe)}
 
 
-def pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
-    """Runs the processes until both have ended, one has failed, or nothing is heard of them; returns why they ended."""
+def run_pair(specs: Sequence[str], plugins: Sequence[str], folder: Path) -> str:
+    """Run both processes until they have ended, one has failed, or both are silent; return the reason."""
+    # Without it gloo resolves the host's name, which may lead to an unreachable address.
     loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
     shared = {"WORLD_SIZE": str(WORLD), "GLOO_SOCKET_IFNAME": loopback, "RENDEZVOUS": f"{folder}/meeting"}
-    processes = [
-        subprocess.Popen(
-            python_command(
-                "from harness.conformance import two_ranks; two_ranks.rank()",
-                json.dumps([list(specs), list(plugins), str(folder)]),
-            ),
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,  # which closes when this process ends, however it does
+    arguments = json.dumps([list(specs), list(plugins), str(folder)])
+    command = python_command("from harness.conformance import two_ranks; two_ranks.check_as_rank()", arguments)
+    processes = []
+    for rank in range(WORLD):
+        of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **shared, **of_rank},
+            stdin=subprocess.PIPE,  # closes when this process ends, for any reason
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(WORLD)
-    ]
-    heard, last = 0, time.monotonic()
+        processes.append(process)
+    files_seen, last_sign_s = 0, time.monotonic()
     while True:
         codes = [process.poll() for process in processes]
         if None not in codes or any(codes):
             break
-        if (now := len(list(folder.glob("*-*")))) > heard:
-            heard, last = now, time.monotonic()
-        if time.monotonic() - last > PATIENCE_S:
+        files = len(list(folder.glob("*-*")))
+        if files > files_seen:
+            files_seen, last_sign_s = files, time.monotonic()
+        if time.monotonic() - last_sign_s > PATIENCE_S:
             break
         time.sleep(0.05)
-    waited = None in codes and not any(codes)
+    timed_out = None in codes and not any(codes)
     for process in processes:
         process.kill()
-    errors = [process.communicate()[1] for process in processes]
-    if waited:
+    errors = [process.communicate()[1].strip() for process in processes]
+    if timed_out:
         return f"a rank waited {PATIENCE_S:.0f} s for another that did not come"
-    return next((error.strip().splitlines()[-1] for error in errors if error.strip()), "a rank ended without a word")
+    for error in errors:
+        if error:
+            return error.splitlines()[-1]
+    return "a rank ended without a message"
 
 
-def rank() -> None:
-    """In the process of a rank."""
+def check_as_rank() -> None:
+    """Check all methods in the process of one rank."""
     ranks.end_with_parent(threading.Event())
     torch.set_num_threads(1)
     specs, plugins, folder = json.loads(sys.argv[1])
-    table, own = baselines.table(plugins, {}), int(os.environ["RANK"])
+    table, rank = baselines.table(plugins, {}), int(os.environ["RANK"])
     with ranks.process_group(WORLD, "cpu"):
         for number, spec in enumerate(specs):
-            place = Path(folder) / f"{number}-{own}"
+            path = Path(folder) / f"{number}-{rank}.pt"
             try:
-                part = half(Subject(spec, table), own)
-            except Exception as error:  # whatever a method does, it is a finding
-                place.with_suffix(".txt").write_text(kind_of(error))
+                part = compute_half(Subject(spec, table), rank)
+            except Exception as error:  # a method may raise anything, and that is a finding
+                path.with_suffix(".txt").write_text(first_line_of(error))
                 sys.exit(1)
-            torch.save(part, place.with_suffix(".partial"))
-            place.with_suffix(".partial").rename(place.with_suffix(".pt"))
-            # By files, since after a collective too few or too many the ranks no longer understand each other.
-            while not all((Path(folder) / f"{number}-{other}.pt").exists() for other in range(WORLD)):
+            torch.save(part, path.with_suffix(".partial"))
+            path.with_suffix(".partial").rename(path)
+            # By files: after a collective too few or too many, a barrier would pair up with the wrong call.
+            while not all_exist(paths_of_results(Path(folder), number)):
                 time.sleep(0.01)
 
 
-def half(subject: Subject, own: int) -> dict[str, dict[str, Any]]:
-    """Computes this rank's equal part of each mini-batch; the ranks split theirs into different numbers of parts."""
-    share, kept = GROUPS // UPDATES // WORLD, {}
-    starts = ((WORLD * update + own) * share for update in range(UPDATES))
-    rows = [
-        group * subject.size + i
-        for start in starts
-        for group in range(start, start + share)
-        for i in range(subject.size)
-    ]
-    for name, given in probes(subject).items():
-        found = outcome(subject.make(), given.take(rows), UPDATES, singly if own else whole)
-        kept[name] = {
-            "index_T": given.batch.take(rows).index_T,
-            "advantages_T": found.signal.advantages_T,
-            "weights_T": found.signal.weights_T,
-            "loss": found.loss,
-            "gradient_TV": found.gradient_TV,
+def compute_half(subject: Subject, rank: int) -> dict[str, dict[str, Any]]:
+    """Compute this rank's equal part of each mini-batch."""
+    share = GROUPS // UPDATES // WORLD  # groups of a rank in a mini-batch
+    rows: list[int] = []
+    for update in range(UPDATES):
+        first_group = (WORLD * update + rank) * share
+        rows += range(first_group * subject.size, (first_group + share) * subject.size)
+    # The ranks split into different numbers of parts, as they do when their responses differ in length.
+    split = singly if rank else whole
+    results = {}
+    for name, probe in probes(subject).items():
+        outcome = compute_outcome(subject.make(), probe.take(rows), UPDATES, split)
+        results[name] = {
+            "index_T": probe.batch.take(rows).index_T,
+            "advantages_T": outcome.signal.advantages_T,
+            "weights_T": outcome.signal.weights_T,
+            "loss": outcome.loss,
+            "gradient_TV": outcome.gradient_TV,
         }
-    return kept
+    return results

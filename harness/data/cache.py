@@ -83,7 +83,9 @@ def write_problem_set(
     import pyarrow.parquet as pq
 
     records = []
+    pairs: list[tuple[str, str]] = []
     for split, part in problems.items():
+        pairs += part.items()
         for problem, answer in part.items():
             identifier = f"{SETS[name].source}-{clean.problem_digest(problem)[:12]}"
             record = {"id": identifier, "problem": problem, "answer": answer, "source": located.name, "split": split}
@@ -92,7 +94,6 @@ def write_problem_set(
     pq.write_table(pa.Table.from_pylist(records), buffer)
     content = buffer.getvalue().to_pybytes()
     sha256 = hashlib.sha256(content).hexdigest()
-    pairs = [pair for part in problems.values() for pair in part.items()]
     content_print = fingerprint(pairs)
     about = {
         "name": name,

@@ -19,13 +19,15 @@ def check_overlaps() -> dict[str, dict[str, Any]]:
         if prepared is not None and "test" in prepared["problems"]:
             evaluated[name] = problem_rows(name)
     # All sets are matched in one call, since the n-grams of the training set are counted only once.
-    flat = [(name, row) for name, rows in evaluated.items() for row in rows]
+    flat = []
+    for name, rows in evaluated.items():
+        flat += [(name, row) for row in rows]
     evaluated_texts = [row["problem"] for _, row in flat]
     trained_texts = [row["problem"] for row in trained]
     matches_by_set: dict[str, list[overlap.Match]] = {name: [] for name in evaluated}
     for match in overlap.matches(evaluated_texts, trained_texts):
-        name, _ = flat[match.evaluated]
-        matches_by_set[name].append(match)
+        set_name, _ = flat[match.evaluated]
+        matches_by_set[set_name].append(match)
     results = {}
     for name, matches in matches_by_set.items():
         contained, near, pairs = set(), set(), []

@@ -15,8 +15,8 @@ WRAPPER = (  # the prompt that DAPO-Math-17k puts around every problem
     "$Answer (without quotes) where $Answer is the answer to the problem.\n\n",
     '\n\nRemember to put your answer on its own line after "Answer:".',
 )
-# LaTeX commands whose backslash and first letter an earlier conversion read as one escape. Of those that begin like a
-# newline or a tab, only the unambiguous ones: a newline and "u" is not always \nu, since a line may begin with "u".
+# LaTeX commands whose backslash and first letter were converted into one control character before publication. Commands
+# that begin like a newline or a tab are listed only if unambiguous: a line may begin with "u", so \nu is not listed.
 ESCAPED = {
     "\a": ("alpha", "angle", "approx"),
     "\b": ("beta", "begin", "bar", "binom", "boxed", "bullet", "bmod"),
@@ -26,7 +26,9 @@ ESCAPED = {
     "\f": ("frac", "forall", "floor"),
     "\r": ("right", "rightarrow", "rho", "rfloor", "rceil"),
 }
-COMMANDS = {control + name[1:]: name for control, names in ESCAPED.items() for name in names}
+COMMANDS: dict[str, str] = {}  # the whole command by its damaged text
+for control, names in ESCAPED.items():
+    COMMANDS |= {control + name[1:]: name for name in names}
 COMMAND = re.compile(f"({'|'.join(map(re.escape, sorted(COMMANDS, key=len, reverse=True)))})(?![A-Za-z])")
 # A form feed may also be the ligature "fi" of a PDF font: here in "find", "first", "define", "satisfies", "fitting".
 LIGATURE = re.compile(r"(?<!fi)\f(?=(?:nd|rst|ne|es|tting)\b)")
@@ -134,13 +136,15 @@ def clean(
             variants_by_problem.setdefault(fold(text), []).append(Variant(bare, text, value, number))
     kept = {}
     for folded, variants in variants_by_problem.items():
-        number = sum(variant.rows for variant in variants)
-        values = {variant.answer for variant in variants}
+        number, values, spellings = 0, set(), set()
+        for variant in variants:
+            number += variant.rows
+            values.add(variant.answer)
+            spellings.add(variant.bare)
         if len(values) > 1 or problem_digest(folded)[:12] in conflicts:
             counts.dropped[CONFLICT] += number
             continue
-        spellings = len({variant.bare for variant in variants})
-        counts.dropped[COPY] += number - spellings
-        counts.dropped[SPACED_COPY] += spellings - 1
+        counts.dropped[COPY] += number - len(spellings)
+        counts.dropped[SPACED_COPY] += len(spellings) - 1
         kept[variants[0].text] = variants[0].answer
     return kept

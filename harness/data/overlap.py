@@ -43,7 +43,9 @@ def ngram_shares(evaluated: Sequence[str], trained: Sequence[str]) -> dict[tuple
         for ngram in ngrams(text):
             owners[ngram].append(i)
     hits = [ngrams(text) & owners.keys() for text in trained]
-    frequency = Counter(ngram for ngrams_of_one in hits for ngram in ngrams_of_one)
+    frequency: Counter[tuple[str, ...]] = Counter()
+    for ngrams_of_one in hits:
+        frequency.update(ngrams_of_one)
     size: Counter[int] = Counter()
     for ngram, evaluated_with_it in owners.items():
         if frequency[ngram] <= COMMON:

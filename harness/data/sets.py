@@ -60,8 +60,11 @@ def divide_held_out(problems: Problems) -> tuple[Problems, Problems]:
     """Return the held-out problems and the rest, both ordered by digest: no copy's order matters."""
     digests = {problem: clean.problem_digest(problem) for problem in problems}
     ordered = sorted(problems, key=digests.__getitem__)
-    held = {problem: problems[problem] for problem in ordered if digests[problem] < HELD_OUT_BELOW}
-    rest = {problem: problems[problem] for problem in ordered if problem not in held}
+    held: Problems = {}
+    rest: Problems = {}
+    for problem in ordered:
+        part = held if digests[problem] < HELD_OUT_BELOW else rest
+        part[problem] = problems[problem]
     return held, rest
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 from collections import Counter
@@ -81,7 +82,7 @@ FORMS: tuple[tuple[Steps, Steps], ...] = (
     (("Problem",), ("Answer",)),
     (("problem",), ("solution",)),
 )
-COLUMNS = {steps[0] for form in FORMS for steps in form}
+COLUMNS = {steps[0] for steps in itertools.chain(*FORMS)}
 
 
 @dataclass
@@ -138,8 +139,12 @@ def local_files(name: str, path: Path) -> list[Path]:
     if path.is_file():
         return [path] if is_named(name, path.name) else []
     files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
-    top = [file for file in files if file.parent == path and is_named(name, file.name)]
-    deeper = [file for file in files if is_named(name, str(file.relative_to(path)))]
+    top, deeper = [], []
+    for file in files:
+        if file.parent == path and is_named(name, file.name):
+            top.append(file)
+        if is_named(name, str(file.relative_to(path))):
+            deeper.append(file)
     return top or deeper or (files if is_named(name, path.name) else [])
 
 
@@ -159,10 +164,10 @@ def read_hub(source: Source, say: Callable[[str], None]) -> dict[str, Rows]:
     try:
         # Streaming: otherwise 1.79 million rows of DAPO would be written to disk a second time, as an Arrow file.
         splits = datasets.load_dataset(source.hub_id, revision=source.revision, streaming=True, **source.options)
-        return {
-            split: count_rows(dataset.with_format("arrow").iter(BATCH), source.hub_id)
-            for split, dataset in splits.items()
-        }
+        rows_by_split = {}
+        for split, dataset in splits.items():
+            rows_by_split[split] = count_rows(dataset.with_format("arrow").iter(BATCH), source.hub_id)
+        return rows_by_split
     except UserError:
         raise
     except hub_errors() as error:

@@ -18,14 +18,20 @@ class Device:
 
 
 def cuda_devices(driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[Device, ...]:
-    """Return the GPUs that nvidia-smi lists; without that tool, those that the driver lists, unnamed."""
+    """Return the GPUs that nvidia-smi lists; without that tool, one without a name for each that the driver lists."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return tuple(Device("a GPU", None) for _ in driver.glob("*/information"))
-    rows = [line.rpartition(",") for line in lines if line.strip()]
-    return tuple(Device(name.strip(), int(mib) * 2**20 if mib.strip().isdigit() else None) for name, _, mib in rows)
+    listed = []
+    for line in lines:
+        if not line.strip():
+            continue
+        name, _, mib = line.rpartition(",")
+        memory = int(mib) * 2**20 if mib.strip().isdigit() else None
+        listed.append(Device(name.strip(), memory))
+    return tuple(listed)
 
 
 def gpus() -> list[str]:
@@ -35,8 +41,12 @@ def gpus() -> list[str]:
     """
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None:
-        names = [name.strip() for name in visible_devices.split(",")]
-        return [name for name in names if name not in ("", "-1")]
+        names = []
+        for entry in visible_devices.split(","):
+            name = entry.strip()
+            if name not in ("", "-1"):
+                names.append(name)
+        return names
     try:
         output = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):

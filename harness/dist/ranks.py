@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
@@ -27,13 +28,28 @@ from harness.base.errors import CellFailure, UserError
 
 T = TypeVar("T")
 
-JOINING = timedelta(minutes=10)  # for the others to begin
-BEAT, SILENCE = 3.0, 40.0  # seconds from one sign of life to the next, and without one
-PATIENCE = timedelta(hours=6)  # for the others, who may be sampling, or waiting for what the first one writes or judges
+JOINING = timedelta(minutes=10)  # longest wait for the other ranks to start
+BEAT, SILENCE = 3.0, 40.0  # seconds between two signs of life, and without one until a rank counts as gone
+# Longest wait in a collective. Other ranks may be sampling, or rank 0 may be writing a checkpoint or judging answers; a
+# rank that is gone is noticed by `watch`, long before.
+PATIENCE = timedelta(hours=6)
+
+
+ONLY = ContextVar("only", default=False)
+
+
+@contextmanager
+def as_only_rank() -> Iterator[None]:
+    """Let this process compute as the only rank, on data that it has gathered from all processes before."""
+    token = ONLY.set(True)
+    try:
+        yield
+    finally:
+        ONLY.reset(token)
 
 
 def several() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return not ONLY.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def count() -> int:
@@ -54,10 +70,12 @@ def process_group(world: int, device: str, lost: Callable[[str], None] = print) 
     if world == 1:
         yield
         return
-    rank, local, given = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    if given != world:
+    rank = int(os.environ["RANK"])
+    local = int(os.environ["LOCAL_RANK"])
+    started = int(os.environ["WORLD_SIZE"])
+    if started != world:
         raise UserError(
-            f"{given} processes were started for this cell (WORLD_SIZE), but hardware.nodes x hardware.ranks is {world}"
+            f"{started} processes were started for this cell (WORLD_SIZE), but hardware.nodes x hardware.ranks is {world}"
         )
     if device == "cuda":
         devices = torch.cuda.device_count()
@@ -65,8 +83,8 @@ def process_group(world: int, device: str, lost: Callable[[str], None] = print) 
             raise UserError(f"a machine has ranks up to {local} of this cell, but {devices} CUDA devices")
         torch.cuda.set_device(local)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    alone = "RENDEZVOUS" in os.environ
-    where = f"file://{os.environ['RENDEZVOUS']}" if alone else "env://"
+    one_machine = "RENDEZVOUS" in os.environ
+    where = f"file://{os.environ['RENDEZVOUS']}" if one_machine else "env://"
     try:
         store, _, _ = next(dist.rendezvous(where, rank, world, timeout=JOINING))
     except dist.DistError as error:
@@ -74,18 +92,18 @@ def process_group(world: int, device: str, lost: Callable[[str], None] = print) 
         raise CellFailure(f"rank {rank} of {world} did not meet the others at {place} ({error})") from error
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
     ended = threading.Event()
-    if not alone:
+    if not one_machine:
         threading.Thread(target=watch, args=(rank, world, ended, lost), daemon=True).start()
     yield
     # Not in a `finally`: after an error on this rank the calls below would wait for the others, which wait for this one.
-    if not alone:
-        dist.barrier()  # without it, the first rank that is done would seem to be gone
+    if not one_machine:
+        dist.barrier()  # without it, the first rank to finish would seem to be gone
         ended.set()
     dist.destroy_process_group()
 
 
 def watch(rank: int, world: int, ended: threading.Event, lost: Callable[[str], None]) -> None:
-    """Give signs of life, and end this process when another rank gives none, for which it might wait for hours.
+    """Give signs of life, and end this process when another rank gives none: it might wait for that rank for hours.
 
     The thread has its own connection, since the main thread may be waiting on the other one.
     """
@@ -155,7 +173,7 @@ def gather(values_T: Tensor) -> Tensor:
 
 
 def each(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Return the values of all ranks, in their order; through a group of `apart` if one is given."""
+    """Return the values of all ranks, in their order; `group`: from `apart`, for another thread."""
     if not several():
         return [value]
     values: list[Any] = [None] * count()
@@ -184,8 +202,11 @@ def of_first(value: T) -> T:
 def averaged(record: dict[str, float]) -> dict[str, float]:
     """Return the mean over ranks of each number; it counts as 0 on a rank that does not have it."""
     records = each(record)
+    names: dict[str, None] = {}  # a dict keeps the order of the first rank, which is the same on all ranks
+    for of_rank in records:
+        names |= dict.fromkeys(of_rank)
     means = {}
-    for name in dict.fromkeys(name for of_rank in records for name in of_rank):  # in the order of the first rank
+    for name in names:
         means[name] = sum(of_rank.get(name, 0.0) for of_rank in records) / len(records)
     return means
 
@@ -249,7 +270,7 @@ def cpus() -> DeviceMesh:
     return init_device_mesh("cpu", (count(),))
 
 
-# Work that rank 0 alone asks for and all ranks share: the sampling of evaluations, and the difficulty filter
+# Work that only rank 0 requests and all ranks share: the sampling of evaluations, and the difficulty filter
 
 Work = Callable[..., list[Any]]  # takes a list of items, and settings by name; returns a result for each item
 

@@ -46,7 +46,7 @@ class Running(Protocol):
 
 
 class Launcher(Protocol):
-    """The means to start cells. At the end of its context it stops those that run; their checkpoints are kept."""
+    """The means to start cells. At the end of its context it stops the running cells; their checkpoints are kept."""
 
     def __enter__(self) -> object: ...
 
@@ -55,8 +55,10 @@ class Launcher(Protocol):
     ) -> None: ...
 
     def start(self, waiting: Sequence[Cell]) -> Iterable[Running]:
-        """Start as many of these cells, in order, as there is room for; raise Unprepared for one whose folder cannot
-        be prepared."""
+        """Start as many of these cells, in order, as there is room for.
+
+        Raises Unprepared for a cell whose folder cannot be written.
+        """
         ...
 
 
@@ -122,7 +124,7 @@ class Life:
         The report cannot be an earlier process's: that was removed with its lease when this cell was prepared.
         """
         newest_lease = lease.newest_lease(self.cell.folder)
-        phase = last_heartbeat(newest_lease.room) if newest_lease else ""
+        phase = last_heartbeat(newest_lease.directory) if newest_lease else ""
         return f" in {phase}" if phase else ""
 
     def limit(self, record: State) -> None:
@@ -141,7 +143,7 @@ class Life:
 
 
 def run_cells(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll: float = 0.5) -> None:
-    """Run the cells in order, and wait for those that other runs work on. If interrupted, stop our own."""
+    """Run the cells in order, and wait for cells that other runs are working on. If interrupted, stop our own."""
     waiting, running, elsewhere = list(cells), list[Life](), list[Cell]()
     restarted: set[str] = set()  # cells whose process was lost through no fault of their own; each restarts only once
     watcher.starting(waiting[:1], len(waiting) - 1)
@@ -187,7 +189,8 @@ def run_cells(cells: Sequence[Cell], launcher: Launcher, watcher: Watcher, poll:
                 if reason:
                     mark_failed(cell.folder, reason)
                 watcher.ended(cell, reason)
-            for cell in [cell for cell in elsewhere if not lease.holder(cell.folder)]:
+            released = [cell for cell in elsewhere if not lease.holder(cell.folder)]
+            for cell in released:
                 elsewhere.remove(cell)
                 if State.known(cell.folder).ended:
                     watcher.ended(cell, None)

@@ -18,7 +18,7 @@ from types import ModuleType, TracebackType
 
 from harness.base.errors import UserError
 from harness.launch.launcher import LOST, Unprepared, describe_exit, environment, prepare_cell
-from harness.launch.pool import GpuPool, TakenGpus
+from harness.launch.pool import CellGpus, GpuPool
 from harness.matrix import Cell
 
 STARTS, PAUSE = 3, 0.5  # attempts to start a process, and seconds between them
@@ -28,9 +28,9 @@ ENDING = 5.0  # seconds in which cells must end after they are asked to
 class CellProcess:
     """A cell that runs as a process of this machine."""
 
-    def __init__(self, cell: Cell, taken: TakenGpus | None) -> None:
-        self.cell, self.taken = cell, taken
-        self.process = fork_cell(cell, taken.gpus if taken else ())
+    def __init__(self, cell: Cell, reserved: CellGpus | None) -> None:
+        self.cell, self.reserved = cell, reserved
+        self.process = fork_cell(cell, reserved.gpus if reserved else ())
 
     def waits(self) -> None:
         return None
@@ -40,7 +40,9 @@ class CellProcess:
 
     def reason(self) -> str:
         code = self.process.exitcode or 0
-        return "the process that it was forked from has ended" if code == LOST else describe_exit(code)
+        if code == LOST:
+            return "the process that it was forked from has ended"
+        return describe_exit(code)
 
     def kill(self) -> None:
         self.process.kill()
@@ -71,19 +73,19 @@ class Local:
     def start(self, waiting: Sequence[Cell]) -> Iterator[CellProcess]:
         for ended in [process for process in self.processes if process.code() is not None]:
             self.processes.remove(ended)
-            if self.pool and ended.taken:
-                self.pool.give_back(ended.taken)
+            if self.pool and ended.reserved:
+                self.pool.give_back(ended.reserved)
         for cell in waiting[: self.jobs - len(self.processes)]:
-            taken = self.pool.take(cell.config.hardware) if self.pool else None
-            if self.pool and taken is None:
+            reserved = self.pool.take(cell.config.hardware) if self.pool else None
+            if self.pool and reserved is None:  # cells start in order, so a smaller one does not overtake this one
                 break
             try:
                 prepare_cell(cell)
             except Unprepared:
-                if self.pool and taken:
-                    self.pool.give_back(taken)
+                if self.pool and reserved:
+                    self.pool.give_back(reserved)
                 raise
-            self.processes.append(started := CellProcess(cell, taken))
+            self.processes.append(started := CellProcess(cell, reserved))
             yield started
 
 

@@ -12,7 +12,7 @@ from harness.terminal.units import plural
 
 
 @dataclass(frozen=True)
-class TakenGpus:
+class CellGpus:
     """The GPUs of one cell, or its share of one."""
 
     gpus: tuple[str, ...]
@@ -25,18 +25,19 @@ class GpuPool:
     def __init__(self, gpus: Sequence[str]) -> None:
         self.free = dict.fromkeys(gpus, Fraction(1))
 
-    def take(self, hardware: Hardware) -> TakenGpus | None:
-        """Take a GPU for each rank of a cell, or a share of the fullest one with enough room; None if too few are
-        free."""
+    def take(self, hardware: Hardware) -> CellGpus | None:
+        """Take a GPU for each rank of a cell, or a share of the fullest one with enough room; None without room."""
         share = share_per_rank(hardware)
-        able = sorted((gpu for gpu, free in self.free.items() if free >= share), key=lambda gpu: self.free[gpu])
-        if len(able) < hardware.ranks:
+        gpus = [gpu for gpu, free in self.free.items() if free >= share]
+        gpus.sort(key=lambda gpu: self.free[gpu])
+        if len(gpus) < hardware.ranks:
             return None
-        for gpu in able[: hardware.ranks]:
+        chosen = tuple(gpus[: hardware.ranks])
+        for gpu in chosen:
             self.free[gpu] -= share
-        return TakenGpus(tuple(able[: hardware.ranks]), share)
+        return CellGpus(chosen, share)
 
-    def give_back(self, taken: TakenGpus) -> None:
+    def give_back(self, taken: CellGpus) -> None:
         for gpu in taken.gpus:
             self.free[gpu] += taken.share
 
@@ -51,7 +52,9 @@ class GpuPool:
 
 def cells_on(gpus: int, hardware: Hardware) -> int:
     """Return the number of cells that this many GPUs have room for."""
-    return int(1 / share_per_rank(hardware)) * gpus if hardware.ranks == 1 else gpus // hardware.ranks
+    if hardware.ranks > 1:
+        return gpus // hardware.ranks
+    return int(1 / share_per_rank(hardware)) * gpus
 
 
 def share_per_rank(hardware: Hardware) -> Fraction:

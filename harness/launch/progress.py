@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from math import isfinite
 
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -20,9 +20,8 @@ from harness.terminal import layout
 from harness.terminal.units import duration
 from harness.tracking.feeder import Feeder
 
-QUIET_SECONDS = (
-    30  # between two lines of output that is not a terminal: often enough to see life, rare enough for a log
-)
+# Between two progress lines if the output is not a terminal: often enough to see progress, rare enough for a log.
+QUIET_SECONDS = 30
 BARS = "▁▂▃▄▅▆▇█"
 NUMBERS = {"entropy": "entropy/mean", "reward": "reward/mean"}  # the metrics that are shown, by column
 
@@ -77,7 +76,9 @@ class LiveView:
         self.began = time.monotonic()
         self.headline = self.summary([], len(todo))
         self.table: Table | None = None
-        self.live = Live(self, console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self.live: Live | None = None
+        if console.is_terminal:
+            self.live = Live(self, console=console, refresh_per_second=4, transient=True)
 
     def __rich__(self) -> Group:
         """Return the picture. Rich draws it in its own thread, so the clock runs while the launcher is waiting."""
@@ -173,9 +174,9 @@ class LiveView:
         table = Table(box=None, header_style="dim", pad_edge=False)
         for name in (header[i] for i in kept):
             title = "" if name in ("entropies", "rewards") else name  # a sparkline follows its number, without a title
-            right = name in ("step", *NUMBERS)
+            justify: JustifyMethod = "right" if name in ("step", *NUMBERS) else "left"
             # Only the text in the last column is cut where the terminal is narrow; every text stays on one line.
-            table.add_column(title, justify="right" if right else "left", no_wrap=name != "now")
+            table.add_column(title, justify=justify, no_wrap=name != "now")
         for line in lines[1:]:
             table.add_row(*(Text(line[i], no_wrap=True, overflow="ellipsis") for i in kept))
         self.table = table if running else None

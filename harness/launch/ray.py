@@ -38,9 +38,8 @@ ENDING = 10.0  # seconds in which cells must end after their room was taken away
 # Seconds from the failure of a rank to the end of its cell. The cause may be the loss of another rank's machine, which
 # Ray reports later; a lost machine restarts the cell, any other failure ends it.
 DOUBT = 45.0
-STORE = (
-    100 * 2**20
-)  # bytes of our own cluster's object store, which cells hardly use; Ray would take 30 % of the memory
+# Bytes of our own cluster's object store, which cells hardly use; by default Ray would take 30 % of the memory.
+STORE = 100 * 2**20
 
 
 class RayCell:
@@ -172,9 +171,10 @@ class Ray:
         import ray
 
         unfinished = [*self.requested.values(), *(cell for cell in self.running if cell.result is None)]
+        parts: list[Any] = []
         for cell in unfinished:
             cell.release_room()
-        parts = [part for cell in unfinished for part in cell.parts]
+            parts += cell.parts
         if parts:
             ray.wait(parts, num_returns=len(parts), timeout=ENDING)
         ray.shutdown()

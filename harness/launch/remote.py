@@ -12,8 +12,7 @@ from harness.base.processes import python_command
 
 
 def torchrun_variables(rank: int, local: int, world: int, address: str, port: int) -> dict[str, str]:
-    """Return the environment variables by which ranks find each other, as torchrun sets them; none for a single
-    rank."""
+    """Return the variables by which ranks find each other, as torchrun sets them; none for a single rank."""
     if world == 1:
         return {}
     numbers = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": world, "MASTER_PORT": port}
@@ -24,12 +23,12 @@ def start_rank(folder: str, settings: Mapping[str, str]) -> subprocess.Popen[byt
     """Start a rank of a cell. It ends with this process, even if this one is killed, because its stdin then closes.
 
     SIGUSR2 is blocked in it and in its children: SLURM sends that signal to every process of a job at once, and its
-    default action would end those that do not handle it.
+    default action would end a process without a handler.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
         return subprocess.Popen(
-            python_command("from harness import cell; cell.rank()", folder),
+            python_command("from harness import cell; cell.run_rank()", folder),
             env={**os.environ, **settings},
             stdin=subprocess.PIPE,
         )

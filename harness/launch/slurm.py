@@ -1,4 +1,4 @@
-"""Cells as jobs of one SLURM array; a job returns to the queue when its time is over or its machine is lost.
+"""Cells as jobs of one SLURM array. A job whose time is over or whose machine is lost is queued again.
 
 The array outlives the process that submitted it, unless that process is interrupted: the next `run` finds the jobs in
 the queue and takes them over.
@@ -31,9 +31,9 @@ from harness.matrix import Cell
 
 JOBS = "slurm.json"  # in a matrix's folder: the id of each cell's job, by the cell's id
 LOOKS = 2.0  # seconds between two calls of squeue, which loads the controller that all users share
-LIVES = 10_000  # how often a cell may run out of time; a life that makes no progress ends it earlier
-# Seconds for which a job must have been over before that is believed: a job that is being put back into the queue looks
-# over for a moment.
+LIVES = 10_000  # jobs of a cell that may run out of time; a job that makes no progress ends the cell earlier
+# Seconds for which the queue must have shown a job as over before it counts as over: a job that is being put back into
+# the queue is shown so for a moment.
 SETTLING = 20.0
 SPARE = 30  # seconds before the end of its time in which a job is put back into the queue
 OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "REVOKED", "TIMEOUT")
@@ -47,7 +47,8 @@ class Job:
     reason: str
 
     def __str__(self) -> str:
-        return self.state.lower() + (f" ({self.reason})" if self.reason not in ("", "None") else "")
+        reason = f" ({self.reason})" if self.reason not in ("", "None") else ""
+        return f"{self.state.lower()}{reason}"
 
     @property
     def over(self) -> bool:
@@ -55,7 +56,7 @@ class Job:
 
 
 def squeue() -> dict[str, Job] | None:
-    """Return this user's jobs by id, including those that ended minutes ago; None if SLURM does not answer."""
+    """Return this user's jobs by id, including recently ended ones; None if SLURM does not answer."""
     command = ["squeue", "--me", "--array", "--noheader", "--states=all", "--format=%i|%T|%r"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -231,7 +232,7 @@ class SlurmArray:
         return executor
 
     def look(self, job: str) -> Job | None:
-        """Return a job as the queue showed it moments ago; None if it is no longer there."""
+        """Return a job as the queue showed it moments ago; None if the queue no longer has it."""
         if time.monotonic() - self.looked > LOOKS:
             jobs = squeue()
             if jobs is not None:  # without an answer, the last one is still the best guess
@@ -269,10 +270,10 @@ class RankWork:
         return State.known(Path(self.folder))
 
     def checkpoint(self) -> Any:
-        """Stop the cell and return the work of its next life, for which submitit puts the job back into the queue;
-        None if another life would not help.
+        """Stop the cell and return the work of its next life; None if another life would not help.
 
-        submitit calls it in the first task only, from its signal handler, while `__call__` waits for the process.
+        submitit calls this in the first task only, from its signal handler, while `__call__` waits for the process. If
+        it gets work, it puts the job back into the queue.
         """
         from submitit.helpers import DelayedSubmission
 

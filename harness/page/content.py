@@ -1,19 +1,50 @@
-"""Everything that the page shows of a matrix, and which of it is compared. Imports no torch."""
+"""Everything that the page shows of a matrix, and which of it is compared. Imports no torch.
+
+A page is computed from rows of the leaderboard and three frames:
+
+| frame | a row for each | columns |
+| --- | --- | --- |
+| cells | cell of the matrix, done or not | CELL_DEFAULTS, `where`, `training`, `step`, `seconds` |
+| curves | cell, metric and step | CURVES |
+| evaluations | cell, evaluation task, step and problem | EVALUATIONS |
+
+`where` is the model with the setting, within which methods are compared; `training` is the training task with it, the
+group within which curves may share a figure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+import pandas
+from pandas import DataFrame
 
 from harness.base.errors import UserError
 from harness.statistics import pass_at_k
 from harness.table.leaderboard import LeaderboardRow, place_text
 
-Record = dict[str, Any]  # an evaluation, or a line of samples/evaluate-*.jsonl
-RecordKey = tuple[str, str, str, str, int]  # method, task, model, setting, seed
+Record = dict[str, Any]  # a line of samples/evaluate-*.jsonl, or a part of the page for its template
+Samples = Callable[[str, str, int], list[Record]]  # of a cell, an evaluation task and a step
+
+CELL_DEFAULTS: dict[str, Any] = {
+    "method": "",
+    "task": "",  # of the training
+    "model": "",
+    "setting": "",  # the values at the further axes of the matrix
+    "seed": 0,
+    "cell": "",  # its hash; empty if neither a configuration nor a run gives it
+    "state": "planned",
+    "reason": None,
+    "device": "",
+    "identity": {},
+    "made": {},  # the recorded code and machine
+    "times": None,  # of its first and its last record
+}
+CURVES = ["cell", "metric", "step", "value"]
+EVALUATIONS = ["cell", "evaluated", "step", "problem", "right", "samples", "right_distinct"]
+OF_CELL = ["cell", "method", "task", "seed", "where", "training"]  # columns of `cells` that the other frames get
 
 JUDGING = "time/judging_s"  # is spent within other phases, and so belongs to no sum
 QUESTIONS = 3  # problems whose answers are shown next to each other
@@ -23,207 +54,200 @@ LONGEST_ANSWER = 300  # characters; of a longer one the middle is left out
 
 
 @dataclass(frozen=True)
-class StepEvaluation:
-    """The answers of a cell to one task after one step."""
-
-    problems: list[str]
-    right_JN: np.ndarray
-    right_distinct_J: np.ndarray  # distinct right answers to each problem
-
-    @property
-    def right_distinct(self) -> float:
-        """The mean number of distinct right answers to a problem."""
-        return float(self.right_distinct_J.mean())
-
-    @property
-    def rates(self) -> dict[str, float]:
-        """The share of right answers, by problem."""
-        return dict(zip(self.problems, self.right_JN.mean(axis=1).tolist(), strict=True))
-
-    def score(self, k: int | None) -> float:
-        """Return the mean Avg@K (k is None) or Pass@k of the problems."""
-        if k is None:
-            return float(self.right_JN.mean())
-        return float(pass_at_k(self.right_JN.shape[1], self.right_JN.sum(axis=1), k).mean())
-
-
-@dataclass(frozen=True)
-class CellRecord:
-    """One cell of the matrix, with its records so far."""
-
-    method: str
-    task: str  # of the training
-    model: str
-    seed: int
-    state: str
-    setting: str = ""  # the values at the further axes of the matrix
-    reason: str | None = None
-    device: str = ""
-    curves: dict[str, dict[int, float]] = field(default_factory=dict)  # value by metric and step
-    evaluations: dict[str, dict[int, StepEvaluation]] = field(default_factory=dict)  # by task and step
-    identity: dict[str, Any] = field(default_factory=dict)
-    made: dict[str, Any] = field(default_factory=dict)
-    times: tuple[float, float] | None = None  # of its first and its last record
-
-    @property
-    def key(self) -> RecordKey:
-        return self.method, self.task, self.model, self.setting, self.seed
-
-    @property
-    def where(self) -> str:
-        return place_text(self.model, self.setting)
-
-    @property
-    def step(self) -> int:
-        return max((step for curve in self.curves.values() for step in curve), default=0)
-
-    @property
-    def seconds(self) -> float:
-        """The seconds of work of the steps that count, without repeated steps and waiting."""
-        phases = (curve for name, curve in self.curves.items() if name.startswith("time/") and name != JUDGING)
-        return sum(sum(curve.values()) for curve in phases)
-
-    def last(self, task: str) -> StepEvaluation:
-        return self.evaluations[task][max(self.evaluations[task])]
-
-    def before(self, task: str) -> StepEvaluation | None:
-        """Return the evaluation of the model before any training."""
-        return self.evaluations[task].get(0)
-
-    @property
-    def entropy(self) -> tuple[float, float] | None:
-        """The entropy at the first and at the last training step."""
-        curve = self.curves.get("entropy/mean")
-        return (curve[min(curve)], curve[max(curve)]) if curve else None
-
-
-@dataclass(frozen=True)
-class ShownAnswer:
-    start: str
-    left_out: int  # characters between the two
-    end: str
-    verdict: str
-    copy: bool  # the same text is above it
-
-
-@dataclass(frozen=True)
-class MethodAnswers:
-    """The answers of one method to one problem; of the model before training, for which the method is None."""
-
-    method: str | None
-    shown: list[ShownAnswer]
-    total: int
-    distinct: int  # answers
-    right_distinct: int  # right answers
-    right: int
-
-
-@dataclass(frozen=True)
-class Question:
-    problem: str
-    prompt: str
-    seed: int
-    answers: list[MethodAnswers]
-
-    @property
-    def wide(self) -> bool:
-        """Whether its answers are text rather than formulas."""
-        return any(len(answer.start) > FORMULA for each in self.answers for answer in each.shown)
-
-
-@dataclass(frozen=True)
 class ScoreTable:
     """The rows of one evaluation task and one model, after training on one task, which may be compared."""
 
     title: str
-    task: str  # of the evaluation
     rows: list[LeaderboardRow]
-    cells: list[CellRecord]  # that are done
-    questions: list[Question]
+    answers: DataFrame  # the evaluations of the cells that are done, with OF_CELL
+    questions: list[Record]
 
     @property
     def k(self) -> int:
         return self.rows[0].k
 
+    @property
+    def scores(self) -> DataFrame:
+        """The mean scores of each evaluation, a row for each method, seed and step."""
+        lines = []
+        for (method, seed, step), evaluation in self.answers.groupby(["method", "seed", "step"], sort=False):
+            right, samples = evaluation["right"].to_numpy(), int(evaluation["samples"].iloc[0])
+            line = {"method": method, "seed": seed, "step": step}
+            line["Avg@K"] = float(right.sum() / (len(right) * samples))
+            line[f"Pass@{self.k}"] = float(pass_at_k(samples, right, self.k).mean())
+            line["Distinct right answers"] = float(evaluation["right_distinct"].to_numpy().mean())
+            lines.append(line)
+        return DataFrame(lines, columns=["method", "seed", "step", *self.score_names])
+
+    @property
+    def score_names(self) -> list[str]:
+        return ["Avg@K", f"Pass@{self.k}", "Distinct right answers"]
+
 
 @dataclass(frozen=True)
 class PageContent:
+    """Everything that the page shows of a matrix."""
+
     name: str
-    source: str  # where it was read
-    command: str | None  # that repeats it; None where only the configuration is known
+    source: str  # the MLflow store
+    command: str | None  # repeats the matrix; None if it is unknown
     baseline: str
     methods: list[str]
     settings: dict[str, Any]  # of the matrix
     rows: list[LeaderboardRow]
-    cells: list[CellRecord]
+    cells: DataFrame
+    curves: DataFrame
     tables: list[ScoreTable]
-    trainings: dict[str, list[CellRecord]]  # by training task and model, within which curves may share a figure
     notes: list[str] = field(default_factory=list)  # on everything that was left out
 
+    def trainings(self) -> Iterator[tuple[str, DataFrame, DataFrame]]:
+        """Yield each training with its cells that are done and their curves."""
+        done = done_records(self.cells)
+        curves = done[OF_CELL].merge(self.curves, on="cell")
+        for training, cells in done.groupby("training", sort=False):
+            yield str(training), cells, curves[curves["training"] == training]
 
-Samples = Callable[[CellRecord, str, int], list[Record]]  # of a cell, an evaluation task and a step
+
+def page_cells(records: Iterable[Mapping[str, Any]]) -> DataFrame:
+    """Return the frame of cells; a column that a record lacks has its default."""
+    lines = []
+    for record in records:
+        line = {**CELL_DEFAULTS, **record}
+        line["where"] = place_text(line["model"], line["setting"])
+        line["training"] = f"{line['task']}, {line['where']}"
+        lines.append(line)
+    return DataFrame(lines, dtype="object").astype({"seed": "int64"})
+
+
+def done_records(cells: DataFrame) -> DataFrame:
+    """Return the cells that are done."""
+    return cells[cells["state"] == "done"]
 
 
 def assemble_content(
-    cells: list[CellRecord],
+    cells: DataFrame,
+    curves: DataFrame,
+    evaluations: DataFrame,
     rows: list[LeaderboardRow],
     samples: Samples,
     **fields: Any,
 ) -> PageContent:
-    done = [cell for cell in cells if cell.state == "done"]
-    if all(cell.state == "planned" for cell in cells):
+    if (cells["state"] == "planned").all():
         raise UserError(f"no cell of {fields['name']!r} has begun yet; `entrobench run` runs them")
-    trainings: dict[str, list[CellRecord]] = {}
-    for cell in done:
-        trainings.setdefault(f"{cell.task}, {cell.where}", []).append(cell)
+    cells = with_work(cells, curves)
+    answers = done_records(cells)[OF_CELL].merge(evaluations, on="cell")
+    rows_by_table: dict[tuple[str, str], list[LeaderboardRow]] = {}
+    for row in rows:
+        rows_by_table.setdefault((row.task, row.where), []).append(row)
     tables = []
-    for label, where in dict.fromkeys((row.task, row.where) for row in rows):
-        own = [row for row in rows if (row.task, row.where) == (label, where)]
-        behind, task = cells_behind(label, where, done)
-        questions = chosen_questions(behind, task, samples) if behind else []
-        tables.append(ScoreTable(f"{label}, {where}", task, own, behind, questions))
-    return PageContent(rows=rows, cells=cells, tables=tables, trainings=trainings, **fields)
+    for (label, where), rows_of_table in rows_by_table.items():
+        behind = answers_behind(label, where, answers)
+        questions = chosen_questions(behind, samples) if len(behind) else []
+        tables.append(ScoreTable(f"{label}, {where}", rows_of_table, behind, questions))
+    return PageContent(rows=rows, cells=cells, curves=curves, tables=tables, **fields)
 
 
-def cells_behind(label: str, where: str, done: Sequence[CellRecord]) -> tuple[list[CellRecord], str]:
-    """Return the cells behind the rows with a label, and the name of their evaluation task.
+def with_work(cells: DataFrame, curves: DataFrame) -> DataFrame:
+    """Add the last step of each cell, and the seconds of work of the steps that count.
 
-    The label is that name, with the training task where that varies.
+    These contain neither repeated steps nor waiting.
     """
-    pairs = []
-    for cell in done:
-        for task in cell.evaluations:
-            if cell.where == where and label in (task, f"{task} (trained on {cell.task})"):
-                pairs.append((cell, task))
-    return [cell for cell, _ in pairs], pairs[0][1] if pairs else label
+    steps = curves.groupby("cell")["step"].max()
+    seconds = phase_times(curves).groupby("cell")["value"].sum()
+    last_step = cells["cell"].map(steps).fillna(0).astype("int64")
+    return cells.assign(step=last_step, seconds=cells["cell"].map(seconds).fillna(0.0).astype("float64"))
 
 
-def chosen_questions(cells: Sequence[CellRecord], task: str, samples: Samples) -> list[Question]:
-    """Return the problems on which methods differ most in how many distinct answers they give.
+def phase_times(curves: DataFrame) -> DataFrame:
+    """Return the curves of the phases of a step; their sum is its time."""
+    metric = curves["metric"].astype("str")
+    return curves[metric.str.startswith("time/") & (metric != JUDGING)]
 
-    They are of the first seed that most methods have done, with the answers before training and those of each method.
+
+def answers_behind(label: str, where: str, answers: DataFrame) -> DataFrame:
+    """Return the answers behind the rows with a label.
+
+    The label is the name of the evaluation task, with the training task where that varies.
     """
-    seeds = [cell.seed for cell in cells]
-    seed = max(dict.fromkeys(sorted(seeds)), key=seeds.count)
-    group = [cell for cell in cells if cell.seed == seed]
+    here = answers[answers["where"] == where]
+    for (evaluated, trained_on), of_task in here.groupby(["evaluated", "task"], sort=False):
+        if label in (evaluated, f"{evaluated} (trained on {trained_on})"):
+            return of_task
+    return here.iloc[:0]
+
+
+def last_answers(answers: DataFrame) -> DataFrame:
+    """Return the answers of each cell's last evaluation."""
+    last_steps = answers.groupby("cell")["step"].transform("max")
+    return answers[answers["step"] == last_steps]
+
+
+# The answers side by side
+
+
+def chosen_questions(answers: DataFrame, samples: Samples) -> list[Record]:
+    """Return the problems on which methods differ most in their number of distinct answers.
+
+    They come from the first seed that most methods have done, with the answers before training and after each method.
+    """
+    seed = answers.drop_duplicates("cell")["seed"].mode().iloc[0]
+    group = answers[answers["seed"] == seed]
+    task, first_cell = group["evaluated"].iloc[0], group["cell"].iloc[0]
     records: dict[str | None, dict[str, Record]] = {}
-    for cell in group:
-        records[cell.method] = by_problem(samples(cell, task, max(cell.evaluations[task])))
-    shared = [problem for problem in group[0].last(task).problems if all(problem in each for each in records.values())]
-
-    def difference(problem: str) -> int:
-        numbers = [distinct_answers(each[problem]) for each in records.values()]
-        return max(numbers) - min(numbers)
-
-    chosen = sorted(shared, key=difference, reverse=True)[:QUESTIONS]  # ties: in the order of the problem set
-    before = by_problem(samples(group[0], task, 0)) if group[0].before(task) is not None else {}
+    for (cell, method), step in group.groupby(["cell", "method"], sort=False)["step"].max().items():
+        records[method] = by_problem(samples(cell, task, step))
+    first_records = next(iter(records.values()))
+    spreads = {}
+    for problem in last_answers(group[group["cell"] == first_cell])["problem"]:
+        of_problem = [of_method[problem] for of_method in records.values() if problem in of_method]
+        if len(of_problem) == len(records):
+            numbers = list(map(distinct_answers, of_problem))
+            spreads[problem] = max(numbers) - min(numbers)
+    # Ties: in the order of the problem set.
+    chosen = sorted(spreads, key=spreads.__getitem__, reverse=True)[:QUESTIONS]
+    has_start = ((group["cell"] == first_cell) & (group["step"] == 0)).any()
+    before = by_problem(samples(first_cell, task, 0)) if has_start else {}
     questions = []
     for problem in chosen:
-        prompt = records[group[0].method][problem]["prompt"]
-        having = {method: each for method, each in [(None, before), *records.items()] if problem in each}
-        answers = [method_answers(method, each[problem]) for method, each in having.items()]
-        questions.append(Question(problem, prompt, seed, answers))
+        of_methods, is_wide = [], False  # wide: the answers are text rather than formulas
+        for method, of_method in [(None, before), *records.items()]:
+            if problem in of_method:
+                answers_of_method = method_answers(method, of_method[problem])
+                is_wide |= answers_of_method["longest"] > FORMULA
+                of_methods.append(answers_of_method)
+        prompt = first_records[problem]["prompt"]
+        question = {"problem": problem, "prompt": prompt, "seed": seed, "answers": of_methods, "wide": is_wide}
+        questions.append(question)
     return questions
+
+
+def by_problem(records: Sequence[Record]) -> dict[str, Record]:
+    return {record["problem"]: record for record in records}
+
+
+def method_answers(method: str | None, record: Record) -> Record:
+    """Return the answers of one method to one problem; of the model before training, for which the method is None."""
+    texts, verdicts = record["responses"], record["verdicts"]
+    shown, longest = [], 0
+    for place, (text, verdict) in enumerate(zip(texts[:ANSWERS], verdicts, strict=False)):
+        start, left_out, end = shortened(text)
+        # A key with the name of a method of dict, such as copy, is the method in a template.
+        repeated = text in texts[:place]
+        longest = max(longest, len(start))
+        shown.append({"start": start, "left_out": left_out, "end": end, "verdict": verdict, "repeated": repeated})
+    right_answers = set()
+    for answer, verdict in zip(record["answers"], verdicts, strict=True):
+        if verdict == "right":
+            right_answers.add(answer)
+    return {
+        "method": method,
+        "shown": shown,
+        "longest": longest,  # characters
+        "total": len(texts),
+        "distinct": distinct_answers(record),
+        "right_distinct": len(right_answers),
+        "right": verdicts.count("right"),
+    }
 
 
 def shortened(text: str) -> tuple[str, int, str]:
@@ -234,21 +258,11 @@ def shortened(text: str) -> tuple[str, int, str]:
     return text[:half], len(text) - 2 * half, text[-half:]
 
 
-def by_problem(records: Sequence[Record]) -> dict[str, Record]:
-    return {record["problem"]: record for record in records}
-
-
-def method_answers(method: str | None, record: Record) -> MethodAnswers:
-    texts, verdicts = record["responses"], record["verdicts"]
-    shown = []
-    for place, (text, verdict) in enumerate(zip(texts[:ANSWERS], verdicts, strict=False)):
-        shown.append(ShownAnswer(*shortened(text), verdict, text in texts[:place]))
-    pairs = zip(record["answers"], verdicts, strict=True)
-    right_answers = {answer for answer, verdict in pairs if verdict == "right"}
-    right = sum(verdict == "right" for verdict in verdicts)
-    return MethodAnswers(method, shown, len(texts), distinct_answers(record), len(right_answers), right)
-
-
 def distinct_answers(record: Record) -> int:
     """Return the number of distinct answers to a problem; a response without one counts for none."""
     return len(set(record["answers"]) - {None})
+
+
+def joined_frames(frames: Sequence[DataFrame], columns: Sequence[str]) -> DataFrame:
+    """Return the rows of all frames; an empty frame with these columns if there are none."""
+    return pandas.concat(frames, ignore_index=True) if frames else DataFrame(columns=list(columns))

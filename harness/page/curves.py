@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.page.content import JUDGING, CellRecord
-from harness.page.figures import Figure, Styles, by_method, over_steps, page_number
+from pandas import DataFrame
+
+from harness.page.content import phase_times
+from harness.page.figures import Figure, Styles, by_method, over_steps, page_numbers
 
 QUADRANTS = {  # a token's advantage, and the place of its S*
     "positive_above": "A > 0, S* > N",
@@ -25,17 +26,14 @@ CLIPS = {
 }
 
 
-def training_figures(cells: Sequence[CellRecord], styles: Styles) -> dict[str, list[Figure]]:
+def training_figures(curves: DataFrame, styles: Styles) -> dict[str, list[Figure]]:
     """Return the figures over the training steps by the titles of their groups; metrics without a value have none."""
-    groups = by_method(cells, styles)
+    by_metric = dict(list(curves.groupby("metric")))
 
     def of(metric: str, title: str, y: str, note: str = "", *, small: bool = True, **options: Any) -> list[Figure]:
-        curves = {}
-        for method, of_method in groups.items():
-            recorded = [cell.curves[metric] for cell in of_method if metric in cell.curves]
-            if recorded:
-                curves[method] = recorded
-        return [over_steps(title, note, y, curves, styles, small=small, **options)] if curves else []
+        if metric not in by_metric:
+            return []
+        return [over_steps(title, note, y, by_metric[metric], styles, small=small, **options)]
 
     quadrants = []
     for quadrant, label in QUADRANTS.items():
@@ -80,31 +78,28 @@ def training_figures(cells: Sequence[CellRecord], styles: Styles) -> dict[str, l
             *of("responses/distinct_answers", "Distinct answers", "per response of a group"),
             *of("responses/after_answer", "Text after the answer", "share of responses"),
         ],
-        "Time": time_figures(groups, styles),
+        "Time": time_figures(curves, styles),
     }
     return {title: of_group for title, of_group in figures.items() if of_group}
 
 
-def time_figures(groups: Mapping[str, Sequence[CellRecord]], styles: Styles) -> list[Figure]:
+def time_figures(curves: DataFrame, styles: Styles) -> list[Figure]:
     """Return the seconds of a step by phase, as bars on each other."""
-    seconds = {}
-    for method, cells in groups.items():
-        by_phase = seconds_by_phase(cells) if any(cell.step for cell in cells) else {}
-        if by_phase:
-            seconds[method] = by_phase
-    recorded = {phase for by_phase in seconds.values() for phase in by_phase}
+    seconds = seconds_by_phase(curves, styles)
+    recorded = set().union(*seconds.values())
     phases = [phase for phase in PHASES if phase in recorded]
     phases += sorted(recorded - set(PHASES))
     if not phases:
         return []
-    methods = [{"name": method, "style": styles[method]} for method in seconds]
-    series, lines = [], []
-    for place, phase in enumerate(phases):
-        x = [page_number(by_phase.get(phase, 0.0)) for by_phase in seconds.values()]
-        series.append({"name": phase, "style": place % BAR_STYLES, "x": x, "methods": methods})
+    methods, lines = [], []
     for method, by_phase in seconds.items():
+        methods.append({"name": method, "style": styles[method]})
         columns = [f"{by_phase.get(phase, 0.0):.3f}" for phase in phases]
         lines.append([method, *columns, f"{sum(by_phase.values()):.3f}"])
+    series = []
+    for place, phase in enumerate(phases):
+        x = page_numbers(by_phase.get(phase, 0.0) for by_phase in seconds.values())
+        series.append({"name": phase, "style": place % BAR_STYLES, "x": x, "methods": methods})
     note = (
         "Seconds of a training step, mean over steps and seeds; evaluations are spread over the steps. Work that was "
         "repeated after an interruption is not counted, nor is loading."
@@ -113,12 +108,13 @@ def time_figures(groups: Mapping[str, Sequence[CellRecord]], styles: Styles) -> 
     return [Figure("Time per phase", note, "bars", "seconds a step", "", series, header, lines)]
 
 
-def seconds_by_phase(cells: Sequence[CellRecord]) -> dict[str, float]:
-    """Return the seconds of a step in each phase, mean over the steps of all cells."""
-    steps = sum(cell.step for cell in cells)
-    names = {name for cell in cells for name in cell.curves if name.startswith("time/")} - {JUDGING}
+def seconds_by_phase(curves: DataFrame, styles: Styles) -> dict[str, dict[str, float]]:
+    """Return the seconds of a step in each phase, mean over the steps of all cells, by method and phase."""
     seconds = {}
-    for name in sorted(names):
-        total = sum(sum(cell.curves.get(name, {}).values()) for cell in cells)
-        seconds[name.removeprefix("time/").removesuffix("_s")] = total / steps
+    for method, of_method in by_method(curves, styles):
+        steps = of_method.groupby("cell")["step"].max().sum()
+        totals = phase_times(of_method).groupby("metric")["value"].sum()
+        if steps and len(totals):
+            phases = totals.index.str.removeprefix("time/").str.removesuffix("_s")
+            seconds[method] = dict(zip(phases, (totals / steps).tolist(), strict=True))
     return seconds

@@ -1,30 +1,38 @@
-"""Reads from MLflow everything that the page shows of a matrix. Imports no torch."""
+"""The content of a matrix's page, read from MLflow; imports no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas
+from pandas import DataFrame
 
 from harness.base import files
 from harness.base.addresses import visible_address
 from harness.base.errors import Damaged, UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.provenance import by_another_source, sources_in
-from harness.cells.spec import CellSpec
 from harness.config import Config
 from harness.matrix import Cell
-from harness.page.content import CellRecord, PageContent, Record, StepEvaluation, assemble_content
+from harness.page.content import (
+    CURVES,
+    EVALUATIONS,
+    PageContent,
+    Record,
+    assemble_content,
+    joined_frames,
+    page_cells,
+)
 from harness.table.board import Board, Expected
 from harness.table.experiment import Experiment
 from harness.table.frames import read_frames, setting_text
 from harness.table.leaderboard import leaderboard_rows
+from harness.table.packs import opened_packs
 from harness.table.select import runs_left_out
 from harness.tracking.reader import reader
 from harness.tracking.runs import Curves, Run
@@ -34,23 +42,26 @@ DRAWN_METRICS = re.compile(
     r"|responses/(length|truncated|distinct_answers|after_answer)"
     r"|weights/dropped(_positive|_negative)?|dynamics/(positive|negative)_(above|below)/(share|push)|time/\w+_s"
 )
-OTHER_SOURCE = "†"  # behind the name of a method of which another source than the present one made a cell
+OTHER_SOURCE = "†"  # after the name of a method if one of its cells was made by another version of its source
 
 
 def content_of_config(config: Config, matrix: Sequence[Cell], command: str | None) -> PageContent:
     """Return the content of a configuration's page; `command` repeats the matrix.
 
-    A method is marked wherever it is named if another source than the present one made a cell of it that counts.
+    The names of methods are marked if one of their cells was made by another version of the source.
     """
     board, uri = Board.of_config(config, matrix), config.tracking_uri
     with reader(uri) as source:
         experiment = Experiment(source, config.name, uri)
         outdated = outdated_cells(experiment, board)
-        names = {each.method: f"{each.method} {OTHER_SOURCE}" for each in board.expected if each.cell in outdated}
+        names = {}
+        for cell in board.expected:
+            if cell.cell in outdated:
+                names[cell.method] = f"{cell.method} {OTHER_SOURCE}"
         labels = {cell.id: cell.label for cell in matrix}
         notes = []
-        for cell, reason in outdated.items():
-            notes.append(f"{OTHER_SOURCE} {labels[cell]}: {reason}; `entrobench run` runs it again.")
+        for key, reason in outdated.items():
+            notes.append(f"{OTHER_SOURCE} {labels[key]}: {reason}; `entrobench run` runs it again.")
         marked = renamed_methods(board, names)
         settings = dataclasses.asdict(config)
         return content_of_board(experiment, marked, notes=notes, command=command, settings=settings)
@@ -61,7 +72,7 @@ def content_of_experiment(uri: str, name: str) -> PageContent:
     with reader(uri) as source:
         experiment = Experiment(source, name, uri)
         board, *others = experiment.boards()
-        if not any(each.eval_tasks for each in board.expected):
+        if not any(cell.eval_tasks for cell in board.expected):
             raise UserError(f"no run of {name!r} at {visible_address(uri)} has an evaluation yet")
         notes = runs_left_out(board, experiment)
         if others:
@@ -69,19 +80,29 @@ def content_of_experiment(uri: str, name: str) -> PageContent:
         return content_of_board(experiment, board, notes=notes)
 
 
+def content_of_packs(paths: Sequence[Path]) -> PageContent:
+    """Return the content of the page of one pack, or of several with the same protocol."""
+    with opened_packs(paths) as experiment:
+        [board] = experiment.boards()
+        source = f"the files {', '.join(path.name for path in paths)}"
+        return content_of_board(experiment, board, notes=[], origin=source)
+
+
 def outdated_cells(experiment: Experiment, board: Board) -> dict[str, str]:
-    """Return the cells that are done by another source than the present one, with the reason in words."""
+    """Return the finished cells that were made by another version of the source, each with a sentence on it."""
     runs, outdated = experiment.done, {}
-    for each in board.expected:
-        if each.cell in runs and each.sources is not None:
-            reason = by_another_source(sources_in(runs[each.cell].tags), each.sources)
+    for cell in board.expected:
+        if cell.cell in runs and cell.sources is not None:
+            reason = by_another_source(sources_in(runs[cell.cell].tags), cell.sources)
             if reason is not None:
-                outdated[each.cell] = reason
+                outdated[cell.cell] = reason
     return outdated
 
 
 def renamed_methods(board: Board, names: Mapping[str, str]) -> Board:
-    expected = [dataclasses.replace(each, method=names.get(each.method, each.method)) for each in board.expected]
+    expected = []
+    for cell in board.expected:
+        expected.append(dataclasses.replace(cell, method=names.get(cell.method, cell.method)))
     return dataclasses.replace(board, expected=expected, baseline=names.get(board.baseline, board.baseline))
 
 
@@ -92,36 +113,53 @@ def content_of_board(
     notes: Sequence[str],
     command: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    origin: str | None = None,
 ) -> PageContent:
-    """Return the content of a matrix's page; without `settings` they are those of the newest run."""
-    expected = {each.cell: each for each in board.expected}
-    runs = {cell: run for cell, run in experiment.newest.items() if cell in expected}
+    """Return the content of a matrix's page.
+
+    `settings` default to the newest run's. `origin` is the source of the runs; the default is MLflow.
+    """
+    expected = {cell.cell for cell in board.expected}
+    runs = {}
+    for key, run in experiment.newest.items():
+        if key in expected:
+            runs[key] = run
     specs = dict(zip(runs, experiment.specs(list(runs.values())), strict=True))
-    begun = dict(zip(runs, records_of_runs(experiment, expected, runs, specs), strict=True))
-    cells = [begun.get(each.cell) or planned_record(each) for each in board.expected]
-    runs_by_key = {record.key: runs[cell] for cell, record in begun.items()}
+    curves = dict(zip(runs, experiment.source.curves(list(runs.values()), DRAWN_METRICS.fullmatch), strict=True))
+    records = []
+    for cell in board.expected:
+        record = key_fields(cell)
+        if cell.cell in runs:
+            record |= run_fields(runs[cell.cell], curves[cell.cell])
+            spec = specs[cell.cell]
+            record["identity"] = {} if spec is None else spec.identity
+        records.append(record)
 
     page_notes = list(notes)  # more are added as the samples are read
 
-    def samples(record: CellRecord, task: str, step: int) -> list[Record]:
-        run, path = runs_by_key[record.key], f"samples/evaluate-{task}-{step:06d}.jsonl"
+    def samples(cell: str, task: str, step: int) -> list[Record]:
+        run, path = runs[cell], f"samples/evaluate-{task}-{step:06d}.jsonl"
         [text] = experiment.source.texts([run], path)
         return [] if text is None else undamaged_answers(text, Path(run.name, path), page_notes)
 
-    if settings is None:
-        known = [spec.settings for spec in specs.values() if spec is not None]
-        settings = known[-1] if known else {}  # of the newest run
+    newest_settings: Mapping[str, Any] = {}
+    for spec in specs.values():
+        if spec is not None:
+            newest_settings = spec.settings
     frames = read_frames(experiment, board.expected, board.baseline)
+    cells = page_cells(records)
     return assemble_content(
         cells,
+        curves_frame(curves),
+        evaluations_of_runs(experiment, runs),
         leaderboard_rows(frames, board.baseline, board.ks),
         samples,
         name=board.experiment,
-        source=f"MLflow at {visible_address(experiment.uri)}",
+        source=origin or f"MLflow at {visible_address(experiment.uri)}",
         command=command,
         baseline=board.baseline,
-        methods=list(dict.fromkeys(each.method for each in board.expected)),
-        settings=dict(settings),
+        methods=list(cells["method"].unique()),
+        settings=dict(newest_settings if settings is None else settings),
         notes=page_notes,
     )
 
@@ -135,10 +173,6 @@ def undamaged_answers(content: bytes, path: Path, notes: list[str]) -> list[Reco
         return []
 
 
-def planned_record(expected: Expected) -> CellRecord:
-    return CellRecord(**key_fields(expected), state="planned")
-
-
 def key_fields(expected: Expected) -> dict[str, Any]:
     return {
         "method": expected.method,
@@ -146,65 +180,28 @@ def key_fields(expected: Expected) -> dict[str, Any]:
         "model": expected.model,
         "setting": setting_text(tuple(expected.setting.items())),
         "seed": expected.seed,
+        "cell": expected.cell,
     }
 
 
-def records_of_runs(
-    experiment: Experiment,
-    expected: Mapping[str, Expected],
-    runs: Mapping[str, Run],
-    specs: Mapping[str, CellSpec | None],
-) -> list[CellRecord]:
-    """Return the records of the cells that have a run."""
-    listed = list(runs.values())
-    evaluations = evaluations_of_runs(experiment, listed)
-    curves = experiment.source.curves(listed, DRAWN_METRICS.fullmatch)
-    records = []
-    for place, (cell, run) in enumerate(runs.items()):
-        spec = specs[cell]
-        records.append(
-            CellRecord(
-                **key_fields(expected[cell]),
-                state=run.tags["status"],
-                reason=run.tags.get("reason") or None,
-                device=run.tags.get("device", ""),
-                curves={name: {p.step: p.value for p in points} for name, points in curves[place].items()},
-                evaluations=step_evaluations(evaluations[place]),
-                identity={} if spec is None else spec.identity,
-                made=origin_of_run(run),
-                times=first_and_last_time(curves[place]),
-            )
-        )
-    return records
-
-
-def evaluations_of_runs(experiment: Experiment, runs: Sequence[Run]) -> list[list[Record]]:
-    """Return the evaluations of each run; files of the same name are read together, which saves a server's time."""
-    paths = [experiment.source.listed(run, "evals") for run in runs]
-    records: list[list[Record]] = [[] for _ in runs]
-    for path in sorted({path for listed in paths for path in listed}):
-        having = [place for place, listed in enumerate(paths) if path in listed]
-        texts = experiment.source.texts([runs[place] for place in having], path)
-        for place, text in zip(having, texts, strict=True):
-            if text is not None:
-                records[place].append(json.loads(text))
-    return records
-
-
-def step_evaluations(records: Iterable[Record]) -> dict[str, dict[int, StepEvaluation]]:
-    """Return the evaluations by task and step."""
-    evaluations: dict[str, dict[int, StepEvaluation]] = defaultdict(dict)
-    for record in records:
-        task, step = record["task"], record["step"]
-        distinct = right_distinct(record, f"the evaluation of {task} at step {step}")
-        evaluations[task][step] = StepEvaluation(record["problems"], np.array(record["right"]), np.array(distinct))
-    return dict(evaluations)
+def run_fields(run: Run, curves: Curves) -> dict[str, Any]:
+    """Return the fields of a cell that its run has recorded."""
+    return {
+        "state": run.tags["status"],
+        "reason": run.tags.get("reason") or None,
+        "device": run.tags.get("device", ""),
+        "made": origin_of_run(run),
+        "times": first_and_last_time(curves),
+    }
 
 
 def origin_of_run(run: Run) -> dict[str, Any]:
     """Return the recorded code and machine of a run."""
     prefix = "version."
-    versions = {key.removeprefix(prefix): value for key, value in run.tags.items() if key.startswith(prefix)}
+    versions = {}
+    for key, value in run.tags.items():
+        if key.startswith(prefix):
+            versions[key.removeprefix(prefix)] = value
     return {
         "version": run.tags.get("code.version"),
         "commit": run.tags.get("code.commit"),
@@ -214,5 +211,47 @@ def origin_of_run(run: Run) -> dict[str, Any]:
 
 
 def first_and_last_time(curves: Curves) -> tuple[float, float] | None:
-    times = [point.time for points in curves.values() for point in points]
+    times = []
+    for points in curves.values():
+        times += [point.time for point in points]
     return (min(times), max(times)) if times else None
+
+
+def curves_frame(curves_by_cell: Mapping[str, Curves]) -> DataFrame:
+    """Return the frame of curves."""
+    values = {}  # of a step that is there twice the last value counts
+    for cell, curves in curves_by_cell.items():
+        for metric, points in curves.items():
+            for point in points:
+                values[cell, metric, point.step] = point.value
+    keys = DataFrame(list(values), columns=CURVES[:-1])
+    return keys.assign(value=pandas.Series(list(values.values()), dtype="float64"))
+
+
+def evaluations_of_runs(experiment: Experiment, runs: Mapping[str, Run]) -> DataFrame:
+    """Return the frame of evaluations; files of the same name are read together, which saves a server's time."""
+    cells_by_path: dict[str, list[str]] = {}
+    for cell, run in runs.items():
+        for path in experiment.source.listed(run, "evals"):
+            cells_by_path.setdefault(path, []).append(cell)
+    evaluations = []
+    for path in sorted(cells_by_path):
+        cells = cells_by_path[path]
+        texts = experiment.source.texts([runs[cell] for cell in cells], path)
+        for cell, text in zip(cells, texts, strict=True):
+            if text is not None:
+                evaluations.append(evaluation_frame(cell, json.loads(text)))
+    return joined_frames(evaluations, EVALUATIONS)
+
+
+def evaluation_frame(cell: str, record: Record) -> DataFrame:
+    """Return the rows of one evaluation of a cell, in the order of the problem set."""
+    task, step = record["task"], record["step"]
+    distinct = right_distinct(record, f"the evaluation of {task} at step {step}")
+    counts = {
+        "problem": record["problems"],
+        "right": list(map(sum, record["right"])),
+        "samples": list(map(len, record["right"])),
+        "right_distinct": distinct,
+    }
+    return DataFrame({"cell": cell, "evaluated": task, "step": step, **counts}, columns=EVALUATIONS)

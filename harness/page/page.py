@@ -7,18 +7,18 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from pandas import DataFrame
 
 from harness.base import files
 from harness.base.addresses import without_secrets
 from harness.page import curves, figures, scores, sentences
-from harness.page.content import ANSWERS, QUESTIONS, CellRecord, PageContent, ScoreTable
+from harness.page.content import ANSWERS, QUESTIONS, PageContent, ScoreTable
 from harness.page.figures import Figure, Styles
 from harness.table import columns, render
 from harness.table.leaderboard import LeaderboardRow
@@ -31,30 +31,14 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, STYLE, SCRIPT = "page.html.j2", "page.css", "page.js"
 SEEDS = "Lines are means over seeds; bands are the range of the seeds, from lowest to highest, and no interval."
+AXES_OF_CELLS = ("method", "task", "evaluation_tasks", "model", "seed")  # keys of an identity
 LEADING_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 TitledFigures = tuple[str, list[Figure]]
-Group = tuple[str, list[tuple[str, Figure]]]  # a title, empty where none is needed, and figures with their ids
-
-
-@dataclass(frozen=True)
-class Section:
-    id: str
-    title: str
-    text: str
-    groups: list[Group]  # each has one legend
-
-    @property
-    def names(self) -> set[str]:
-        """The names of all series of its figures."""
-        return {series["name"] for _, drawn in self.groups for _, figure in drawn for series in figure.series}
-
-
-@dataclass(frozen=True)
-class TableCell:
-    text: str
-    mark: str = ""  # BETTER, WORSE or nothing
-    value: float | None = None  # that it is sorted by; None: by its text
+# Of the page: id, title, text, groups (each with one legend: a title, empty where none is needed, and figures with
+# their ids), and the names of all series.
+Section = dict[str, Any]
+TableCell = dict[str, Any]  # text; mark: BETTER, WORSE or nothing; value: that it is sorted by, None for its text
 
 
 def write_page(content: PageContent, path: Path) -> Path:
@@ -67,20 +51,18 @@ def write_pictures(content: PageContent, folder: Path) -> None:
     from harness.page.plots import plot
 
     styles = figures.styles_of(content)
-    several = len({cell.where for cell in content.cells}) > 1
+    several = content.cells["where"].nunique() > 1
     split = content.settings["eval"]["split"]
     for table in content.tables:
-        passed: dict[str, Series] = {}
-        for method, cells in figures.by_method(table.cells, styles).items():
-            passed[method] = values_by_step([pass_curve(cell, table) for cell in cells])
+        headline = f"Pass@{table.k}"
+        passed = series_by_method(table.scores, headline, styles)
         label = picture_label(table.rows[0].task, table.rows[0].where, several)
-        svg = plot(passed, f"Pass@{table.k} on {label}, {split} problems", f"Pass@{table.k}")
+        svg = plot(passed, f"{headline} on {label}, {split} problems", headline)
         files.write_text(folder / f"pass_at_{table.k}-{file_name(label)}.svg", svg)
-    for trained in content.trainings.values():
-        entropy: dict[str, Series] = {}
-        for method, cells in figures.by_method(trained, styles).items():
-            entropy[method] = values_by_step([cell.curves["entropy/mean"] for cell in cells])
-        label = picture_label(trained[0].task, trained[0].where, several)
+    for _, cells, of_training in content.trainings():
+        entropy = series_by_method(of_training[of_training["metric"] == "entropy/mean"], "value", styles)
+        first = cells.iloc[0]
+        label = picture_label(first["task"], first["where"], several)
         svg = plot(entropy, f"Entropy while training on {label}", "nats a token", "log")
         files.write_text(folder / f"entropy-{file_name(label)}.svg", svg)
 
@@ -89,17 +71,12 @@ def picture_label(task: str, where: str, several: bool) -> str:
     return f"{task}-{where}" if several else task
 
 
-def pass_curve(cell: CellRecord, table: ScoreTable) -> dict[int, float]:
-    return {step: evaluation.score(table.k) for step, evaluation in cell.evaluations[table.task].items()}
-
-
-def values_by_step(of_seeds: Sequence[Mapping[int, float]]) -> Series:
-    """Return the values of the seeds by step."""
-    values: Series = {}
-    for curve in of_seeds:
-        for step, value in curve.items():
-            values.setdefault(step, []).append(value)
-    return values
+def series_by_method(frame: DataFrame, column: str, styles: Styles) -> dict[str, Series]:
+    """Return the values of the seeds at each step, by method."""
+    series = {}
+    for method, of_method in figures.by_method(frame, styles):
+        series[method] = of_method.groupby("step")[column].agg(list).to_dict()
+    return series
 
 
 def file_name(text: str) -> str:
@@ -120,18 +97,27 @@ def render_page(content: PageContent) -> str:
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     sections = sections_of(content)
-    groups = [group for section in sections for group in section.groups]
-    drawn = {id: figures.payload(figure) for _, of_group in groups for id, figure in of_group}
+    tables = []
+    for table in content.tables:
+        tables.append((table.title, *page_table(table.rows)))
+    components = {}
+    for method in content.methods:
+        components[method] = method_parts(content.cells, method)
+    drawn = {}
+    for section in sections:
+        for _, of_group in section["groups"]:
+            for figure_id, figure in of_group:
+                drawn[figure_id] = figures.payload(figure)
     return environment.get_template(PAGE).render(
         content=content,
         styles=figures.styles_of(content),
         summary=sentences.summary(content),
-        tables=[(table.title, *page_table(table.rows)) for table in content.tables],
+        tables=tables,
         notes=render.row_notes(content.rows),
         sections=sections,
         drawn=drawn,
-        unfinished=[cell for cell in content.cells if cell.state != "done"],
-        components={method: method_parts(content.cells, method) for method in content.methods},
+        unfinished=content.cells[content.cells["state"] != "done"],
+        components=components,
         differences=setting_differences(content.cells),
         settings=without_secrets(yaml.safe_dump(content.settings, sort_keys=False, allow_unicode=True)),
         origin=origin_lines(content.cells),
@@ -154,15 +140,20 @@ def visible_text(value: Any) -> Any:
 def sections_of(content: PageContent) -> list[Section]:
     """Return the sections that consist of figures, without empty ones."""
     styles, numbers = figures.styles_of(content), itertools.count(1)
-    trainings = {title: curves.training_figures(cells, styles) for title, cells in content.trainings.items()}
+    trainings = {}
+    for title, _, of_training in content.trainings():
+        trainings[title] = curves.training_figures(of_training, styles)
 
     def section(id: str, title: str, text: str, groups: Sequence[TitledFigures]) -> Section:
-        numbered: list[Group] = []
+        numbered, names = [], set()
         for name, of_group in groups:
             if of_group:
-                with_ids = [(f"figure-{next(numbers)}", figure) for figure in of_group]
+                with_ids = []
+                for figure in of_group:
+                    with_ids.append((f"figure-{next(numbers)}", figure))
+                    names |= {series["name"] for series in figure.series}
                 numbered.append((name if len(groups) > 1 else "", with_ids))
-        return Section(id, title, text, numbered)
+        return {"id": id, "title": title, "text": text, "groups": numbered, "names": names}
 
     def of_tables(draw: Callable[[ScoreTable, Styles], list[Figure]]) -> list[TitledFigures]:
         return [(table.title, draw(table, styles)) for table in content.tables]
@@ -170,7 +161,7 @@ def sections_of(content: PageContent) -> list[Section]:
     def training(group: str) -> list[TitledFigures]:
         return [(title, by_group.get(group, [])) for title, by_group in trainings.items()]
 
-    every = [
+    sections = [
         section("scores", "Scores", "", of_tables(scores.score_figures)),
         section(
             "axes",
@@ -203,13 +194,13 @@ def sections_of(content: PageContent) -> list[Section]:
         ),
         section("seeds", "Seeds", "", of_tables(scores.seed_figures)),
     ]
-    return [each for each in every if each.groups]
+    return [candidate for candidate in sections if candidate["groups"]]
 
 
 def page_table(rows: Sequence[LeaderboardRow]) -> tuple[list[str], list[list[TableCell]]]:
     """Return the header and the lines of a table of scores."""
     header, *lines = columns.table_lines(rows)
-    return header, [[table_cell(text) for text in line] for line in lines]
+    return header, [list(map(table_cell, line)) for line in lines]
 
 
 def table_cell(text: str) -> TableCell:
@@ -218,17 +209,17 @@ def table_cell(text: str) -> TableCell:
     value = float(number.group()) if number else None
     if text == "baseline":
         value = 0.0
-    return TableCell(text.removesuffix(mark).strip(), mark, value)
+    return {"text": text.removesuffix(mark).strip(), "mark": mark, "value": value}
 
 
 # The cells
 
 
-def method_parts(cells: Sequence[CellRecord], method: str) -> list[str]:
+def method_parts(cells: DataFrame, method: str) -> list[str]:
     """Return the parts of a method with all of their options, as the cells have them."""
-    for cell in cells:
-        if cell.method == method and "method" in cell.identity:
-            return [part_text(part) for part in cell.identity["method"]]
+    for identity in cells.loc[cells["method"] == method, "identity"]:
+        if "method" in identity:
+            return [part_text(part) for part in identity["method"]]
     return []
 
 
@@ -237,22 +228,24 @@ def part_text(part: Mapping[str, Any]) -> str:
     return f"{part['component']}({', '.join(options)})"
 
 
-def setting_differences(cells: Sequence[CellRecord]) -> list[tuple[str, list[tuple[str, str]]]]:
+def setting_differences(cells: DataFrame) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the settings, apart from the axes of the matrix, in which cells differ: each value, and its cells."""
-    axes = ("method", "task", "evaluation_tasks", "model", "seed")
     settings_by_cell = {}
-    for cell in cells:
+    for cell in cells.itertuples():
         if cell.identity:
-            settings = {key: value for key, value in cell.identity.items() if key not in axes}
             name = f"{cell.method} on {cell.task}, {cell.where}, seed {cell.seed}"
-            settings_by_cell[name] = dict(flat_settings(settings))
+            settings_by_cell[name] = dict(flat_settings(cell.identity))
+    every_key = set().union(*settings_by_cell.values())
     differences = []
-    for key in sorted({key for settings in settings_by_cell.values() for key in settings}):
-        by_value: dict[str, list[str]] = {}
+    for key in sorted(every_key):
+        if key.partition(".")[0] in AXES_OF_CELLS:
+            continue
+        names_by_value: dict[str, list[str]] = {}
         for name, settings in settings_by_cell.items():
-            by_value.setdefault(settings.get(key, "(none)"), []).append(name)
-        if len(by_value) > 1:
-            differences.append((key, [(value, "; ".join(names)) for value, names in by_value.items()]))
+            names_by_value.setdefault(settings.get(key, "(none)"), []).append(name)
+        if len(names_by_value) > 1:
+            listed = [(value, "; ".join(names)) for value, names in names_by_value.items()]
+            differences.append((key, listed))
     return differences
 
 
@@ -265,21 +258,24 @@ def flat_settings(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
             yield f"{prefix}{key}", json.dumps(child)
 
 
-def origin_lines(cells: Sequence[CellRecord]) -> list[tuple[str, str]]:
+def origin_lines(cells: DataFrame) -> list[tuple[str, str]]:
     """Return the recorded origin of the numbers: when, on which devices, by which versions."""
     lines = []
-    times = [time for cell in cells if cell.times for time in cell.times]
+    times: list[float] = []
+    for of_cell in cells["times"].dropna():
+        times += of_cell
     if times:
         lines += [("records from", minute_text(min(times))), ("to", minute_text(max(times)))]
     values: dict[str, Counter[str]] = {}
-    for cell in cells:
-        if cell.state != "planned":
-            for key, value in [("device", json.dumps(cell.device or "unknown")), *flat_settings(cell.made)]:
-                if value != "null":
-                    values.setdefault(key, Counter())[str(json.loads(value))] += 1
+    for cell in cells[cells["state"] != "planned"].itertuples():
+        for key, value in [("device", json.dumps(cell.device or "unknown")), *flat_settings(cell.made)]:
+            if value != "null":
+                values.setdefault(key, Counter())[str(json.loads(value))] += 1
     for key, counted in values.items():
-        texts = [f"{value} ({plural(number, 'cell')})" for value, number in counted.items()]
-        lines.append((key, "; ".join(texts if len(counted) > 1 else counted)))
+        texts = list(counted)
+        if len(counted) > 1:
+            texts = [f"{value} ({plural(number, 'cell')})" for value, number in counted.items()]
+        lines.append((key, "; ".join(texts)))
     return lines
 
 

@@ -31,16 +31,14 @@ def drawn_svg(curves: Mapping[str, Series], title: str, label: str, scale: str, 
     axes = figure.add_subplot()
     for number, (method, points) in enumerate(curves.items()):
         steps = sorted(points)
-        colour = f"C{number}"
-        axes.plot(steps, [np.mean(points[s]) for s in steps], color=colour, label=method, linewidth=1.6)
-        axes.fill_between(
-            steps,
-            [min(points[s]) for s in steps],
-            [max(points[s]) for s in steps],
-            color=colour,
-            alpha=0.15,
-            linewidth=0,
-        )
+        color = f"C{number}"
+        means, low, high = [], [], []
+        for step in steps:
+            means.append(np.mean(points[step]))
+            low.append(min(points[step]))
+            high.append(max(points[step]))
+        axes.plot(steps, means, color=color, label=method, linewidth=1.6)
+        axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
     axes.set(title=title, xlabel=across[0], xscale=across[1], ylabel=label, yscale=scale)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, ncols=2, fontsize="small")

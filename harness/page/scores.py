@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from pandas import DataFrame
 
-from harness.page.content import CellRecord, ScoreTable, StepEvaluation
-from harness.page.figures import Figure, Styles, by_method, limits, over_steps, page_number
+from harness.page.content import ScoreTable, last_answers
+from harness.page.figures import Figure, Styles, by_method, limits, over_steps, page_number, page_numbers
 from harness.statistics import Estimate
 from harness.table.columns import format_estimate
 from harness.table.frames import setting_text
@@ -25,6 +26,11 @@ def score_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
     if not rows:
         return []
     headline = f"Pass@{table.k}"
+    against_pass, against_distinct, over_entropy = [], [], []
+    for row in rows:
+        against_pass.append((row, row.avg_at_k, row.pass_at_k[row.k]))
+        against_distinct.append((row, row.avg_at_k, row.right_distinct))
+        over_entropy.append((row, row.entropy_kept, row.avg_at_k))
     return [
         points_figure(
             f"Avg@K against {headline}",
@@ -32,7 +38,7 @@ def score_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
             "problems. They are of each method alone; whether two differ is a question for the paired differences of "
             "the table.",
             ("Avg@K", headline),
-            [(row, row.avg_at_k, row.pass_at_k[row.k]) for row in rows],
+            against_pass,
             styles,
         ),
         points_figure(
@@ -40,7 +46,7 @@ def score_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
             "Distinct right answers: the number to a problem, of all its samples. Bars are 95 % intervals over seeds "
             "and problems, of each method alone.",
             ("Avg@K", "distinct right answers"),
-            [(row, row.avg_at_k, row.right_distinct) for row in rows],
+            against_distinct,
             styles,
         ),
         points_figure(
@@ -48,7 +54,7 @@ def score_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
             "Entropy kept: the entropy at the last training step divided by that at the first, the geometric mean over "
             "seeds. Horizontal bars are its 95 % intervals, vertical ones the table's.",
             ("entropy kept", "Avg@K"),
-            [(row, row.entropy_kept, row.avg_at_k) for row in rows],
+            over_entropy,
             styles,
         ),
         over_k(rows, styles),
@@ -81,13 +87,12 @@ def points_figure(
 
 
 def over_k(rows: Sequence[LeaderboardRow], styles: Styles) -> Figure:
-    ks = sorted({k for row in rows for k in row.pass_at_k})
+    ks = sorted(set().union(*(row.pass_at_k for row in rows)))
     series, lines = [], []
     for row in rows:
-        y = [page_number(estimate.mean) for estimate in row.pass_at_k.values()]
-        drawn = {"name": row.method, "style": styles[row.method], "x": list(row.pass_at_k), "y": y}
-        series.append({**drawn, **limits(row.pass_at_k.values())})
-        lines.append([row.method, *(format_estimate(row.pass_at_k.get(k)) for k in ks)])
+        drawn = {"name": row.method, "style": styles[row.method], "x": list(row.pass_at_k)}
+        series.append({**drawn, **estimate_band(row.pass_at_k.values())})
+        lines.append([row.method, *estimate_texts(row.pass_at_k, ks)])
     return Figure(
         "Pass@k over k",
         "The chance that k samples hold a right answer. Bands are the table's 95 % intervals over seeds and problems.",
@@ -95,10 +100,20 @@ def over_k(rows: Sequence[LeaderboardRow], styles: Styles) -> Figure:
         "k, samples of a problem",
         "Pass@k",
         series,
-        ["method", *(f"Pass@{k}" for k in ks)],
+        ["method", *map("Pass@{}".format, ks)],
         lines,
         options={"log_x": True, "ticks": ks, "cut": True},
     )
+
+
+def estimate_band(estimates: Collection[Estimate]) -> dict[str, list[float | None]]:
+    """Return the means and the limits of estimates as series."""
+    return {"y": page_numbers(estimate.mean for estimate in estimates), **limits(estimates)}
+
+
+def estimate_texts(estimates: Mapping[Any, Estimate | None], keys: Sequence[Any]) -> list[str]:
+    """Return the estimates as the cells of a line; a missing one is empty."""
+    return [format_estimate(estimates.get(key)) for key in keys]
 
 
 def axis_groups(rows: Sequence[LeaderboardRow], styles: Styles) -> list[tuple[str, list[Figure]]]:
@@ -106,19 +121,24 @@ def axis_groups(rows: Sequence[LeaderboardRow], styles: Styles) -> list[tuple[st
 
     Each task, each model, and each combination of values at the other axes has figures of its own.
     """
+    axes: dict[str, None] = {}  # in the order of the configuration
+    for row in rows:
+        axes |= dict.fromkeys(row.setting)
     groups = []
-    for axis in dict.fromkeys(key for row in rows for key in row.setting):
+    for axis in axes:
         alike: dict[tuple[str, str, str], list[LeaderboardRow]] = {}
         for row in rows:
-            held = setting_text([(key, value) for key, value in row.setting.items() if key != axis])
+            held = setting_text([pair for pair in row.setting.items() if pair[0] != axis])
             alike.setdefault((row.task, row.model, held), []).append(row)
         for (task, model, held), of_group in alike.items():
             if len({row.setting[axis] for row in of_group}) > 1:
-                groups.append((place_text(f"{axis}: {task}", model, held), over_axis(axis, held, of_group, styles)))
+                title = place_text(f"{axis}: {task}", model, held)
+                groups.append((title, over_axis(axis, held, of_group, styles)))
     return groups
 
 
 def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow], styles: Styles) -> list[Figure]:
+    """Return the scores over the values of one axis; `held`: the values at the others, as text."""
     values, numbers, options = axis_values(axis, rows)
     scores: dict[str, tuple[dict[str, Any], Callable[[LeaderboardRow], Estimate | None]]] = {
         "Avg@K": ({"cut": True}, lambda row: row.avg_at_k),
@@ -127,20 +147,26 @@ def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow], styles: Styl
     }
     figures = []
     for name, (bounds, score_of) in scores.items():
+        estimates: dict[str, dict[str, Estimate | None]] = {}  # by method and value at the axis
+        for row in rows:
+            estimates.setdefault(row.method, {})[row.setting[axis]] = score_of(row)
         series, lines = [], []
-        for method in dict.fromkeys(row.method for row in rows):
-            known = {row.setting[axis]: score_of(row) for row in rows if row.method == method}
-            drawn = [(value, estimate) for value in values if (estimate := known.get(value)) is not None]
-            lines.append([method, *(format_estimate(known.get(value)) for value in values)])
+        for method, of_method in estimates.items():
+            lines.append([method, *estimate_texts(of_method, values)])
+            x: list[float | str] = []
+            drawn = []
+            for value in values:
+                estimate = of_method.get(value)
+                if estimate is not None:
+                    x.append(numbers.get(value, value))
+                    drawn.append(estimate)
             if drawn:
-                estimates = [estimate for _, estimate in drawn]
-                x = [numbers.get(value, value) for value, _ in drawn]
-                y = [page_number(estimate.mean) for estimate in estimates]
-                series.append({"name": method, "style": styles[method], "x": x, "y": y, **limits(estimates)})
+                series.append({"name": method, "style": styles[method], "x": x, **estimate_band(drawn)})
         if series:
             title = place_text(f"{name} over {axis}", held)
             note = "Points are rows of the table, bands its 95 % intervals."
-            note += f" Held fixed: {held}." if held else ""
+            if held:
+                note += f" Held fixed: {held}."
             header = ["method", *(f"{axis}={value}" for value in values)]
             all_options = {**options, **bounds}
             figures.append(Figure(title, note, "lines", axis, name, series, header, lines, options=all_options))
@@ -148,18 +174,22 @@ def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow], styles: Styl
 
 
 def axis_values(axis: str, rows: Sequence[LeaderboardRow]) -> tuple[list[str], dict[str, float], dict[str, Any]]:
-    """Return the values at an axis, those of them that are numbers, and the options of a figure over it."""
+    """Return the values at an axis, the numbers of numeric values, and the options of a figure over it."""
     values = list(dict.fromkeys(row.setting[axis] for row in rows))
-    numbers = {value: number for value in values if (number := as_number(value)) is not None}
+    numbers = {}
+    for value in values:
+        number = finite_number(value)
+        if number is not None:
+            numbers[value] = number
     if len(numbers) < len(values):
         return values, numbers, {"names": True}
     values = sorted(values, key=numbers.__getitem__)
-    least, most = numbers[values[0]], numbers[values[-1]]
+    ticks = sorted(numbers.values())
     # Rounding leaves a factor of 10 at 9.999...
-    return values, numbers, {"log_x": 0 < 9.99 * least <= most, "ticks": [numbers[value] for value in values]}
+    return values, numbers, {"log_x": 0 < 9.99 * ticks[0] <= ticks[-1], "ticks": ticks}
 
 
-def as_number(text: str) -> float | None:
+def finite_number(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
@@ -167,65 +197,56 @@ def as_number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def scores_of(table: ScoreTable) -> list[tuple[str, Callable[[StepEvaluation], float]]]:
-    """Return the numbers of an evaluation that are drawn, by name."""
-    return [
-        ("Avg@K", lambda evaluation: evaluation.score(None)),
-        (f"Pass@{table.k}", lambda evaluation: evaluation.score(table.k)),
-        ("Distinct right answers", lambda evaluation: evaluation.right_distinct),
-    ]
-
-
 def progress_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
     """Return the scores over the steps, where more than the beginning and the end was evaluated."""
-    steps = {step for cell in table.cells for step in cell.evaluations[table.task]}
-    if len(steps) < 3:
+    if table.answers["step"].nunique() < 3:
         return []
+    scores = table.scores
     figures = []
-    for name, score in scores_of(table):
-        curves = {}
-        for method, cells in by_method(table.cells, styles).items():
-            curves[method] = [score_curve(cell, table.task, score) for cell in cells]
+    for name in table.score_names:
         note = "Of the evaluation problems, mean over them."
+        curves = scores.assign(value=scores[name])
         figures.append(over_steps(f"{name} over steps", note, name, curves, styles))
     return figures
 
 
-def score_curve(cell: CellRecord, task: str, score: Callable[[StepEvaluation], float]) -> dict[int, float]:
-    return {step: score(evaluation) for step, evaluation in cell.evaluations[task].items()}
-
-
 def seed_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
     """Return the scores of each seed."""
-    groups = by_method(table.cells, styles)
-    seeds = sorted({cell.seed for cell in table.cells})
+    scores = table.scores
+    is_last = scores["step"] == scores.groupby(["method", "seed"])["step"].transform("max")
+    last_scores = scores[is_last]
+    seeds = sorted(last_scores["seed"].unique())
+    seed_names = [f"seed {seed}" for seed in seeds]
     figures = []
-    for name, score in scores_of(table):
+    for name in table.score_names:
         series, lines = [], []
-        for method, cells in groups.items():
-            values = {cell.seed: score(cell.last(table.task)) for cell in cells}
-            x = [page_number(value) for value in values.values()]
-            text = [f"seed {seed}" for seed in values]
-            series.append({"name": method, "style": styles[method], "x": x, "text": text})
-            lines.append([method, *(f"{values[seed]:.3f}" if seed in values else "" for seed in seeds)])
+        for method, of_method in by_method(last_scores, styles):
+            values = of_method.set_index("seed")[name]
+            line, text = [method], []
+            for seed, seed_name in zip(seeds, seed_names, strict=True):
+                if seed in values.index:
+                    line.append(f"{values[seed]:.3f}")
+                    text.append(seed_name)
+                else:
+                    line.append("")
+            series.append({"name": method, "style": styles[method], "x": page_numbers(values), "text": text})
+            lines.append(line)
         note = "One marker a seed, of the last evaluation; the mean over its problems."
-        header = ["method", *(f"seed {seed}" for seed in seeds)]
+        header = ["method", *seed_names]
         figures.append(Figure(f"{name} of each seed", note, "dots", name, "", series, header, lines))
     return figures
 
 
 def problem_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
-    """Return, for each method, how often each problem was solved before training and after it."""
+    """Return a figure for each method: the pass rate of each problem before training and after it."""
+    before = table.answers[table.answers["step"] == 0]
+    last = last_answers(table.answers)
+    after = dict(list(last[last["cell"].isin(before["cell"])].groupby("method")))
     figures = []
-    for method, cells in by_method(table.cells, styles).items():
-        before, after = [], []
-        for cell in cells:
-            evaluation = cell.before(table.task)
-            if evaluation is not None:
-                before.append(evaluation.rates)
-                after.append(cell.last(table.task).rates)
-        if before:
-            figures.append(rates_figure(method, mean_rates(before), mean_rates(after), len(before), styles))
+    for method, of_method in by_method(before, styles):
+        seeds = of_method["seed"].nunique()
+        rates_after = mean_rates(after[method].sort_values("seed", kind="stable"))
+        figures.append(rates_figure(method, mean_rates(of_method), rates_after, seeds, styles))
     return figures
 
 
@@ -233,28 +254,37 @@ def rates_figure(
     method: str, before: Mapping[str, float], after: Mapping[str, float], seeds: int, styles: Styles
 ) -> Figure:
     """Return the figure of the problems of one method by their rates before and after training."""
-    problems = [problem for problem in after if problem in before]
-    lost = [problem for problem in problems if before[problem] > 0 == after[problem]]
-    won = [problem for problem in problems if before[problem] == 0 < after[problem]]
-    others = [problem for problem in problems if problem not in {*lost, *won}]
+    groups: dict[str, list[str]] = {"other problems": [], "lost": [], "won": []}
+    less_often = more_often = equally_often = 0
+    for problem, rate in after.items():
+        if problem not in before:
+            continue
+        if before[problem] > 0 == rate:
+            groups["lost"].append(problem)
+        elif before[problem] == 0 < rate:
+            groups["won"].append(problem)
+        else:
+            groups["other problems"].append(problem)
+            less_often += rate < before[problem]
+            more_often += rate > before[problem]
+            equally_often += rate == before[problem]
     series = []
-    for name, of_series in (("other problems", others), ("lost", lost), ("won", won)):
-        x = [page_number(before[problem]) for problem in of_series]
-        y = [page_number(after[problem]) for problem in of_series]
-        series.append({"name": name, "style": styles[method], "x": x, "y": y, "text": of_series})
-    less_often = sum(0 < after[problem] < before[problem] for problem in problems)
-    more_often = sum(0 < before[problem] < after[problem] for problem in problems)
-    as_often = sum(before[problem] == after[problem] for problem in problems)
+    for name, problems in groups.items():
+        x = page_numbers(map(before.__getitem__, problems))
+        y = page_numbers(map(after.__getitem__, problems))
+        series.append({"name": name, "style": styles[method], "x": x, "y": y, "text": problems})
+    lost, won = groups["lost"], groups["won"]
     lines = [
         ["lost", str(len(lost)), listed_problems(lost)],
         ["won", str(len(won)), listed_problems(won)],
         ["solved less often", str(less_often), ""],
         ["solved more often", str(more_often), ""],
-        ["as often", str(as_often), ""],
+        ["equally often", str(equally_often), ""],
     ]
+    number = len(groups["other problems"]) + len(lost) + len(won)
     return Figure(
         f"{method}: {len(lost)} lost, {len(won)} won",
-        f"{len(problems)} problems, all samples of {plural(seeds, 'seed')}.",
+        f"{number} problems, all samples of {plural(seeds, 'seed')}.",
         "rates",
         "pass rate before training",
         "after",
@@ -270,11 +300,11 @@ def listed_problems(problems: Sequence[str]) -> str:
     return "; ".join(problems[:LISTED_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
 
 
-def mean_rates(of_seeds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean over seeds, of the problems that all of them have."""
+def mean_rates(answers: DataFrame) -> dict[str, float]:
+    """Return the pass rate of each problem, mean over the seeds, of the problems that all of them have."""
+    seeds = answers["seed"].nunique()
     rates = {}
-    for problem in of_seeds[0]:
-        values = [each[problem] for each in of_seeds if problem in each]
-        if len(values) == len(of_seeds):
-            rates[problem] = float(np.mean(values))
+    for problem, of_seeds in answers.groupby("problem", sort=False):
+        if len(of_seeds) == seeds:
+            rates[str(problem)] = float(np.mean((of_seeds["right"] / of_seeds["samples"]).to_numpy()))
     return rates

@@ -1,13 +1,13 @@
-"""The table in sentences, which never say more than it does."""
+"""The table in sentences, which claim no more than its intervals support."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import numpy as np
+from pandas import DataFrame
 
-from harness.page.content import PageContent, ScoreTable
+from harness.page.content import PageContent, ScoreTable, last_answers
 from harness.statistics import Estimate
 from harness.table.columns import BETTER, MIXED, WORSE, format_estimate, sign_mark
 from harness.table.frames import BASE_MODEL
@@ -17,50 +17,58 @@ from harness.table.leaderboard import LeaderboardRow
 def summary(content: PageContent) -> list[tuple[str, list[str]]]:
     """Return the titles of the summary, each with its sentences; the first, on everything, has no title."""
     parts = [("", general_sentences(content))]
-    parts += [(table.title, table_sentences(table, content.baseline)) for table in content.tables]
+    for table in content.tables:
+        parts.append((table.title, table_sentences(table, content.cells, content.baseline)))
     return [(title, sentences) for title, sentences in parts if sentences]
 
 
 def general_sentences(content: PageContent) -> list[str]:
-    states = Counter(cell.state for cell in content.cells)
+    states = Counter(content.cells["state"])
     done = states.pop("done", 0)
-    others = "".join(f", {number} {state}" for state, number in states.items())
-    sentences = [f"{done} of {len(content.cells)} cells are done{others}."]
-    trained = [row for row in content.rows if row.method != BASE_MODEL]
-    unfinished = dict.fromkeys(row.method for row in trained if row.seeds_done < row.seeds_expected)
+    counts = [f"{done} of {len(content.cells)} cells are done"]
+    for state, number in states.items():
+        counts.append(f"{number} {state}")
+    sentences = [f"{', '.join(counts)}."]
+    unfinished = []
+    for row in content.rows:
+        is_trained = row.method != BASE_MODEL
+        if is_trained and row.seeds_done < row.seeds_expected and row.method not in unfinished:
+            unfinished.append(row.method)
     if unfinished:
-        names = enumeration([*unfinished])
+        names = enumeration(unfinished)
         sentences.append(f"Not every expected seed is done for {names}; differences use the seeds that both have.")
-    seeds = len({cell.seed for cell in content.cells})
+    seeds = content.cells["seed"].nunique()
     if seeds == 1:
         sentences.append(
-            "There is one seed. It cannot tell how much seeds differ, so there are no intervals, and nothing here is "
-            "settled."
+            "There is one seed. It does not show how much seeds differ, so intervals and significance are unknown."
         )
     if seeds == 2:
         sentences.append("There are two seeds, which tell little about how much seeds differ: intervals are wide.")
     return [*sentences, *content.notes]
 
 
-def table_sentences(table: ScoreTable, baseline: str) -> list[str]:
+def table_sentences(table: ScoreTable, cells: DataFrame, baseline: str) -> list[str]:
     others = [row for row in table.rows if row.method not in (baseline, BASE_MODEL)]
     if not any(row.seeds_done for row in table.rows):
         return ["No cell is done."]
     sentences = []
-    if table.cells:
-        problems, samples = table.cells[0].last(table.task).right_JN.shape
-        sentences.append(f"Each cell answers {problems} problems, {samples} times each.")
+    if len(table.answers):
+        of_first_cell = table.answers[table.answers["cell"] == table.answers["cell"].iloc[0]]
+        last = last_answers(of_first_cell)
+        sentences.append(f"Each cell answers {len(last)} problems, {last['samples'].iloc[0]} times each.")
+    mixed: dict[str, None] = {}
+    flags: dict[str, None] = {}
     for row in table.rows:
+        mixed |= dict.fromkeys(row.mixed)
+        flags |= dict.fromkeys(row.flags)
         if row.method == BASE_MODEL:
             avg, passed = format_estimate(row.avg_at_k), format_estimate(row.pass_at_k.get(row.k))
             sentences.append(f"The base model, before any training: Avg@K {avg}, Pass@{table.k} {passed}.")
-    mixed = dict.fromkeys(sentence for row in table.rows for sentence in row.mixed)
     sentences += [f"{MIXED} {sentence[0].upper()}{sentence[1:]}." for sentence in mixed]
     if not others:
         return [*sentences, f"There is only the baseline, {baseline}: nothing is compared."]
     sentences += difference_sentences(table, others, baseline)
-    sentences += cost_sentences(table, baseline)
-    flags = dict.fromkeys(flag for row in table.rows for flag in row.flags)
+    sentences += cost_sentences(table, cells, baseline)
     return sentences + [f"Of the problems: {flag}." for flag in flags]
 
 
@@ -72,8 +80,11 @@ def difference_sentences(table: ScoreTable, rows: Sequence[LeaderboardRow], base
     ]
     sentences, comparisons = [], 0
     for name, difference_of in scores:
-        differences = {row.method: difference_of(row) for row in rows}
-        comparisons += sum(has_interval(each) for each in differences.values())
+        differences = {}
+        for row in rows:
+            difference = difference_of(row)
+            differences[row.method] = difference
+            comparisons += has_interval(difference)
         sentences.append(difference_sentence(name, differences, baseline))
     if comparisons > 1:
         sentences.append(
@@ -100,19 +111,19 @@ def difference_sentence(name: str, differences: dict[str, Estimate | None], base
     parts = []
     for mark, word in ((BETTER, "better"), (WORSE, "worse")):
         if by_mark[mark]:
-            parts.append(f"{word} than {baseline}, by an interval that excludes 0: {enumeration(by_mark[mark])}")
+            parts.append(f"{word} than {baseline}, by a 95 % interval that excludes 0: {enumeration(by_mark[mark])}")
     if by_mark[""]:
         ties = enumeration(by_mark[""])
-        parts.append(f"not settled, since the interval of the difference to {baseline} holds 0: {ties}")
+        parts.append(f"no significant difference from {baseline}, since its 95 % interval contains 0: {ties}")
     if without:
-        parts.append(f"no interval, and so not settled: {enumeration(without)}")
+        parts.append(f"no interval of the difference: {enumeration(without)}")
     return f"{name}: {'; '.join(parts)}."
 
 
-def cost_sentences(table: ScoreTable, baseline: str) -> list[str]:
+def cost_sentences(table: ScoreTable, cells: DataFrame, baseline: str) -> list[str]:
     """Say how long the methods took in comparison, and how much of the entropy is left."""
     sentences = []
-    ratios = time_ratios(table, baseline)
+    ratios = time_ratios(table, cells, baseline)
     if ratios:
         ascending = sorted(ratios.items(), key=lambda pair: pair[1])
         listed = enumeration([f"{method} {ratio:.2f}" for method, ratio in ascending])
@@ -120,7 +131,10 @@ def cost_sentences(table: ScoreTable, baseline: str) -> list[str]:
             f"Time of a cell, as a multiple of {baseline}'s with the same seed: {listed}. Cells may have shared a "
             "machine with others, so small differences mean nothing."
         )
-    kept = {row.method: row.entropy_kept.mean for row in table.rows if row.method != BASE_MODEL and row.entropy_kept}
+    kept = {}
+    for row in table.rows:
+        if row.method != BASE_MODEL and row.entropy_kept:
+            kept[row.method] = row.entropy_kept.mean
     if kept:
         descending = sorted(kept.items(), key=lambda pair: -pair[1])
         listed = enumeration([f"{method} {share:.0%}" for method, share in descending])
@@ -128,17 +142,17 @@ def cost_sentences(table: ScoreTable, baseline: str) -> list[str]:
     return sentences
 
 
-def time_ratios(table: ScoreTable, baseline: str) -> dict[str, float]:
+def time_ratios(table: ScoreTable, cells: DataFrame, baseline: str) -> dict[str, float]:
     """Return the time of each method's cells as a multiple of the baseline's, mean over the seeds that both have."""
-    seconds: dict[str, dict[int, float]] = {row.method: {} for row in table.rows if row.method != BASE_MODEL}
-    for cell in table.cells:
-        if cell.seconds > 0:
-            seconds[cell.method][cell.seed] = cell.seconds
-    ratios = {}
-    for method, of_seeds in seconds.items():
-        own = [of_seeds[seed] / seconds[baseline][seed] for seed in of_seeds if seed in seconds[baseline]]
-        if own and method != baseline:
-            ratios[method] = float(np.mean(own))
+    timed = cells[cells["cell"].isin(table.answers["cell"]) & (cells["seconds"] > 0)]
+    seconds = timed.pivot(index="seed", columns="method", values="seconds")
+    ratios: dict[str, float] = {}
+    if baseline in seconds:
+        for row in table.rows:
+            if row.method in seconds and row.method != baseline:
+                of_pairs = (seconds[row.method] / seconds[baseline]).dropna()
+                if len(of_pairs):
+                    ratios[row.method] = float(of_pairs.mean())
     return ratios
 
 

@@ -81,9 +81,11 @@ def evaluation_responses(config: Config) -> dict[str, ResponseCount]:
 
 
 def check_problem_counts(variants: Sequence[Config]) -> None:
-    """Refuse evaluations of more problems than their split has, as far as its size is known."""
+    """Refuse evaluations of more problems than their split has, if its size is known."""
     sizes: dict[tuple[str, str], tuple[int, bool]] = {}  # by task and split: Countdown takes 0.1 s to list its problems
-    evaluations_of = [(config, spec) for config in variants for spec in config.eval.tasks or config.tasks]
+    evaluations_of = []
+    for config in variants:
+        evaluations_of += [(config, spec) for spec in config.eval.tasks or config.tasks]
     for config, spec in evaluations_of:
         task = tasks.build_task(spec, config.plugins)
         name = tasks.evaluation_name(task)
@@ -316,12 +318,12 @@ def generation_seconds(
 ) -> float:
     """Return the seconds to sample responses. Each decoding step reads all weights and the cache of all sequences,
     which is half full on average."""
-    mine = per_rank(responses, config)
-    decoded = min(mine, max(sequences_at_once(shape, config, size, engine), 1))
+    of_rank = per_rank(responses, config)
+    decoded = min(of_rank, max(sequences_at_once(shape, config, size, engine), 1))
     half = (config.rollout.max_prompt_tokens or 0) + config.rollout.max_new_tokens / 2
     read = size * shape.parameters + decoded * half * cache_bytes_per_token(shape, size)
     step = shape.layers * speed.layer + read / speed.bandwidth + 2 * decoded * shape.parameters / speed.flops
-    return ceil(mine / decoded) * config.rollout.max_new_tokens * step
+    return ceil(of_rank / decoded) * config.rollout.max_new_tokens * step
 
 
 def update_seconds(shape: Shape, config: Config, needs: Needs, speed: Speed) -> float:

@@ -1,6 +1,6 @@
-"""Checks of this machine: the parts of entrobench that run on it, and those that are missing.
+"""Checks of this machine: the parts of entrobench that work on it, and the missing ones.
 
-Nothing heavy is imported here. Checks that may hang, crash or take long run in processes of their own, side by side and
+Nothing heavy is imported here. Checks that may hang, crash or take long run in processes of their own, in parallel and
 with a time limit. The engines take longest, so they are tried only with --thorough.
 """
 
@@ -237,7 +237,7 @@ def print_findings(console: Console, findings: Iterator[MachineFinding]) -> list
         every = list(findings)
         columns = [Column(name) for name in ("what", "state", "found", "remedy")]
         rows = [[finding.what, finding.state, finding.found, finding.remedy] for finding in every]
-        layout.show(console, columns, rows)
+        layout.show_table(console, columns, rows)
         return every
     every = []
     with console.status("checking; imports take a few seconds"):

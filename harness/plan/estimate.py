@@ -37,7 +37,7 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """The time of the missing cells, one after the other: measured as far as possible, the rest assumed."""
+        """The time of the missing cells, one after the other: measured if possible, the rest assumed."""
         if self.unmeasured is None:
             return None
         return self.unmeasured + (self.measured.seconds if self.measured else 0.0)
@@ -83,8 +83,10 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
     settled = matrix[0].settled  # the engine in it depends on the model, the device and the compute type do not
     kind = settled.hardware.device
     size, needs = cost.compute_bytes(settled), needs_of(matrix)
-    chosen_engines = {cell.model: cell.settled.rollout.engine for cell in matrix}
-    models = {cell.model: cell.shared.model(cell.model) for cell in matrix}
+    chosen_engines, models = {}, {}
+    for cell in matrix:
+        chosen_engines[cell.model] = cell.settled.rollout.engine
+        models[cell.model] = cell.shared.model(cell.model)
     gpu = machine.gpu(config.hardware) or USUAL
     shapes: dict[str, Shape] = {}
     engines: dict[str, EngineLimits] = {}
@@ -98,9 +100,14 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         shapes[name], engines[name] = shape, engine
         for which in dict.fromkeys(needs.values()):
             footprints.append(footprint_of(name, shape, config, needs, which, size, engine))
-    progress = [(cell, cell.progress()) for cell in matrix]
-    missing = [cell for cell, now in progress if now.state != "done"]
-    counts = Counter(now.state for _, now in progress)
+    progress, missing = [], []
+    counts = dict.fromkeys(STATES, 0)
+    for cell in matrix:
+        now = cell.progress()
+        progress.append((cell, now))
+        counts[now.state] += 1
+        if now.state != "done":
+            missing.append(cell)
     assumption = Assumption(config, shapes, needs, engines, kind, size)
     assumed = assumption.seconds(missing)  # also used to judge whether a CPU is too slow
     measured, unmeasured = measured_time(config, progress)
@@ -109,7 +116,7 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         config,
         kind,
         gpu,
-        {state: counts[state] for state in STATES if counts[state]},
+        {state: number for state, number in counts.items() if number},
         footprints,
         measured,
         assumption.seconds(unmeasured),
@@ -138,5 +145,7 @@ def footprint_of(
 
 def needs_of(matrix: Sequence[Cell]) -> dict[str, Needs]:
     """Return the needs of each method that take memory of their own."""
-    methods = {cell.method: cell.shared.method(cell.method) for cell in matrix}
-    return {spec: frozenset(method.needs & {"values", "ref_logp"}) for spec, method in methods.items()}
+    needs = {}
+    for cell in matrix:
+        needs[cell.method] = frozenset(cell.shared.method(cell.method).needs & {"values", "ref_logp"})
+    return needs

@@ -69,9 +69,13 @@ class Obstacles:
                 yield f"this machine has no CUDA device, and on a CPU one cell would take {about_duration(one_cell)}"
 
     def no_vllm(self) -> Iterator[str]:
-        shapes = [model.shape() for name, model in self.models.items() if self.engines[name] == "vllm"]
-        obstacles = [choice.vllm_obstacle(self.kind, shape) for shape in shapes]
-        yield from dict.fromkeys(reason for reason in obstacles if reason)
+        reasons: dict[str, None] = {}
+        for name, model in self.models.items():
+            if self.engines[name] == "vllm":
+                reason = choice.vllm_obstacle(self.kind, model.shape())
+                if reason:
+                    reasons[reason] = None
+        yield from reasons
 
     def too_large(self) -> Iterator[str]:
         """On a CPU the ranks of a cell share the memory of the machine; each GPU has its own."""
@@ -113,7 +117,9 @@ class Obstacles:
             is_new = bool(changed.items() - vars(hardware).items())
             if memory.peak <= room and is_new:
                 remedies.append(f"{name} ({gib(memory.peak)})")
-        return f"; it fits with {' or '.join(remedies)}" if remedies else ""
+        if not remedies:
+            return ""
+        return f"; it fits with {' or '.join(remedies)}"
 
     def cache_too_small(self) -> Iterator[str]:
         """vLLM refuses a sequence that its cache cannot hold."""
@@ -143,13 +149,14 @@ class Obstacles:
     def no_disk(self) -> Iterator[str]:
         """While a cell trains it keeps two checkpoints, and writes a third before the first is deleted."""
         shape_of = {footprint.model: footprint.shape for footprint in self.footprints}
-        sizes = [
-            cost.disk_bytes(shape_of[cell.model], self.config, self.needs[cell.method])
-            for cell in self.missing
-            if cell.model in shape_of
-        ]
-        wanted = sum(left for _, left in sizes)
-        wanted += 2 * max((checkpoint for checkpoint, _ in sizes), default=0)
+        wanted = largest_checkpoint = 0
+        for cell in self.missing:
+            if cell.model in shape_of:
+                sizes = cost.disk_bytes(shape_of[cell.model], self.config, self.needs[cell.method])
+                checkpoint, final = sizes
+                wanted += final
+                largest_checkpoint = max(largest_checkpoint, checkpoint)
+        wanted += 2 * largest_checkpoint
         for name, model in self.models.items():
             if name in shape_of and must_download(model):
                 wanted += 2 * shape_of[name].parameters

@@ -81,7 +81,7 @@ def earlier_records(folder: Path, ours: Collection[Path]) -> Iterator[tuple[str,
         with suppress(FileNotFoundError):
             if path.parent not in ours:
                 changed[path.parent] = (path.parent / STATE).stat().st_mtime
-    for cell_folder in nlargest(OTHERS, changed, key=lambda each: changed[each]):
+    for cell_folder in nlargest(OTHERS, changed, key=lambda path: changed[path]):
         with suppress(Damaged):
             spec = CellSpec.read(cell_folder)
             yield size_of(spec.key.model, spec.key.task, spec.settings), State.read(cell_folder)

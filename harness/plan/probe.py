@@ -64,7 +64,7 @@ def read_probe(cell: Cell, ran: Cell, plan: Plan) -> StepProbe:
     if state.state != "done":
         raise UserError(f"the measured cell, {cell.label}, failed: {state.reason}")
     steps = [line["metrics"] for line in MetricsLog(ran.folder).read()[2:]]  # without step 0 and the first
-    [footprint] = [each for each in plan.footprints if each.model == cell.model and cell.method in each.methods]
+    [footprint] = [known for known in plan.footprints if known.model == cell.model and cell.method in known.methods]
     speed, size = SPEEDS[plan.kind], cost.compute_bytes(cell.settled)
     assumed = cost.step_seconds(footprint.shape, cell.config, footprint.needs, size, speed, footprint.engine)
     length = fmean(step["responses/length"] for step in steps)

@@ -24,7 +24,7 @@ def show_plan(console: Console, plan: Plan) -> None:
     config = plan.config
     console.print(f"matrix {config.name}: {plural(sum(plan.states.values()), 'cell')} in {config.folder}")
     states = [[state, str(number)] for state, number in plan.states.items()]
-    layout.show(console, [Column("state"), Column("cells")], states)
+    layout.show_table(console, [Column("state"), Column("cells")], states)
     for line in [*work_lines(config), *time_lines(plan), *memory_lines(plan)]:
         console.print(line)
     if plan.lacks:

@@ -179,9 +179,9 @@ def model_names() -> list[str]:
 
 
 def read_model_file(file: Path) -> Model:
-    settings = safe_yaml.load(file)
+    settings = safe_yaml.load_yaml(file)
     if not isinstance(settings, dict) or ("path" in settings) == ("recipe" in settings):
-        optional = ", ".join(each.name for each in dataclasses.fields(Chat))
+        optional = ", ".join(field.name for field in dataclasses.fields(Chat))
         raise UserError(
             f"{file} must have exactly one of the keys path (a Hugging Face folder or a name on the Hub) and recipe; "
             f"optional are shape and {optional}"
@@ -240,7 +240,12 @@ def check_model_folder(folder: Path, name: str) -> Path:
 
 
 def missing_parts(folder: Path) -> list[str]:
-    return [part for part, patterns in NEEDED.items() if not any(any(folder.glob(p)) for p in patterns)]
+    missing = []
+    for part, patterns in NEEDED.items():
+        files = [path for pattern in patterns for path in folder.glob(pattern)]
+        if not files:
+            missing.append(part)
+    return missing
 
 
 def download(path: str, revision: str | None, name: str, say: Callable[[str], None]) -> Path:

@@ -45,18 +45,18 @@ def check_engine_weights(engine: Engine, module: nn.Module, dtype: torch.dtype, 
     Of a sharded module, only the checked columns are gathered. All ranks gather the same columns in the same order
     before any of them may fail, since a rank that left a collective operation would leave the others waiting.
     """
-    asked = choose_columns(module, seed)
-    weights, arrived = ranks.local_weights(module), engine.weights(asked)
+    columns = choose_columns(module, seed)
+    weights, arrived = ranks.local_weights(module), engine.weights(columns)
     wrong = []
-    for name, part in asked.items():
+    for name, part in columns.items():
         wanted = ranks.whole_weight(weights[name][..., part].to(dtype))
         if not torch.equal(arrived[name].to(dtype), wanted.to(arrived[name].device)):
             wrong.append(name)
     if wrong:
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
         raise CellFailure(
-            f"{len(wrong)} of {len(asked)} parameters in the engine are not those of the policy that was just loaded "
-            f"({', '.join(wrong[:NAMED])}{more}); likely cause: {likely_cause(wrong, len(asked))}"
+            f"{len(wrong)} of {len(columns)} parameters in the engine are not those of the policy that was just loaded "
+            f"({', '.join(wrong[:NAMED])}{more}); likely cause: {likely_cause(wrong, len(columns))}"
         )
 
 
@@ -64,7 +64,7 @@ def likely_cause(wrong: Sequence[str], total: int) -> str:
     if len(wrong) == total:
         return "the load was skipped, or another model was loaded"
     if all(name.startswith("lm_head.") for name in wrong):
-        return "a stale head, as where an engine keeps a copy of a head that is tied to the embedding"
+        return "a stale head, for example a copy of a head that is tied to the embedding"
     return "the load was skipped or partial, or layers were loaded in the wrong order"
 
 

@@ -1,8 +1,8 @@
-"""The theory's lens on any method: what it does to the entropy, token by token, on a few real batches.
+"""The theory's lens on any method: its effect on the entropy, token by token, on a few real batches.
 
 The batches are the first ones of a cell, and all methods see the same tokens. Before the first update of a batch the
-importance ratio is 1 and methods that differ in their clips alone are the same; so every method is looked at twice,
-there and after plain GRPO has made its updates.
+importance ratio is 1, so that methods which differ only in their clips are equal. So every method is examined twice:
+there, and after the updates of plain GRPO.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from harness.verify.pool import VerifierPool
 
 PLAIN = "grpo"
 MOMENTS = ("first update", "after the updates")
-MODELS = frozenset({"values", "ref_logp"})  # the needs for which a trainer has a second model
+MODELS = frozenset({"values", "ref_logp"})  # the needs for which a trainer loads a second model
 
 
-def build(config: Config, method: str, folder: str, verifier: VerifierPool) -> Trainer:
-    """As a cell of the first task, model and seed begins, but without a word."""
+def build_trainer(config: Config, method: str, folder: str, verifier: VerifierPool) -> Trainer:
+    """Return the trainer of a cell of the first task, model and seed, without printing anything."""
     disable_progress_bar()
     set_verbosity_error()
     planned = Cell.of(config, method, config.tasks[0], config.models[0], config.seeds[0])
@@ -50,95 +50,109 @@ def build(config: Config, method: str, folder: str, verifier: VerifierPool) -> T
 
 
 def batch_of(trainer: Trainer, step: int, temperature: float | None = None) -> TokenBatch:
-    """Samples a step's batch from the policy as it is; at the configured temperature, unless another is given."""
+    """Sample a step's batch from the present policy, at the configured temperature unless another is given."""
     collected = trainer.collector.sample(step, Stopwatch(), temperature=temperature)
     budget = trainer.config.rollout.max_new_tokens
-    return TokenBatch.of(collected.groups, collected.rewards, budget, trainer.policy.device, copies=collected.copies)
+    device, copies, answers = trainer.policy.device, collected.copies, collected.answers
+    return TokenBatch.of(collected.groups, collected.rewards, budget, device, answers=answers, copies=copies)
 
 
-def seen_by_plain(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, TokenStats]]:
-    """Batches of the untrained model, and what the policy says of their tokens after plain GRPO's updates on them."""
+def batches_of_grpo(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, TokenStats]]:
+    """Yield batches of the untrained model, each with the statistics of its tokens after plain GRPO's updates on it."""
     start = copy.deepcopy(trainer.policy.state())
     for step in range(1, batches + 1):
         batch = batch_of(trainer, step)
-        trainer.train_step(step, Stopwatch())  # which samples the very same batch
+        trainer.train_step(step, Stopwatch())  # samples the same batch again, since seeds depend on the step alone
         yield batch, trainer.policy.stats(batch, frozenset({"sum_p2"}))
-        trainer.policy.load_state(start, partial(put, start))
+        trainer.policy.load_state(start, partial(copy_from, start))
         trainer.synchronise(step)
 
 
-def put(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+def copy_from(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors of the same names from a state, in place."""
     for name, x in tensors.items():
         x.copy_(state[name])
 
 
 def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str, Any]]:
-    """For each method, moment and quadrant, the mean row over the batches."""
+    """Return, for each method, moment and quadrant, the mean row over the batches."""
     if batches < 1:
         raise UserError(f"--batches is {batches}; allowed: 1 and more")
     table = baselines.table(config.plugins)
     methods = {spec: Method.of(spec, table, config.method_options) for spec in specs}
-    found = []
+    explanations = []
     with tempfile.TemporaryDirectory() as folder, VerifierPool.of(config.verify) as verifier:
-        seen = list(seen_by_plain(build(config, PLAIN, folder, verifier), batches))
+        sampled = list(batches_of_grpo(build_trainer(config, PLAIN, folder, verifier), batches))
         plain = Method.of(PLAIN, table, config.method_options)
-        before: dict[frozenset[str], list[TokenStats]] = {}  # any update, by what the trainer has to compute for it
+        # The statistics before any update differ only by the models that the trainer loads for a method.
+        stats_before: dict[frozenset[str], list[TokenStats]] = {}
         for spec, method in methods.items():
             models = method.needs & MODELS
-            if models not in before:
-                trainer = build(config, spec, folder, verifier)
-                before[models] = [trainer.stats_before(batch, sum_p2=True) for batch, _ in seen]
-                del trainer  # and its engine, before there is another one
-            lenses: dict[str, list[dict[str, QuadrantRow]]] = {moment: [] for moment in MOMENTS}
-            for (batch, moved), old in zip(seen, before[models], strict=True):
-                parts = list(batch.split(config.train.updates))
-                later = dataclasses.replace(moved, ref_logp=old.ref_logp)
-                for moment, current in zip(MOMENTS, (old, later), strict=True):
-                    lenses[moment].append(
-                        dynamics.lens(method, plain, old, batch, parts, current, config.rollout.temperature)
-                    )
-            for moment, rows in lenses.items():
-                for quadrant in rows[0]:
-                    mean = average([each[quadrant] for each in rows])
-                    found.append({"method": spec, "moment": moment, "quadrant": quadrant, **vars(mean)})
-    return found
+            if models not in stats_before:
+                trainer = build_trainer(config, spec, folder, verifier)
+                stats_before[models] = [trainer.stats_before(batch, sum_p2=True) for batch, _ in sampled]
+                del trainer  # with its engine, since a process can have only one vLLM engine
+            rows_by_moment: dict[str, list[dict[str, QuadrantRow]]] = {moment: [] for moment in MOMENTS}
+            for (batch, stats_after), old in zip(sampled, stats_before[models], strict=True):
+                minibatches = list(batch.split(config.train.updates))
+                # The reference model is not trained, and GRPO's trainer may not have loaded it.
+                after = dataclasses.replace(stats_after, ref_logp=old.ref_logp)
+                for moment, current in zip(MOMENTS, (old, after), strict=True):
+                    rows = dynamics.lens(method, plain, old, batch, minibatches, current, config.rollout.temperature)
+                    rows_by_moment[moment].append(rows)
+            for moment, rows_of_batches in rows_by_moment.items():
+                for quadrant in rows_of_batches[0]:
+                    mean = average([rows[quadrant] for rows in rows_of_batches])
+                    explanations.append({"method": spec, "moment": moment, "quadrant": quadrant, **vars(mean)})
+    return explanations
 
 
 def average(rows: Sequence[QuadrantRow]) -> QuadrantRow:
-    """`dropped` is a share of the row's own tokens, all else of all tokens."""
-    means = {name: sum(vars(row)[name] for row in rows) / len(rows) for name in vars(rows[0])}
+    """Return the mean row; `dropped` is a share of the row's own tokens, all other numbers are of all tokens."""
+    means = {}
+    for name in vars(rows[0]):
+        means[name] = sum(vars(row)[name] for row in rows) / len(rows)
     share = sum(row.share for row in rows)
     means["dropped"] = sum(row.dropped * row.share for row in rows) / share if share else 0.0
     return QuadrantRow(**means)
 
 
-def show(console: Console, found: Sequence[dict[str, Any]]) -> None:
-    quadrants = [name for name in dict.fromkeys(row["quadrant"] for row in found) if name not in ("rest", "all")]
+def print_explanations(console: Console, explanations: Sequence[dict[str, Any]]) -> None:
+    """Print a table of each moment, and the shares of the quadrants."""
     for moment in MOMENTS:
-        here = [row for row in found if row["moment"] == moment]
-        names = [*(name.replace("_", " ") for name in quadrants), "entropy, plain", "by the method", "difference"]
-        columns = [Column("method"), *(Column(name, right=True) for name in names)]
-        lines = []
-        for method in dict.fromkeys(row["method"] for row in here):
-            rows = {row["quadrant"]: row for row in here if row["method"] == method}
-            cells = []
-            for row in (rows[name] for name in quadrants):
-                weight = f" x{row['size'] / row['plain_size']:.2f}" if row["plain_size"] else ""
-                cells.append(f"{row['dropped']:.1%}{weight}")
-            whole = rows["all"]
-            change = whole["predicted"] - whole["plain_predicted"]
-            predicted = (whole["plain_predicted"], whole["predicted"], change)
-            lines.append([method, *cells, *(f"{each:+.5f}" for each in predicted)])
-        # Of the entropies the difference says enough; of the quadrants all are shown, or each method gets a card.
-        goes = [["entropy, plain", "by the method"], names[: len(quadrants)]]
-        layout.show(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")
-        console.print()
-    shares = {row["quadrant"]: row["share"] for row in found if row["moment"] == MOMENTS[0]}
-    parts = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in shares.items() if name != "all")
-    console.print(f"tokens by the sign of A and of S* - N: {parts}", style="dim")
+        print_moment(console, moment, [row for row in explanations if row["moment"] == moment])
+    shares = []
+    for row in explanations:
+        if row["moment"] == MOMENTS[0] and row["method"] == explanations[-1]["method"] and row["quadrant"] != "all":
+            shares.append(f"{row['quadrant'].replace('_', ' ')} {row['share']:.1%}")
+    console.print(f"tokens by the sign of A and of S* - N: {', '.join(shares)}", style="dim")
     console.print(
         "of each quadrant: the tokens that a method gives no gradient, and its weight x |A| against plain GRPO's; "
-        "entropy: the first-order change, in nats for a common logit step of 1; a method with a memory is shown as it "
-        "begins",
+        "entropy: the first-order change, in nats for a common logit step of 1; a method with a memory is shown in its "
+        "initial state",
         style="dim",
     )
+
+
+def print_moment(console: Console, moment: str, explanations: Sequence[dict[str, Any]]) -> None:
+    """Print one line for each method: its effect on each quadrant, and the predicted change of entropy."""
+    by_method: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in explanations:
+        by_method.setdefault(row["method"], {})[row["quadrant"]] = row
+    quadrants = [name for name in next(iter(by_method.values())) if name not in ("rest", "all")]
+    titles = [name.replace("_", " ") for name in quadrants]
+    entropies = ["entropy, plain", "by the method", "difference"]
+    lines = []
+    for method, rows in by_method.items():
+        line = [method]
+        for row in (rows[name] for name in quadrants):
+            weight = f" x{row['size'] / row['plain_size']:.2f}" if row["plain_size"] else ""
+            line.append(f"{row['dropped']:.1%}{weight}")
+        plain_change, change = rows["all"]["plain_predicted"], rows["all"]["predicted"]
+        line += [f"{plain_change:+.5f}", f"{change:+.5f}", f"{change - plain_change:+.5f}"]
+        lines.append(line)
+    columns = [Column("method"), *(Column(name, right=True) for name in titles + entropies)]
+    # A narrow terminal drops both entropies first, whose difference tells enough. It drops the quadrants only together.
+    goes = [entropies[:2], titles]
+    layout.show_table(console, columns, lines, goes, title=moment, pad_edge=False, where="--format json")
+    console.print()

@@ -1,9 +1,9 @@
 """The theory of entropy dynamics, measured on a model and a task: each experiment gives a table of plain numbers.
 
-`masks`: training on one quadrant of tokens alone moves the entropy the way the theory says (Theorem 3.2).
-`logit_steps`, `optimiser_steps`: how far its prediction carries (Theorem 3.3).
-`corollaries`: S* - N has no mean on policy, and off policy only with the importance ratio.
-`overhead`: what S* and N cost as the vocabulary grows.
+`masks`: training on one quadrant of tokens alone moves the entropy as the theory predicts (Theorem 3.2).
+`logit_steps`, `optimiser_steps`: the range in which its first-order prediction holds (Theorem 3.3).
+`corollaries`: S* - N has mean 0 on policy; off policy only after weighting by the importance ratio.
+`overhead`: the cost of S* and N as the vocabulary grows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
 from harness.config import Config
 from harness.page.plots import Series, plot
-from harness.study.explain import PLAIN, batch_of, build
+from harness.study.explain import PLAIN, batch_of, build_trainer
 from harness.tokens import dynamics
 from harness.tokens.head import Head
 from harness.tokens.metrics import Stopwatch
@@ -42,18 +42,19 @@ Rows = list[dict[str, Any]]
 
 ALPHAS = (1e-3, 1e-2, 1e-1, 0.3, 1.0)
 RATES = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3)
-OTHER_TEMPERATURE = 1.5  # of a sampler that is not the policy
+OTHER_TEMPERATURE = 1.5  # of an off-policy sampler
 CONTEXTS, DRAWS = 64, 20_000
 VOCABULARIES = (2**10, 2**12, 2**14, 2**16, 152_064)
-DENSE = 2**14  # the largest vocabulary whose probabilities are held for a batch
+DENSE = 2**14  # the largest vocabulary for which all probabilities of a batch fit into memory
 
 
 def measure(config: Config, steps: int) -> dict[str, Rows]:
+    """Run all experiments; return their tables by name."""
     if steps < 1:
         raise UserError(f"--steps is {steps}; allowed: 1 and more")
     with tempfile.TemporaryDirectory() as folder, VerifierPool.of(config.verify) as verifier:
         entropies = masks(config, steps, folder, verifier)
-        trainer = build(config, PLAIN, folder, verifier)
+        trainer = build_trainer(config, PLAIN, folder, verifier)
         batch = batch_of(trainer, 1)
         return {
             "masks": entropies,
@@ -65,32 +66,32 @@ def measure(config: Config, steps: int) -> dict[str, Rows]:
 
 
 def masks(config: Config, steps: int, folder: str, verifier: VerifierPool) -> Rows:
-    """Entropy before each step, by quadrant and seed; `all` is plain GRPO."""
+    """Return the entropy before each step, by quadrant and seed; `all` is plain GRPO."""
     rows: Rows = []
     for seed in config.seeds:
         for keep in ("all", *QUADRANTS):
             spec = PLAIN if keep == "all" else f"{PLAIN}+quadrant(keep=[{keep}], by=s_star)"
-            trainer = build(dataclasses.replace(config, seeds=[seed]), spec, folder, verifier)
+            trainer = build_trainer(dataclasses.replace(config, seeds=[seed]), spec, folder, verifier)
             for step in range(1, steps + 1):
                 entropy = trainer.train_step(step, Stopwatch())["entropy/mean"]
                 rows.append({"keep": keep, "seed": seed, "step": step, "entropy": entropy})
-            del trainer  # vLLM's state is the process's: its engine must be gone before there is another one
+            del trainer  # with its engine, since a process can have only one vLLM engine
     return rows
 
 
 def distributions(policy: Policy, batch: TokenBatch) -> Tensor:
-    """All probabilities of each token, in double."""
+    """Return all probabilities at each token, in float64."""
     head = head_of(policy.module)
     assert head.bias_V is None
     assert head.softcap is None
-    found = torch.empty(len(batch.index_T), len(head.weight_VD), dtype=torch.float64)
+    p_TV = torch.empty(len(batch.index_T), len(head.weight_VD), dtype=torch.float64)
     with torch.no_grad():
         for part in policy.micro_batches(batch):
             once, place_T = part.without_copies()
             hidden_TD = hidden_states(policy.module.base_model, once, policy.device)
             logits_TV = (hidden_TD.float() @ head.weight_VD.T).double() / policy.temperature
-            found[part.index_T.cpu()] = logits_TV.softmax(dim=-1)[place_T].cpu()
-    return found
+            p_TV[part.index_T.cpu()] = logits_TV.softmax(dim=-1)[place_T].cpu()
+    return p_TV
 
 
 def correlation(x: Tensor, y: Tensor) -> float:
@@ -98,15 +99,15 @@ def correlation(x: Tensor, y: Tensor) -> float:
 
 
 def slope(x: Tensor, y: Tensor) -> float:
-    """Returns the slope of y = slope x, by least squares."""
+    """Return the slope of y = slope x, by least squares."""
     return (x @ y / (x @ x)).item()
 
 
 def logit_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
-    """Each token's own logits take the step that ascent on alpha A log p_y is; predicted against exact."""
-    temperature, size = trainer.policy.temperature, len(head_of(trainer.policy.module).weight_VD)
-    if size > DENSE:
-        raise UserError(f"the vocabulary has {size} tokens; the steps of logits are measured up to {DENSE}")
+    """Compare predicted and exact changes of entropy for a step of each token's logits along alpha A log p_y."""
+    temperature, vocabulary = trainer.policy.temperature, len(head_of(trainer.policy.module).weight_VD)
+    if vocabulary > DENSE:
+        raise UserError(f"the vocabulary has {vocabulary} tokens; logit_steps is measured up to {DENSE}")
     p_TV, y_T = distributions(trainer.policy, batch), response_tokens(batch, "cpu")
     advantages_T = trainer.method.signal(trainer.stats_before(batch), batch, [batch]).advantages_T.double().cpu()
     rows = []
@@ -115,22 +116,24 @@ def logit_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
         first_T = dynamics.first_order(p_TV, dz_TV, temperature)
         both_T = first_T + dynamics.second_order(p_TV, dz_TV, temperature)
         exact_T = dynamics.exact(p_TV, dz_TV, temperature)
-        error = exact_T.norm()
+        size = exact_T.norm()
         rows.append(
             {
                 "alpha": alpha,
                 "slope": slope(first_T, exact_T),
                 "correlation": correlation(first_T, exact_T),
-                "error_first": ((exact_T - first_T).norm() / error).item(),
-                "error_second": ((exact_T - both_T).norm() / error).item(),
+                "error_first": ((exact_T - first_T).norm() / size).item(),
+                "error_second": ((exact_T - both_T).norm() / size).item(),
             }
         )
     return rows
 
 
 def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
-    """One real update on the whole batch: measured change of its mean entropy, the directional derivative along the
-    step that was taken, and the token-wise formula."""
+    """Measure the change of a batch's mean entropy by one real update, at several learning rates.
+
+    It is compared with the directional derivative along the step of the parameters, and with the token-wise formula.
+    """
     policy, method = trainer.policy, trainer.method
     old = trainer.stats_before(batch, sum_p2=True)
     assert old.entropy is not None
@@ -139,11 +142,11 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
     gradient = entropy_gradient(policy, batch)
     start = {name: x.detach().clone() for name, x in policy.module.state_dict().items()}
     before = parameters_to_vector(policy.module.parameters()).detach().clone()
-    empty = policy.optimizer.state_dict()
+    fresh_optimizer = policy.optimizer.state_dict()
     rows = []
     for rate in RATES:
         policy.module.load_state_dict(start)
-        policy.optimizer.load_state_dict(empty)
+        policy.optimizer.load_state_dict(fresh_optimizer)
         for part in policy.micro_batches(method.contributing(batch, signal)):
             policy.backward(method.loss(trainer.stats_during(part, old), signal.at(part.index_T), part))
         policy.apply(rate)
@@ -160,24 +163,27 @@ def optimiser_steps(trainer: Trainer, batch: TokenBatch) -> Rows:
             }
         )
     policy.module.load_state_dict(start)
-    policy.optimizer.load_state_dict(empty)
+    policy.optimizer.load_state_dict(fresh_optimizer)
     return rows
 
 
 def entropy_gradient(policy: Policy, batch: TokenBatch) -> Tensor:
-    """Returns the gradient of the batch's mean entropy with respect to all parameters."""
+    """Return the gradient of the batch's mean entropy with respect to all parameters."""
     for part in policy.micro_batches(batch):
         entropy_T = policy.current(part, frozenset({"entropy_grad"})).entropy
         assert entropy_T is not None
         policy.backward(entropy_T.sum() / len(batch.index_T))
-    found = torch.cat([p.grad.flatten() for p in policy.module.parameters() if p.grad is not None]).clone()
+    gradient = torch.cat([p.grad.flatten() for p in policy.module.parameters() if p.grad is not None]).clone()
     policy.optimizer.zero_grad(set_to_none=True)
-    return found
+    return gradient
 
 
 def corollaries(trainer: Trainer, batch: TokenBatch) -> Rows:
-    """Means of S* - N with their standard errors: of many draws at the same contexts, of an on-policy batch, and of one
-    from another temperature without and with the importance ratio."""
+    """Return means of S* - N with their standard errors.
+
+    They are taken over many draws at the same contexts, over an on-policy batch, and over a batch sampled at another
+    temperature, without and with the importance ratio.
+    """
     generator = torch.Generator().manual_seed(0)
     p_TV = distributions(trainer.policy, batch)[:CONTEXTS]
     s_TV = dynamics.discriminators(p_TV)
@@ -185,6 +191,7 @@ def corollaries(trainer: Trainer, batch: TokenBatch) -> Rows:
     draws_TN = p_TV.multinomial(DRAWS, replacement=True, generator=generator)
     deviations_TN = s_TV.gather(1, draws_TN) - n_T[:, None]
     errors_T = deviations_TN.std(dim=1) / DRAWS**0.5
+    # Where the policy is certain, all draws are equal and the standard error is 0.
     z_T = (deviations_TN.mean(dim=1) / errors_T)[errors_T > 1e-9]
     inside = (z_T.abs() < 1.96).double()
     rows = [{"what": "contexts whose mean is within 1.96 standard errors", **mean_of(inside)}]
@@ -204,13 +211,14 @@ def corollaries(trainer: Trainer, batch: TokenBatch) -> Rows:
 
 
 def mean_of(x: Tensor) -> dict[str, float]:
+    """Return the mean of independent values with its standard error."""
     x = x.double()
     mean, error = x.mean().item(), (x.std() / len(x) ** 0.5).item()
     return {"mean": mean, "standard_error": error}
 
 
 def overhead(device: str, tokens: int = 256, hidden: int = 256) -> Rows:
-    """Seconds of the streaming statistics, best of some repeats that are interleaved."""
+    """Return the seconds of the streaming statistics, with and without S* and N, best of some interleaved repeats."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for size in VOCABULARIES:
@@ -220,53 +228,67 @@ def overhead(device: str, tokens: int = 256, hidden: int = 256) -> Rows:
         best = {False: float("inf"), True: float("inf")}
         with torch.no_grad():
             for _ in range(5):
-                for whole in best:
+                for everything in best:
                     start = time.perf_counter()
-                    found = token_stats(hidden_TD, head, targets_T, 1.0, entropy=whole, sum_p2=whole, backend="torch")
-                    found.logp.sum().item()  # waits for the device
-                    best[whole] = min(best[whole], time.perf_counter() - start)
+                    stats = token_stats(
+                        hidden_TD, head, targets_T, 1.0, entropy=everything, sum_p2=everything, backend="torch"
+                    )
+                    stats.logp.sum().item()  # waits for the device
+                    best[everything] = min(best[everything], time.perf_counter() - start)
         rows.append({"vocabulary": size, "logp_s": best[False], "all_s": best[True], "ratio": best[True] / best[False]})
     return rows
 
 
-# What people see.
+# Output
 
 
-def shown(x: str | float) -> str:
-    return x if isinstance(x, str) else f"{x:,}" if x == int(x) else f"{x:.4g}"
+def cell_text(x: str | float) -> str:
+    """Return the text of a cell: integers with thousands separators, other numbers with 4 digits."""
+    if isinstance(x, str):
+        return x
+    return f"{x:,}" if x == int(x) else f"{x:.4g}"
 
 
-def show(console: Console, found: Mapping[str, Rows]) -> None:
-    for name, rows in {**found, "masks": ends(found["masks"])}.items():
+def print_measurements(console: Console, measurements: Mapping[str, Rows]) -> None:
+    """Print a table of each experiment; of `masks` only the change from the first step to the last."""
+    tables = {**measurements, "masks": entropy_changes(measurements["masks"])}
+    for name, rows in tables.items():
         table = Table(*rows[0], title=name.replace("_", " "), title_justify="left", box=None, header_style="dim")
         for row in rows:
-            table.add_row(*map(shown, row.values()))
+            table.add_row(*map(cell_text, row.values()))
         console.print(table)
         console.print()
 
 
-def ends(masks: Rows) -> Rows:
-    """Returns the change of entropy from the first step to the last, over the seeds, by quadrant."""
-    rows = []
+def entropy_changes(masks: Rows) -> Rows:
+    """Return the change of entropy from the first step to the last, over the seeds, by quadrant."""
     last = max(row["step"] for row in masks)
-    for keep in dict.fromkeys(row["keep"] for row in masks):
-        first, final = (
-            [row["entropy"] for row in masks if row["keep"] == keep and row["step"] == step] for step in (1, last)
-        )
-        changes = [after - before for before, after in zip(first, final, strict=True)]
-        mean = sum(changes) / len(changes)
-        rows.append({"keep": keep, "change of entropy": mean, "lowest": min(changes), "highest": max(changes)})
+    changes: dict[str, list[float]] = {}
+    first_entropy = {}
+    for row in masks:  # the steps of a seed are in order
+        if row["step"] == 1:
+            first_entropy[row["keep"], row["seed"]] = row["entropy"]
+        if row["step"] == last:
+            change = row["entropy"] - first_entropy[row["keep"], row["seed"]]
+            changes.setdefault(row["keep"], []).append(change)
+    rows = []
+    for keep, of_seeds in changes.items():
+        mean = sum(of_seeds) / len(of_seeds)
+        rows.append({"keep": keep, "change of entropy": mean, "lowest": min(of_seeds), "highest": max(of_seeds)})
     return rows
 
 
-def plots(found: Mapping[str, Rows]) -> dict[str, str]:
-    """The experiments that are curves, as SVG."""
+def experiment_plots(measurements: Mapping[str, Rows]) -> dict[str, str]:
+    """Return the experiments that are curves, as SVG."""
     entropies: dict[str, Series] = {}
-    for row in found["masks"]:
+    for row in measurements["masks"]:
         entropies.setdefault(row["keep"], {}).setdefault(row["step"], []).append(row["entropy"])
 
-    def curves(name: str, by: str, *columns: str) -> dict[str, Series]:
-        return {column: {row[by]: [abs(row[column])] for row in found[name]} for column in columns}
+    def curves(name: str, x: str, *columns: str) -> dict[str, Series]:
+        series: dict[str, Series] = {}
+        for column in columns:
+            series[column] = {row[x]: [abs(row[column])] for row in measurements[name]}
+        return series
 
     steps = curves("logit_steps", "alpha", "error_first", "error_second")
     updates = curves("optimiser_steps", "lr", "measured", "derivative")
@@ -279,7 +301,8 @@ def plots(found: Mapping[str, Rows]) -> dict[str, str]:
     }
 
 
-def write(folder: Path, found: Mapping[str, Rows]) -> None:
-    files.write_text(folder / "dynamics.json", json.dumps(found, indent=1))
-    for name, svg in plots(found).items():
+def write_measurements(folder: Path, measurements: Mapping[str, Rows]) -> None:
+    """Write dynamics.json and a plot of each experiment that has one."""
+    files.write_text(folder / "dynamics.json", json.dumps(measurements, indent=1))
+    for name, svg in experiment_plots(measurements).items():
         files.write_text(folder / f"{name}.svg", svg)

@@ -44,8 +44,10 @@ def render_parts(
         else:
             body = render.render_rows(sorted_part(part, sort), how, width, shown_columns)
         title = heading.format(plain(part.title)) if len(parts) > 1 else ""
-        notes = [f"{layout.folded(bullet + plain(sentence), width)}\n" for sentence in part.lacking]
-        texts.append(title + body + "".join(notes))
+        text = title + body
+        for sentence in part.lacking:
+            text += f"{layout.folded(bullet + plain(sentence), width)}\n"
+        texts.append(text)
     return "\n".join(texts)
 
 
@@ -56,7 +58,7 @@ def render_data(parts: Sequence[Part], how: str, sort: str | None, comparing: bo
     for part in parts:
         name = part.title if len(parts) > 1 else None
         if comparing:
-            comparisons += [replace(each, experiment=name) for each in part.comparisons()]
+            comparisons += [replace(comparison, experiment=name) for comparison in part.comparisons()]
         else:
             rows += [replace(row, experiment=name) for row in sorted_part(part, sort)]
     return compare.render_comparisons(comparisons, how) if comparing else render.render_rows(rows, how)
@@ -67,5 +69,9 @@ def sorted_part(part: Part, sort: str | None) -> list[LeaderboardRow]:
 
 
 def check_any_done(parts: Sequence[Part]) -> None:
-    if not any(part.shown.any_done() for part in parts):
-        raise UserError(" ".join(f"{part.title}: no cell is done. {' '.join(part.lacking)}" for part in parts))
+    sentences = []
+    for part in parts:
+        if part.shown.any_done():
+            return
+        sentences += [f"{part.title}: no cell is done.", *part.lacking]
+    raise UserError(" ".join(sentences))

@@ -1,4 +1,4 @@
-"""The expected cells of a table, and how they are compared: from a configuration, or from runs in MLflow."""
+"""The expected cells of a table and their baseline, from a configuration or from runs in MLflow."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from harness.tracking.runs import Run
 from harness.tracking.sync import params_of
 
 FILE = "matrix.json"  # among the artifacts of a summary
-OUTCOMES = "outcomes.json"  # next to it: those of all cells, by digest, since a server gives one file sooner than many
-KIND = "entrobench.kind"  # the tag of a summary, which no cell has
+OUTCOMES = "outcomes.json"  # next to it: all cells' outcomes by digest, since a server is faster with one file
+KIND = "entrobench.kind"  # a tag of summaries only
 SUMMARY = "summary"
-KEY = "entrobench.matrix"  # the tag that says which matrix it is a summary of
+KEY = "entrobench.matrix"  # the tag with the key of the summarized matrix
 AXES = ("method", "task", "model", "seed")
 OF_CELLS = {*AXES, "cell", "status"}  # the tags of a cell's run
-# Keys of a configuration that say which cells there are, or where they run; all others make it another matrix.
+# Keys of a configuration that select cells (RANGE) or where they run (ELSEWHERE); any other key changes the matrix.
 RANGE = ("methods", "tasks", "models", "seeds", "axes", "baseline")
 ELSEWHERE = ("name", "results", "tracking", "launch", "hardware", "checkpoint", "plugins")
-NO_CELL = ""  # the key of a cell without a run, where no configuration tells it
+NO_CELL = ""  # the key of a cell without a run if no configuration is known
 
 Pairs = tuple[tuple[str, str], ...]
 PlainConfig = Mapping[str, Any]
@@ -40,14 +40,14 @@ class Expected:
     """A cell of the matrix, done or not."""
 
     method: str
-    task: str  # that is trained on
+    task: str  # of the training
     eval_tasks: Sequence[str]
     model: str
     seed: int
     cell: str
     sources: Mapping[str, str] | None = None  # present hashes of its components' source; None: not compared
-    params: Mapping[str, str] = field(default_factory=dict)  # the same as of its run
-    made_of: str | None = None  # its method with compositions written out; None where it names none
+    params: Mapping[str, str] = field(default_factory=dict)  # the same as the parameters of its run
+    made_of: str | None = None  # its method with compositions written out; None if it contains none
 
     @property
     def setting(self) -> dict[str, str]:
@@ -57,17 +57,22 @@ class Expected:
 
 @dataclass(frozen=True)
 class Board:
+    """The expected cells of one matrix, and what they are compared with."""
+
     experiment: str
     baseline: str
     ks: Mapping[str, int]  # the K of the headline Pass@K, by evaluation task
     expected: Sequence[Expected]
-    config: Mapping[str, Any] | None = None  # None: no summary and no configuration says which cells are expected
+    config: Mapping[str, Any] | None = None  # None: the expected cells were derived from runs
 
     @cached_property
     def key(self) -> str:
         """The hash of the settings by which this matrix differs from others of the same name."""
-        settings = {key: value for key, value in (self.config or {}).items() if key not in (*RANGE, *ELSEWHERE)}
-        return identities.key(settings)  # of what an axis varies, the value that it would have without
+        settings = {}  # a key that an axis varies has its value without the axis
+        for key, value in (self.config or {}).items():
+            if key not in (*RANGE, *ELSEWHERE):
+                settings[key] = value
+        return identities.key(settings)
 
     def as_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1)
@@ -76,7 +81,8 @@ class Board:
     def of_json(cls, text: bytes) -> Board:
         fields = json.loads(text)
         try:
-            return cls(**{**fields, "expected": [Expected(**each) for each in fields["expected"]]})
+            expected = [Expected(**cell) for cell in fields.pop("expected")]
+            return cls(**fields, expected=expected)
         except (TypeError, KeyError) as error:
             raise UserError(
                 f"the {FILE} of a summary was written by another version of entrobench; `entrobench sync` replaces it"
@@ -84,16 +90,17 @@ class Board:
 
     @classmethod
     def of_config(cls, config: Config, matrix: Sequence[Cell]) -> Board:
-        expected = [expected_cell(cell) for cell in matrix]
-        evaluated = {task for each in expected for task in each.eval_tasks}
-        ks = {task: config.eval.of(task).k for task in evaluated}
+        expected = list(map(expected_cell, matrix))
+        ks = {}
+        for task in set().union(*(cell.eval_tasks for cell in expected)):
+            ks[task] = config.eval.of(task).k
         settings = dataclasses.asdict(config)
         del settings["tracking"]  # its URI may hold a password
         return cls(config.name, config.baseline, ks, expected, settings)
 
     def against(self, baseline: str) -> Board:
         """Return the same cells, compared with another method."""
-        methods = {each.method for each in self.expected}
+        methods = {cell.method for cell in self.expected}
         if baseline not in methods:
             raise UserError(f"--baseline is {baseline!r}; {nearest(baseline, methods)}")
         return dataclasses.replace(self, baseline=baseline)
@@ -102,7 +109,7 @@ class Board:
 def expected_cell(cell: Cell) -> Expected:
     """Return a cell of a configuration as a table expects it."""
     spec = cell.spec
-    evaluations = [cell.shared.evaluation_name(each) for each in cell.evaluation_tasks]
+    evaluations = [cell.shared.evaluation_name(task) for task in cell.evaluation_tasks]
     return Expected(
         cell.method,
         cell.task,
@@ -122,9 +129,11 @@ def expected_cell(cell: Cell) -> Expected:
 def settings_of(params: Mapping[str, str]) -> Pairs:
     """Return the parameters that all cells of a matrix share."""
     varied = (*AXES, *further_axes(params))
-    return tuple(
-        sorted((key, value) for key, value in params.items() if key.partition(".")[0] not in AXES and key not in varied)
-    )
+    shared = []
+    for key, value in params.items():
+        if key.partition(".")[0] not in AXES and key not in varied:
+            shared.append((key, value))
+    return tuple(sorted(shared))
 
 
 def further_axes(params: Mapping[str, str]) -> list[str]:
@@ -138,7 +147,7 @@ def boards_of_runs(
     """Return the matrices without a summary: one for each set of settings.
 
     `outcomes`: of the cells that are done. `config_of`: the configuration that a run was made by; that of the newest
-    run names further cells. If it is empty, the cells that have a run are all.
+    run may contain further cells. If it is empty, only the cells with a run are expected.
     """
     parts: dict[Pairs, list[Run]] = {}
     for run in runs:
@@ -154,23 +163,39 @@ def board_of_runs(
 ) -> Board:
     """Return the matrix of runs that share their settings."""
     ks_by_task = evaluations_by_task(runs, outcomes)
-    further = {key: list(map(str, values)) for key, values in config.get("axes", {}).items()}
+    further = values_of_further_axes(config)
     begun = cells_with_a_run(runs, ks_by_task)
     expected = [*begun, *cells_without_a_run(begun, runs, ks_by_task, shared, config, further)]
-    ranges = [[*config.get(f"{axis}s", [])] for axis in AXES]
-    methods, tasks, models, seeds = ranges
+    methods, tasks, models, seeds = values_of_axes(config)
     order = (seeds, *further.values(), models, tasks, methods)
 
-    def place(each: Expected) -> list[int]:
+    def place(cell: Expected) -> list[int]:
         """Return the place of a cell in the order of the configuration; unknown values come last."""
-        setting = (each.params[key] for key in further)
-        values = (each.seed, *setting, each.model, each.task, each.params.get("method", each.method))
-        pairs = zip(values, order, strict=True)
-        return [known.index(value) if value in known else len(known) for value, known in pairs]
+        setting = map(cell.params.__getitem__, further)
+        values = (cell.seed, *setting, cell.model, cell.task, cell.params.get("method", cell.method))
+        places = []
+        for value, known in zip(values, order, strict=True):
+            places.append(known.index(value) if value in known else len(known))
+        return places
 
-    ks = {task: k for by_task in ks_by_task.values() for task, k in by_task.items()}
+    ks: dict[str, int] = {}
+    for by_task in ks_by_task.values():
+        ks |= by_task
     baseline = config.get("baseline") or runs[-1].tags.get("baseline", "")
     return Board(experiment, baseline, ks, sorted(expected, key=place))
+
+
+def values_of_axes(config: PlainConfig) -> list[list[Any]]:
+    """Return the methods, tasks, models and seeds of a configuration; empty lists if it is unknown."""
+    return [list(config.get(f"{axis}s", [])) for axis in AXES]
+
+
+def values_of_further_axes(config: PlainConfig) -> dict[str, list[str]]:
+    """Return the values of the other axes as text, by key."""
+    further = {}
+    for key, values in config.get("axes", {}).items():
+        further[key] = list(map(str, values))
+    return further
 
 
 def evaluations_by_task(runs: Sequence[Run], outcomes: Outcomes) -> dict[str, dict[str, int]]:
@@ -187,7 +212,7 @@ def cells_with_a_run(runs: Sequence[Run], ks_by_task: Mapping[str, Mapping[str, 
     names, newest = method_names(runs), newest_sources(runs)
     cells = []
     for run in counting_runs(runs, names):
-        cell, task, model = (run.tags[key] for key in ("cell", "task", "model"))
+        cell, task, model = run.tags["cell"], run.tags["task"], run.tags["model"]
         sources = {part: newest[part] for part in sources_in(run.tags) or {}}
         evaluations, seed = [*ks_by_task.get(task, {})], int(run.tags["seed"])
         made_of = run.tags.get("made_of")
@@ -203,17 +228,18 @@ def cells_without_a_run(
     config: PlainConfig,
     further: Mapping[str, Sequence[str]],
 ) -> list[Expected]:
-    """Return the cells that the configuration of the newest run means and that have not begun."""
-    methods_of_runs = {run.tags["cell"]: run.tags["method"] for run in runs}
-    present = set()
-    for each in begun:
-        own_values = tuple(each.params[key] for key in further)
-        present.add((methods_of_runs[each.cell], each.task, each.model, each.seed, own_values))
+    """Return the cells that the newest run's configuration contains and that have not begun."""
     names = method_names(runs)
-    latest_names = {run.tags["method"]: names[run.tags["cell"]] for run in runs}
-    ranges = [[*config.get(f"{axis}s", [])] for axis in AXES]
+    methods_of_runs, latest_names = {}, {}
+    for run in runs:
+        methods_of_runs[run.tags["cell"]] = run.tags["method"]
+        latest_names[run.tags["method"]] = names[run.tags["cell"]]
+    present = set()
+    for cell in begun:
+        own_values = tuple(map(cell.params.__getitem__, further))
+        present.add((methods_of_runs[cell.cell], cell.task, cell.model, cell.seed, own_values))
     cells = []
-    for method, task, model, seed, *values in itertools.product(*ranges, *further.values()):
+    for method, task, model, seed, *values in itertools.product(*values_of_axes(config), *further.values()):
         if (method, task, model, seed, tuple(values)) not in present:
             setting = dict(zip(further, values, strict=True))
             params = {**shared, **setting, "method": method, "task": task, "model": model, "seed": str(seed)}
@@ -225,38 +251,45 @@ def cells_without_a_run(
 def counting_runs(runs: Sequence[Run], names: Mapping[str, str]) -> list[Run]:
     """Return one run for each method, task, model and seed: the newest that is done, or else the newest.
 
-    The others are of cells that differ in something that is not a parameter, as the version of a task.
+    The other runs are of cells that differ in something that is not a parameter, such as the version of a task.
     """
     chosen: dict[tuple[str, ...], Run] = {}
     for run in runs:
-        varied = (run.params.get(key, "") for key in further_axes(run.params))
-        axes = (names[run.tags["cell"]], *(run.tags[axis] for axis in AXES[1:]), *varied)
+        varied = [run.params.get(key, "") for key in further_axes(run.params)]
+        axes = (names[run.tags["cell"]], *map(run.tags.__getitem__, AXES[1:]), *varied)
         if axes not in chosen or run.tags["status"] == "done" or chosen[axes].tags["status"] != "done":
             chosen[axes] = run
     return list(chosen.values())
 
 
 def newest_sources(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the newest hash of each component's source, from which those of older runs may differ."""
-    return {part: digest for run in runs for part, digest in (sources_in(run.tags) or {}).items()}
+    """Return the newest hash of each component's source; older runs may have other hashes."""
+    newest: dict[str, str] = {}
+    for run in runs:
+        newest |= sources_in(run.tags) or {}
+    return newest
 
 
 def method_names(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the name of the method of each cell, with those of its options that differ among runs of that name."""
+    """Return the name of each cell's method, with the options that differ among runs of that name."""
     options: dict[str, list[dict[str, str]]] = {}
     for run in runs:
-        own = {key: value for key, value in run.params.items() if key.startswith("method.")}
-        options.setdefault(run.tags["method"], []).append(own)
-    varied = {method: differing_keys(each) for method, each in options.items()}
+        options_of_run = {key: value for key, value in run.params.items() if key.startswith("method.")}
+        options.setdefault(run.tags["method"], []).append(options_of_run)
     names = {}
     for run in runs:
         method = run.tags["method"]
-        values = [f"{key.rpartition('.')[2]}={run.params.get(key)}" for key in varied[method]]
+        varied = differing_keys(options[method])
+        values = [f"{key.rpartition('.')[2]}={run.params.get(key)}" for key in varied]
         names[run.tags["cell"]] = f"{method} ({', '.join(values)})" if values else method
     return names
 
 
 def differing_keys(records: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the keys whose values are not the same in all records."""
-    keys = sorted({key for record in records for key in record})
-    return [key for key in keys if len({record.get(key) for record in records}) > 1]
+    differing = []
+    for key in sorted(set().union(*records)):
+        values = {record.get(key) for record in records}
+        if len(values) > 1:
+            differing.append(key)
+    return differing

@@ -12,19 +12,21 @@ from harness.table.leaderboard import BASE_MODEL, LeaderboardRow
 
 BETTER, WORSE = "▲", "▼"
 NEAR_BOUND = "‡"  # at a difference whose interval may be too short, since both methods are near 0 or 1
-MIXED = "§"  # behind a method whose cells, or the baseline's with them, are of different code or base models
+MIXED = "§"  # after a method if its and the baseline's cells have different code or base models
 
 
 @dataclass(frozen=True)
 class TableColumn:
-    header: str  # with {baseline}, {headline}, which is Pass@ and its K, and {device}
+    """A column: its header, and the text and the value of each row."""
+
+    header: str  # with {baseline}, {headline} (Pass@ and its K) and {device}
     text: Callable[[LeaderboardRow], str]
-    value: Callable[[LeaderboardRow], Estimate | float | str | None]  # that rows are sorted by; None: there is none yet
-    is_difference: bool = False  # whose interval is the finding, and stays in a narrow terminal
+    value: Callable[[LeaderboardRow], Estimate | float | str | None]  # the key of sorting; None: no value yet
+    is_difference: bool = False  # keeps its interval in a narrow terminal, since the interval is the result
 
 
 def format_estimate(estimate: Estimate | None, sign: str = "") -> str:
-    """Return an estimate as `0.500 ±0.010`, or with its limits where these are not symmetric."""
+    """Return an estimate as `0.500 ±0.010`, or with its limits if they are not symmetric."""
     if estimate is None:
         return ""
     mean = f"{estimate.mean:{sign}.3f}"
@@ -52,7 +54,7 @@ def format_difference(estimate: Estimate | None, row: LeaderboardRow, score: str
     if score in row.near_bound:
         parts.append(NEAR_BOUND)
     if sign := sign_mark(estimate):
-        parts.append(sign)  # last, since the page reads it off the end
+        parts.append(sign)  # last, since the page reads it from the end
     return " ".join(parts)
 
 
@@ -78,11 +80,21 @@ def means(name: str, header: str, form: str) -> TableColumn:
     return TableColumn(header, text, lambda row: getattr(row, name))
 
 
+def shares(name: str, header: str) -> TableColumn:
+    """Return the column of a field of rows that is a share of seeds."""
+
+    def text(row: LeaderboardRow) -> str:
+        value = getattr(row, name)
+        return "" if value is None else f"{value:.0%}"
+
+    return TableColumn(header, text, lambda row: getattr(row, name))
+
+
 def texts(name: str, header: str) -> TableColumn:
     return TableColumn(header, lambda row: getattr(row, name) or "", lambda row: getattr(row, name))
 
 
-# By the names that csv, json and Python have: fields of `leaderboard.LeaderboardRow`.
+# By their names in csv, json and Python: fields of `leaderboard.LeaderboardRow`.
 COLUMNS: dict[str, TableColumn] = {
     "avg_at_k": estimates("avg_at_k", "Avg@K"),
     "pass_at_k": TableColumn(
@@ -116,9 +128,13 @@ COLUMNS: dict[str, TableColumn] = {
         "seeds", lambda row: f"{row.seeds_done} of {row.seeds_expected}", lambda row: row.seeds_done
     ),
     "collapsed": TableColumn("collapsed", lambda row: collapse_text(row), lambda row: len(row.collapsed)),
+    "collapsed_share": shares("collapsed_share", "seeds collapsed"),
+    "exploded_share": shares("exploded_share", "seeds exploded"),
     "flags": TableColumn("problems", lambda row: "; ".join(row.flags), lambda row: "; ".join(row.flags)),
     "version": texts("version", "version"),
     "base_model": texts("base_model", "base model"),
+    "ruleset": texts("ruleset", "ruleset"),
+    "checked": texts("checked", "checked"),
 }
 DEFAULT = (
     "avg_at_k",
@@ -150,17 +166,25 @@ def table_lines(
 
     Without `intervals` only differences have theirs.
     """
-    varied = [axis for axis in ("task", "model", "k") if len({getattr(row, axis) for row in rows}) > 1]
-    further = list(dict.fromkeys(key for row in rows for key in row.setting))
+    varied = []
+    for axis in ("task", "model", "k"):
+        values = {getattr(row, axis) for row in rows}
+        if len(values) > 1:
+            varied.append(axis)
+    further: dict[str, None] = {}  # axes, in their order
+    for row in rows:
+        further |= dict.fromkeys(row.setting)
     names = header_names(rows, "Pass@k" if "k" in varied else f"Pass@{rows[0].k}")
-    chosen = [COLUMNS[name] for name in columns]
+    chosen = list(map(COLUMNS.__getitem__, columns))
     headers = [column.header.format(**names) for column in chosen]
     lines = [["method", *further, *varied, *headers]]
     for row in rows:
         settings = [row.setting.get(key, "") for key in further]
         axes = [str(getattr(row, axis)) for axis in varied]
-        values = [column.text(row) if intervals else short_text(column, row) for column in chosen]
-        lines.append([method_text(row.method, row.mixed), *settings, *axes, *values])
+        line = [method_text(row.method, row.mixed), *settings, *axes]
+        for column in chosen:
+            line.append(column.text(row) if intervals else short_text(column, row))
+        lines.append(line)
     return lines
 
 

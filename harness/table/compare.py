@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -42,10 +42,12 @@ if TYPE_CHECKING:
 
 ALL_TASKS = "all tasks"
 
+SeedScores = dict[int, list[Floats]]  # of a method, by seed in order: the scores of the problems of each task
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """One method on one task, or on all, by one score; None where no seed, or only one, tells."""
+    """One method on one task, or on all, by one score; None where there are too few seeds for a number."""
 
     task: str
     model: str
@@ -54,20 +56,20 @@ class Comparison:
     baseline: str
     mean: Estimate | None
     iqm: Estimate | None  # over the runs of all seeds, on all tasks
-    seeds: int  # that the method and the baseline have both done
+    seeds: int  # done by both the method and the baseline
     difference: Estimate | None  # to the baseline, paired by seed and problem, as are the following fields
     p: float | None
     p_holm: float | None  # adjusted for all methods that are compared with the baseline in this table
     improvement: Estimate | None  # the probability of scoring higher on a problem; equal counts as half
-    detectable: float | None  # the least difference that is seen with 80 % power
-    rank_best: int | None  # the ranks that the paired intervals leave possible
+    detectable: float | None  # the least true difference that is significant with 80 % power
+    rank_best: int | None  # the best rank that the paired intervals allow, and the worst
     rank_worst: int | None
-    best: bool  # the highest mean, or not told apart from it
+    best: bool  # the highest mean, or not significantly below it
     near_bound: bool = False  # both methods are so near 0 or 1 that the difference's interval may be too short
-    seeds_needed: int | None = None  # with two seeds: how many tell such a difference from 0; None: no number does
+    seeds_needed: int | None = None  # with two seeds: the number at which such a difference is significant, if any
     setting: str = ""  # the values at the further axes of the matrix
     mixed: list[str] = field(default_factory=list)  # how its cells, or the baseline's, are not of one experiment
-    experiment: str | None = None  # where a table holds rows of several
+    experiment: str | None = None  # set if a table has rows of several
 
     @property
     def where(self) -> str:
@@ -75,33 +77,30 @@ class Comparison:
         return place_text(self.model, self.setting)
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A method with its scores on one task or several, by the seeds that are done on all of them."""
+def scores_by_seed(frames: Frames, tasks: Sequence[DataFrame], ks: Sequence[int | None]) -> SeedScores:
+    """Return the scores of a method by the seeds that are done on all of these tasks.
 
-    method: str
-    seeds: list[int]  # in order
-    scores: list[Floats]  # seed by problem, for each task
-
-    def at(self, seeds: Sequence[int]) -> list[Floats]:
-        """Return the scores of some of the seeds."""
-        places = [self.seeds.index(seed) for seed in seeds]
-        return [x_SJ[places] for x_SJ in self.scores]
-
-    def against(self, other: Contender) -> tuple[list[Floats], list[Floats]] | None:
-        """Return both scores on the seeds that both have done; None where there are none."""
-        shared = [seed for seed in self.seeds if seed in other.seeds]
-        return (self.at(shared), other.at(shared)) if shared else None
-
-
-def contender(frames: Frames, method: str, tasks: Sequence[DataFrame], ks: Sequence[int | None]) -> Contender:
-    """Return a method; `tasks`: its cells of each task, `ks`: the k of Pass@k there, None for Avg@K."""
+    `tasks`: its cells of each task, `ks`: the k of Pass@k there, None for Avg@K.
+    """
     done = [done_cells(cells).set_index("seed", drop=False) for cells in tasks]
     seeds = sorted(set.intersection(*(set(cells.index) for cells in done)))
-    if not seeds:
-        return Contender(method, [], [])
-    scores = [frames.scores(cells.loc[seeds], k) for cells, k in zip(done, ks, strict=True)]
-    return Contender(method, seeds, scores)
+    scores: SeedScores = {seed: [] for seed in seeds}
+    if seeds:
+        for cells, k in zip(done, ks, strict=True):
+            for seed, x_J in zip(seeds, frames.scores(cells.loc[seeds], k), strict=True):
+                scores[seed].append(x_J)
+    return scores
+
+
+def stacked(scores: SeedScores, seeds: Collection[int]) -> list[Floats]:
+    """Return the scores of some of the seeds, as seed by problem for each task."""
+    return [np.stack(of_task) for of_task in zip(*map(scores.__getitem__, seeds), strict=True)]
+
+
+def paired_scores(ours: SeedScores, theirs: SeedScores) -> tuple[list[Floats], list[Floats]] | None:
+    """Return both scores on the seeds that both have done; None where there are none."""
+    shared = [seed for seed in ours if seed in theirs]
+    return (stacked(ours, shared), stacked(theirs, shared)) if shared else None
 
 
 def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Comparison]:
@@ -125,10 +124,12 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
         for chosen in selections:
             label = of_all if len(chosen) > 1 else label_of(chosen[0], frames.tables)
             for score, score_ks in scores_of_tables(chosen, ks):
-                for each in compare_tables(frames, chosen, score_ks, baseline):
-                    sentences = [text for axes in chosen for text in mixed.get((each.method, axes), [])]
-                    named = replace(each, task=label, model=model, score=score, setting=setting)
-                    results.append(replace(named, mixed=list(dict.fromkeys(sentences))))
+                for result in compare_tables(frames, chosen, score_ks, baseline):
+                    sentences: dict[str, None] = {}
+                    for axes in chosen:
+                        sentences |= dict.fromkeys(mixed.get((result.method, axes), []))
+                    labeled = replace(result, task=label, model=model, score=score, setting=setting)
+                    results.append(replace(labeled, mixed=list(sentences)))
     return results
 
 
@@ -141,44 +142,60 @@ def scores_of_tables(tables: Sequence[Axes], ks: Mapping[str, int]) -> list[tupl
 
 def compare_tables(frames: Frames, tables: Sequence[Axes], ks: Sequence[int | None], baseline: str) -> list[Comparison]:
     """Return the comparisons of the methods that all these tables have, still without labels."""
-    methods = [name for name in frames.tables[tables[0]] if all(name in frames.tables[axes] for axes in tables)]
-    cells = {name: [frames.tables[axes][name] for axes in tables] for name in methods}
-    contenders = [contender(frames, name, cells[name], ks) for name in methods]
-    done = [each for each in contenders if each.seeds]
-    for each in done:  # with the first, whether or not the baseline is done
-        for ours, first in zip(cells[each.method], cells[done[0].method], strict=True):
+    methods_by_table = [frames.tables[axes] for axes in tables]
+    cells, scores = {}, {}
+    for name in methods_by_table[0]:
+        of_method = [methods[name] for methods in methods_by_table if name in methods]
+        if len(of_method) == len(tables):
+            cells[name] = of_method
+            scores[name] = scores_by_seed(frames, of_method, ks)
+    done = [name for name in scores if scores[name]]
+    for name in done:  # compared with the first, since the baseline may not be done
+        for ours, first in zip(cells[name], cells[done[0]], strict=True):
             check_comparable(frames, ours, first)
-    return compare_contenders(contenders, baseline)
+    return compare_scores(scores, baseline)
 
 
-def compare_contenders(contenders: Sequence[Contender], baseline: str) -> list[Comparison]:
-    base = next((each for each in contenders if each.method == baseline), None)
-    done = [each for each in contenders if each.seeds]
+def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comparison]:
+    """Return each method's comparison with the baseline, and its ranks among all trained methods."""
+    base = scores.get(baseline)
+    done = [name for name in scores if scores[name]]
+    means: dict[str, Estimate] = {}
     differences: dict[str, Floats | None] = {}
     p_values: dict[str, float] = {}
-    for each in done:
-        if base is not None and each is not base:
-            differences[each.method] = paired_difference(each, base)
-            p = difference_p_value(differences[each.method])
+    for name in done:
+        means[name] = share_interval(pooled(stacked(scores[name], scores[name])))
+        if base is not None and name != baseline:
+            x_SJ = paired_difference(scores[name], base)
+            differences[name] = x_SJ
+            p = difference_p_value(x_SJ)
             if p is not None:
-                p_values[each.method] = p
-    # The base model is where all methods begin: it competes with none of them.
-    tested = [method for method in p_values if method != BASE_MODEL]
-    adjusted = dict(zip(tested, holm([p_values[method] for method in tested]), strict=True))
-    trained = [each for each in done if each.method != BASE_MODEL]
+                p_values[name] = p
+    # The base model is the start of all methods: it competes with none of them.
+    tested = [name for name in p_values if name != BASE_MODEL]
+    adjusted = dict(zip(tested, holm(list(map(p_values.__getitem__, tested))), strict=True))
+    trained = [name for name in done if name != BASE_MODEL]
     beats_MM = np.zeros((len(trained), len(trained)), dtype=bool)
-    for (i, ours), (j, theirs) in itertools.product(enumerate(trained), repeat=2):
-        beats_MM[i, j] = beats(ours, theirs)
-    places = {each.method: place for each, place in zip(trained, ranks(beats_MM), strict=True)}
-    means = {each.method: share_interval(pooled(each.scores)) for each in done}
-    highest = int(np.argmax([means[each.method].mean for each in trained])) if trained else 0
-    best = {each.method for i, each in enumerate(trained) if not beats_MM[highest, i]}
+    for (i, name), (j, other) in itertools.product(enumerate(trained), repeat=2):
+        beats_MM[i, j] = beats(scores[name], scores[other])
+    ranks_by_method = dict(zip(trained, ranks(beats_MM), strict=True))
+    best = set()
+    if trained:
+        highest = int(np.argmax([means[name].mean for name in trained]))
+        best = {name for name, is_beaten in zip(trained, beats_MM[highest], strict=True) if not is_beaten}
     results = []
-    for each in contenders:
-        name, x_SJ = each.method, differences.get(each.method)
-        pair = None if base is None else each.against(base)
-        is_compared = pair is not None and each is not base
-        rank_best, rank_worst = places.get(name, (None, None))
+    for name, ours in scores.items():
+        x_SJ = differences.get(name)
+        pair = None if base is None else paired_scores(ours, base)
+        iqm = difference = least_detectable = needed = improvement = None
+        if ours:
+            iqm = clipped(iqm_interval(run_scores(stacked(ours, ours))), 0, 1)
+        if pair is not None and name != baseline:
+            improvement = probability_of_improvement(*pair)
+        if x_SJ is not None:
+            difference, least_detectable = difference_interval(x_SJ), detectable(x_SJ)
+            needed = seeds_needed(x_SJ) if len(x_SJ) == 2 else None
+        rank_best, rank_worst = ranks_by_method.get(name, (None, None))
         results.append(
             Comparison(
                 task="",
@@ -187,18 +204,18 @@ def compare_contenders(contenders: Sequence[Contender], baseline: str) -> list[C
                 method=name,
                 baseline=baseline,
                 mean=means.get(name),
-                iqm=clipped(iqm_interval(run_scores(each.scores)), 0, 1) if each.seeds else None,
+                iqm=iqm,
                 seeds=0 if pair is None else len(pair[0][0]),
-                difference=None if x_SJ is None else difference_interval(x_SJ),
+                difference=difference,
                 p=p_values.get(name),
                 p_holm=adjusted.get(name),
-                improvement=probability_of_improvement(*pair) if pair is not None and is_compared else None,
-                detectable=None if x_SJ is None else detectable(x_SJ),
+                improvement=improvement,
+                detectable=least_detectable,
                 rank_best=rank_best,
                 rank_worst=rank_worst,
                 best=name in best,
                 near_bound=pair is not None and x_SJ is not None and all_near_bound(*pair),
-                seeds_needed=None if x_SJ is None or len(x_SJ) != 2 else seeds_needed(x_SJ),
+                seeds_needed=needed,
             )
         )
     return results
@@ -208,13 +225,13 @@ def difference_p_value(x_SJ: Floats | None) -> float | None:
     return None if x_SJ is None else crossed_p_value(x_SJ)
 
 
-def paired_difference(ours: Contender, theirs: Contender) -> Floats | None:
+def paired_difference(ours: SeedScores, theirs: SeedScores) -> Floats | None:
     """Return the differences by seed and problem, of the seeds that both have done."""
-    pair = ours.against(theirs)
-    return None if pair is None else pooled([a - b for a, b in zip(*pair, strict=True)])
+    pair = paired_scores(ours, theirs)
+    return None if pair is None else pooled(list(map(np.subtract, *pair)))
 
 
-def beats(ours: Contender, theirs: Contender) -> bool:
+def beats(ours: SeedScores, theirs: SeedScores) -> bool:
     """Return whether the 95 % interval of the difference lies above 0."""
     x_SJ = paired_difference(ours, theirs)
     p = difference_p_value(x_SJ)
@@ -222,7 +239,7 @@ def beats(ours: Contender, theirs: Contender) -> bool:
 
 
 def probability_of_improvement(ours: Sequence[Floats], theirs: Sequence[Floats]) -> Estimate:
-    return share_interval(pooled([wins(a, b) for a, b in zip(ours, theirs, strict=True)]))
+    return share_interval(pooled(list(map(wins, ours, theirs))))
 
 
 def all_near_bound(ours: Sequence[Floats], theirs: Sequence[Floats]) -> bool:
@@ -231,15 +248,18 @@ def all_near_bound(ours: Sequence[Floats], theirs: Sequence[Floats]) -> bool:
 
 
 def pooled(of_tasks: Sequence[Floats]) -> Floats:
-    """Join the problems of all tasks, so that their mean is the mean of the tasks' means, however large they are.
+    """Join the problems of all tasks, with weights that make the mean that of the tasks' means.
 
-    The tasks themselves are fixed, so how their levels differ is no part of how the problems vary.
+    The tasks are fixed, so differences between their levels do not count as variance of problems.
     """
     if len(of_tasks) == 1:
         return of_tasks[0]
-    mean = np.mean([x_SJ.mean() for x_SJ in of_tasks])
-    problems = sum(x_SJ.shape[1] for x_SJ in of_tasks) / len(of_tasks)
-    return mean + np.hstack([(x_SJ - x_SJ.mean()) * (problems / x_SJ.shape[1]) for x_SJ in of_tasks])
+    means = list(map(np.mean, of_tasks))
+    mean_size = sum(x_SJ.shape[1] for x_SJ in of_tasks) / len(of_tasks)
+    weighted = []
+    for x_SJ, mean in zip(of_tasks, means, strict=True):
+        weighted.append((x_SJ - mean) * (mean_size / x_SJ.shape[1]))
+    return np.mean(means) + np.hstack(weighted)
 
 
 def run_scores(of_tasks: Sequence[Floats]) -> Floats:
@@ -254,34 +274,37 @@ HEADER = ["method", "IQM", "difference", "p", "p, Holm", "P(better)", "detectabl
 
 def render_comparisons(results: Sequence[Comparison], how: str, width: int | None = None) -> str:
     sections: dict[tuple[str, str], list[Comparison]] = {}
-    for each in results:
-        sections.setdefault((place_text(each.task, each.where), each.score), []).append(each)
+    for result in results:
+        sections.setdefault((place_text(result.task, result.where), result.score), []).append(result)
     tables = []
     for (where, score), section in sections.items():
-        ranked = sum(each.rank_best is not None for each in section)
-        lines = [HEADER, *(comparison_line(each, ranked) for each in section)]
+        ranked = sum(result.rank_best is not None for result in section)
+        lines = [HEADER]
+        for result in section:
+            lines.append(comparison_line(result, ranked))
         tables.append((f"{where}: {score}", lines, ()))
     return render_document(results, tables, comparison_notes(results), how, width)
 
 
-def comparison_line(each: Comparison, methods: int) -> list[str]:
-    rank, name = "", method_text(each.method, each.mixed)
-    if each.rank_best is not None:
-        among = f"{each.rank_best}" if each.rank_best == each.rank_worst else f"{each.rank_best}-{each.rank_worst}"
+def comparison_line(result: Comparison, methods: int) -> list[str]:
+    rank, name = "", method_text(result.method, result.mixed)
+    if result.rank_best is not None:
+        same = result.rank_best == result.rank_worst
+        among = f"{result.rank_best}" if same else f"{result.rank_best}-{result.rank_worst}"
         rank = f"{among} of {methods}"
-    if each.method == each.baseline:
-        return [name, format_estimate(each.iqm), "baseline", *[""] * 4, rank, str(each.seeds)]
-    mark = NEAR_BOUND if each.near_bound else ""
+    if result.method == result.baseline:
+        return [name, format_estimate(result.iqm), "baseline", *[""] * 4, rank, str(result.seeds)]
+    mark = NEAR_BOUND if result.near_bound else ""
     return [
         name,
-        format_estimate(each.iqm),
-        f"{format_estimate(each.difference, '+')} {mark}".rstrip(),
-        format_p(each.p),
-        format_p(each.p_holm),
-        format_estimate(each.improvement),
-        "" if each.detectable is None else f"{each.detectable:.3f}",
+        format_estimate(result.iqm),
+        f"{format_estimate(result.difference, '+')} {mark}".rstrip(),
+        format_p(result.p),
+        format_p(result.p_holm),
+        format_estimate(result.improvement),
+        "" if result.detectable is None else f"{result.detectable:.3f}",
         rank,
-        str(each.seeds),
+        str(result.seeds),
     ]
 
 
@@ -300,24 +323,29 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
         f"adjusted for all methods of the table that are compared with {baseline}.",
         f"P(better): the probability of scoring higher than {baseline} on a problem, where equal counts as half.",
         "detectable: about the least true difference that an experiment as large and as noisy finds with 80 % power.",
-        "rank: what the paired intervals of all pairs leave possible; methods that cannot be told apart share ranks.",
+        "rank: the ranks that the paired intervals of all pairs allow; methods that do not differ significantly share "
+        "ranks.",
     ]
-    if any(each.method == BASE_MODEL for each in results):
+    methods = {result.method for result in results}
+    if BASE_MODEL in methods:
         notes.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
-    notes += dict.fromkeys(f"{MIXED} {each.task}, {each.where}: {why}." for each in results for why in each.mixed)
-    if any(each.seeds == 1 for each in results):
+    mixed: dict[str, None] = {}
+    for result in results:
+        mixed |= dict.fromkeys(f"{MIXED} {result.task}, {result.where}: {why}." for why in result.mixed)
+    notes += mixed
+    if any(result.seeds == 1 for result in results):
         notes.append("One seed cannot tell how much seeds differ: it gives no interval, no p-value, and any rank.")
     needed: dict[str, dict[str, int | None]] = {}
-    for each in results:
-        if each.seeds == 2 and each.p is not None:
-            where = place_text(each.method, each.task, each.where)
-            needed.setdefault(where, {})[each.score] = each.seeds_needed
+    for result in results:
+        if result.seeds == 2 and result.p is not None:
+            where = place_text(result.method, result.task, result.where)
+            needed.setdefault(where, {})[result.score] = result.seeds_needed
     if needed:
         notes.append(two_seeds(needed))
-    if any(each.near_bound for each in results):
+    if any(result.near_bound for result in results):
         notes.append(doubt_near_bound(baseline))
-    if any(each.mean is None for each in results):
+    if any(result.mean is None for result in results):
         notes.append("Methods without a rank have no seed that is done.")
-    if any(each.task.startswith(ALL_TASKS) for each in results):
-        notes.append(f"{ALL_TASKS}: each counts the same, whatever its number of problems.")
+    if any(result.task.startswith(ALL_TASKS) for result in results):
+        notes.append(f"{ALL_TASKS}: each task counts the same, for any number of problems.")
     return notes

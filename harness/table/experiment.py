@@ -1,4 +1,4 @@
-"""An MLflow experiment: its runs, the matrices that they are of, and the outcomes of the cells that are done."""
+"""An MLflow experiment: its runs, their matrices, and the outcomes of finished cells."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Outcome = dict[str, Any]
 
 
 class Experiment:
-    """The runs of an experiment, each of which is asked for once."""
+    """The runs of an experiment, each requested from the store once."""
 
     def __init__(self, source: StoreReader, name: str, uri: str) -> None:
         known = source.experiments()
@@ -50,18 +50,21 @@ class Experiment:
 
     @cached_property
     def copies(self) -> dict[str, Outcome]:
-        """The outcomes in the summaries, by digest; a copy that was changed has another digest and is left out."""
+        """The outcomes in the summaries, by digest, without copies whose digest is wrong."""
         copies: dict[str, Outcome] = {}
         for text in self.source.texts(self.summaries, board.OUTCOMES):
             copies |= parsed_object(text)
         return {digest: outcome for digest, outcome in copies.items() if identities.hash_of(outcome) == digest}
 
     def boards(self) -> list[Board]:
-        """Return the matrices that the experiment holds runs of, the newest first."""
+        """Return the matrices of the experiment's runs, the newest first."""
         texts = self.source.texts(self.summaries, board.FILE)
         boards = [Board.of_json(text) for text in texts if text is not None]
-        summarized_cells = {each.cell for one in boards for each in one.expected}
-        summarized_settings = {board.settings_of(each.params) for one in boards for each in one.expected[:1]}
+        summarized_cells, summarized_settings = set(), set()
+        for summarized in boards:
+            cells, settings = cells_and_settings(summarized)
+            summarized_cells |= cells
+            summarized_settings |= settings
         others = []
         for run in self.runs:
             if run.tags["cell"] not in summarized_cells and board.settings_of(run.params) not in summarized_settings:
@@ -76,8 +79,8 @@ class Experiment:
             )
         ages = {run.tags["cell"]: number for number, run in enumerate(self.runs)}
 
-        def newest_run(one: Board) -> int:
-            return max(ages.get(each.cell, -1) for each in one.expected)
+        def newest_run(matrix: Board) -> int:
+            return max(ages.get(cell.cell, -1) for cell in matrix.expected)
 
         return sorted(boards, key=newest_run, reverse=True)
 
@@ -94,25 +97,30 @@ class Experiment:
         return specs
 
     def others(self, of: Board) -> list[Run]:
-        """Return the runs with the settings of a matrix whose cells it does not have."""
-        cells = {each.cell for each in of.expected}
-        settings = {board.settings_of(each.params) for each in of.expected[:1]}
-        return [run for run in self.runs if run.tags["cell"] not in cells and board.settings_of(run.params) in settings]
+        """Return the runs with the settings of a matrix that belong to none of its cells."""
+        cells, settings = cells_and_settings(of)
+        others = []
+        for run in self.runs:
+            if run.tags["cell"] not in cells and board.settings_of(run.params) in settings:
+                others.append(run)
+        return others
 
     def outcomes_of(self, cells: Collection[str]) -> dict[str, Outcome]:
-        """Return the outcomes of the cells that are done among these.
+        """Return the outcomes of those among these cells that are done.
 
-        One file holds copies of many outcomes, since a server gives one file sooner than many.
+        Summaries have copies of many outcomes in one file, since a server is slow with many files.
         """
         done = self.done
-        wanted = [done[cell] for cell in cells if cell in done and cell not in self.outcomes]
         missing = []
-        for run in wanted:
+        for cell in cells:
+            if cell not in done or cell in self.outcomes:
+                continue
+            run = done[cell]
             copy = self.copies.get(run.tags.get(TAG, ""))
             if copy is None:
                 missing.append(run)
             else:
-                self.outcomes[run.tags["cell"]] = copy
+                self.outcomes[cell] = copy
         for run, text in zip(missing, self.source.texts(missing, FILE), strict=True):
             if text is None:
                 raise UserError(f"the MLflow run of cell {run.tags['cell']} has no {FILE} among its artifacts")
@@ -121,6 +129,12 @@ class Experiment:
             if TAG not in run.tags or identities.hash_of(outcome) == run.tags[TAG]:
                 self.outcomes[run.tags["cell"]] = outcome
         return {cell: self.outcomes[cell] for cell in cells if cell in self.outcomes}
+
+
+def cells_and_settings(matrix: Board) -> tuple[set[str], set[board.Pairs]]:
+    """Return the hashes of the cells of a matrix, and the settings that all of them share."""
+    hashes = {cell.cell for cell in matrix.expected}
+    return hashes, {board.settings_of(cell.params) for cell in matrix.expected[:1]}
 
 
 def parsed_object(text: bytes | None) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def write_parquet(tables: Mapping[str, Frames], path: Path) -> None:
     import pyarrow
 
     parts = [answer_rows(frames).assign(experiment=experiment) for experiment, frames in tables.items()]
-    rows = pandas.concat(parts, ignore_index=True)
-    rows = rows[list(NAMES)].rename(columns={name: column for name, (column, _) in NAMES.items()})
+    rows = pandas.concat(parts, ignore_index=True)[list(NAMES)]
+    rows.columns = [column for column, _ in NAMES.values()]
     for column in ("right_distinct", "solutions"):
         rows[column] = rows[column].astype("Int32")  # whose missing values are null in the file
     schema = pyarrow.schema([(column, pyarrow.type_for_alias(kind)) for column, kind in NAMES.values()])
@@ -49,6 +49,6 @@ def answer_rows(frames: Frames) -> DataFrame:
     cells = done_cells(frames.cells)
     order = cells.groupby(ROW, sort=False).ngroup()
     cells = cells.assign(order=order).sort_values(["order", "seed"], kind="stable")
-    cells = cells.assign(setting=[setting_text(setting) for setting in cells["setting"]])
+    cells = cells.assign(setting=list(map(setting_text, cells["setting"])))
     answers = frames.answers.assign(problem=frames.answers["problem"].astype("object"))
     return cells.merge(answers, how="left", on=["cell", "evaluated", "moment"])

@@ -21,6 +21,8 @@
 | flags | sentences about the problems, and about another source than the present one |
 | device, version | cpu or cuda; version and commit of the code |
 | harness, base_model | the hash of the harness, the digest of the base model |
+| ruleset | published or tuned: how the options of methods were chosen |
+| checked | of a pack: reported, judged again or replayed |
 
 A missing number is NaN, a missing text is empty. Of a cell that is not done, only its key, its state and `made_of` are
 known.
@@ -46,6 +48,7 @@ problems, so that `Frames.counts` gives a matrix of seeds by problems, the form 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,9 +59,10 @@ import numpy as np
 from harness.base.errors import UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.provenance import BASE_MODEL_TAG, HARNESS_TAG, by_another_source, sources_in
-from harness.config import told
+from harness.config import PUBLISHED, setting_label
 from harness.rollout.digests import SHOWN
 from harness.statistics import Floats, pass_at_k
+from harness.table.verified import CHECKED_TAG
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -70,7 +74,7 @@ if TYPE_CHECKING:
 BASE_MODEL = "base model"  # the method of the rows of the model before any training
 BEFORE, AFTER = "before", "after"  # moments
 DONE, NO_RUN = "done", "without a run"  # states
-COMMIT_DIGITS = 8  # of a commit that people see
+COMMIT_DIGITS = 8  # digits of a commit in a table
 
 TABLE = ["task", "evaluated", "model", "setting"]  # methods are compared within these
 ROW = ["method", *TABLE]  # cells with the same values are the seeds of one row of the leaderboard
@@ -79,7 +83,7 @@ KEYS = ("method", "task", "model", "setting", "seed", "evaluated", "cell", "mome
 EVALUATION_MEASURES = ("length", "distinct", "distinct_answers", "after_answer")
 CELL_MEASURES = ("dropped", "hours", "tokens")
 NUMBERS = ("entropy_first", "entropy_last", *EVALUATION_MEASURES, *CELL_MEASURES, "collapsed")
-TEXTS = ("device", "version", "harness", "base_model")
+TEXTS = ("device", "version", "harness", "base_model", "ruleset", "checked")
 COLUMNS = (*KEYS, *NUMBERS, "flags", *TEXTS)
 
 Axes = tuple[str, str, str, tuple[tuple[str, str], ...]]  # the values of TABLE
@@ -97,20 +101,25 @@ class Frames:
     @cached_property
     def places(self) -> dict[AnswerKey, slice]:
         """The rows of `answers` of each cell, evaluation task and moment."""
-        keys = list(zip(*(self.answers[name] for name in ("cell", "evaluated", "moment")), strict=True))
-        starts = [row for row, key in enumerate(keys) if row == 0 or key != keys[row - 1]]
-        ends = [*starts[1:], len(keys)]
-        return {keys[start]: slice(start, end) for start, end in zip(starts, ends, strict=True)}
+        keys = zip(self.answers["cell"], self.answers["evaluated"], self.answers["moment"], strict=True)
+        places = {}
+        start = 0
+        for key, rows in itertools.groupby(keys):
+            end = start + len(list(rows))
+            places[key] = slice(start, end)
+            start = end
+        return places
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """The columns of `answers` as arrays; problems as numbers, since they are only compared."""
-        arrays = {name: self.answers[name].to_numpy() for name in ("right", "samples", "right_distinct", "solutions")}
-        arrays["problem"] = self.answers["problem"].cat.codes.to_numpy()
+        arrays = {"problem": self.answers["problem"].cat.codes.to_numpy()}
+        for name in ("right", "samples", "right_distinct", "solutions"):
+            arrays[name] = self.answers[name].to_numpy()
         return arrays
 
     def counts(self, cells: DataFrame, column: str) -> np.ndarray:
-        """Return a column of the answers, a line for each of these cells, all of which are done: seed by problem."""
+        """Return a column of the answers by seed and problem, with a line for each of these finished cells."""
         keys = zip(cells["cell"], cells["evaluated"], cells["moment"], strict=True)
         return np.array([self.columns[column][self.places[key]] for key in keys])
 
@@ -148,8 +157,8 @@ def done_cells(cells: DataFrame) -> DataFrame:
 
 
 def setting_text(setting: Sequence[tuple[str, str]]) -> str:
-    """Return the values of further axes as people read them, as `train.lr=0.001, train.updates=2`."""
-    return told(dict(setting))
+    """Return the values of further axes as text, for example `train.lr=0.001, train.updates=2`."""
+    return setting_label(dict(setting))
 
 
 def label_of(axes: Axes, tables: Collection[Axes]) -> str:
@@ -163,23 +172,23 @@ def label_of(axes: Axes, tables: Collection[Axes]) -> str:
 
 
 def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: str) -> Frames:
-    """Return the frames of the expected cells, as far as MLflow holds them; refuse cells that cannot be compared."""
-    outcomes = experiment.outcomes_of([each.cell for each in expected])
-    states = {cell: run.tags["status"] for cell, run in experiment.newest.items()}
+    """Return the frames of the expected cells that MLflow has; refuse cells that cannot be compared."""
+    outcomes = experiment.outcomes_of([cell.cell for cell in expected])
+    states = {key: run.tags["status"] for key, run in experiment.newest.items()}
     runs = experiment.done
     rows: list[dict[str, Any]] = []
     answers: list[Answers] = []
-    for each in expected:
-        outcome = outcomes.get(each.cell)
-        for evaluated in each.eval_tasks:
-            row = {**key_columns(each), "evaluated": evaluated, "state": states.get(each.cell, NO_RUN)}
+    for cell in expected:
+        outcome = outcomes.get(cell.cell)
+        for evaluated in cell.eval_tasks:
+            row = {**key_columns(cell), "evaluated": evaluated, "state": states.get(cell.cell, NO_RUN)}
             if outcome is None:
-                # A run that says done, but whose outcome is not the one that it names, has no numbers.
+                # A run that is marked done, but has an outcome of another digest than its tag, has no numbers.
                 row["state"] = NO_RUN if row["state"] == DONE else row["state"]
             else:
-                record = record_of(outcome, evaluated, each.cell)
-                row |= {"state": DONE, **measures_of(outcome, record, runs[each.cell], each.sources)}
-                answers += answers_of(record, each.cell, evaluated)
+                record = record_of(outcome, evaluated, cell.cell)
+                row |= {"state": DONE, **measures_of(outcome, record, runs[cell.cell], cell.sources)}
+                answers += answers_of(record, cell.cell, evaluated)
             rows.append(row)
     frames = Frames(cells_frame(rows), answers_frame(answers))
     check_all_comparable(frames, baseline)
@@ -196,11 +205,12 @@ def key_columns(expected: Expected) -> dict[str, Any]:
         "cell": expected.cell,
         "moment": AFTER,
         "made_of": expected.made_of or "",
+        "ruleset": expected.params.get("ruleset", PUBLISHED),
     }
 
 
 def record_of(outcome: Mapping[str, Any], evaluated: str, cell: str) -> Mapping[str, Any]:
-    """Return the part of an outcome that is of an evaluation task."""
+    """Return the part of an outcome on one evaluation task."""
     tasks: Mapping[str, Mapping[str, Any]] = outcome["tasks"]
     if evaluated not in tasks:
         raise UserError(f"the MLflow run of cell {cell} has no evaluation of {evaluated!r} among its artifacts")
@@ -227,18 +237,19 @@ def measures_of(
         "version": version_text(run.tags),
         "harness": run.tags.get(HARNESS_TAG, ""),
         "base_model": run.tags.get(BASE_MODEL_TAG, "")[:SHOWN],
+        "checked": run.tags.get(CHECKED_TAG, ""),
     }
 
 
 def version_text(tags: Mapping[str, str]) -> str:
-    """Return the version and the commit of the code that made a run's numbers, as far as they are known."""
+    """Return the version and the commit of the code of a run, if they are known."""
     changed_since = "+" if tags.get("code.dirty") == "true" else ""
     commit = tags.get("code.commit", "")[:COMMIT_DIGITS] + changed_since
     return " ".join(filter(None, (tags.get("code.version"), commit)))
 
 
 def answers_of(record: Mapping[str, Any], cell: str, evaluated: str) -> Iterator[Answers]:
-    """Yield the answers of a cell to one task: after training, and before it where those were recorded."""
+    """Yield the answers of a cell to one task: after training, and before it if they were recorded."""
     moments = [(AFTER, record["right"], right_distinct(record, f"{evaluated} of cell {cell}"))]
     if record["before"] is not None:
         moments.append((BEFORE, record["before"], record["right_distinct_before"]))
@@ -260,14 +271,12 @@ def cells_frame(rows: Sequence[Mapping[str, Any]]) -> DataFrame:
     import pandas
 
     columns: dict[str, Any] = {}
+    defaults = {**dict.fromkeys(NUMBERS), "flags": ()}  # of other columns an empty text; each row has a seed
+    types = {**dict.fromkeys(NUMBERS, "float64"), "seed": "int64"}
     for name in COLUMNS:
-        if name in NUMBERS:
-            columns[name] = pandas.Series([row.get(name) for row in rows], dtype="float64")
-        elif name == "seed":
-            columns[name] = pandas.Series([row[name] for row in rows], dtype="int64")
-        else:
-            default: Any = () if name == "flags" else ""
-            columns[name] = pandas.Series([row.get(name, default) for row in rows], dtype="object")
+        default = defaults.get(name, "")
+        values = [row.get(name, default) for row in rows]
+        columns[name] = pandas.Series(values, dtype=types.get(name, "object"))
     return pandas.DataFrame(columns)
 
 
@@ -278,7 +287,10 @@ def answers_frame(answers: Sequence[Answers]) -> DataFrame:
     sizes = [len(columns["problem"]) for _, columns in answers]
 
     def joined(name: str) -> list[Any]:
-        return [value for _, columns in answers for value in columns[name]]
+        values: list[Any] = []
+        for _, columns in answers:
+            values.extend(columns[name])
+        return values
 
     frame = {}
     for place, name in enumerate(("cell", "evaluated", "moment")):
@@ -331,14 +343,14 @@ def base_model_cells(frames: Frames, methods: Mapping[str, DataFrame]) -> DataFr
 
 def before_training(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of the base model that a cell began from."""
-    kept = (*TABLE, "seed", "cell", "state", "entropy_first", "flags", "version", "harness", "base_model")
+    kept = (*TABLE, "seed", "cell", "state", "entropy_first", "flags", "version", "harness", "base_model", "ruleset")
     # The entropy of the first step is that of the model before its first update.
     return {name: row[name] for name in kept} | {"method": BASE_MODEL, "moment": BEFORE}
 
 
 def check_comparable(frames: Frames, cells: DataFrame, reference: DataFrame) -> None:
     """Refuse cells that answered other problems than the reference: no mean or difference of them makes sense."""
-    rows = [row for part in (reference, cells) for row in done_cells(part).to_dict("records")]
+    rows = done_cells(reference).to_dict("records") + done_cells(cells).to_dict("records")
     if not rows:
         return
     first = rows[0]
@@ -364,3 +376,16 @@ def check_all_comparable(frames: Frames, baseline: str) -> None:
     """Check each row against the baseline of its table, or against its own first seed where there is none."""
     for (_, axes), cells in frames.rows.items():
         check_comparable(frames, cells, frames.tables[axes].get(baseline, cells))
+    for methods in frames.tables.values():
+        check_one_ruleset(methods)
+
+
+def check_one_ruleset(methods: Mapping[str, DataFrame]) -> None:
+    """Refuse a table in which the options of some methods were tuned and those of others were not."""
+    by_ruleset: dict[str, str] = {}
+    for method, cells in methods.items():
+        for ruleset in cells["ruleset"]:
+            by_ruleset.setdefault(ruleset, method)
+    if len(by_ruleset) > 1:
+        listed = " and ".join(f"{ruleset} ({method})" for ruleset, method in by_ruleset.items())
+        raise UserError(f"one table has rows of one ruleset, and these cells have {listed}; read each matrix alone")

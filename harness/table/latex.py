@@ -31,31 +31,36 @@ MIXED_MARK = r"$^\ddagger$"  # behind a method whose cells, or the baseline's, a
 def render_latex(results: Sequence[Comparison]) -> str:
     """Return a table for each model, and each setting of further axes."""
     by_place: dict[str, list[Comparison]] = {}
-    for each in results:
-        by_place.setdefault(each.where, []).append(each)
+    for result in results:
+        by_place.setdefault(result.where, []).append(result)
     return "\n".join(latex_table(where, section) for where, section in by_place.items())
 
 
 def latex_table(where: str, results: Sequence[Comparison]) -> str:
-    scores = list(dict.fromkeys((each.task, each.score) for each in results))
-    by_cell = {(each.method, each.task, each.score): each for each in results}
-    groups, rules = task_groups([task for task, _ in scores])
+    by_method: dict[str, dict[tuple[str, str], Comparison]] = {}  # and by task and score
+    columns: dict[tuple[str, str], None] = {}
+    mixed: dict[str, None] = {}
+    for result in results:
+        by_method.setdefault(result.method, {})[result.task, result.score] = result
+        columns[result.task, result.score] = None
+        mixed |= dict.fromkeys(f"% Marked: {as_comment(why)}." for why in result.mixed)
+    tasks, scores = zip(*columns, strict=True)
+    groups, rules = task_groups(tasks)
     lines = [
         f"% {as_comment(where)}: means with 95 % intervals over seeds and problems.",
-        "% Bold: the highest mean of a method, and those that the paired interval does not tell from it.",
-        *dict.fromkeys(f"% Marked: {as_comment(why)}." for each in results for why in each.mixed),
-        rf"\begin{{tabular}}{{l{'c' * len(scores)}}}",
+        "% Bold: the highest mean of a method, and all that do not differ significantly from it (paired interval).",
+        *mixed,
+        rf"\begin{{tabular}}{{l{'c' * len(columns)}}}",
         r"\toprule",
         latex_row(["", *groups]),
         "".join(rules),
-        latex_row(["Method", *(as_latex(score) for _, score in scores)]),
+        latex_row(["Method", *map(as_latex, scores)]),
         r"\midrule",
     ]
-    for method in dict.fromkeys(each.method for each in results):
-        cells = [by_cell.get((method, *score)) for score in scores]
-        is_mixed = any(each is not None and each.mixed for each in cells)
+    for method, of_method in by_method.items():
+        is_mixed = any(result.mixed for result in of_method.values())
         name = as_latex(method) + (MIXED_MARK if is_mixed else "")
-        lines.append(latex_row([name, *(latex_cell(each) for each in cells)]))
+        lines.append(latex_row([name, *map(latex_cell, map(of_method.get, columns))]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
@@ -75,11 +80,11 @@ def latex_row(cells: Sequence[str]) -> str:
     return rf"{' & '.join(cells)} \\"
 
 
-def latex_cell(each: Comparison | None) -> str:
-    if each is None or each.mean is None:
+def latex_cell(result: Comparison | None) -> str:
+    if result is None or result.mean is None:
         return "--"
-    number = latex_estimate(each.mean)
-    return rf"$\mathbf{{{number}}}$" if each.best else f"${number}$"
+    number = latex_estimate(result.mean)
+    return rf"$\mathbf{{{number}}}$" if result.best else f"${number}$"
 
 
 def latex_estimate(estimate: Estimate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from harness.statistics import (
     seeds_needed,
     share_interval,
 )
+from harness.table.endings import endings_of
 from harness.table.frames import (
     BASE_MODEL,
     Axes,
@@ -32,6 +34,7 @@ from harness.table.frames import (
     with_base_models,
 )
 from harness.table.origins import mixtures
+from harness.table.verified import mark_of_row
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -44,7 +47,7 @@ MEASURES = ("length", "distinct", "distinct_answers", "after_answer", "dropped",
 class LeaderboardRow:
     """One method, evaluated on one task, with one model; estimates are None before the first seed is done.
 
-    The names of the fields are those of the columns everywhere: `--columns`, `--sort`, csv, json and Python.
+    `--columns`, `--sort`, csv, json and Python name their columns by these fields.
     """
 
     method: str
@@ -56,12 +59,12 @@ class LeaderboardRow:
     pass_at_k: dict[int, Estimate]
     entropy_initial: Estimate | None  # the geometric mean over seeds, as of entropy_final
     entropy_final: Estimate | None
-    delta_to_baseline: Estimate | None  # of Avg@K, paired by seed and problem; None where no seed is done by both
+    delta_to_baseline: Estimate | None  # of Avg@K, paired by seed and problem; None if no seed is done by both
     delta_pass_at_k: dict[int, Estimate]
     seeds_done: int
     seeds_expected: int
     flags: list[str] = field(default_factory=list)  # of the problems, and of another source than the present one
-    entropy_kept: Estimate | None = None  # that at the last step as a share of that at the first, as a geometric mean
+    entropy_kept: Estimate | None = None  # at the last step, as a share of the first step; a geometric mean
     right_distinct: Estimate | None = None  # distinct right answers to a problem, over seeds and problems
     coverage: Estimate | None = None  # share of all right answers to a problem that were given, over seeds and problems
     # Means over the seeds, of the columns of `frames`.
@@ -75,17 +78,22 @@ class LeaderboardRow:
     device: str | None = None
     version: str | None = None
     setting: dict[str, str] = field(default_factory=dict)  # its value at each further axis of the matrix
-    # The step at which each seed ended early, since its entropy was too low (stop.entropy_below); their last evaluation
-    # counts as that of any other.
+    # The step at which each seed ended early, since its entropy was too low (stop.entropy_below). Its last evaluation
+    # counts like any other.
     collapsed: dict[int, int] = field(default_factory=dict)
     base_model: str | None = None  # the first digits of the digest of the model that its cells began from
     mixed: list[str] = field(default_factory=list)  # how its cells, or the baseline's, are not of one experiment
-    made_of: str | None = None  # the method with compositions written out; None where it names none
-    experiment: str | None = None  # where a table holds rows of several
-    near_bound: list[str] = field(default_factory=list)  # scores of which both methods are so near 0 or 1 that the
-    # interval of the difference may be too short
-    # By score, with two seeds: how many would tell a difference as large as the present one from 0; None: no number.
+    made_of: str | None = None  # the method with compositions written out; None if it contains none
+    experiment: str | None = None  # set if a table has rows of several
+    # Scores at which both methods are so near 0 or 1 that the interval of the difference may be too short.
+    near_bound: list[str] = field(default_factory=list)
+    # By score, with two seeds: the number of seeds at which a difference as large as the present one is significant;
+    # None: no number.
     seeds_needed: dict[str, int | None] = field(default_factory=dict)
+    ruleset: str | None = None  # published or tuned; docs/fair.md
+    collapsed_share: float | None = None  # of the seeds, by the definition in `endings`
+    exploded_share: float | None = None
+    checked: str | None = None  # of a row of a pack: reported, judged again or replayed
 
     @property
     def where(self) -> str:
@@ -129,13 +137,24 @@ def mixed_rows(frames: Frames, baseline: str) -> dict[tuple[str, Axes], list[str
 
 
 def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline: str, k: int) -> LeaderboardRow:
+    """Return the row of some cells of one method, without its label."""
     first, done = cells.iloc[0], done_cells(cells)
     ks = ks_of(frames, done, k)
     pairs = paired_cells(done, done_cells(baseline_cells))
     paired = not pairs[0].empty
     scores_by_name = {"Avg@K": None, f"Pass@{k}": k} if paired and first["method"] != baseline else {}
+    passes, pass_differences = {}, {}
+    for score_k in ks:
+        passes[score_k] = share_interval(frames.scores(done, score_k))
+        if paired:
+            pass_differences[score_k] = difference_interval(difference_SJ(frames, pairs, score_k))
+    near_bound = [name for name, score_k in scores_by_name.items() if both_near_bound(frames, pairs, score_k)]
     collapsed = done[done["collapsed"].notna()]
+    collapsed_at = dict(
+        zip(collapsed["seed"].astype(int).tolist(), collapsed["collapsed"].astype(int).tolist(), strict=True)
+    )
     is_base_model = first["method"] == BASE_MODEL
+    endings = endings_of(done.iloc[:0] if is_base_model else done)
     return LeaderboardRow(
         method=first["method"],
         task=first["evaluated"],
@@ -143,19 +162,23 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
         k=k,
         baseline=baseline,
         avg_at_k=None if done.empty else share_interval(frames.scores(done, None)),
-        pass_at_k={each: share_interval(frames.scores(done, each)) for each in ks},
+        pass_at_k=passes,
         entropy_initial=None if done.empty else geometric_interval(done["entropy_first"].to_numpy()),
         entropy_final=None if done.empty or is_base_model else geometric_interval(done["entropy_last"].to_numpy()),
         delta_to_baseline=difference_interval(difference_SJ(frames, pairs, None)) if paired else None,
-        delta_pass_at_k={each: difference_interval(difference_SJ(frames, pairs, each)) for each in ks if paired},
+        delta_pass_at_k=pass_differences,
         seeds_done=len(done),
         seeds_expected=len(cells),
-        flags=sorted({flag for flags in done["flags"] for flag in flags}),
+        flags=sorted(set(itertools.chain(*done["flags"]))),
         setting=dict(first["setting"]),
-        made_of=next(filter(None, cells["made_of"]), None),  # which a cell without a run may not know
-        collapsed={int(seed): int(step) for seed, step in zip(collapsed["seed"], collapsed["collapsed"], strict=True)},
-        near_bound=[name for name, each in scores_by_name.items() if both_near_bound(frames, pairs, each)],
+        made_of=next(filter(None, cells["made_of"]), None),  # unknown for a cell without a run
+        collapsed=collapsed_at,
+        near_bound=near_bound,
         seeds_needed=needed_seeds(frames, pairs, scores_by_name),
+        ruleset=first["ruleset"] or None,
+        collapsed_share=endings.collapsed,
+        exploded_share=endings.exploded,
+        checked=mark_of_row(done["checked"]),
         **measures(frames, done),
     )
 
@@ -174,7 +197,7 @@ Pairs = tuple["DataFrame", "DataFrame"]  # cells of two methods with the same se
 def paired_cells(ours: DataFrame, theirs: DataFrame) -> Pairs:
     """Return the cells of the seeds that both methods have done."""
     ours, theirs = (cells.set_index("seed", drop=False) for cells in (ours, theirs))
-    # The order of the sum decides its last digits: that of a set of integers, as in all tables that are kept.
+    # The order of a sum decides its last digits. The order of a set of integers keeps them as in all published tables.
     shared = list(set(ours["seed"].tolist()) & set(theirs["seed"].tolist()))
     return ours.loc[shared], theirs.loc[shared]
 
@@ -195,7 +218,7 @@ def scores_near_bound(x_SJ: Floats) -> bool:
 
 
 def needed_seeds(frames: Frames, pairs: Pairs, scores_by_name: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Return how many seeds would tell each difference from 0, where there are two."""
+    """Return the seeds that each difference needs to be significant, if there are two now."""
     if len(pairs[0]) != 2:
         return {}
     return {name: seeds_needed(difference_SJ(frames, pairs, k)) for name, k in scores_by_name.items()}
@@ -203,7 +226,9 @@ def needed_seeds(frames: Frames, pairs: Pairs, scores_by_name: Mapping[str, int 
 
 def measures(frames: Frames, done: DataFrame) -> dict[str, Any]:
     """Return the fields of a row that are not scores."""
-    fields: dict[str, Any] = {name: measured_mean(done[name], is_share=name in SHARES) for name in MEASURES}
+    fields: dict[str, Any] = {}
+    for name in MEASURES:
+        fields[name] = measured_mean(done[name], is_share=name in SHARES)
     distinct_SJ = frames.counts(done, "right_distinct")
     fields["right_distinct"] = mean_over_problems(distinct_SJ, most=math.inf)
     fields["coverage"] = mean_over_problems(distinct_SJ / frames.counts(done, "solutions"), most=1)

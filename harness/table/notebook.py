@@ -34,7 +34,9 @@ class LeaderboardFrame(DataFrame):
 def leaderboard_frame(rows: Sequence[LeaderboardRow]) -> LeaderboardFrame:
     """Return the rows as a frame; a missing value is NaN."""
     frame = records_frame(rows).infer_objects()
-    columns = {name: [float("nan") if value is None else value for value in frame[name]] for name in frame}
+    columns = {}
+    for name in frame:
+        columns[name] = [float("nan") if value is None else value for value in frame[name]]
     table = LeaderboardFrame(columns)
     table.rows = list(rows)
     return table

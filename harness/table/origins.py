@@ -13,11 +13,11 @@ from harness.table.frames import BASE_MODEL, done_cells
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-HARNESS_DIGITS = 8  # of the hash of the harness that people see
+HARNESS_DIGITS = 8  # digits of the hash of the harness in a sentence
 # The base models of the results that the repository keeps; an installed package does not have them.
 REFERENCE = Path(__file__).parents[2] / "results/reference/demo/base_model.json"
 
-# Values that should not differ between the cells of one experiment, and the beginning of the sentence if they do.
+# Values that should be equal in all cells of an experiment, with the beginning of the sentence if they are not.
 KINDS = {
     "code": "cells were made by different code of the harness",
     "base_model": "cells began from different base models",
@@ -29,11 +29,14 @@ SeedsByMethod = dict[str, list[int]]
 def mixtures(methods: Mapping[str, DataFrame], baseline: str) -> list[tuple[str, set[str]]]:
     """Return sentences on how the cells of a table differ, each with the rows that it concerns.
 
-    These are the rows whose own cells, or the baseline's with them, differ. `methods`: the cells of a table by method,
-    with those of the base model, which has no cells of its own and is only concerned.
+    A row is concerned if its cells, together with the baseline's, differ. `methods`: the cells of a table by method.
+    The base model borrows the cells of others, so it can be concerned but never named.
     """
-    done = {method: with_code(done_cells(cells)) for method, cells in methods.items()}
-    trained = {method: cells for method, cells in done.items() if method != BASE_MODEL}
+    done, trained = {}, {}
+    for method, cells in methods.items():
+        done[method] = with_code(done_cells(cells))
+        if method != BASE_MODEL:
+            trained[method] = done[method]
     sentences = []
     for kind, beginning in KINDS.items():
         seeds = seeds_by_value(trained, kind)
@@ -53,7 +56,7 @@ def with_code(cells: DataFrame) -> DataFrame:
 
 
 def names_of_values(methods: Mapping[str, DataFrame], kind: str) -> dict[str, str]:
-    """Return the values of a kind as people read them."""
+    """Return the texts of the values of a kind."""
     names = {}
     for cells in methods.values():
         for value, version, harness in zip(cells[kind], cells["version"], cells["harness"], strict=True):
@@ -64,9 +67,12 @@ def names_of_values(methods: Mapping[str, DataFrame], kind: str) -> dict[str, st
 
 def concerned_rows(methods: Mapping[str, DataFrame], baseline: str, kind: str) -> set[str]:
     """Return the rows whose cells and the baseline's have more than one value; records of old versions have none."""
-    values = {method: {*cells[kind]} - {""} for method, cells in methods.items()}
-    of_baseline = values.get(baseline, set())
-    return {method for method, own in values.items() if len(of_baseline | own) > 1}
+    of_baseline = {*methods[baseline][kind]} if baseline in methods else set()
+    concerned = set()
+    for method, cells in methods.items():
+        if len((of_baseline | {*cells[kind]}) - {""}) > 1:
+            concerned.add(method)
+    return concerned
 
 
 def seeds_by_value(methods: Mapping[str, DataFrame], kind: str) -> dict[str, SeedsByMethod]:
@@ -127,8 +133,8 @@ def kept_base_models(reference: Path) -> dict[str, dict[str, str]]:
         return {}
     by_model: dict[str, dict[str, str]] = {}
     try:
-        for each in content["base_models"]:
-            by_model.setdefault(each["model"], {})[each["digest"]] = each["processor"]
+        for kept in content["base_models"]:
+            by_model.setdefault(kept["model"], {})[kept["digest"]] = kept["processor"]
     except (KeyError, TypeError) as error:
         raise Damaged(reference, "it must list base_models, each with model, digest and processor") from error
     return by_model

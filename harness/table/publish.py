@@ -15,17 +15,18 @@ from harness.statistics import Estimate
 from harness.table import board
 from harness.table.board import Board
 from harness.table.columns import COLUMNS, DEFAULT, header_names, table_lines
+from harness.table.description import write_description, write_scores
 from harness.table.experiment import Experiment
 from harness.table.frames import Frames, done_cells, read_frames
 from harness.table.leaderboard import LeaderboardRow, leaderboard_rows
 from harness.table.render import render_rows, row_notes
-from harness.terminal.layout import visible
+from harness.terminal.layout import escaped, visible
 from harness.tracking.artifacts import Artifacts
 from harness.tracking.origin import origin
 from harness.tracking.reader import reader
 from harness.tracking.runs import FINAL
 from harness.tracking.store import store
-from harness.tracking.sync import experiment_of, name_of
+from harness.tracking.sync import experiment_of, metric_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -73,11 +74,14 @@ def write_summary(
     artifacts = Artifacts(client, client.get_run(run), experiment.uri)
     artifacts.bring_home()
     artifacts.write(board.FILE, plan.as_json())
-    outcomes = experiment.outcomes_of([each.cell for each in plan.expected])
-    artifacts.write(board.OUTCOMES, json.dumps({identities.hash_of(each): each for each in outcomes.values()}))
+    outcomes = experiment.outcomes_of([cell.cell for cell in plan.expected])
+    by_digest = {identities.hash_of(outcome): outcome for outcome in outcomes.values()}
+    artifacts.write(board.OUTCOMES, json.dumps(by_digest))
     artifacts.write("leaderboard.md", render_rows(rows, "md"))
     artifacts.write("leaderboard.html", as_html(plan.experiment, rows))
     artifacts.write(TABLE, as_mlflow_table(rows))
+    write_description(client, run, number, rows)
+    write_scores(client, run, rows, int(time.time() * 1000))
     client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
     client.set_terminated(run)
 
@@ -94,14 +98,17 @@ def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
     for row in rows:
         line: dict[str, object] = {"method": row.method, **row.setting}
         line |= {"task": row.task, "model": row.model, "K": row.k}
-        for column in (COLUMNS[name] for name in DEFAULT):
+        for column in map(COLUMNS.__getitem__, DEFAULT):
             header, value = column.header.format(**names), column.value(row)
             if isinstance(value, float | int | str):
                 line[header] = value
             else:
                 line |= estimate_columns(header, value)
         lines.append(line)
-    table = pandas.DataFrame({name: [line[name] for line in lines] for name in lines[0]}, dtype="object")
+    columns = {}
+    for name in lines[0]:
+        columns[name] = [line[name] for line in lines]
+    table = pandas.DataFrame(columns, dtype="object")
     return json.dumps(table.to_dict("split", index=False), allow_nan=False)
 
 
@@ -115,7 +122,7 @@ def estimate_columns(header: str, estimate: Estimate | None) -> dict[str, float 
 
 def as_html(title: str, rows: Sequence[LeaderboardRow]) -> str:
     """Return the table as a page."""
-    notes = "".join(f"<p>{in_html(note)}</p>" for note in row_notes(rows))
+    notes = "".join(map("<p>{}</p>".format, map(in_html, row_notes(rows))))
     return (
         f"<!doctype html><meta charset=utf-8><title>{in_html(title)}</title><style>{STYLE}</style>"
         f"<h1>{in_html(title)}</h1>{table_html(rows)}{notes}"
@@ -126,9 +133,9 @@ def table_html(rows: Sequence[LeaderboardRow]) -> str:
     """Return the table as HTML, in which every text is shown and none is markup."""
     import pandas
 
-    header, *lines = [[visible(text) for text in line] for line in table_lines(rows)]
+    header, *lines = escaped(table_lines(rows))
     frame = pandas.DataFrame(lines, columns=header, dtype="object")
-    with pandas.option_context("display.max_colwidth", None):  # by itself pandas cuts texts off at 50 characters
+    with pandas.option_context("display.max_colwidth", None):  # the default cuts texts off at 50 characters
         table: str = frame.to_html(index=False, border=0, justify="unset", na_rep="")
     return table
 
@@ -141,30 +148,38 @@ def in_html(text: str) -> str:
 def write_finals(client: MlflowClient, experiment: Experiment, plan: Board, frames: Frames) -> None:
     """Send the scores of each cell, and the differences to the baseline's cell of the same seed, as its metrics.
 
-    Only changed values are sent, so that nothing piles up.
+    Only changed values are sent, since MLflow keeps the history of each metric.
     """
     from mlflow.entities import Metric
 
     finals = final_metrics(plan, frames)
     now = int(time.time() * 1000)
     for key, run in experiment.done.items():
-        new = {name: value for name, value in finals.get(key, {}).items() if run.finals.get(name) != value}
-        if new:
-            client.log_batch(run.id, [Metric(name, value, now, 0) for name, value in new.items()])
+        changed = []
+        for name, value in finals.get(key, {}).items():
+            if run.finals.get(name) != value:
+                changed.append(Metric(name, value, now, 0))
+        if changed:
+            client.log_batch(run.id, changed)
 
 
 def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:
     """Return the final metrics of each cell, by its hash."""
-    evaluations = {each.cell: len(each.eval_tasks) for each in plan.expected}
+    evaluations = {cell.cell: len(cell.eval_tasks) for cell in plan.expected}
     finals: dict[str, dict[str, float]] = {}
     for axes, methods in frames.tables.items():
         evaluated = axes[1]
         k = plan.ks[evaluated]
         for name, score_k in (("avg_at_k", None), (f"pass_at_{k}", k)):
-            scores = {method: cell_scores(frames, cells, score_k) for method, cells in methods.items()}
-            baseline = {seed: score for seed, _, score in scores.get(plan.baseline, [])}
-            for seed, cell, score in (each for of_method in scores.values() for each in of_method):
-                prefix = FINAL if evaluations[cell] == 1 else name_of(f"{FINAL}{evaluated}/")
+            scores: list[tuple[int, str, float]] = []
+            baseline: dict[int, float] = {}  # the score of its cell, by seed
+            for method, cells in methods.items():
+                of_method = cell_scores(frames, cells, score_k)
+                scores += of_method
+                if method == plan.baseline:
+                    baseline = {seed: score for seed, _, score in of_method}
+            for seed, cell, score in scores:
+                prefix = FINAL if evaluations[cell] == 1 else metric_name(f"{FINAL}{evaluated}/")
                 metrics = finals.setdefault(cell, {})
                 metrics[f"{prefix}{name}"] = score
                 if seed in baseline:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.base.errors import one_of
+from harness.config import PUBLISHED, TUNED
 from harness.statistics import NEAR_BOUND as NEAR_BOUND_PROBLEMS
 from harness.table.columns import BETTER, DEFAULT, MIXED, NEAR_BOUND, WORSE, collapse_text, table_lines
 from harness.table.frames import BASE_MODEL
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FLAG = " †"
-LISTED = 4  # rows that a note names: those of a table of fifty methods would fill the screen
+LISTED = 4  # rows named in a note: all rows of a table of fifty methods would fill the screen
 FORMATS = ("table", "md", "csv", "json")
-# Signs that end a cell of Markdown, or begin a link, an image, code, emphasis or HTML in it.
+# Characters that end a cell of Markdown, or begin a link, an image, code, emphasis or HTML in it.
 MARKDOWN = re.compile(r"[\\|`*\[\]]|<(?=[a-zA-Z/!])")
 PROSE = re.compile(r"[\\\[\]]|<(?=[a-zA-Z/!])")  # the same in our own sentences, which may have code and emphasis
-# A cell that begins so is computed by a spreadsheet, not shown; in some languages by wide signs, too.
+# A spreadsheet computes a cell that begins with one of these; in some languages also with a full-width character.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", *"\uff1d\uff0b\uff0d\uff20")
 
-# A title, the header with the lines, and the columns that a narrow terminal does without, the least important first.
+# A title, the header with the lines, and the columns that a narrow terminal drops, the least important first.
 Table = tuple[str, list[list[str]], Sequence[Collection[str]]]
 WITHOUT_INTERVALS = "The terminal is too narrow for the intervals of scores and entropies; --format csv has them."
 
@@ -37,7 +38,7 @@ WITHOUT_INTERVALS = "The terminal is too narrow for the intervals of scores and 
 def render_rows(
     rows: Sequence[LeaderboardRow], how: str, width: int | None = None, columns: Sequence[str] = DEFAULT
 ) -> str:
-    """Return the rows as text; with a width, a table without the columns for which a terminal has no room."""
+    """Return the rows as text; a table drops the columns that do not fit into `width`."""
     sections: dict[tuple[str, str], list[LeaderboardRow]] = {}
     for row in rows:
         sections.setdefault((row.task, row.model), []).append(row)
@@ -56,7 +57,7 @@ def render_rows(
 
 
 def columns_that_fit(lines: list[list[str]], width: int) -> int:
-    """Return how many columns but that of seeds a terminal has room for; 0 if it is too narrow for a table."""
+    """Return the number of columns, apart from seeds, that fit into a terminal; 0 if not even a table fits."""
     kept = layout.fitting_boxed(lines, width, drop_order(lines[0]))
     return 0 if kept is None else sum(lines[0][column] != "seeds" for column in kept)
 
@@ -67,20 +68,22 @@ def render_document(
     """Return the records as JSON or CSV, or the tables of them with their notes."""
     one_of("--format", how, FORMATS)
     if how == "json":
-        # Estimates are objects here and three columns everywhere else, so that no frame has this shape.
-        plain = [finite_values(dataclasses.asdict(record)) for record in records]
+        # Not from a frame: estimates are objects here, and three columns everywhere else.
+        plain = list(map(finite_values, map(dataclasses.asdict, records)))
         return json.dumps(plain, indent=2, allow_nan=False) + "\n"
     if how == "csv":
         return as_csv(records)
     if how == "md":
-        bullets = "".join(f"- {as_prose(note)}\n" for note in notes)
-        return "\n".join([*(as_markdown(title, lines) for title, lines, _ in tables), bullets])
-    parts = [layout.boxed(title, lines, width, order, "--format csv") for title, lines, order in tables]
-    return "\n".join([*parts, "".join(f"{layout.folded(layout.visible(note), width)}\n" for note in notes)])
+        parts = [as_markdown(title, lines) for title, lines, _ in tables]
+        sentences = [f"- {as_prose(note)}" for note in notes]
+    else:
+        parts = [layout.boxed(title, lines, width, order, "--format csv") for title, lines, order in tables]
+        sentences = [layout.folded(layout.visible(note), width) for note in notes]
+    return "\n".join([*parts, *sentences, ""])
 
 
 def finite_values(value: Any) -> Any:
-    """Return the value with null for numbers that JSON cannot hold, as the entropy of a run that diverged."""
+    """Return the value with null for numbers that JSON cannot hold, such as the entropy of a run that diverged."""
     if isinstance(value, dict):
         return {key: finite_values(child) for key, child in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -88,13 +91,13 @@ def finite_values(value: Any) -> Any:
 
 def as_csv(records: Sequence[Any]) -> str:
     frame = records_frame(records)
-    cells = {name: [as_csv_cell(value) for value in frame[name]] for name in frame}
+    cells = {name: list(map(as_csv_cell, frame[name])) for name in frame}
     text: str = type(frame)(cells, dtype="object").to_csv(index=False, lineterminator="\n")
     return text
 
 
 def as_csv_cell(value: Any) -> Any:
-    """Return a text that shows itself in a spreadsheet: behind an apostrophe where it would be a formula."""
+    """Return a text that a spreadsheet shows as it is: with an apostrophe in front if it would be a formula."""
     if isinstance(value, str):
         return layout.visible(f"'{value}" if value.startswith(FORMULA) else value)
     # pandas leaves missing values and NaN empty, but an entropy that is NaN was measured.
@@ -106,9 +109,12 @@ def records_frame(records: Sequence[Any]) -> DataFrame:
     import pandas
 
     lines = [dict(flat_fields(dataclasses.asdict(record))) for record in records]
-    fullest_first = sorted(lines, key=len, reverse=True)  # a row without results has few columns
-    names = list(dict.fromkeys(name for line in fullest_first for name in line))
-    columns = {name: [line.get(name) for line in lines] for name in names}
+    names: dict[str, None] = {}
+    for line in sorted(lines, key=len, reverse=True):  # a row without results has few columns
+        names |= dict.fromkeys(line)
+    columns = {}
+    for name in names:
+        columns[name] = [line.get(name) for line in lines]
     return pandas.DataFrame(columns, dtype="object")
 
 
@@ -132,12 +138,20 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
         "excludes 0; without a mark the data do not tell the two apart.",
         "Distinct right: how many distinct right answers to a problem its samples hold, mean over problems.",
     ]
+    texts += ruleset_notes(rows)
     if any(row.near_bound for row in rows):
         texts.append(doubt_near_bound(rows[0].baseline))
     if any(row.method == BASE_MODEL for row in rows):
         texts.append(f"{BASE_MODEL}: the model before training, by its evaluation at step 0.")
-    texts += dict.fromkeys(f"{row.method} = {row.made_of}" for row in rows if row.made_of)
-    texts += dict.fromkeys(f"{MIXED} {row.task}, {row.where}: {each}." for row in rows for each in row.mixed)
+    compositions: dict[str, None] = {}
+    mixed: dict[str, None] = {}
+    flags = set()
+    for row in rows:
+        if row.made_of:
+            compositions[f"{row.method} = {row.made_of}"] = None
+        mixed |= dict.fromkeys(f"{MIXED} {row.task}, {row.where}: {why}." for why in row.mixed)
+        flags |= {f"{FLAG.strip()} {row.task}: {flag}" for flag in row.flags}
+    texts += [*compositions, *mixed]
     texts += reference_notes((row.model, row.base_model) for row in rows)
     if any(row.seeds_done == 1 for row in rows):
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
@@ -153,7 +167,27 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
             texts.append(
                 f"{row_place(row)}: the entropy of {collapse_text(row)} fell so low that training ended there."
             )
-    return texts + sorted({f"{FLAG.strip()} {row.task}: {flag}" for row in rows for flag in row.flags})
+    return texts + sorted(flags)
+
+
+RULESETS = {
+    PUBLISHED: "methods have their published constants, and the options that the configuration names",
+    TUNED: "options were chosen by one rule, from as many candidates of each method, on validation problems",
+}
+
+
+def ruleset_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
+    """Return sentences on how options were chosen, and on how far the rows of packs were verified."""
+    rulesets = dict.fromkeys(row.ruleset for row in rows if row.ruleset)
+    notes = [f"Ruleset {name}: {RULESETS[name]}." for name in rulesets]
+    by_mark: dict[str, list[str]] = {}
+    for row in rows:
+        if row.checked and row.method not in by_mark.setdefault(row.checked, []):
+            by_mark[row.checked].append(row.method)
+    if by_mark:
+        parts = [f"{mark}: {', '.join(methods)}" for mark, methods in by_mark.items()]
+        notes.append(f"Rows of packs, as far as `entrobench verify` has checked them: {'; '.join(parts)}.")
+    return notes
 
 
 def row_place(row: LeaderboardRow) -> str:
@@ -182,27 +216,30 @@ def two_seeds(needed: Mapping[str, Mapping[str, int | None]]) -> str:
     if len(parts) > LISTED:
         parts[LISTED:] = [f"of {len(parts) - LISTED} more, `seeds_needed` in --format csv"]
     return (
-        "Two seeds tell little: intervals are wide, and how much seeds differ is hardly known. With noise as here, a "
-        "true difference as large as the one seen is told from 0 four times in five by about this many seeds (no "
-        f"number: it takes more problems): {'; '.join(parts)}."
+        "Two seeds tell little: intervals are wide, and the variance between seeds is uncertain. With the same noise "
+        "a true difference as large as the measured one is significant in four of five experiments with about this "
+        f"many seeds (no number: it takes more problems): {'; '.join(parts)}."
     )
 
 
 def as_markdown(title: str, lines: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown; that of pandas needs one more package, and pads and escapes otherwise."""
+    """Return a table of Markdown; pandas' own needs one more package, and has other padding and escapes."""
     header, *body = lines
     rule = ["---", *["---:"] * (len(header) - 1)]
-    rows = [[as_cell(text) for text in header], rule, *([as_cell(text) for text in line] for line in body)]
-    return f"**{as_cell(title)}**\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    text = f"**{as_cell(title)}**\n\n"
+    for line in (header, None, *body):
+        row = rule if line is None else map(as_cell, line)
+        text += f"| {' | '.join(row)} |\n"
+    return text
 
 
 def as_cell(text: str) -> str:
-    """Return a text as a cell of Markdown that shows it and does nothing else."""
+    """Return a text as a cell of Markdown, without any markup in effect."""
     return re.sub(MARKDOWN, r"\\\g<0>", one_line(text))
 
 
 def as_prose(text: str) -> str:
-    """Return a sentence of ours for Markdown, in which the names that it quotes make no link and no HTML."""
+    """Return a sentence of ours for Markdown, in which quoted names cannot become links or HTML."""
     return re.sub(PROSE, r"\\\g<0>", one_line(text))
 
 
@@ -212,9 +249,9 @@ def one_line(text: str) -> str:
 
 
 def drop_order(header: Sequence[str]) -> list[list[str]]:
-    """List the columns that a narrow terminal does without, the least important ones first.
+    """List the columns that a narrow terminal drops, the least important first.
 
-    The finding is the difference of Pass@K, and the entropy at the end; so they stay longest.
+    The difference of Pass@K and the final entropy stay longest, since they are the main results.
     """
     differences = [name for name in header if " - " in name]
     return [

@@ -11,7 +11,7 @@ from harness.table import compare, leaderboard
 from harness.table.board import AXES, Board, Expected
 from harness.table.compare import Comparison
 from harness.table.experiment import Experiment
-from harness.table.frames import BASE_MODEL, Frames, read_frames
+from harness.table.frames import BASE_MODEL, NO_RUN, Frames, read_frames
 from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.units import plural
 from harness.tracking.runs import Run
@@ -25,7 +25,7 @@ Differences = dict[str, tuple[str | None, str | None]]  # a run's value and the 
 
 @dataclass(frozen=True)
 class Part:
-    """The selected part of one matrix, of which nothing is pooled with another."""
+    """The selected part of one matrix; matrices are never pooled."""
 
     title: str
     board: Board
@@ -53,7 +53,7 @@ def conditions(arguments: Sequence[str]) -> dict[str, str]:
         if not (key and equals):
             raise UserError(f"--where is {argument!r}; write key=value, for example task=countdown")
         if wanted.setdefault(key, value) != value:
-            raise UserError(f"--where asks for {key}={wanted[key]} and {key}={value}, and no cell is both")
+            raise UserError(f"--where asks for {key}={wanted[key]} and {key}={value}, and no cell has both")
     return wanted
 
 
@@ -63,10 +63,16 @@ def part_of_config(board: Board, experiment: Experiment, where: Params, baseline
     return part_of_board(board, experiment, where, baseline, board.experiment)
 
 
+def part_of_packs(experiment: Experiment, where: Params, baseline: str | None) -> Part:
+    """Return the one table of packs."""
+    [board] = experiment.boards()
+    return part_of_board(board, experiment, where, baseline, board.experiment)
+
+
 def parts_of_experiment(experiment: Experiment, where: Params, baseline: str | None) -> list[Part]:
     """Return a table for each matrix that an experiment holds.
 
-    Of several matrices, those that do not have the selected values are left out, unless none has them.
+    If there are several, matrices without the selected values are left out, unless all are without them.
     """
     boards = experiment.boards()
     parts, refusals = [], []
@@ -87,13 +93,17 @@ def part_of_board(board: Board, experiment: Experiment, where: Params, baseline:
     if baseline:
         board = board.against(baseline)
     check_conditions(board, where)
-    on_methods = {key: value for key, value in where.items() if is_of_method(key)}
-    on_others = {key: value for key, value in where.items() if not is_of_method(key)}
-    visible = {each.method for each in board.expected if meets(each, on_methods)}
+    on_methods: dict[str, str] = {}
+    on_others: dict[str, str] = {}
+    for key, value in where.items():
+        conditions_of_kind = on_methods if is_of_method(key) else on_others
+        conditions_of_kind[key] = value
+    visible = {cell.method for cell in board.expected if meets(cell, on_methods)}
     compared = {*visible, board.baseline}
-    expected = [each for each in board.expected if each.method in compared and meets(each, on_others)]
-    if not any(each.method in visible for each in expected):
-        raise UserError("no cell meets all of " + " and ".join(f"--where {key}={where[key]}" for key in where))
+    expected = [cell for cell in board.expected if cell.method in compared and meets(cell, on_others)]
+    if not any(cell.method in visible for cell in expected):
+        listed = " and ".join(f"--where {key}={value}" for key, value in where.items())
+        raise UserError(f"no cell meets all of {listed}")
     frames = read_frames(experiment, expected, board.baseline)
     return Part(title, board, frames, visible, missing_sentences(board, experiment))
 
@@ -101,9 +111,13 @@ def part_of_board(board: Board, experiment: Experiment, where: Params, baseline:
 def check_conditions(board: Board, where: Params) -> None:
     """Refuse a condition that no cell of the matrix meets."""
     for key, value in where.items():
-        values = {own for each in board.expected if (own := value_of(each, key)) is not None}
+        values, known = set(), {*AXES}
+        for cell in board.expected:
+            known |= cell.params.keys()
+            cell_value = value_of(cell, key)
+            if cell_value is not None:
+                values.add(cell_value)
         if not values:
-            known = {*AXES, *(name for each in board.expected for name in each.params)}
             raise UserError(f"--where names {key!r}, which no cell has; {nearest(key, known)}")
         if value not in values:
             raise UserError(f"--where {key} is {value!r}; {nearest(value, values)}")
@@ -126,27 +140,28 @@ def board_titles(boards: Sequence[Board]) -> list[str]:
 
     Matrices that differ in something that is not a parameter are numbered by their age.
     """
-    titles = [board_title(board, boards) for board in boards]
+    shared = list(map(shared_params, boards))
+    titles = [board_title(board, shared) for board in boards]
     numbered = []
     for place, title in enumerate(titles):
         numbered.append(f"{title} ({titles[place:].count(title)})" if titles.count(title) > 1 else title)
     return numbered
 
 
-def board_title(board: Board, boards: Sequence[Board]) -> str:
-    own, shared = shared_params(board), [shared_params(each) for each in boards]
-    keys = sorted({key for params in shared for key in params})
+def board_title(board: Board, shared: Sequence[Params]) -> str:
+    """Name a matrix; `shared`: the parameters of each matrix that are the same in all of its cells."""
+    own_params = shared_params(board)
     values = []
-    for key in keys:
+    for key in sorted(set().union(*shared)):
         differs = len({params.get(key) for params in shared}) > 1
-        if differs and key in own and not is_of_method(key):
-            values.append(f"{key}={own[key]}")
+        if differs and key in own_params and not is_of_method(key):
+            values.append(f"{key}={own_params[key]}")
     return f"{board.experiment}: {', '.join(values)}" if values else board.experiment
 
 
 def shared_params(board: Board) -> dict[str, str]:
     """Return the parameters that are the same in all cells."""
-    return dict(set.intersection(*(set(each.params.items()) for each in board.expected)))
+    return dict(set.intersection(*(set(cell.params.items()) for cell in board.expected)))
 
 
 # Missing cells
@@ -154,8 +169,8 @@ def shared_params(board: Board) -> dict[str, str]:
 
 def check_any_run(board: Board, experiment: Experiment) -> None:
     """Refuse a matrix without any run if its experiment holds runs of others, and say where these differ."""
-    expected = {each.cell for each in board.expected}
-    if not experiment.runs or any(run.tags["cell"] in expected for run in experiment.runs):
+    expected = {cell.cell for cell in board.expected}
+    if not experiment.runs or expected & experiment.newest.keys():
         return
     least = least_differences(experiment.runs, board.expected)
     differences = [f"{key} ({shown(theirs)}, not {shown(ours)})" for key, (theirs, ours) in least.items()]
@@ -175,11 +190,11 @@ def check_any_run(board: Board, experiment: Experiment) -> None:
 
 
 def least_differences(runs: Sequence[Run], expected: Sequence[Expected]) -> Differences:
-    """Return where the run and the cell that are nearest to each other differ.
+    """Return the differences between the run and the cell that are nearest to each other.
 
-    There are many seeds and few settings, so these are compared first.
+    The settings are compared first, of which there are few, and then the seeds.
     """
-    our_seeds = seeds_by_settings(each.params for each in expected)
+    our_seeds = seeds_by_settings(cell.params for cell in expected)
     their_seeds = seeds_by_settings(run.params for run in runs)
     least: Differences = {}
     best: tuple[int, bool] | None = None
@@ -198,29 +213,34 @@ def seeds_by_settings(every: Iterable[Params]) -> dict[Settings, set[str]]:
     """Return the seeds of each set of parameters."""
     seeds: dict[Settings, set[str]] = {}
     for params in every:
-        settings = tuple((key, value) for key, value in params.items() if key != "seed")
+        settings = tuple(pair for pair in params.items() if pair[0] != "seed")
         seeds.setdefault(settings, set()).add(params.get("seed", ""))
     return seeds
 
 
 def params_difference(theirs: Params, ours: Params) -> Differences:
-    pairs = {key: (theirs.get(key), ours.get(key)) for key in {**ours, **theirs}}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    differences = {}
+    for key in {**ours, **theirs}:
+        if theirs.get(key) != ours.get(key):
+            differences[key] = (theirs.get(key), ours.get(key))
+    return differences
 
 
 def missing_sentences(board: Board, experiment: Experiment) -> list[str]:
     """Return sentences on cells that are not done, and on information that is missing."""
-    states = {cell: run.tags["status"] for cell, run in experiment.newest.items()}
-    counts = Counter(states.get(each.cell, "without a run") for each in board.expected)
+    newest = experiment.newest
+    counts: Counter[str] = Counter()
+    for cell in board.expected:
+        counts[newest[cell.cell].tags["status"] if cell.cell in newest else NO_RUN] += 1
     sentences = []
     if counts["done"] < len(board.expected):
         listed = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
         sentences.append(f"Of {len(board.expected)} cells: {listed}.")
-    if board.baseline not in {each.method for each in board.expected}:
+    if board.baseline not in {cell.method for cell in board.expected}:
         sentences.append(f"No cell is of the baseline {board.baseline}, so nothing is compared with it.")
     if board.config is None:
         sentences.append(
-            "No summary in MLflow says which cells were expected, so what the newest run's configuration means counts; "
+            "No summary in MLflow lists the expected cells, so they are those of the newest run's configuration; "
             "`entrobench sync` writes one."
         )
     return sentences + runs_left_out(board, experiment)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
@@ -37,7 +37,7 @@ def visible(text: str) -> str:
 
 
 def escaped(lines: Iterable[Sequence[str]]) -> list[list[str]]:
-    return [[visible(text) for text in line] for line in lines]
+    return [list(map(visible, line)) for line in lines]
 
 
 class SafeConsole(Console):
@@ -86,13 +86,16 @@ def fitting(
         if name in folding:
             sizes[number] = min(sizes[number], max(FOLDED, cell_len(name)))
     order: list[list[int]] = []  # the columns that are dropped together, the least important first
-    unnamed = every[1:]
+    named: set[int] = set()
     for group in goes:
-        order.append([i for i in every[1:] if header[i] in group])
-        unnamed = [i for i in unnamed if header[i] not in group]
-    order += [[i] for i in reversed(unnamed)]
+        columns = [i for i in every[1:] if header[i] in group]
+        order.append(columns)
+        named |= set(columns)
+    for i in reversed(every[1:]):
+        if i not in named:
+            order.append([i])
     kept = every
-    while sum(sizes[i] for i in kept) + between * (len(kept) - 1) + around > width:
+    while sum(map(sizes.__getitem__, kept)) + between * (len(kept) - 1) + around > width:
         if not order:
             return None
         dropped = order.pop(0)
@@ -123,7 +126,9 @@ def cards(lines: Sequence[Sequence[str]]) -> Group:
 def further(header: Sequence[str], kept: Collection[int], where: str) -> str:
     """Return a sentence that names the columns that did not fit; an empty text if all did."""
     dropped = [name for i, name in enumerate(header) if i not in kept]
-    return f"further columns ({where}): {'; '.join(dropped)}" if dropped else ""
+    if not dropped:
+        return ""
+    return f"further columns ({where}): {'; '.join(dropped)}"
 
 
 def folded(text: str, width: int | None) -> str:
@@ -131,7 +136,7 @@ def folded(text: str, width: int | None) -> str:
     return text if width is None else textwrap.fill(text, width)
 
 
-def show(
+def show_table(
     console: Console,
     columns: Sequence[Column],
     rows: Iterable[Sequence[str]],
@@ -143,8 +148,12 @@ def show(
     where: str = "in a wider terminal or a pipe",
 ) -> None:
     """Print a table, or the columns of it that fit."""
-    lines = escaped([[column.name for column in columns], *rows])
-    width, folding = width_of(console), {column.name for column in columns if column.folds}
+    names_of_columns, folding = [], set()
+    for column in columns:
+        names_of_columns.append(column.name)
+        if column.folds:
+            folding.add(column.name)
+    lines, width = escaped([names_of_columns, *rows]), width_of(console)
     kept = fitting(lines, width, goes, between=2, around=2 * pad_edge, folding=folding)
     if kept is None:
         if title is not None:
@@ -153,22 +162,29 @@ def show(
         return
     if width is None:
         text = aligned(lines if names else lines[1:], columns, " " * pad_edge)
-        console.out(f"{title}\n{text}" if title is not None else text, end="", highlight=False)
+        if title is not None:
+            text = f"{title}\n{text}"
+        console.out(text, end="", highlight=False)
         return
     table = Table(box=None, header_style="dim", pad_edge=pad_edge, show_header=names, title=title, title_justify="left")
-    for column in (columns[i] for i in kept):
-        table.add_column(
-            column.name, justify="right" if column.right else "left", no_wrap=not column.folds, overflow="fold"
-        )
-    for line in lines[1:]:
-        table.add_row(*(Text(line[i]) for i in kept))
+    for i in kept:
+        column = columns[i]
+        justify: JustifyMethod = "right" if column.right else "left"
+        table.add_column(column.name, justify=justify, no_wrap=not column.folds, overflow="fold")
+    add_lines(table, lines[1:], kept)
     console.print(table, crop=False)
     if note := further(lines[0], kept, where):
         console.print(folded(note, width), style="dim")
 
 
+def add_lines(table: Table, lines: Sequence[Sequence[str]], kept: Sequence[int]) -> None:
+    """Add the kept columns of some lines to a table, as texts without markup."""
+    for line in lines:
+        table.add_row(*(Text(line[i]) for i in kept))
+
+
 def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str) -> str:
-    """Return a table of any width, one line for each row, of which there may be thousands."""
+    """Return a table of any width as text, one line for each row."""
     sizes = column_sizes(lines)
     texts = []
     for line in lines:
@@ -183,7 +199,7 @@ def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str
 def fitting_boxed(
     lines: Sequence[Sequence[str]], width: int | None, goes: Sequence[Collection[str]]
 ) -> list[int] | None:
-    """Return the columns of a boxed table that fit, by number; None where cards are better."""
+    """Return the numbers of the columns of a boxed table that fit; None if cards are better."""
     return fitting(lines, width, goes, between=3, around=1)
 
 
@@ -198,10 +214,9 @@ def boxed(
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for i in kept:
         table.add_column(Text(lines[0][i]), justify="right" if i else "left", no_wrap=True)
-    for line in lines[1:]:
-        table.add_row(*(Text(line[i]) for i in kept))
-    note = further(lines[0], kept, where)
-    return printed(table, FULL) + (f"\n{folded(note, width)}\n" if note else "")
+    add_lines(table, lines[1:], kept)
+    text, note = printed(table, FULL), further(lines[0], kept, where)
+    return f"{text}\n{folded(note, width)}\n" if note else text
 
 
 def printed(renderable: RenderableType, width: int) -> str:

@@ -22,24 +22,26 @@ def log_ratios(batch: TokenBatch, logp_T: Tensor, level: str) -> Tensor:
     return difference_T if level == "token" else batch.per_sequence(difference_T)
 
 
-def beyond(ratios: Tensor, given: Correction) -> Tensor:
+def beyond(ratios: Tensor, settings: Correction) -> Tensor:
     """Return which ratios the bounds change."""
-    return (ratios > given.high) | (ratios < given.low)
+    return (ratios > settings.high) | (ratios < settings.low)
 
 
-def correction_factors(batch: TokenBatch, logp_T: Tensor, given: Correction) -> Tensor:
+def correction_factors(batch: TokenBatch, logp_T: Tensor, settings: Correction) -> Tensor:
     """Return the factor of each token's gradient."""
-    ratios = log_ratios(batch, logp_T, given.level).exp()
-    if given.kind == "truncated":
-        ratios = ratios.clamp(max=given.high)
+    ratios = log_ratios(batch, logp_T, settings.level).exp()
+    if settings.kind == "truncated":
+        ratios = ratios.clamp(max=settings.high)
     else:
-        ratios = ratios.masked_fill(beyond(ratios, given), 0.0)
-    ratio_T = ratios if given.level == "token" else ratios[batch.sequence_T]
+        ratios = ratios.masked_fill(beyond(ratios, settings), 0.0)
+    ratio_T = ratios if settings.level == "token" else ratios[batch.sequence_T]
     return ratio_T.to(logp_T)
 
 
-def correct(signal: Signal, batch: TokenBatch, given: Correction) -> Signal:
+def correct(signal: Signal, batch: TokenBatch, settings: Correction) -> Signal:
     """Return the signal with corrected weights."""
-    if given.kind == "off":
+    if settings.kind == "off":
         return signal
-    return dataclasses.replace(signal, weights_T=signal.weights_T * correction_factors(batch, signal.old.logp, given))
+    return dataclasses.replace(
+        signal, weights_T=signal.weights_T * correction_factors(batch, signal.old.logp, settings)
+    )

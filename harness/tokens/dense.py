@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf, log
+
 import torch
 from torch import Tensor
 
-from harness.tokens.head import FAR, Columns, Head, wide
+from harness.tokens.head import FAR, MIN_P, Columns, Head, wide
 
 
 def dense_statistics(
@@ -17,6 +19,7 @@ def dense_statistics(
     entropy: bool,
     entropy_grad: bool,
     sum_p2: bool,
+    min_p: bool,
 ) -> Columns:
     logits_TV = wide(hidden_TD) @ wide(head.weight_VD).T
     if head.bias_V is not None:
@@ -31,7 +34,15 @@ def dense_statistics(
         p_TV = logp_TV.exp()
         p_logp_TV = p_TV * logp_TV.clamp(min=FAR)
         entropy_T = -p_logp_TV.sum(-1) if entropy else None
-    if not sum_p2:
-        return logp_T, entropy_T, None, None
     with torch.no_grad():
-        return logp_T, entropy_T, (p_TV * p_TV).sum(-1), (p_TV * p_logp_TV).sum(-1)
+        sum_p2_T = (p_TV * p_TV).sum(-1) if sum_p2 else None
+        sum_p2_logp_T = (p_TV * p_logp_TV).sum(-1) if sum_p2 else None
+        min_p_logp_T = filtered_logp(logp_TV, logp_T) if min_p else None
+    return logp_T, entropy_T, sum_p2_T, sum_p2_logp_T, min_p_logp_T
+
+
+def filtered_logp(logp_TV: Tensor, logp_T: Tensor) -> Tensor:
+    """Return log p after all tokens below MIN_P of the largest probability are removed; -inf of a removed token."""
+    least_T = logp_TV.amax(-1) + log(MIN_P)
+    kept_TV = logp_TV.masked_fill(logp_TV < least_T[:, None], -inf)
+    return (logp_T - kept_TV.logsumexp(-1)).masked_fill(logp_T < least_T, -inf)

@@ -179,7 +179,7 @@ def comparison(predicted_T: Tensor, measured_T: Tensor, batch: TokenBatch) -> di
     """Return the measured change, and how the predicted one explains it.
 
     That is their correlation over tokens, and over the means of responses, and the common logit step of least squares.
-    Numbers that do not exist are left out, as where no token has a signal.
+    Numbers that do not exist are left out, for example if no token has a signal.
     """
     columns = (predicted_T, measured_T)
     x, y = (ranks.gather(column_T.double()) for column_T in columns)

@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 FAR = -1e4  # of log p, and of a logit below the largest one: from here on p is 0 in every type
-Columns = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]  # the first fields of TokenStats
+# The share of the largest probability that a token must have to stay in the filtered distribution of `min_p_logp`: the
+# value of arXiv:2510.03222, whose method alone reads it.
+MIN_P = 0.02
+# Of TokenStats: logp, entropy, sum_p2, sum_p2_logp, min_p_logp
+Columns = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -29,15 +33,15 @@ def wide(x: Tensor) -> Tensor:
 
 
 def widened_on_cpu(x: Tensor) -> Tensor:
-    """Return a tensor widened on a CPU, which rounds products of shorter types to them and is no faster with them."""
+    """Return a tensor widened if it is on a CPU, where shorter types lose precision and gain no speed."""
     return x if x.is_cuda else wide(x)
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """Return the product of two matrices in float32.
 
-    On CUDA the kernels for shorter types write float32. Autograd cannot differentiate that call (`out_dtype`), so
-    whoever needs a gradient computes it itself, as harness/tokens/streaming.py does.
+    On CUDA the kernels for shorter types write float32. Autograd cannot differentiate that call (`out_dtype`), so a
+    caller that needs a gradient computes it explicitly, as harness/tokens/streaming.py does.
     """
     a, b = widened_on_cpu(a), widened_on_cpu(b)
     return torch.mm(a, b, out_dtype=torch.float32) if a.dtype.itemsize < 4 else a @ b

@@ -26,6 +26,7 @@ PLACEHOLDERS = {
     "level": "`token` or `sequence`",
     "quadrant": "`positive_above`, `positive_below`, `negative_above`, `negative_below`: signs of A and of S* - N",
     "end": "`low` or `high`",
+    "sign": "`positive` or `negative`",
     "statistic": "`mean`, `std`, or the quantiles `q01`, `q50`, `q99`",
 }
 
@@ -95,6 +96,15 @@ UPDATE = MetricSection(
         LoggedMetric("weights/dropped_positive", TOKEN_SHARE, "weight 0 and a positive advantage"),
         LoggedMetric("weights/dropped_negative", TOKEN_SHARE, "weight 0 and a negative advantage"),
         LoggedMetric("weights/{control}/dropped", TOKEN_SHARE, "weight 0 from this control", "controls with `weights`"),
+        LoggedMetric(
+            "mass/{sign}",
+            NO_UNIT,
+            "positive or negative gradient mass (m_S and m_F of arXiv:2607.01490): mean over all tokens of the weight "
+            "times the advantage's size, of advantages of this sign",
+        ),
+        LoggedMetric(
+            "mass/{sign}_hard", NO_UNIT, "part of it from problems of which at most half of the responses are right"
+        ),
         LoggedMetric("gates/closed_{control}", TOKEN_SHARE, "gate of 0 from this control", "controls with `gate`"),
         LoggedMetric("ratio/mean", NO_UNIT, "mean importance ratio to the policy before the update"),
         LoggedMetric("ratio/max", NO_UNIT, "largest ratio"),

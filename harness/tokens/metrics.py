@@ -89,7 +89,7 @@ def p99(values: Tensor) -> float:
     return values.kthvalue(math.ceil(0.99 * len(values))).values.item()
 
 
-def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[str, float]:
+def of_mismatch(batch: TokenBatch, logp_T: Tensor, correction: Correction) -> dict[str, float]:
     """Return the metrics of engine against trainer log-probabilities, on all ranks, before any correction."""
     by_level = {level: ranks.gather(log_ratios(batch, logp_T, level)) for level in ("token", "sequence")}
     difference_T = by_level["token"]
@@ -99,7 +99,7 @@ def of_mismatch(batch: TokenBatch, logp_T: Tensor, given: Correction) -> dict[st
         "mismatch/p99": p99(size_T),
         "mismatch/max": size_T.max().item(),
         "mismatch/k3": (difference_T.clamp(max=LARGEST_LOG_RATIO).exp() - difference_T - 1).mean().item(),
-        "mismatch/beyond": share_of_true(beyond(by_level[given.level].exp(), given)),
+        "mismatch/beyond": share_of_true(beyond(by_level[correction.level].exp(), correction)),
     }
     for level, differences in by_level.items():
         ratios = differences.clamp(max=LARGEST_LOG_RATIO).exp()
@@ -127,8 +127,25 @@ def of_signal(signal: Signal, batch: TokenBatch) -> dict[str, float]:
         "weights/dropped_positive": batch.global_mean(dropped_T & positive_T).item(),
         "weights/dropped_negative": batch.global_mean(dropped_T & negative_T).item(),
     }
+    record |= gradient_mass(signal, batch)
     for name, factor_T in signal.weights_by.items():
         record[f"weights/{name}/dropped"] = batch.global_mean(factor_T == 0).item()
+    return record
+
+
+def gradient_mass(signal: Signal, batch: TokenBatch) -> dict[str, float]:
+    """Return the weighted advantages above 0 and below 0, each as a mean over all tokens; also those of hard problems.
+
+    A problem is hard if at most half of its responses are right.
+    """
+    pass_rate_P1 = batch.grouped(batch.right_B.double()).mean(1, keepdim=True)
+    hard_PG = (pass_rate_P1 <= 0.5).expand(-1, len(batch) // len(pass_rate_P1))
+    hard_T = hard_PG.flatten()[batch.sequence_T]
+    weighted_T = signal.weights_T * signal.advantages_T
+    record = {}
+    for sign, part_T in (("positive", weighted_T.clamp(min=0)), ("negative", (-weighted_T).clamp(min=0))):
+        record[f"mass/{sign}"] = batch.global_mean(part_T).item()
+        record[f"mass/{sign}_hard"] = batch.global_mean(part_T * hard_T).item()
     return record
 
 

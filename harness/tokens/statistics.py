@@ -16,7 +16,7 @@ class Backend(Protocol):
     """A function that computes the statistics of softmax(logits / temperature).
 
     It computes in float32, or in float64 if the inputs are. A logit may be -inf. The gradient goes through logp always,
-    through the entropy with `entropy_grad`, and never through the other two. All but logp are None unless requested.
+    through the entropy with `entropy_grad`, and never through the others. All but logp are None unless requested.
     """
 
     def __call__(
@@ -29,6 +29,7 @@ class Backend(Protocol):
         entropy: bool,
         entropy_grad: bool,
         sum_p2: bool,
+        min_p: bool,
     ) -> Columns: ...
 
 
@@ -45,6 +46,7 @@ def token_stats(
     entropy: bool = True,
     entropy_grad: bool = False,
     sum_p2: bool = False,
+    min_p: bool = False,
     backend: str | None = None,
 ) -> TokenStats:
     """Return the statistics of the targets, by the named backend or the one for the size of the vocabulary."""
@@ -54,7 +56,7 @@ def token_stats(
         dtype = torch.get_autocast_dtype(hidden_TD.device.type)
         hidden_TD, head = hidden_TD.to(dtype), Head(head.weight_VD.to(dtype), head.bias_V, head.softcap)
     with torch.autocast(hidden_TD.device.type, enabled=False):
-        columns = BACKENDS[backend](
+        logp_T, entropy_T, sum_p2_T, sum_p2_logp_T, min_p_logp_T = BACKENDS[backend](
             hidden_TD,
             head,
             targets_T,
@@ -62,5 +64,6 @@ def token_stats(
             entropy=entropy or entropy_grad,
             entropy_grad=entropy_grad,
             sum_p2=sum_p2,
+            min_p=min_p,
         )
-    return TokenStats(*columns)
+    return TokenStats(logp_T, entropy_T, sum_p2_T, sum_p2_logp_T, min_p_logp=min_p_logp_T)

@@ -1,22 +1,24 @@
-"""The backend that passes over the vocabulary once, block by block, and holds nothing of size tokens x vocabulary.
+"""The backend that passes over the vocabulary block by block, and holds nothing of size tokens x vocabulary.
 
 With m the running maximum, d = z - m and e = exp(d), it accumulates s = sum e, t = sum d e, q = sum e^2, r = sum d e^2:
 
     log p_y = z_y - m - log s        sum p^2       = q / s^2
     H       = log s - t / s          sum p^2 log p = r / s^2 - log s q / s^2
 
-Accumulators of z itself would lose digits where logits are far from 0. The backward pass recomputes each block.
+Accumulators of z itself would lose digits where logits are far from 0. One pass gives all of these; the filtered
+distribution of `min_p` takes another one. The backward pass recomputes each block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf, log
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.tokens.head import FAR, Columns, Head, wide_product, widened_on_cpu
+from harness.tokens.head import FAR, MIN_P, Columns, Head, wide_product, widened_on_cpu
 
 BLOCK = {"cpu": (2**7, 2**10), "cuda": (2**11, 2**14)}  # tokens x vocabulary; on a CPU a block fits into the cache
 
@@ -30,8 +32,9 @@ def streaming_statistics(
     entropy: bool,
     entropy_grad: bool,
     sum_p2: bool,
+    min_p: bool,
 ) -> Columns:
-    which = (entropy or sum_p2, entropy_grad, sum_p2)
+    which = (entropy or sum_p2, entropy_grad, sum_p2, min_p)
     return Streaming.apply(hidden_TD, head.weight_VD, head.bias_V, targets_T, head.softcap, temperature, which)
 
 
@@ -68,13 +71,13 @@ class Streaming(torch.autograd.Function):
         targets_T: Tensor,
         softcap: float | None,
         temperature: float,
-        which: tuple[bool, bool, bool],
+        which: tuple[bool, bool, bool, bool],
     ) -> tuple[Tensor | None, ...]:
-        entropy, entropy_grad, sum_p2 = which
+        entropy, entropy_grad, sum_p2, min_p = which
         masked = bias_V is not None  # only a bias can make a logit -inf
         tokens, vocabulary = BLOCK[hidden_TD.device.type]
         columns_by_row: dict[str, list[Tensor]] = {
-            name: [] for name in ("m", "log_s", "logp", "entropy", "sum_p2", "sum_p2_logp")
+            name: [] for name in ("m", "log_s", "logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp")
         }
         for rows in spans(len(hidden_TD), tokens):
             hidden, targets = hidden_TD[rows], targets_T[rows]
@@ -109,21 +112,35 @@ class Streaming(torch.autograd.Function):
             if sum_p2:
                 columns_by_row["sum_p2"].append(q / s**2)
                 columns_by_row["sum_p2_logp"].append((r - log_s * q) / s**2)
+            if min_p:
+                # A second pass: which tokens are kept is known only with the largest logit of all blocks.
+                kept = zero
+                for columns in spans(len(weight_VD), vocabulary):
+                    z, _ = block(hidden, weight_VD[columns], None if bias_V is None else bias_V[columns], softcap)
+                    d = z / temperature - m[:, None].to(z.dtype)
+                    kept = kept + d.exp().masked_fill_(d < log(MIN_P), 0).sum(dim=1).double()
+                removed = chosen - m < log(MIN_P)
+                columns_by_row["min_p_logp"].append((chosen - m - kept.log()).masked_fill(removed, -inf))
         exact = torch.promote_types(hidden_TD.dtype, torch.float32)
-        whole = {name: torch.cat(parts).to(exact) if parts else None for name, parts in columns_by_row.items()}
-        ctx.save_for_backward(hidden_TD, weight_VD, bias_V, targets_T, whole["m"], whole["log_s"], whole["entropy"])
+        joined = {name: torch.cat(parts).to(exact) if parts else None for name, parts in columns_by_row.items()}
+        ctx.save_for_backward(hidden_TD, weight_VD, bias_V, targets_T, joined["m"], joined["log_s"], joined["entropy"])
         ctx.softcap, ctx.temperature, ctx.entropy_grad = softcap, temperature, entropy_grad
-        fixed = [whole["sum_p2"], whole["sum_p2_logp"], None if entropy_grad else whole["entropy"]]
+        fixed = [
+            joined["sum_p2"],
+            joined["sum_p2_logp"],
+            joined["min_p_logp"],
+            None if entropy_grad else joined["entropy"],
+        ]
         ctx.mark_non_differentiable(*(x for x in fixed if x is not None))
-        return whole["logp"], whole["entropy"], whole["sum_p2"], whole["sum_p2_logp"]
+        return joined["logp"], joined["entropy"], joined["sum_p2"], joined["sum_p2_logp"], joined["min_p_logp"]
 
     @staticmethod
     def backward(ctx: Any, by_logp: Tensor, by_entropy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients, by dlog p_y / dz_i = [i = y] - p_i and dH / dz_i = -p_i (H + log p_i)."""
         hidden_TD, weight_VD, bias_V, targets_T, m_T, log_s_T, entropy_T = ctx.saved_tensors
         by_hidden, by_weight, by_bias = (
-            torch.zeros_like(given, dtype=m_T.dtype) if asked else None
-            for given, asked in zip((hidden_TD, weight_VD, bias_V), ctx.needs_input_grad, strict=False)
+            torch.zeros_like(x, dtype=m_T.dtype) if needed else None
+            for x, needed in zip((hidden_TD, weight_VD, bias_V), ctx.needs_input_grad, strict=False)
         )
         tokens, vocabulary = BLOCK[hidden_TD.device.type]
         for rows in spans(len(hidden_TD), tokens):
@@ -153,7 +170,7 @@ class Streaming(torch.autograd.Function):
                 if by_weight is not None:
                     by_weight[columns] += wide_product(slope.T, hidden)
         cast = (
-            None if grad is None else grad.to(given.dtype)
-            for grad, given in ((by_hidden, hidden_TD), (by_weight, weight_VD), (by_bias, bias_V))
+            None if grad is None else grad.to(x.dtype)
+            for grad, x in ((by_hidden, hidden_TD), (by_weight, weight_VD), (by_bias, bias_V))
         )
         return *cast, None, None, None, None

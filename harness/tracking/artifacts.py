@@ -1,4 +1,4 @@
-"""The files of an MLflow run, wherever the store lies now."""
+"""The files of an MLflow run, also after its store was moved or copied."""
 
 from __future__ import annotations
 
@@ -11,118 +11,133 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from harness.base import files
-from harness.tracking.store import database, unusable
+from harness.tracking.store import database, unusable_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-FOLDER = "mlartifacts"  # beside the database of an SQLite store
+FOLDER = "mlartifacts"  # next to the database of an SQLite store
+COMPLETE = "[!.]*"  # a glob pattern: a killed process leaves half a file under a hidden name
 
 
 class Artifacts:
-    """The files of one run: in a folder on this machine, or in the hands of a server.
+    """The files of one run: in a folder on this machine, or on a server.
 
-    MLflow keeps the absolute place of a run's files, `recorded`, which is wrong once the results are moved, and that of
-    the original once they are copied. Those of our own stores belong beside the database, in `home`, and that is where
-    they are read, unless they are in the recorded place alone.
+    MLflow records the absolute path of a run's files. That path, `recorded`, is wrong once the results are moved, and
+    names the original's files once they are copied. The files of our own stores belong next to the database, in `home`.
+    They are read from there, except if only the recorded path exists.
     """
 
     def __init__(self, client: MlflowClient, run: Run, uri: str) -> None:
         self.client, self.run, self.uri = client, run, uri
-        self.recorded = local(run.info.artifact_uri) if database(uri) else None
-        self.home = None if self.recorded is None else home(self.recorded, uri)
-        self.place = place(run.info.artifact_uri, uri)
+        self.recorded = local_folder(run.info.artifact_uri) if database(uri) else None
+        self.home = None if self.recorded is None else home_of_run(self.recorded, uri)
+        self.place = artifact_folder(run.info.artifact_uri, uri)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Returns the size of each file of a folder, by its path."""
+        """Return the size of each file of a folder, by its path."""
         if self.place is None:
-            listed = self.client.list_artifacts(self.run.info.run_id, folder)
-            return {each.path: each.file_size for each in listed if not each.is_dir}
-        found = (self.place / folder).glob("[!.]*")  # without what a killed process has half written
-        return {str(PurePosixPath(folder, path.name)): path.stat().st_size for path in found if path.is_file()}
+            entries = self.client.list_artifacts(self.run.info.run_id, folder)
+            return {entry.path: entry.file_size for entry in entries if not entry.is_dir}
+        paths = [path for path in (self.place / folder).glob(COMPLETE) if path.is_file()]
+        return {str(PurePosixPath(folder, path.name)): path.stat().st_size for path in paths}
 
     def fetch(self, path: str, temporary: str) -> Path:
-        """Returns a file of the run; one that a server has is put into the temporary folder."""
+        """Return the local path of a file of the run; a server's file is downloaded to the temporary folder."""
         if self.place is None:
             return Path(self.client.download_artifacts(self.run.info.run_id, path, temporary))
         return self.place / path
 
     def send(self, source: Path, folder: str = "") -> None:
-        """Sends a file."""
+        """Copy a file to the run."""
         if self.place is None:
             self.client.log_artifact(self.run.info.run_id, str(source), folder or None)
-        else:
-            with files.atomic(self.place / folder / source.name) as file, open(source, "rb") as given:
-                shutil.copyfileobj(given, file)
+            return
+        with files.atomic(self.place / folder / source.name) as copy, open(source, "rb") as original:
+            shutil.copyfileobj(original, copy)
 
     def holds(self, name: str, text: str) -> bool:
-        """Returns whether a file has this text."""
+        """Return whether the run has a file with exactly this text."""
         if self.sizes("").get(name) != len(text.encode()):
             return False
         with tempfile.TemporaryDirectory() as folder:
             return self.fetch(name, folder).read_text(errors="replace") == text
 
     def write(self, name: str, text: str) -> None:
-        """Sends a text as a file, which replaces an earlier one."""
+        """Write a text as a file of the run, replacing an earlier one."""
         if self.place is None:
             self.client.log_text(self.run.info.run_id, text, name)
         else:
             files.write_text(self.place / name, text)
 
     def sweep(self) -> None:
-        """Removes what a killed process has half written; nobody else may be sending now."""
-        for folder in (self.place, *self.place.glob("*")) if self.place is not None else ():
+        """Remove the half-written files of killed processes; no other process may be sending now."""
+        if self.place is None:
+            return
+        for folder in (self.place, *self.place.glob("*")):
             files.sweep(folder)
 
     def bring_home(self) -> None:
-        """Has the files beside the database from now on, whatever was moved or copied, and says so to MLflow's own
-        tools. What was sent before is not moved: who calls this sends what is missing."""
+        """Keep the files next to the database from now on, and correct MLflow's record of their path.
+
+        Files that were sent to the old path are not moved: the caller sends again what is missing.
+        """
         if self.home is None or self.home == self.recorded:
             return
         assert self.recorded is not None
         self.place = self.home
-        old, new = (place.parents[1].as_uri() for place in (self.recorded, self.home))
+        # An experiment's folder is two levels above the files of its runs: EXPERIMENT/RUN/artifacts.
+        old_experiment, new_experiment = self.recorded.parents[1].as_uri(), self.home.parents[1].as_uri()
         path, info = database(self.uri), self.run.info
         assert path is not None
         try:
+            # In MLflow's own tables, since its client has no call that changes these paths.
             with closing(sqlite3.connect(path)) as connection, connection:
                 connection.execute(
                     "UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (self.home.as_uri(), info.run_id)
                 )
                 connection.execute(
                     "UPDATE experiments SET artifact_location = ? WHERE experiment_id = ? AND artifact_location = ?",
-                    (new, int(info.experiment_id), old),
+                    (new_experiment, int(info.experiment_id), old_experiment),
                 )
         except sqlite3.Error as error:
-            raise unusable(self.uri, error) from error
+            raise unusable_store(self.uri, error) from error
 
 
-def local(uri: str) -> Path | None:
-    """Returns the folder that a URI names; None where it is not one of this machine."""
+def local_folder(uri: str) -> Path | None:
+    """Return the folder that a URI names; None if it is not on this machine."""
     parsed = urlparse(uri)
     return Path(unquote(parsed.path)) if parsed.scheme in ("", "file") else None
 
 
-def place(artifacts: str, uri: str) -> Path | None:
-    """Returns the folder with the files of a run, of which MLflow says that they are in `artifacts`; None where a
-    server has them."""
-    recorded = local(artifacts) if database(uri) else None
-    ours = None if recorded is None else home(recorded, uri)
-    if recorded is None or ours is None:
+def artifact_folder(artifacts: str, uri: str) -> Path | None:
+    """Return the folder with the files of a run, given the URI that MLflow recorded; None if a server has them."""
+    recorded = local_folder(artifacts) if database(uri) else None
+    if recorded is None:
+        return None
+    home = home_of_run(recorded, uri)
+    if home is None:
         return recorded
-    return ours if ours.is_dir() or not recorded.is_dir() else recorded
+    only_recorded_exists = recorded.is_dir() and not home.is_dir()
+    return recorded if only_recorded_exists else home
 
 
-def beside(uri: str, matrix: str) -> Path | None:
-    """Returns where the files of an experiment of an SQLite store belong."""
+def home_of_experiment(uri: str, matrix: str) -> Path | None:
+    """Return the folder next to an SQLite database for the files of an experiment; None for other stores."""
     path = database(uri)
     return None if path is None else path.resolve().parent / FOLDER / matrix
 
 
-def home(recorded: Path, uri: str) -> Path | None:
-    """Returns where the files of a run belong, of which MLflow says that they are in `recorded`; None where somebody
-    chose another place than ours."""
-    folder, matrix, run, last = (*[""] * 4, *recorded.parts)[-4:]
-    experiment = beside(uri, matrix)
-    return experiment / run / last if experiment and (folder, last) == (FOLDER, "artifacts") else None
+def home_of_run(recorded: Path, uri: str) -> Path | None:
+    """Return the folder next to the database for the files of a run, given their recorded folder.
+
+    None if the recorded folder does not end as those of our own stores do: then a user chose it.
+    """
+    if len(recorded.parts) < 4:
+        return None
+    folder, matrix, run, last = recorded.parts[-4:]
+    experiment = home_of_experiment(uri, matrix)
+    if experiment is None or (folder, last) != (FOLDER, "artifacts"):
+        return None
+    return experiment / run / last

@@ -1,4 +1,4 @@
-"""Feeds MLflow beside a run: whatever the store does, the run waits for nothing but the end of its budget."""
+"""Feed MLflow in a thread during a run, so that a slow or unreachable store does not delay the cells."""
 
 from __future__ import annotations
 
@@ -9,30 +9,34 @@ from pathlib import Path
 from harness.base.errors import Damaged, UserError
 from harness.tracking import sync
 
-PAUSE = 60.0  # seconds after which a store that failed is asked again
+PAUSE = 60.0  # seconds between attempts at a store that failed
 
 
 class Feeder:
-    """Brings cells to MLflow, one after another, in a thread that ends with the process. A cell that is asked for again
-    while it waits is brought once, as it is by then."""
+    """A queue of cells and a thread that feeds them to MLflow one after another.
+
+    A cell that is queued twice is sent once, in its latest state. The thread is a daemon: a call to MLflow that hangs
+    does not keep the process from ending.
+    """
 
     def __init__(self, uri: str, say: Callable[[str], None]) -> None:
         self.uri, self.say = uri, say
-        self.waiting: dict[Path, None] = {}
+        self.queue: dict[Path, None] = {}  # a dict, since it keeps the order and holds each folder once
         self.changed = threading.Condition()
         self.thread: threading.Thread | None = None
-        self.told = self.closed = False
+        self.reported = self.closed = False
 
     def feed(self, folder: Path) -> None:
+        """Queue a cell; the first one starts the thread."""
         with self.changed:
-            self.waiting[folder] = None
+            self.queue[folder] = None
             self.changed.notify()
         if self.thread is None:
             self.thread = threading.Thread(target=self.work, name="MLflow", daemon=True)
             self.thread.start()
 
     def close(self) -> None:
-        """Brings no more cells than the one at hand; what waits is left to the sync at the end."""
+        """Stop after the cell that is being sent; the sync at the end of the run sends the queued ones."""
         with self.changed:
             self.closed = True
             self.changed.notify()
@@ -40,22 +44,23 @@ class Feeder:
     def work(self) -> None:
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.waiting or self.closed)
+                self.changed.wait_for(lambda: self.queue or self.closed)
                 if self.closed:
                     return
-                folder = next(iter(self.waiting))
-                del self.waiting[folder]
-            self.bring(folder)
+                folder = next(iter(self.queue))
+                del self.queue[folder]
+            self.feed_now(folder)
 
-    def bring(self, folder: Path) -> None:
+    def feed_now(self, folder: Path) -> None:
+        """Feed a cell; if the store fails, queue it again and pause. Only the first failure is reported."""
         try:
             sync.sync(folder, self.uri)
-        except Damaged:  # of this cell alone, which has failed by that
+        except Damaged:  # a damaged record fails this cell, which the run reports; the store works
             return
         except UserError as error:
-            if not self.told and not self.closed:
+            if not self.reported and not self.closed:
                 self.say(f"MLflow is not fed: {error}. The records are kept; `entrobench sync` feeds it later.")
-            self.told = True
+            self.reported = True
             with self.changed:
-                self.waiting[folder] = None
+                self.queue[folder] = None
                 self.changed.wait_for(lambda: self.closed, PAUSE)

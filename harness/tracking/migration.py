@@ -1,7 +1,7 @@
-"""Tables of an SQLite store of MLflow: made elsewhere, and put in place in full.
+"""Create or upgrade the tables of MLflow's SQLite store, in a copy that takes the place of the database when complete.
 
-MLflow makes them in the database itself, by hundreds of statements over a second or more. A process that ends
-meanwhile, or a full disk, leaves a database that MLflow can neither use nor finish.
+MLflow itself does that in the database, by hundreds of statements over a second or more. A process that is killed
+meanwhile, or a full disk, leaves a database that MLflow can neither use nor complete.
 """
 
 from __future__ import annotations
@@ -17,117 +17,122 @@ from pathlib import Path
 from harness.base import files
 from harness.base.errors import UserError
 
-SIDE = ("-journal", "-wal", "-shm")  # files that SQLite keeps beside a database
+SQLITE_SUFFIXES = ("-journal", "-wal", "-shm")  # of the files that SQLite keeps next to a database
 
 
 def make_ready(path: Path) -> None:
-    """Have a database hold all tables of the installed MLflow. One process at a time may do this."""
+    """Create or upgrade a database to the tables of the installed MLflow; the caller holds the lock."""
     from alembic.util.exc import CommandError
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    there = looked_at(path)
-    if there.version == newest():
+    content = database_content(path)
+    if content.version == newest():
         return
-    with room(path) as copy:
-        if there.empty:
-            work_on(copy, fresh=True)
-            put(copy, path)
+    with temporary_database(path) as copy:
+        if content.empty:
+            run_migrations(copy, fresh=True)
+            put_in_place(copy, path)
             return
-        copied(path, copy)
+        copy_database(path, copy)
         try:
-            work_on(copy, fresh=False)
-        except CommandError:  # of a version of MLflow after this one, which may be able to use it nevertheless
+            run_migrations(copy, fresh=False)
+        except CommandError:  # tables of a newer MLflow, which this one may still be able to use
             return
         except (SQLAlchemyError, MlflowException) as error:
-            if there.runs:
-                raise unfinished(path, error) from error
-            print(f"{path} was left half made and holds no run; it is made again", file=sys.stderr, flush=True)
+            if content.runs:
+                raise failed_upgrade(path, error) from error
+            print(f"{path} was left incomplete and has no runs; it is created again", file=sys.stderr, flush=True)
             files.remove_path(copy)
-            work_on(copy, fresh=True)
-            put(copy, path)
+            run_migrations(copy, fresh=True)
+            put_in_place(copy, path)
             return
-        # In one transaction: until its end the old database is there. Renaming would leave it open in other processes,
-        # whose writes would be lost.
-        copied(copy, path)
+        # Copied back in one transaction and not renamed: a process that has the old file open would go on writing to
+        # it, and its writes would be lost.
+        copy_database(copy, path)
 
 
 def is_ready(path: Path) -> bool:
-    return looked_at(path).version == newest()
+    return database_content(path).version == newest()
 
 
 def newest() -> str:
-    """Return the version of the tables that the installed MLflow makes."""
-    from mlflow.store.db.utils import _get_latest_schema_revision  # MLflow has it in no public place
+    """Return the version of the tables of the installed MLflow."""
+    from mlflow.store.db.utils import _get_latest_schema_revision  # has no public equivalent
 
     version: str = _get_latest_schema_revision()
     return version
 
 
 @dataclass(frozen=True)
-class Looked:
-    """The contents of a database, as far as they say how to go on with it."""
+class DatabaseContent:
+    """The content of a database, on which the kind of migration depends."""
 
-    version: str | None  # of its tables; None where there is none
+    version: str | None  # of its tables; None if none is recorded
     runs: int
     empty: bool
 
 
-def looked_at(path: Path) -> Looked:
+def database_content(path: Path) -> DatabaseContent:
     if not path.exists():
-        return Looked(None, 0, empty=True)
+        return DatabaseContent(None, 0, empty=True)
     with closing(sqlite3.connect(path)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         version, runs = None, 0
         if "alembic_version" in tables:
-            version = next((text for (text,) in connection.execute("SELECT version_num FROM alembic_version")), None)
+            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+            version = row[0] if row else None
         if "runs" in tables:
             [(runs,)] = connection.execute("SELECT count(*) FROM runs")
-    return Looked(version, runs, empty=not tables)
+    return DatabaseContent(version, runs, empty=not tables)
 
 
 @contextmanager
-def room(path: Path) -> Iterator[Path]:
-    """Yield where a database is made, in a folder beside its place; remove first what a killed process left there."""
-    for left in path.parent.glob(f".{path.name}.*"):
-        files.remove_path(left)
+def temporary_database(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary database next to the final one; remove leftovers of killed processes."""
+    for abandoned in path.parent.glob(f".{path.name}.*"):
+        files.remove_path(abandoned)
     with files.temporary_path(path) as folder:
         folder.mkdir()
         yield folder / path.name
         files.remove_path(folder)
 
 
-def work_on(path: Path, *, fresh: bool) -> None:
-    """Have MLflow make all tables in a new database, or bring those of an old one to its version."""
+def run_migrations(path: Path, *, fresh: bool) -> None:
+    """Have MLflow create all tables in a new database, or upgrade an old one."""
     import sqlalchemy
     from mlflow.store.db.utils import _initialize_tables, _upgrade_db
 
     engine = sqlalchemy.create_engine(f"sqlite:///{path.absolute()}")
-    # Hundreds of statements would each wait for the disk; here one wait at the end is enough.
+    # Each of hundreds of statements would wait for the disk. The file is a copy, so one wait at the end is enough.
     sqlalchemy.event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
     try:
-        (_initialize_tables if fresh else _upgrade_db)(engine)
+        if fresh:
+            _initialize_tables(engine)
+        else:
+            _upgrade_db(engine)
     finally:
-        engine.dispose()  # closes the file, by which SQLite removes those beside it
+        engine.dispose()  # closes the file, so that SQLite removes its journal
 
 
-def put(made: Path, path: Path) -> None:
-    """Give a database its name in full. A journal of an earlier one would be applied to it, so that goes first."""
-    for end in SIDE:
-        files.remove_path(path.with_name(path.name + end))
-    files.flush_to_disk(made)
-    os.replace(made, path)
+def put_in_place(complete: Path, path: Path) -> None:
+    """Move a complete database to its final path."""
+    for suffix in SQLITE_SUFFIXES:  # first: SQLite would apply an old journal to the new database
+        files.remove_path(path.with_name(path.name + suffix))
+    files.flush_to_disk(complete)
+    os.replace(complete, path)
     files.flush_to_disk(path.parent)
 
 
-def copied(source: Path, target: Path) -> None:
-    """Copy a database, with all that lies in the files beside it, in one transaction."""
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a database in one transaction, including the content of its journal files."""
     with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
         old.backup(new)
 
 
-def unfinished(path: Path, error: Exception) -> UserError:
+def failed_upgrade(path: Path, error: Exception) -> UserError:
+    first_line = str(error).splitlines()[0]
     return UserError(
-        f"{path} is of another version of MLflow, or was left half changed, and cannot be brought to this version "
-        f"({str(error).splitlines()[0]}); it is as it was: move it away, and `entrobench sync` fills a new one"
+        f"{path} is of another version of MLflow, or half upgraded, and cannot be upgraded "
+        f"({first_line}); it was not changed: move it away, and `entrobench sync` fills a new one"
     )

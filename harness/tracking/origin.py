@@ -1,4 +1,4 @@
-"""Where a run comes from, in the tags and inputs that MLflow's own pages show."""
+"""The source of a run, in the tags and inputs that MLflow's own pages show."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from harness.cells.provenance import Made
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
 
-# Says that the runs are trainings and no evaluations of apps. MLflow 3.17 heeds a switch of its own above that, which a
-# link with ?workflowType=machine_learning sets.
+# A tag of the experiment: its runs are trainings, not evaluations of apps. In MLflow 3.17 a switch on the page takes
+# precedence over the tag; a link with ?workflowType=machine_learning sets that switch.
 KIND = {"mlflow.experimentKind": "custom_model_development"}
 NOTE = {
     "mlflow.note.content": (
@@ -28,25 +28,26 @@ NOTE = {
 
 
 def origin(made: Made | None) -> dict[str, str]:
-    """Returns the tags of a run that this user sent, with the commit of the code that made its numbers."""
-    tags = {"mlflow.source.name": "entrobench", "mlflow.source.type": "LOCAL", "mlflow.user": user()}
-    return tags | commit(made)
+    """Return the tags of a run's source: entrobench, this user, and the commit of the code that made the numbers."""
+    tags = {"mlflow.source.name": "entrobench", "mlflow.source.type": "LOCAL", "mlflow.user": user_name()}
+    return tags | commit_tags(made)
 
 
-def commit(made: Made | None) -> dict[str, str]:
+def commit_tags(made: Made | None) -> dict[str, str]:
+    """Return the tag of the commit, if it is known."""
     return {"mlflow.source.git.commit": made.commit} if made and made.commit else {}
 
 
-def user() -> str:
+def user_name() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a container whose user has no name
+    except (OSError, KeyError):  # in a container, the user's id may have no name
         return "unknown"
 
 
-def dataset(name: str, identity: Any) -> DatasetInput:
-    """Returns the problems of a task as an input of a run."""
+def dataset_input(task: str, identity: Any) -> DatasetInput:
+    """Return the problems of a task as an input of a run."""
     from mlflow.entities import Dataset, DatasetInput
 
-    source = json.dumps({"task": name, "identity": identity})
-    return DatasetInput(Dataset(name, identities.key(identity), "entrobench task", source))
+    source = json.dumps({"task": task, "identity": identity})
+    return DatasetInput(Dataset(task, identities.key(identity), "entrobench task", source))

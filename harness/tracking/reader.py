@@ -1,7 +1,7 @@
-"""Opens an MLflow store for reading: an SQLite file directly, any other store through MLflow's client.
+"""Open an MLflow store for reading: an SQLite file directly, any other store through MLflow's client.
 
-Loading MLflow takes seconds, and its client takes as long again for a thousand runs. That is worth a few queries for
-the default store, but not a client of our own for servers.
+Loading MLflow takes seconds, and its client takes as long again for a thousand runs. To avoid that, a few queries of
+our own are worth it for the default store; a client of our own for servers would not be.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from harness.base.addresses import visible_address
 from harness.base.errors import UserError
 from harness.tracking.runs import ClientReader, DatabaseReader, StoreReader
-from harness.tracking.store import database, probe, store, unusable
+from harness.tracking.store import check_database, database, store, unusable_store
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def reader(uri: str) -> Iterator[StoreReader]:
         with store(uri, write=False) as client:
             yield ClientReader(client, uri)
         return
-    probe(path, uri, write=False)
+    check_database(path, uri, write=False)
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             yield DatabaseReader(connection, uri)
@@ -33,4 +33,4 @@ def reader(uri: str) -> Iterator[StoreReader]:
             raise UserError(
                 f"the MLflow store at {visible_address(uri)} was written by an unknown version of MLflow: {error}"
             ) from error
-        raise unusable(uri, error) from error
+        raise unusable_store(uri, error) from error

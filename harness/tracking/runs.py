@@ -1,4 +1,4 @@
-"""Runs of MLflow, read out of the tables of an SQLite file or through MLflow's client."""
+"""Runs of MLflow, read from the tables of an SQLite file or through MLflow's client."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.tracking.artifacts import place
-from harness.tracking.store import answered, foreign, is_server, store
+from harness.tracking.artifacts import COMPLETE, artifact_folder
+from harness.tracking.store import answer_in_time, foreign_server, is_server, store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 FINAL = "final/"
-PAGE = 200  # runs that are asked of a server at a time: it gives up to 1000, but takes long for so many
-TOGETHER = 8  # files that are asked of a server at a time
+PAGE = 200  # runs per request to a server: it allows 1000, but takes long for that many
+TOGETHER = 8  # concurrent requests to a server for files and curves
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Run:
     tags: dict[str, str]
     params: dict[str, str]
     artifacts: str  # URI of their folder
-    finals: dict[str, float]  # metrics of the whole run: their names begin with FINAL
+    finals: dict[str, float]  # results of the whole run: the metrics whose names begin with FINAL
 
 
 @dataclass(frozen=True, order=True)
@@ -45,7 +45,7 @@ Curves = dict[str, list[Point]]  # by metric, in the order of steps
 
 
 def damaged_rows(why: str) -> sqlite3.DatabaseError:
-    """Return the error of tables that contradict each other, as SQLite gives it for a page that is damaged."""
+    """Return the error for tables that contradict each other, with the code that SQLite gives for a damaged page."""
     error = sqlite3.DatabaseError(why)
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
@@ -53,23 +53,23 @@ def damaged_rows(why: str) -> sqlite3.DatabaseError:
 
 class StoreReader(Protocol):
     def experiments(self) -> dict[str, str]:
-        """Return the ids of the experiments that were not deleted, by name."""
+        """Return the ids of the active experiments, by name; deleted ones are not active."""
 
     def runs(self, experiment: str) -> list[Run]:
-        """Return the runs of an experiment that were not deleted, the oldest first."""
+        """Return the active runs of an experiment, the oldest first."""
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
-        """Return an artifact of each run, None where a run has none."""
+        """Return the artifact at this path of each run; None for a run without it."""
 
     def listed(self, run: Run, folder: str) -> list[str]:
-        """Return the paths of the artifacts in a folder of a run, in order."""
+        """Return the paths of the artifacts in a folder of a run, sorted."""
 
     def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
         """Return the metrics of each run whose names are wanted."""
 
 
 class DatabaseReader:
-    """Reads the tables and the files that MLflow's own client would read."""
+    """A reader of the tables and files of an SQLite store, without MLflow's client."""
 
     def __init__(self, connection: sqlite3.Connection, uri: str) -> None:
         self.connection, self.uri = connection, uri
@@ -91,25 +91,25 @@ class DatabaseReader:
             if field == "finals":
                 pairs += f" AND key LIKE '{FINAL}%'"
             for run, key, value in self.connection.execute(pairs, values):
-                if run not in runs:  # though it was chosen by being there: an index and its table disagree
+                if run not in runs:  # the query selects from `runs`, so an index and its table disagree
                     raise damaged_rows(f"{table} has a run that is not in runs")
                 getattr(runs[run], field)[key] = value
         return list(runs.values())
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
-        folders = [place(run.artifacts, self.uri) for run in runs]
-        if None in folders:  # a store of files elsewhere, with a database that is here
+        folders = [artifact_folder(run.artifacts, self.uri) for run in runs]
+        if None in folders:  # the database is local, but the files are on a server or in object storage
             with store(self.uri, write=False) as client:
                 return ClientReader(client, self.uri).texts(runs, path)
         files = [folder / path for folder in folders if folder is not None]
         return [file.read_bytes() if file.is_file() else None for file in files]
 
     def listed(self, run: Run, folder: str) -> list[str]:
-        here = place(run.artifacts, self.uri)
-        if here is None:
+        artifacts = artifact_folder(run.artifacts, self.uri)
+        if artifacts is None:
             with store(self.uri, write=False) as client:
                 return ClientReader(client, self.uri).listed(run, folder)
-        complete = (here / folder).glob("[!.]*")  # a killed process leaves half a file under a hidden name
+        complete = (artifacts / folder).glob(COMPLETE)
         return sorted(str(PurePosixPath(folder, path.name)) for path in complete if path.is_file())
 
     def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
@@ -120,7 +120,8 @@ class DatabaseReader:
         query = "SELECT key, step, timestamp, value, is_nan FROM metrics WHERE run_uuid = ?"
         for key, step, time, value, is_nan in self.connection.execute(query, (run.id,)):
             if wanted(key):
-                curves.setdefault(key, []).append(Point(step, time / 1000, math.nan if is_nan else value))
+                number = math.nan if is_nan else value  # MLflow stores 0 for NaN, with a flag
+                curves.setdefault(key, []).append(Point(step, time / 1000, number))
         return {key: sorted(points) for key, points in sorted(curves.items())}
 
 
@@ -137,37 +138,37 @@ class InThisThread(Executor):
 
 
 class ClientReader:
-    """Reads a store through MLflow's client."""
+    """A reader of any store through MLflow's client."""
 
     def __init__(self, client: MlflowClient, uri: str) -> None:
         self.client, self.uri = client, uri
 
     def experiments(self) -> dict[str, str]:
         with self.answers_of_mlflow():
-            every = self.all_pages(lambda token: self.client.search_experiments(max_results=PAGE, page_token=token))
-            return {each.name: each.experiment_id for each in every}
+            pages = self.all_pages(lambda token: self.client.search_experiments(max_results=PAGE, page_token=token))
+            return {experiment.name: experiment.experiment_id for experiment in pages}
 
     def runs(self, experiment: str) -> list[Run]:
         order = ["attributes.start_time ASC"]
         runs = []
         with self.answers_of_mlflow():
-            for each in self.all_pages(
+            for run in self.all_pages(
                 lambda token: self.client.search_runs([experiment], max_results=PAGE, order_by=order, page_token=token)
             ):
-                info, data = each.info, each.data
+                info, data = run.info, run.data
                 finals = {key: value for key, value in data.metrics.items() if key.startswith(FINAL)}
                 runs.append(Run(info.run_id, info.run_name or "", data.tags, data.params, info.artifact_uri, finals))
         return runs
 
     @contextmanager
     def answers_of_mlflow(self) -> Iterator[None]:
-        """Say of answers that cannot be parsed that another server than MLflow's gave them."""
+        """Report answers that cannot be parsed as those of a server that is not MLflow's."""
         from google.protobuf.json_format import ParseError
 
         try:
             yield
         except (ParseError, AttributeError, KeyError, TypeError) as error:
-            raise foreign(self.uri, f"{type(error).__name__}: {error}") from error
+            raise foreign_server(self.uri, f"{type(error).__name__}: {error}") from error
 
     def all_pages(self, search: Callable[[str | None], Any]) -> Iterator[Any]:
         """Yield the results of a search, page by page."""
@@ -177,8 +178,8 @@ class ClientReader:
             yield from page
             if not page.token:
                 return
-            if page.token == token:  # the same page would come again and again
-                raise foreign(self.uri, "a page names itself as the next one")
+            if page.token == token:  # without this check, the same page would be requested for ever
+                raise foreign_server(self.uri, "a page names itself as the next one")
             token = page.token
 
     def texts(self, runs: Sequence[Run], path: str) -> list[bytes | None]:
@@ -189,14 +190,14 @@ class ClientReader:
         from mlflow.exceptions import MlflowException
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-        own, uri = folder / run.id, self.client.tracking_uri
-        own.mkdir()
+        uri, download_folder = self.client.tracking_uri, folder / run.id
+        download_folder.mkdir()
         try:
-            # By the address that is known already: by the run's id MLflow would first ask for the run and its models.
+            # By the known address: given the run's id, MLflow would first request the run and its models.
             repository = get_artifact_repository(run.artifacts, uri)
             repository.thread_pool = InThisThread()
-            download = partial(repository.download_artifacts, path, str(own))
-            copy = answered(uri, download) if is_server(uri) else download()
+            download = partial(repository.download_artifacts, path, str(download_folder))
+            copy = answer_in_time(uri, download) if is_server(uri) else download()
             return Path(copy).read_bytes()
         except (MlflowException, OSError):
             if path in self.listed(run, str(PurePosixPath(path).parent)):
@@ -204,8 +205,8 @@ class ClientReader:
             return None
 
     def listed(self, run: Run, folder: str) -> list[str]:
-        here = None if folder in ("", ".") else folder
-        return sorted(each.path for each in self.client.list_artifacts(run.id, here) if not each.is_dir)
+        entries = self.client.list_artifacts(run.id, None if folder in ("", ".") else folder)
+        return sorted(entry.path for entry in entries if not entry.is_dir)
 
     def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
         with ThreadPoolExecutor(TOGETHER) as threads:

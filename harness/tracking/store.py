@@ -1,4 +1,4 @@
-"""The MLflow store: a client whose troubles are told in one sentence."""
+"""Clients of the MLflow store, whose errors become one sentence for the user."""
 
 from __future__ import annotations
 
@@ -24,75 +24,85 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ENVIRONMENT = {  # of MLflow's client, where nobody has set it
+ENVIRONMENT = {  # defaults for MLflow's client; variables that the user has set take precedence
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # a server that is away must not hold up a run
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # an unreachable server must not hold up a run
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-PATIENCE = 4  # times MLFLOW_HTTP_REQUEST_TIMEOUT, which is of each read: a server may send a byte at a time for ever
+# The limit of a whole answer, in units of MLFLOW_HTTP_REQUEST_TIMEOUT. That variable limits each read alone: a server
+# that sends one byte at a time would never exceed it.
+PATIENCE = 4
 
 
 @contextmanager
 def store(uri: str, *, write: bool) -> Iterator[MlflowClient]:
-    """A client of the MLflow store, whose troubles are told in one sentence."""
+    """Yield a client of the MLflow store; errors of MLflow and its libraries become a UserError."""
     path = database(uri)
     if path is not None:
-        probe(path, uri, write)
+        check_database(path, uri, write)
     try:
-        # Two that make the tables at once would fail.
-        with lock(path.with_name(f"{path.name}.lock")) if path is not None and write else nullcontext():
-            if path is not None:
-                prepared(path.absolute(), write)
-            client = client_of(absolute(uri))
+        if path is not None:
+            # Creating the tables fails if two processes do it at the same time.
+            tables_lock = lock(path.with_name(f"{path.name}.lock")) if write else nullcontext()
+            with tables_lock:
+                prepare_tables(path.absolute(), write)
+                client = client_of(absolute(uri))
+        else:
+            client = client_of(uri)
     except OSError as error:
-        raise unusable(uri, error) from error
+        raise unusable_store(uri, error) from error
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         if is_server(uri) and not write:
-            yield cast("MlflowClient", Limited(client, uri))
-        else:  # a file that is sent may be of any size, so that its answer has no limit but that of the whole sync
+            yield cast("MlflowClient", TimeLimitedClient(client, uri))
+        else:  # an upload may be of any size, so only the sync as a whole is limited in time
             yield client
     except (MlflowException, SQLAlchemyError, OSError, UnicodeDecodeError) as error:
-        raise unusable(uri, error) from error
+        raise unusable_store(uri, error) from error
 
 
 def database(uri: str) -> Path | None:
-    """The file of an SQLite store."""
+    """Return the file of an SQLite store; None for other stores."""
     location = uri.removeprefix("sqlite:///")
     return None if location == uri else Path(location.partition("?")[0])
 
 
 def absolute(uri: str) -> str:
-    """Returns an address that means the same in another folder, where this process may be when it is used again."""
+    """Return the address with an absolute path: the cached client outlives a change of the working directory."""
     path = database(uri)
-    return uri if path is None else f"sqlite:///{path.absolute()}{''.join(uri.partition('?')[1:])}"
+    if path is None:
+        return uri
+    _, question_mark, options = uri.partition("?")
+    return f"sqlite:///{path.absolute()}{question_mark}{options}"
 
 
-def unusable(uri: str, error: Exception) -> UserError:
+def unusable_store(uri: str, error: Exception) -> UserError:
+    """Return the user's error for an error of MLflow, its database or its server."""
     if refused := refusal(error):
         return UserError(f"the MLflow store at {visible_address(uri)} {refused}")
     reason = (without_address(str(error), uri) or type(error).__name__).splitlines()[0]
     if is_damage(error):
         return UserError(
             f"the MLflow store at {visible_address(uri)} is damaged ({reason}); put the file aside, and `entrobench "
-            "sync` makes another from the records of the cells"
+            "sync` creates a new one from the records of the cells"
         )
     return UserError(f"the MLflow store at {visible_address(uri)} cannot be used: {reason}")
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether an error says that the pages of an SQLite file do not hold what was written to them."""
-    cause = getattr(error, "orig", None) or error  # what SQLAlchemy wraps
+    """Return whether an error reports damaged pages of an SQLite file."""
+    cause = getattr(error, "orig", None) or error  # SQLAlchemy wraps the error of sqlite3
     code = getattr(cause, "sqlite_errorcode", None) or sqlite3.SQLITE_OK
-    return isinstance(cause, UnicodeDecodeError) or code & 0xFF == sqlite3.SQLITE_CORRUPT  # further bits say where
+    primary_code = code & 0xFF  # SQLite's higher bits only give details
+    return isinstance(cause, UnicodeDecodeError) or primary_code == sqlite3.SQLITE_CORRUPT
 
 
-def foreign(uri: str, why: object) -> UserError:
-    """Return the error of a server whose answers are not those of MLflow."""
+def foreign_server(uri: str, why: object) -> UserError:
+    """Return the error for a server that does not answer as MLflow does."""
     return UserError(
         f"the server at {visible_address(uri)} does not answer as MLflow does ({without_address(str(why), uri)}); "
         "tracking.uri or MLFLOW_TRACKING_URI must be the address of an MLflow server"
@@ -104,12 +114,13 @@ def is_server(uri: str) -> bool:
 
 
 def answer_limit() -> float:
-    """Return the seconds in which a server must have sent the whole of an answer."""
-    return PATIENCE * float(os.environ.get(name := "MLFLOW_HTTP_REQUEST_TIMEOUT", ENVIRONMENT[name]))
+    """Return the seconds within which a server must have sent the whole of an answer."""
+    name = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+    return PATIENCE * float(os.environ.get(name, ENVIRONMENT[name]))
 
 
-def answered(uri: str, ask: Callable[[], T]) -> T:
-    """Return the answer of a server; refuse one that is not here in full within the limit."""
+def answer_in_time(uri: str, ask: Callable[[], T]) -> T:
+    """Return the answer of a server; refuse an answer that is incomplete at the time limit."""
     answers: list[T] = []
     limit = answer_limit()
     if not finished_within(limit, lambda: answers.append(ask())):
@@ -117,24 +128,27 @@ def answered(uri: str, ask: Callable[[], T]) -> T:
     return answers[0]
 
 
-class Limited:
-    """MLflow's client of a server, each of whose calls must end within the limit."""
+class TimeLimitedClient:
+    """MLflow's client of a server, with a time limit on each call."""
 
     def __init__(self, client: MlflowClient, uri: str) -> None:
         self.client, self.uri = client, uri
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.client, name)
-        if not callable(found):
-            return found
-        return lambda *given, **named: answered(self.uri, partial(found, *given, **named))
+        attribute = getattr(self.client, name)
+        if not callable(attribute):
+            return attribute
+        return lambda *arguments, **named: answer_in_time(self.uri, partial(attribute, *arguments, **named))
 
 
 def refusal(error: Exception) -> str | None:
-    """Returns what a server said that asks who one is, and does not take the answer; None for all other errors."""
-    ask = getattr(error, "get_http_status_code", None)  # of MLflow's errors; those of its files are of requests
-    status = ask() if ask else getattr(getattr(error, "response", None), "status_code", None)
-    user, password = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD"))
+    """Return the clause on a server that refuses this user or requires a login; None for all other errors."""
+    status_of_mlflow = getattr(error, "get_http_status_code", None)
+    if status_of_mlflow is not None:
+        status = status_of_mlflow()
+    else:  # downloads raise the errors of requests
+        status = getattr(getattr(error, "response", None), "status_code", None)
+    user, password = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_PASSWORD")
     if status == 403:
         return f"does not permit this to the user {user!r}; its administrator can"
     if status != 401:
@@ -144,41 +158,41 @@ def refusal(error: Exception) -> str | None:
     return "asks for a user and a password; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 
 
-def probe(path: Path, uri: str, write: bool) -> None:
-    """Find out at once what MLflow would find out after minutes of retries: locked, no database, no permission."""
+def check_database(path: Path, uri: str, write: bool) -> None:
+    """Refuse a locked, invalid or forbidden database at once; MLflow would report it after minutes of retries."""
     if not write and not path.is_file():
         raise UserError(
-            f"there is no MLflow store at {visible_address(uri)}; `entrobench run` or `entrobench sync` makes it"
+            f"found no MLflow store at {visible_address(uri)}; `entrobench run` or `entrobench sync` creates it"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():  # nor is it made here: it gets its name when it has its tables
+        if not path.exists():  # connecting would create an empty file; prepare_tables creates it with its tables
             return
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("BEGIN IMMEDIATE" if write else "SELECT 1 FROM sqlite_master")
     except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
-        raise unusable(uri, error) from error
+        raise unusable_store(uri, error) from error
 
 
-def quieted() -> None:
-    """Load MLflow as its client is wanted here."""
-    for name, value in ENVIRONMENT.items():  # each time: whoever sets one for a while takes it away afterwards
+def configure_mlflow() -> None:
+    """Load MLflow with our defaults of its environment."""
+    for name, value in ENVIRONMENT.items():  # on each call: other code may have set and removed a variable since
         os.environ.setdefault(name, value)
     load_mlflow()
 
 
 @functools.cache
 def load_mlflow() -> None:
-    import mlflow  # noqa: F401  which sets the level of its log
+    import mlflow  # noqa: F401  first, since importing it sets the levels of the loggers below
 
-    for noisy in ("mlflow", "alembic"):  # they log every table that they make
+    for noisy in ("mlflow", "alembic"):  # they log every table that they create
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 @functools.cache
-def prepared(path: Path, write: bool) -> None:
-    """Have an SQLite store hold the tables that the client needs; refuse one without them where nothing is written."""
-    quieted()
+def prepare_tables(path: Path, write: bool) -> None:
+    """Create or upgrade the tables of an SQLite store; if it is only read, refuse one without them."""
+    configure_mlflow()
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -186,14 +200,14 @@ def prepared(path: Path, write: bool) -> None:
         if write:
             migration.make_ready(path)
         elif not migration.is_ready(path):
-            raise UserError(f"the MLflow store {path} lacks tables of this version; `entrobench sync` makes them")
+            raise UserError(f"the MLflow store {path} lacks tables of this version; `entrobench sync` creates them")
     except (MlflowException, SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
-        raise unusable(f"sqlite:///{path}", error) from error
+        raise unusable_store(f"sqlite:///{path}", error) from error
 
 
 @functools.cache
 def client_of(uri: str) -> MlflowClient:
-    quieted()
+    configure_mlflow()
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -203,21 +217,21 @@ def client_of(uri: str) -> MlflowClient:
         if is_server(uri):
             check_server(client, uri)
     except (MlflowException, SQLAlchemyError, ImportError, UnicodeDecodeError) as error:
-        raise unusable(uri, error) from error  # ImportError: of the database's driver
+        raise unusable_store(uri, error) from error  # ImportError: the database's driver is not installed
     return client
 
 
 def check_server(client: MlflowClient, uri: str) -> None:
-    """Refuse a server that does not answer as MLflow does, or not to the end, when it is first asked."""
+    """Refuse a server that does not answer as MLflow does, or not in full."""
     from google.protobuf.json_format import ParseError
 
     def ask() -> None:
         try:
-            # MLflow's client takes any JSON for its own, and leaves empty whatever it does not find there.
+            # MLflow's client accepts any JSON, and leaves the fields empty that the JSON lacks.
             for experiment in client.search_experiments(max_results=1):
                 if not (experiment.experiment_id and experiment.name):
-                    raise foreign(uri, "an experiment has no id or no name")
+                    raise foreign_server(uri, "an experiment has no id or no name")
         except (ParseError, json.JSONDecodeError, AttributeError, TypeError, KeyError) as error:
-            raise foreign(uri, error) from error
+            raise foreign_server(uri, error) from error
 
-    answered(uri, ask)
+    answer_in_time(uri, ask)

@@ -1,4 +1,4 @@
-"""From a cell's folder to its MLflow run, once, whatever happened in between."""
+"""Feed a cell's MLflow run from the cell's folder; nothing is sent twice, even after an interruption."""
 
 from __future__ import annotations
 
@@ -24,176 +24,211 @@ from harness.cells import checksums
 from harness.cells.log import MetricsLog
 from harness.cells.outcome import FILE as OUTCOME
 from harness.cells.outcome import TAG as OUTCOME_TAG
-from harness.cells.outcome import outcome
+from harness.cells.outcome import cell_outcome
 from harness.cells.provenance import Made
 from harness.cells.spec import FILE, CellSpec
 from harness.cells.state import State
-from harness.tracking.artifacts import Artifacts, beside
-from harness.tracking.origin import KIND, NOTE, commit, dataset, origin
-from harness.tracking.store import database, foreign, store, unusable
+from harness.config import PUBLISHED
+from harness.tracking.artifacts import COMPLETE, Artifacts, home_of_experiment
+from harness.tracking.origin import KIND, NOTE, commit_tags, dataset_input, origin
+from harness.tracking.store import database, foreign_server, store, unusable_store
 
 RUN_STATUS = {"running": "RUNNING", "done": "FINISHED", "failed": "FAILED"}
-SENDING = "lines.sending"  # a tag: up to this line steps were sent that no checkpoint covers, all or some of them
-METRICS_PER_CALL = 1000  # MLflow takes no more
-LONGEST_VALUE = 500  # of a parameter or tag, in every version of MLflow
-SENT = ("evals", "samples")  # folders of a cell that has ended
+LINES = "lines"  # a tag: the number of lines of metrics.jsonl that the run holds in full
+SENDING = "lines.sending"  # a tag: some or all lines up to this number were sent before a checkpoint covered them
+SOURCE = "mlflow.source.name"  # a tag, written after metrics and parameters: with it, the first sync was complete
+METRICS_PER_CALL = 1000  # MLflow refuses more
+LONGEST_VALUE = 500  # characters of a parameter or tag that every version of MLflow takes
+FOLDERS = ("evals", "samples")  # folders of a cell that are sent when it has ended
+
+Lines = list[dict[str, Any]]  # of metrics.jsonl, the oldest first
 
 
 def sync(folder: Path, uri: str) -> None:
-    """Bring the cell's run up to what its folder holds for good.
+    """Bring a cell's run up to date with its folder.
 
-    Before the cell has ended that is what a checkpoint covers: later steps may be run again. Steps that a failed cell
-    has sent are not sent again when it is resumed. The tags are written last, so they vouch for all the rest.
+    Until the cell has ended, only steps that a checkpoint covers are sent: an interrupted cell repeats the later ones.
+    A failed cell's steps are sent in full; if it is resumed and repeats some of them, these are not sent again.
     """
     with lock(folder / "mlflow.lock"), store(uri, write=True) as client:
         spec, state, made = CellSpec.read(folder), State.read(folder), Made.read(folder)
         lines = [line for line in MetricsLog(folder).read() if state.ended or line["step"] <= state.durable_step]
-        run = run_of(client, folder, spec, made, uri, lines)
+        run = run_of_cell(client, folder, spec, made, uri, lines)
+        run_id, present_tags = run.info.run_id, run.data.tags
         artifacts = Artifacts(client, run, uri)
         artifacts.bring_home()
         artifacts.sweep()
-        sent = int(run.data.tags.get("lines", 0))
-        tags = {
-            "status": state.state,
-            "reason": state.reason or "",
-            "device": state.device,
-            "collapsed": "" if state.collapsed is None else str(state.collapsed),
-            "baseline": spec.config.baseline,
-            "lines": str(max(sent, len(lines))),
-            **({"made_of": spec.made_of} if spec.made_of else {}),
-        }
-        tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
-        told = outcome(folder, spec, lines) if state.state == "done" else None
-        if told is not None:
-            tags[OUTCOME_TAG] = identities.hash_of(told)
-        unsent = list(missing(folder, artifacts)) if state.ended else []
-        lacking = unsent or (told is not None and not artifacts.holds(OUTCOME, json.dumps(told)))
-        if not holds_records(run, spec, lines[:sent], uri):
-            sent, unsure, lacking = 0, len(lines), True  # which the tags would say are there
-        else:
-            unsure = int(run.data.tags.get(SENDING, sent))  # some of these were sent, before they were run again
-        if tags.items() <= run.data.tags.items() and not lacking:
+
+        confirmed = int(present_tags.get(LINES, 0))
+        tags = status_tags(spec, state) | {LINES: str(max(confirmed, len(lines)))}
+        outcome_text = None
+        if state.state == "done":
+            outcome = cell_outcome(folder, spec, lines)
+            outcome_text = json.dumps(outcome)
+            tags[OUTCOME_TAG] = identities.hash_of(outcome)
+        unsent = list(unsent_files(folder, artifacts)) if state.ended else []
+        has_files = not unsent and (outcome_text is None or artifacts.holds(OUTCOME, outcome_text))
+        has_records = holds_records(run, spec, lines[:confirmed], uri)
+        if has_files and has_records and tags.items() <= present_tags.items():
             return
-        for damage, _ in checksums.changed_records(folder) if state.state == "done" else ():
-            raise damage
-        repeated = held(client, run, lines[sent:unsure])
+
+        if state.state == "done":
+            for damage, _ in checksums.changed_records(folder):
+                raise damage
+        # Points up to `attempted` may be in the run already, and MLflow would show a repeated step as a second point.
+        attempted = int(present_tags.get(SENDING, confirmed))
+        if not has_records:  # the tags vouch for records that are not there: send all of them again
+            confirmed, attempted = 0, len(lines)
+        repeated = points_in_run(client, run, lines[confirmed:attempted])
         if lines and lines[-1]["step"] > state.durable_step:
-            client.set_tag(run.info.run_id, SENDING, str(max(unsure, len(lines))))
-        send_metrics(client, run.info.run_id, lines[sent:], repeated)
-        send_params(client, run.info.run_id, spec)
+            client.set_tag(run_id, SENDING, str(max(attempted, len(lines))))
+        send_metrics(client, run_id, lines[confirmed:], repeated)
+        send_params(client, run_id, spec)
         send_origin(client, run, spec, made)
         artifacts.send(folder / FILE)
         for path in unsent:
             artifacts.send(path, path.parent.name)
-        if told is not None:
-            artifacts.write(OUTCOME, json.dumps(told))
+        if outcome_text is not None:
+            artifacts.write(OUTCOME, outcome_text)
         if state.ended:
             end = int(lines[-1]["time"] * 1000) if lines else None
-            client.set_terminated(run.info.run_id, RUN_STATUS[state.state], end)
+            client.set_terminated(run_id, RUN_STATUS[state.state], end)
         else:
-            client.update_run(run.info.run_id, RUN_STATUS[state.state])
-        send_tags(client, run.info.run_id, tags)
+            client.update_run(run_id, RUN_STATUS[state.state])
+        # Last, so that these tags vouch for all the rest: an interrupted sync is repeated.
+        send_tags(client, run_id, tags)
 
 
-def holds_records(run: Run, spec: CellSpec, lines: list[dict[str, Any]], uri: str) -> bool:
-    """Return whether a run has the factors of its cell, and as many points of each metric as its tags vouch for.
+def status_tags(spec: CellSpec, state: State) -> dict[str, str]:
+    """Return the tags of a run that change while its cell is trained."""
+    tags = {
+        "status": state.state,
+        "reason": state.reason or "",
+        "device": state.device,
+        "collapsed": "" if state.collapsed is None else str(state.collapsed),
+        "baseline": spec.config.baseline,
+    }
+    if spec.made_of:
+        tags["made_of"] = spec.made_of
+    return {key: value[:LONGEST_VALUE] for key, value in tags.items()}
 
-    A server is asked for no single point, which would take a call for each metric: there the newest must be there.
+
+def holds_records(run: Run, spec: CellSpec, lines: Lines, uri: str) -> bool:
+    """Return whether a run has its cell's parameters, and each metric at as many steps as its tags vouch for.
+
+    On a server only the names of metrics are compared: to count points there would take a call for each metric.
     """
-    if "mlflow.source.name" not in run.data.tags:  # nothing was sent to its end yet
+    if SOURCE not in run.data.tags:  # the first sync was interrupted: its tags vouch for nothing yet
         return True
-    points = {(name_of(key), line["step"]) for line in lines for key in line["metrics"]}
-    wanted = Counter(name for name, _ in points)
-    if not (params_of(spec).keys() <= run.data.params.keys() and wanted.keys() <= run.data.metrics.keys()):
+    points = set()
+    for line in lines:
+        points |= {(metric_name(key), line["step"]) for key in line["metrics"]}
+    steps_by_name = Counter(name for name, _ in points)
+    if not params_of(spec).keys() <= run.data.params.keys():
+        return False
+    if not steps_by_name.keys() <= run.data.metrics.keys():
         return False
     path = database(uri)
     if path is None:
         return True
-    # Beside the client's own connection, since the client has no call that counts.
+    # By a second connection to the database, since MLflow's client has no call that counts.
     query = "SELECT key, COUNT(DISTINCT step) FROM metrics WHERE run_uuid = ? GROUP BY key"
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             present = dict(connection.execute(query, (run.info.run_id,)))
     except sqlite3.Error as error:
-        raise unusable(uri, error) from error
-    return all(present.get(name, 0) >= number for name, number in wanted.items())
+        raise unusable_store(uri, error) from error
+    return all(present.get(name, 0) >= number for name, number in steps_by_name.items())
 
 
-def missing(folder: Path, artifacts: Artifacts) -> Iterator[Path]:
-    """Yields the files of a cell that its run does not have, or has another size of."""
-    for name in SENT:
+def unsent_files(folder: Path, artifacts: Artifacts) -> Iterator[Path]:
+    """Yield the files of a cell that are missing in its run, or have another size there."""
+    for name in FOLDERS:
         sizes = artifacts.sizes(name)
-        for path in sorted((folder / name).glob("[!.]*")):
+        for path in sorted((folder / name).glob(COMPLETE)):
             if sizes.get(f"{name}/{path.name}") != path.stat().st_size:
                 yield path
 
 
-def run_of(
-    client: MlflowClient, folder: Path, spec: CellSpec, made: Made | None, uri: str, lines: list[dict[str, Any]]
-) -> Run:
-    """Returns the one run of this attempt at the cell: the one whose id the folder keeps, else the one with its tags,
-    else the one of a cell that failed before this attempt began, which has no attempt; else a new one."""
-    from mlflow.exceptions import MlflowException
+def run_of_cell(client: MlflowClient, folder: Path, spec: CellSpec, made: Made | None, uri: str, lines: Lines) -> Run:
+    """Return the run of the present attempt at a cell; create it if there is none.
 
+    First choice: the run whose id the cell's folder keeps. Then the oldest run with the tags of this attempt; then one
+    without an attempt, of a cell that failed before its first attempt began.
+    """
     kept, attempt = folder / "mlflow.json", made.attempt if made else ""
-    if (known := known_run(kept)) is not None:
-        try:
-            run = client.get_run(known)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-        else:
-            theirs = run.data.tags.get("cell"), run.data.tags.get("attempt")
-            if run.info.lifecycle_stage == "active" and theirs == (spec.id, attempt):
+    run_id = known_run(kept)
+    if run_id is not None:
+        run = run_by_id(client, run_id)
+        if run is not None and run.info.lifecycle_stage == "active":
+            tags = run.data.tags
+            if (tags.get("cell"), tags.get("attempt")) == (spec.id, attempt):
                 return run
     experiment = experiment_of(client, spec.matrix, uri)
-    found: list[Run] = []
-    for each in dict.fromkeys((attempt, "")):
-        same = f"tags.cell = '{spec.id}' and tags.attempt = '{each}'"
-        found += client.search_runs([experiment], same, order_by=["attributes.start_time ASC"])
-    run = found[0] if found else new_run(client, experiment, spec, made, lines)
+    candidates: list[Run] = []
+    for attempt_tag in dict.fromkeys((attempt, "")):
+        same_cell = f"tags.cell = '{spec.id}' and tags.attempt = '{attempt_tag}'"
+        candidates += client.search_runs([experiment], same_cell, order_by=["attributes.start_time ASC"])
+    run = candidates[0] if candidates else new_run(client, experiment, spec, made, lines)
     if made is not None and run.data.tags["attempt"] != attempt:
-        send_tags(client, run.info.run_id, made.tags() | commit(made))
+        send_tags(client, run.info.run_id, made.tags() | commit_tags(made))
         run = client.get_run(run.info.run_id)
     files.write_json(kept, {"run": run.info.run_id})
     return run
 
 
 def known_run(kept: Path) -> str | None:
-    """Returns the id that a cell's folder keeps; None where it keeps none that can be read."""
+    """Return the run id that a cell's folder keeps; None if it has no readable one."""
     try:
-        found = files.read_json(kept)
+        record = files.read_json(kept)
     except (FileNotFoundError, Damaged):
         return None
-    run = found.get("run") if isinstance(found, dict) else None
-    return run if isinstance(run, str) and run else None
+    run_id = record.get("run") if isinstance(record, dict) else None
+    return run_id if isinstance(run_id, str) and run_id else None
 
 
-def new_run(
-    client: MlflowClient, experiment: str, spec: CellSpec, made: Made | None, lines: list[dict[str, Any]]
-) -> Run:
+def run_by_id(client: MlflowClient, run_id: str) -> Run | None:
+    """Return the run with an id; None if the store does not have it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+
+
+def new_run(client: MlflowClient, experiment: str, spec: CellSpec, made: Made | None, lines: Lines) -> Run:
+    """Create the run of a cell; its start is that of the attempt, or else the time of the first line."""
     tags = {"cell": spec.id, "matrix": spec.matrix, **spec.key.tags()}
     tags |= made.tags() if made else {"attempt": ""}
     tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
-    start = int((made.started if made else lines[0]["time"]) * 1000) if made or lines else None
+    start = None
+    if made is not None:
+        start = int(made.started * 1000)
+    elif lines:
+        start = int(lines[0]["time"] * 1000)
     return client.create_run(experiment, start, tags, run_name=spec.key.run_name)
 
 
 def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
+    """Return the id of a matrix's experiment; create it if there is none."""
     from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(matrix)
     if experiment is None:
-        # Beside the database: by itself MLflow would use ./mlruns, wherever the command happens to run.
-        place = beside(uri, matrix)
+        # Given explicitly, since MLflow's default is ./mlruns in the working directory of the command.
+        folder = home_of_experiment(uri, matrix)
+        location = None if folder is None else folder.as_uri()
         try:
-            return client.create_experiment(matrix, place and place.as_uri(), {**KIND, **NOTE})
+            return client.create_experiment(matrix, location, {**KIND, **NOTE})
         except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another cell was quicker
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # created by another process in the meantime
                 raise
             experiment = client.get_experiment_by_name(matrix)
     if experiment.name != matrix or experiment.lifecycle_stage not in ("active", "deleted"):
-        raise foreign(uri, f"asked for the experiment {matrix!r}, it gives {experiment.name!r}")
+        raise foreign_server(uri, f"asked for the experiment {matrix!r}, it gives {experiment.name!r}")
     if experiment.lifecycle_stage != "active":
         raise UserError(
             f"the MLflow experiment {matrix!r} at {visible_address(uri)} was deleted; bring it back with "
@@ -202,66 +237,79 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
     return experiment.experiment_id
 
 
-def held(client: MlflowClient, run: Run, lines: list[dict[str, Any]]) -> set[tuple[str, int]]:
-    """Returns which points of these steps a run has, by name and step."""
-    names, steps = {name_of(key) for line in lines for key in line["metrics"]}, {line["step"] for line in lines}
-    points = (point for name in sorted(names) for point in client.get_metric_history(run.info.run_id, name))
-    return {(point.key, point.step) for point in points if point.step in steps}
+def points_in_run(client: MlflowClient, run: Run, lines: Lines) -> set[tuple[str, int]]:
+    """Return the points of these steps that a run has, by name and step."""
+    steps = {line["step"] for line in lines}
+    names: set[str] = set()
+    for line in lines:
+        names |= {metric_name(key) for key in line["metrics"]}
+    present = set()
+    for name in sorted(names):
+        for point in client.get_metric_history(run.info.run_id, name):
+            if point.step in steps:
+                present.add((point.key, point.step))
+    return present
 
 
-def send_metrics(
-    client: MlflowClient, run_id: str, lines: list[dict[str, Any]], repeated: Container[tuple[str, int]]
-) -> None:
-    """Sends all points but those that are there from steps that have been run again. MLflow keeps one of several equal
-    points (key, value, time, step), so an interrupted call may be repeated."""
+def send_metrics(client: MlflowClient, run_id: str, lines: Lines, repeated: Container[tuple[str, int]]) -> None:
+    """Send the points of some lines, without repeated ones.
+
+    An interrupted call may be made again: MLflow keeps one of several equal points (key, value, time, step).
+    """
     from mlflow.entities import Metric
 
-    points = [
-        Metric(name_of(key), value, int(line["time"] * 1000), line["step"])
-        for line in lines
-        for key, value in line["metrics"].items()
-        if (name_of(key), line["step"]) not in repeated
-    ]
+    points = []
+    for line in lines:
+        milliseconds = int(line["time"] * 1000)
+        for key, value in line["metrics"].items():
+            if (metric_name(key), line["step"]) not in repeated:
+                points.append(Metric(metric_name(key), value, milliseconds, line["step"]))
     for start in range(0, len(points), METRICS_PER_CALL):
         client.log_batch(run_id, points[start : start + METRICS_PER_CALL])
 
 
-def name_of(key: str) -> str:
-    """A metric's name in MLflow, which refuses most signs: pass@16 is pass_at_16."""
+def metric_name(key: str) -> str:
+    """Return a metric's name in MLflow, which refuses most punctuation: pass@16 is pass_at_16."""
     return re.sub(r"[^\w/.: -]", "_", key.replace("@", "_at_"))
 
 
 def send_params(client: MlflowClient, run_id: str, spec: CellSpec) -> None:
-    """Sends the factors. MLflow takes the same value again and no other; a cell's never change."""
+    """Send the factors of a cell. They never change: MLflow refuses another value for a parameter that it has."""
     from mlflow.entities import Param
 
     client.log_batch(run_id, params=[Param(key, value) for key, value in params_of(spec).items()])
 
 
 def params_of(spec: CellSpec) -> dict[str, str]:
-    """Returns the factors of a cell as MLflow keeps them; an option of a method is method.clip_b.share."""
+    """Return the factors of a cell as MLflow's parameters; an option of a method is method.clip_b.share."""
     factors = spec.key.factors()
     for component in spec.identity.get("method", []):
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", component["component"]).lower()
-        factors |= {f"method.{name}.{key}": value for key, value in component.items() if key != "component"}
+        for key, value in component.items():
+            if key != "component":
+                factors[f"method.{name}.{key}"] = value
     for part in ("train", "rollout", "correction", "eval", "stop"):
-        factors |= {f"{part}.{key}": value for key, value in spec.settings[part].items()}
-    if axes := spec.settings.get("axes"):  # as plain values: the typed configuration takes longer than all else here
+        for key, value in spec.settings[part].items():
+            factors[f"{part}.{key}"] = value
+    if axes := spec.settings.get("axes"):  # plain values: building the typed configuration would take most of the time
         factors["axes"] = ", ".join(axes)
+    if (ruleset := spec.settings.get("ruleset", PUBLISHED)) != PUBLISHED:  # of which older runs have no parameter
+        factors["ruleset"] = ruleset
     return {key: str(value)[:LONGEST_VALUE] for key, value in factors.items()}
 
 
 def send_origin(client: MlflowClient, run: Run, spec: CellSpec, made: Made | None) -> None:
-    """Fills the columns that MLflow itself has for where a run comes from, once."""
-    if "mlflow.source.name" in run.data.tags:
+    """Fill the columns that MLflow's own pages have for the source of a run, once."""
+    if SOURCE in run.data.tags:
         return
     from mlflow.exceptions import MlflowException
 
-    given = [dataset(spec.key.task, spec.identity.get("task"))]
+    inputs = [dataset_input(spec.key.task, spec.identity.get("task"))]
     try:
-        client.log_inputs(run.info.run_id, given)
-    except MlflowException:  # as where somebody else sends the same problems at the same time: now they are there
-        client.log_inputs(run.info.run_id, given)
+        client.log_inputs(run.info.run_id, inputs)
+    except MlflowException:
+        # Two processes that send the same new data set collide in MLflow's table; the second try finds its row.
+        client.log_inputs(run.info.run_id, inputs)
     send_tags(client, run.info.run_id, origin(made))
 
 

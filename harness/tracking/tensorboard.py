@@ -1,4 +1,4 @@
-"""From metrics.jsonl of a cell to a folder that TensorBoard reads."""
+"""Export of a cell's metrics to TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from harness.base.errors import UserError
 from harness.cells.log import MetricsLog
 
 
-def write(folder: Path, logs: Path) -> None:
-    """Writes the metrics of a cell as an event file, in place of those that the folder held before."""
+def write_tensorboard(folder: Path, logs: Path) -> None:
+    """Write the metrics of a cell as an event file, replacing earlier event files in the folder `logs`."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ModuleNotFoundError as error:
-        raise UserError("TensorBoard is not installed; `pip install 'entrobench[tensorboard]'` does it") from error
+        raise UserError("TensorBoard is not installed; run `pip install 'entrobench[tensorboard]'`") from error
 
     for old in logs.glob("events.out.tfevents.*"):
         old.unlink()

@@ -1,4 +1,4 @@
-"""From a cell's folder to an offline run that `wandb sync` uploads; nothing is sent from here."""
+"""Export of a cell's metrics as an offline run of Weights & Biases, which `wandb sync` uploads."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from harness.cells.log import MetricsLog
 from harness.cells.spec import CellSpec
 
 
-def write(folder: Path, logs: Path) -> None:
-    """Writes the metrics of a cell as an offline run, in place of the one that the folder held of it before."""
+def write_wandb_run(folder: Path, logs: Path) -> None:
+    """Write the metrics of a cell as an offline run, replacing the cell's earlier one in the folder `logs`."""
     try:
         import wandb
     except ModuleNotFoundError as error:
-        raise UserError("W&B is not installed; `pip install 'entrobench[wandb]'` does it") from error
+        raise UserError("W&B is not installed; run `pip install 'entrobench[wandb]'`") from error
 
     spec = CellSpec.read(folder)
     for old in (logs / "wandb").glob(f"offline-run-*-{spec.id}"):
         shutil.rmtree(old)
-    factors = spec.key.factors()
-    logs.mkdir(parents=True, exist_ok=True)  # without it wandb would write into a temporary folder
+    settings = {part: spec.settings[part] for part in ("train", "rollout", "correction", "eval")}
+    logs.mkdir(parents=True, exist_ok=True)  # wandb writes to a temporary folder if this one does not exist
     with wandb.init(
         mode="offline",
         dir=logs,
         project=spec.matrix,
-        id=spec.id,  # of which there is one on the server, however often it is uploaded
+        id=spec.id,  # always the same, so that a second upload updates the run on the server
         name=spec.key.run_name,
         group=spec.key.method,
-        config=factors | {part: spec.settings[part] for part in ("train", "rollout", "correction", "eval")},
+        config=spec.key.factors() | settings,
         settings=wandb.Settings(
             console="off",
             disable_git=True,

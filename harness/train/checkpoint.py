@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -98,22 +97,25 @@ class Checkpoints:
         return step
 
     def _write(self, step: int, tensors: dict[str, Tensor], text: str, rows: dict[str, Tensor]) -> None:
-        path = self.folder / checkpoint_seal.name_of(step)
+        path = self.folder / checkpoint_seal.step_folder_name(step)
         with files.temporary_path(path, self.writer) as partial:
             writer = HuggingFaceStorageWriter(str(partial), in_files(tensors), save_distributed=True)
             try:
                 dcp.save(tensors, storage_writer=writer, process_group=self.group)
             except CheckpointException as error:  # derived from BaseException
                 raise next(iter(error.failures.values()))[0] from error
-            mine = {file.name: files.sha256_of(file) for file in partial.glob(f"shard-{ranks.own_rank() + 1:05d}-*")}
+            own_sums: dict[str, str] = {}
+            for file in partial.glob(f"shard-{ranks.own_rank() + 1:05d}-*"):
+                own_sums[file.name] = files.sha256_of(file)
             sums: dict[str, str] = {}
-            for of_rank in ranks.each(mine, self.group):
+            for of_rank in ranks.each(own_sums, self.group):
                 sums |= of_rank
             if ranks.own_rank() == 0:
-                with files.atomic(partial / ROWS) as file:
-                    file.write(save(rows))
+                with files.atomic(partial / ROWS) as rows_file:
+                    rows_file.write(save(rows))
                 files.write_text(partial / REST, text)
-                sums |= {name: files.sha256_of(partial / name) for name in (ROWS, REST)}
+                for name in (ROWS, REST):
+                    sums[name] = files.sha256_of(partial / name)
                 checkpoint_seal.write_seal(partial, self.cell, step, sums)
                 publish_checkpoint(partial, path)
                 self.keep(KEPT)
@@ -134,7 +136,9 @@ class Checkpoints:
         paths: list[Path] = ranks.of_first(sorted(self.folder.glob("step-*"), reverse=True))
         for number, path in enumerate(paths):
             # Each rank reads a part of the files, and all ranks must agree on the checkpoint.
-            wrong = [name for of_rank in ranks.each(damaged(path, self.cell)) for name in of_rank]
+            wrong: list[str] = []
+            for of_rank in ranks.each(damaged(path, self.cell)):
+                wrong += of_rank
             if not wrong:
                 if ranks.own_rank() == 0:
                     for newer in paths[:number]:
@@ -150,8 +154,12 @@ class Checkpoints:
 
 def in_files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the number of each tensor's file."""
-    starts = accumulate((x.numel() * x.element_size() // ranks.count() for x in tensors.values()), initial=0)
-    return {name: 1 + start // PIECE for name, start in zip(tensors, starts, strict=False)}
+    numbers: dict[str, int] = {}
+    start = 0  # of the next tensor, in bytes of a rank's shards
+    for name, x in tensors.items():
+        numbers[name] = 1 + start // PIECE
+        start += x.numel() * x.element_size() // ranks.count()
+    return numbers
 
 
 def packed_state(value: Any, rows: dict[str, Tensor]) -> Any:

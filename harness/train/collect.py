@@ -112,6 +112,11 @@ class Collected:
         return [group.judged for group in self.answered]
 
     @property
+    def answers(self) -> list[str | None]:
+        """The answers of all responses in the task's normal form, one group after the other."""
+        return [response.text for group in self.judged for response in group]
+
+    @property
     def answer_tokens(self) -> list[int]:
         """The tokens of all responses up to the ends of their answers, one group after the other."""
         return flattened(group.answer_tokens for group in self.answered)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,11 +80,13 @@ class Asker:
 
     def verdicts(self, problems: Sequence[Problem], *, n: int, key: str) -> list[list[Verdict]]:
         """Return the verdicts on n responses to each problem; they do not depend on the other problems."""
+        prompts = [self.prompt(problem) for problem in problems]
+        seeds_of_problems = [seeds.derive("filter", key, problem.id) for problem in problems]
         with BackgroundJudge(partial(judge_rollouts, self.task, self.verifier, self.tokenizer, problems)) as judging:
             self.engine.generate(
-                [self.prompt(problem) for problem in problems],
+                prompts,
                 n,
-                seeds=[seeds.derive("filter", key, problem.id) for problem in problems],
+                seeds=seeds_of_problems,
                 temperature=self.rollout.temperature,
                 max_new_tokens=self.rollout.max_new_tokens,
                 on_group=judging.add,
@@ -111,24 +114,35 @@ def training_pool(asker: Asker, ask: Work, given: Filter | None, cache: Path, at
 
         def right(batch: Sequence[Problem]) -> list[int]:
             rows: list[list[Verdict]] = ask(batch, n=given.n, key=key)
-            check_failures((verdict for row in rows for verdict in row), asker.max_failures)
+            check_failures(chain.from_iterable(rows), asker.max_failures)
             return [row.count(Verdict.RIGHT) for row in rows]
 
         path = cache / "filters" / f"{asker.task.name}-{key}.json"
         counts = measured_counts(path, identity, problems, right, at_once, say)
         fewest, most = given.bounds()
-        record["too_hard"] = sum(counts[problem.id] < fewest for problem in problems)
-        record["too_easy"] = sum(counts[problem.id] > most for problem in problems)
-        problems = [problem for problem in problems if fewest <= counts[problem.id] <= most]
+        record["too_hard"] = record["too_easy"] = 0
+        kept = []
+        for problem in problems:
+            count = counts[problem.id]
+            record["too_hard"] += count < fewest
+            record["too_easy"] += count > most
+            if fewest <= count <= most:
+                kept.append(problem)
+        problems = kept
     record["kept"] = len(problems)
-    summary = ", ".join(f"{number:,} {what.replace('_', ' ')}" for what, number in record.items())
+    clauses = []
+    metrics = {}
+    for what, number in record.items():
+        clauses.append(f"{number:,} {what.replace('_', ' ')}")
+        metrics[f"problems/{what}"] = float(number)
+    summary = ", ".join(clauses)
     if not problems:
         raise UserError(
             f"no problem of {asker.task.name} is left to train on ({summary}); allowed: a wider train.filter or a "
             "larger rollout.max_prompt_tokens"
         )
     say(f"training problems: {summary}")
-    return TrainingPool(problems, {f"problems/{what}": float(number) for what, number in record.items()})
+    return TrainingPool(problems, metrics)
 
 
 def measured_counts(

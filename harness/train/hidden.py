@@ -66,8 +66,10 @@ def hidden_after_shared_prompts(backbone: PreTrainedModel, batch: TokenBatch, de
     first_P = sizes_P.cumsum(0) - sizes_P
     lengths_B, lengths = batch.prompt_lengths_B, batch.prompt_lengths_B.tolist()
     prompts = padded([batch.sequences[row][: lengths[row]] for row in first_P.tolist()], device)
-    # Without the last token of a response, from which nothing is predicted.
-    tails = padded([s[n:-1] for s, n in zip(batch.sequences, lengths, strict=True)], device)
+    responses = []
+    for sequence, prompt_length in zip(batch.sequences, lengths, strict=True):
+        responses.append(sequence[prompt_length:-1])  # from the last token nothing is predicted
+    tails = padded(responses, device)
 
     cache = DynamicCache()
     after_prompt = backbone(input_ids=prompts, past_key_values=cache, use_cache=True).last_hidden_state
@@ -92,5 +94,7 @@ def hidden_after_shared_prompts(backbone: PreTrainedModel, batch: TokenBatch, de
 
 def response_tokens(batch: TokenBatch, device: str) -> Tensor:
     """Return the tokens of all responses, flat: the targets of the hidden states."""
-    lengths = batch.prompt_lengths_B.tolist()
-    return torch.cat([s[n:] for s, n in zip(batch.sequences, lengths, strict=True)]).to(device, non_blocking=True)
+    responses = []
+    for sequence, prompt_length in zip(batch.sequences, batch.prompt_lengths_B.tolist(), strict=True):
+        responses.append(sequence[prompt_length:])
+    return torch.cat(responses).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Invariants of every training step, whatever the method. A violated one ends the cell under its own name.
+"""Invariants of every training step of any method. A violated one ends the cell under its own name.
 
 None of them changes a number, and together they take less than a hundredth of a step.
 """
@@ -25,7 +25,7 @@ RATIO_TOLERANCE: dict[torch.dtype, tuple[Callable[[Tensor], Tensor | float], flo
 }
 SAMPLED_NUMBERS = 64  # compared in each weight: copies of whole weights would cost as much memory as the model
 SMALLEST_LR = 1e-8  # below it, rounding in float32 may swallow a step in every weight
-SMALLEST_GRADIENT = 1e-7  # root mean square; a smaller one vanishes beside AdamW's epsilon of 1e-8
+SMALLEST_GRADIENT = 1e-7  # root mean square; a smaller one vanishes against AdamW's epsilon of 1e-8
 
 
 def violated(invariant: str, observed: str) -> CellFailure:
@@ -38,7 +38,8 @@ def check_statistics(old: TokenStats, vocabulary: int) -> None:
     if not highest <= ROUNDING:  # written so that NaN fails too
         raise violated("log-probabilities are not above 0", f"the highest is {highest:.3g}")
     if old.entropy is not None:
-        low, high = (x.item() for x in old.entropy.aminmax())
+        lowest, largest = old.entropy.aminmax()
+        low, high = lowest.item(), largest.item()
         if not (low >= -ROUNDING and high <= math.log(vocabulary) + ROUNDING):
             raise violated(
                 "entropies lie between 0 and the logarithm of the vocabulary",
@@ -62,7 +63,11 @@ def sampled_numbers(weights: Mapping[str, Tensor]) -> Tensor:
 
     Of each, since only some weights may have a gradient: under a head of zeros the body has none.
     """
-    return torch.cat([ranks.here(x.detach()).flatten()[:SAMPLED_NUMBERS] for x in weights.values()])
+    numbers = []
+    for weight in weights.values():
+        own_part = ranks.here(weight.detach())
+        numbers.append(own_part.flatten()[:SAMPLED_NUMBERS])
+    return torch.cat(numbers)
 
 
 def check_changed(before: Tensor, weights: Mapping[str, Tensor], norm: float, lr: float) -> None:

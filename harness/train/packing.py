@@ -107,22 +107,26 @@ def attention(
     """Return torch's own attention; of a packed row, that of each of its sequences apart."""
     if row is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **settings)
-    q, k, v = (x_1HRD.index_select(2, row.whole_A) for x_1HRD in (query, key, value))
+    q = query.index_select(2, row.whole_A)
+    k = key.index_select(2, row.whole_A)
+    v = value.index_select(2, row.whole_A)
     if fused(v):
-        q_AHD, k_AHD, v_AHD = (x_1HAD[0].transpose(0, 1).to(v.dtype) for x_1HAD in (q, k, v))
+        q_AHD = q[0].transpose(0, 1).to(v.dtype)
+        k_AHD = k[0].transpose(0, 1).to(v.dtype)
+        v_AHD = v[0].transpose(0, 1)
         longest = max(row.lengths)
-        # Tokens back, and forward: -1 is no limit, and a window of n tokens holds the token itself.
+        # Tokens back, and forward: -1 means unlimited, and a window of n tokens holds the token itself.
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
         ends = (row.ends, row.ends, longest, longest)  # of queries and keys
         result_AHD = varlen_attn(q_AHD, k_AHD, v_AHD, *ends, scale=scaling, window_size=window, enable_gqa=True)
         assert isinstance(result_AHD, Tensor)
         result_1AHD = result_AHD[None]
     else:
-        apart = zip(*(x_1HAD.split(row.lengths, 2) for x_1HAD in (q, k, v)), strict=True)
+        apart = zip(q.split(row.lengths, 2), k.split(row.lengths, 2), v.split(row.lengths, 2), strict=True)
         parts = []
-        for qkv, length in zip(apart, row.lengths, strict=True):
+        for (q_part, k_part, v_part), length in zip(apart, row.lengths, strict=True):
             mask = band(length, sliding_window, query.device)
-            parts.append(sdpa_attention_forward(module, *qkv, mask, scaling=scaling, **settings)[0])
+            parts.append(sdpa_attention_forward(module, q_part, k_part, v_part, mask, scaling=scaling, **settings)[0])
         result_1AHD = torch.cat(parts, dim=1)
     return result_1AHD.index_select(1, row.back_R), None
 

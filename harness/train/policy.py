@@ -182,7 +182,13 @@ class Scorer(nn.Module):
         self.model, self.temperature, self.device = model, temperature, device
 
     def forward(
-        self, batch: TokenBatch, *, entropy: bool, entropy_grad: bool = False, sum_p2: bool = False
+        self,
+        batch: TokenBatch,
+        *,
+        entropy: bool,
+        entropy_grad: bool = False,
+        sum_p2: bool = False,
+        min_p: bool = False,
     ) -> tuple[Tensor | None, ...]:
         """Return the columns of TokenStats as a tuple: in a dataclass FSDP finds no tensors with a gradient.
 
@@ -192,7 +198,14 @@ class Scorer(nn.Module):
         hidden_TD = hidden_states(self.model.base_model, once, self.device)
         head, targets_T = head_of(self.model), response_tokens(once, self.device)
         stats = token_stats(
-            hidden_TD, head, targets_T, self.temperature, entropy=entropy, entropy_grad=entropy_grad, sum_p2=sum_p2
+            hidden_TD,
+            head,
+            targets_T,
+            self.temperature,
+            entropy=entropy,
+            entropy_grad=entropy_grad,
+            sum_p2=sum_p2,
+            min_p=min_p,
         )
         return tuple(
             None if column_T is None else to_all_copies(column_T, place_T) for column_T in vars(stats).values()
@@ -239,8 +252,9 @@ class Policy(Learner):
     def stats(self, batch: TokenBatch, needs: frozenset[str] = frozenset(), *, entropy: bool = True) -> TokenStats:
         """Return the statistics of the present policy, without gradient, in the order of the batch's tokens."""
         parts = self.micro_batches(batch)
+        which = {"entropy": entropy, "sum_p2": "sum_p2" in needs, "min_p": "min_p" in needs}
         with torch.no_grad():
-            by_part = [self._forward(part, entropy=entropy, sum_p2="sum_p2" in needs) for part in parts]
+            by_part = [self._forward(part, **which) for part in parts]
         return TokenStats.cat(by_part).at(order_of(parts))
 
     def current(self, batch: TokenBatch, needs: frozenset[str]) -> TokenStats:

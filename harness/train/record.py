@@ -50,8 +50,8 @@ def record_of_step(
 ) -> dict[str, float]:
     """Return the numbers that are logged of a training step; a collective, since most are means over all ranks.
 
-    `signal` is the one before the importance correction: its weights say what the method drops, whatever the engine's
-    rounding. The order of the keys is that of the lines in metrics.jsonl.
+    `signal` is the one before the importance correction: its weights say what the method drops, for any
+    rounding of the engine. The order of the keys is that of the lines in metrics.jsonl.
     """
     return {
         **metrics.of_rollouts(batch, [str(verdict) for verdict in collected.verdicts]),

@@ -88,7 +88,9 @@ def fault_of_weights(folder: Path) -> str | None:
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, "pt") as weights:
-                stored_shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+                stored_shapes = {}
+                for name in weights.keys():  # noqa: SIM118
+                    stored_shapes[name] = weights.get_slice(name).get_shape()
         except (OSError, SafetensorError) as error:
             return f"{file.name}: {error}"
         for name, shape in stored_shapes.items():
@@ -156,7 +158,8 @@ def settle(network: nn.Module, model: PreTrainedModel, folder: Path, device: str
         if module._buffers:
             model._init_weights(module)  # buffers that are in no file, such as the frequencies of rotary embeddings
     weights = dict(model.named_parameters())
-    fill({key: weights[name] for name, key in stored(model, folder).items()}, folder)
+    destinations = {key: weights[name] for name, key in stored(model, folder).items()}
+    fill(destinations, folder)
 
 
 def fill(tensors: Mapping[str, Tensor], folder: Path) -> None:

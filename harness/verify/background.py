@@ -78,7 +78,7 @@ class JudgedRollout:
 
     text: str  # without the end of the sequence
     judged: Judged
-    answer_tokens: int  # up to the end of the answer; all tokens if there is no answer
+    answer_tokens: int  # up to the end of the answer; all tokens if it has no answer
     copy_of: int  # the number of its text: equal responses of a group have the same one, from 0
 
 

@@ -87,8 +87,11 @@ class LatexParser(_Latex2Sympy):
 
         The parser itself reads every number before a fraction or a bracket as a mixed number: 2(3) as 2 + 3.
         """
-        texts = [part.getText() for part in arr]
-        bare = [re.fullmatch(r"[0-9.]+", text) for text in texts]
+        texts, bare = [], []
+        for part in arr:
+            text = part.getText()
+            texts.append(text)
+            bare.append(re.fullmatch(r"[0-9.]+", text))
         if any(map(all, itertools.pairwise(bare))):
             raise Unparsed("two numbers with nothing between them")
         factors = [self.convert_postfix(part) for part in arr]
@@ -232,10 +235,11 @@ def number_size(x: Basic) -> Size | None:
 
 
 def size_of_product(*factors: Size) -> Size | None:
-    log = sum(log for _, log in factors)
+    signs, logs = zip(*factors, strict=True)
+    log = sum(logs)
     # Logarithms that cancel leave nothing but rounding. False for NaN too.
-    certain = abs(log) >= 1e-9 * max(abs(log) for _, log in factors)
-    return (math.prod(sign for sign, _ in factors), log) if certain else None
+    certain = abs(log) >= 1e-9 * max(map(abs, logs))
+    return (math.prod(signs), log) if certain else None
 
 
 def size_of_sum(*terms: Size) -> Size | None:
@@ -250,7 +254,9 @@ def size_of_power(base: Size, exponent: Size) -> Size | None:
     if base[1] == -math.inf or (not exponent[0] and exponent[1] != -math.inf):
         return None
     times = exponent[0] * power_of_ten(exponent[1])
-    return (1 if base[0] > 0 else 0), base[1] * times if base[1] and times else 0.0
+    sign = 1 if base[0] > 0 else 0
+    log = base[1] * times if base[1] and times else 0.0  # 0 times infinity would be NaN
+    return sign, log
 
 
 def size_of_factorial(number: Size) -> Size | None:

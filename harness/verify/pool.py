@@ -127,10 +127,10 @@ class VerifierPool:
 
     def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Judge pairs of gold answer and response; equal pairs are judged once."""
-        asked = [(gold, extract(response)) for gold, response in pairs]
+        answered = [(gold, extract(response)) for gold, response in pairs]
         quick: dict[tuple[str, str | None], Verdict] = {}
         slow: dict[tuple[str, str | None], tuple[str, str]] = {}
-        for gold, answer in dict.fromkeys(asked):
+        for gold, answer in dict.fromkeys(answered):
             verdict = self.quickly(gold, answer)
             if verdict is not None:
                 quick[gold, answer] = verdict
@@ -139,7 +139,7 @@ class VerifierPool:
                 slow[gold, answer] = (tidy(gold), tidy(answer))
         questions = dict.fromkeys(slow.values())
         by_question = dict(zip(questions, self.threads.map(self.judge, questions), strict=True))
-        return [quick.get(key) or by_question[slow[key]] for key in asked]
+        return [quick.get(key) or by_question[slow[key]] for key in answered]
 
     def quickly(self, gold: str, answer: str | None) -> Verdict | None:
         """Return the verdict if it needs no worker."""

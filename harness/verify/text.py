@@ -210,8 +210,8 @@ def ungrouped(match: re.Match[str]) -> str:
 
 def fraction(match: re.Match[str]) -> str:
     """Return a repeating decimal as a fraction: 0.1\\overline{6} -> 15/90."""
-    whole, fixed, period = match.groups()
-    numerator = int(whole + fixed + period) - int(whole + fixed or "0")
+    integer, fixed, period = match.groups()
+    numerator = int(integer + fixed + period) - int(integer + fixed or "0")
     return rf"\frac{{{numerator}}}{{{'9' * len(period)}{'0' * len(fixed)}}}"
 
 

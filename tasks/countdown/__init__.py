@@ -30,7 +30,7 @@ Numbers = tuple[int, ...]  # in ascending order
 
 OPERATORS = {"+": add, "-": sub, "*": mul}
 SUMS = ("+", "-")  # operators of the same rank
-MULTISETS = 1000  # of numbers, at most; if there are more, a seeded sample of them
+MULTISETS = 1000  # most multisets of numbers; if there are more, a seeded sample is used
 HELD_OUT = 10  # one problem in ten is for testing, another one for validation
 
 BOX, CLOSING = "\\boxed{", "}"
@@ -48,7 +48,7 @@ class Countdown:
 
     count: int = number(3, least=2, most=5)  # numbers in a problem
     largest: int = number(12, least=2, most=99)  # the largest number; the smallest is 1
-    target: int = number(60, least=2, most=999)  # the largest target, and the largest intermediate value
+    target: int = number(60, least=2, most=999)  # the largest target, and the largest intermediate value of a problem
 
     def __post_init__(self) -> None:
         check(Countdown, vars(self), "countdown.")
@@ -266,7 +266,7 @@ def reachable(numbers: Numbers, highest: int) -> frozenset[int]:
 
 @cache
 def last_steps(numbers: Numbers, value: int, highest: int) -> list[tuple[str, Numbers, int, Numbers, int]]:
-    """Return every last operation with this value: its sign, and the numbers and the value of both operands."""
+    """Return all last operations with this value: the sign, and the numbers and the value of both operands."""
     steps = []
     for left, right in partitions(numbers):
         rights = reachable(right, highest)
@@ -289,7 +289,7 @@ class Ways(NamedTuple):
     products: Counter[int]
 
 
-@lru_cache(maxsize=256)  # bounded: four numbers reach thousands of values, and a whole split would not fit in memory
+@lru_cache(maxsize=256)  # bounded: four numbers reach thousands of values, so a whole split would not fit in memory
 def ways(numbers: Numbers) -> Ways:
     """Return the numbers of expressions in normal form over some numbers.
 
@@ -340,7 +340,7 @@ def count_solutions(numbers: Numbers, target: int) -> int:
 
 
 def expression(rng: random.Random, numbers: Numbers, value: int, highest: int) -> str:
-    """Draw an expression with this value; every operand that is not a number is in brackets."""
+    """Return a random expression with this value; every operand that is not a number is in brackets."""
     if len(numbers) == 1:
         return str(value)
     sign, left, a, right, b = rng.choice(last_steps(numbers, value, highest))
@@ -351,8 +351,8 @@ def expression(rng: random.Random, numbers: Numbers, value: int, highest: int) -
 def examples(task: Countdown, seed: int, solving: float) -> Iterator[tuple[str, str]]:
     """Yield prompts of training problems with responses, without end.
 
-    The share `solving` of the responses is right. The others are random expressions over the same numbers, so that a
-    model learns the form of an answer without solving every problem.
+    The share `solving` of the responses is right. The other responses are random expressions over the same numbers, so
+    that a model learns the form of an answer without solving every problem.
     """
     rng = random.Random(seed)
     train = puzzle_keys(task, "train")

@@ -1,4 +1,4 @@
-"""No part of an address that may be secret is shown, whichever of its readers is right about where its parts end."""
+"""Addresses as they are shown: nothing that may be secret, even if URL parsers disagree about its parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness import config
 from harness.base.addresses import SCHEMES, may_be_written, visible_address, without_address, without_secrets
 from harness.base.errors import UserError
 from harness.matrix import cells
-from harness.tracking.store import unusable
+from harness.tracking.store import unusable_store
 
 SECRET = "s3cRet"
 WRITTEN = [  # with what is shown of them
@@ -90,7 +90,7 @@ def test_a_query_of_sqlite_is_never_shown(secret: str) -> None:
 def test_a_text_of_a_library_holds_no_part_that_is_hidden(uri: str, text: str) -> None:
     for quoted in (uri, quote(uri), repr(uri)[1:-1], uri.partition("//")[2] or uri):
         assert SECRET not in without_address(text.format(quoted), uri)
-    assert SECRET not in str(unusable(uri, OSError(text.format(uri))))
+    assert SECRET not in str(unusable_store(uri, OSError(text.format(uri))))
 
 
 def test_a_short_password_does_not_hide_the_middles_of_words() -> None:
@@ -115,10 +115,10 @@ def test_no_configuration_takes_it_and_no_cell_writes_it_down(
     file = tmp_path / "odd.yaml"
     file.write_text(f"base: smoke\ntracking: {{uri: '{uri}'}}\n")
     with pytest.raises(UserError, match=r"tracking\.uri may hold a user, a password or a token") as error:
-        config.load(str(file))
+        config.load_config(str(file))
     assert SECRET not in str(error.value)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    loaded = config.load("smoke", [f"results={tmp_path}"])
+    loaded = config.load_config("smoke", [f"results={tmp_path}"])
     assert loaded.tracking_uri == uri
     one = cells(dataclasses.replace(loaded, tracking=config.Tracking(uri)))[0]
     one.spec.write(one.folder)

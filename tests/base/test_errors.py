@@ -1,4 +1,4 @@
-"""The words of errors: what is allowed, and the nearest name."""
+"""Error messages: the allowed values, and the nearest name."""
 
 from __future__ import annotations
 

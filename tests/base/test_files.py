@@ -1,4 +1,4 @@
-"""Files that are there in full or not at all, also on a disk that is full."""
+"""Files are complete or absent, also on a full disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOM = 64 * 1024  # bytes
 
 @pytest.fixture(params=["full", "limited"])
 def narrow(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """Returns a folder that takes few bytes, and what the system says then: a disk of its own, where that is permitted,
+    """Return a folder that takes few bytes, and what the system says then: a disk of its own, where that is permitted,
     or a limit of this process."""
     place = tmp_path / "narrow"
     place.mkdir()

@@ -1,4 +1,4 @@
-"""Settings as dataclasses: every number that anybody can set has bounds, and they hold wherever it is set."""
+"""Settings as dataclasses: the bounds of every number hold in configurations and in Python."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Whole:
 KEYS = [each.name for each in dataclasses.fields(Whole)]
 
 
-# What is allowed, and how it is said
+# Allowed values in words
 
 
 @pytest.mark.parametrize(
@@ -148,11 +148,11 @@ def test_no_sentence_is_long(given: dict[str, Any]) -> None:
     assert len(str(error.value)) < 300
 
 
-# Every number that anybody can set
+# Every number that a user can set
 
 
 def sections(given: Any, where: str) -> Iterator[tuple[Any, str]]:
-    """Yields a section with its defaults, and all sections inside it, those too that are not there by default."""
+    """Yield a section with its defaults, and all sections inside it, those too that are not there by default."""
     yield given, where
     hints = get_type_hints(type(given))
     for each in dataclasses.fields(given):
@@ -198,7 +198,7 @@ def test_a_number_without_bounds_would_be_seen() -> None:
     assert {where for _, where in sections(Config(), "")} == {
         *("", "train.", "train.filter.", "train.resample.", "stop.", "rollout.", "correction.", "mismatch."),
         *("mismatch.float32.", "mismatch.bfloat16.", "eval.", "verify.", "dynamics.", "checkpoint.", "hardware."),
-        *("launch.", "launch.slurm.", "tracking."),
+        *("launch.", "launch.slurm.", "tracking.", "tune."),
     }
 
 
@@ -208,7 +208,7 @@ NUMBERS = [
 
 
 def at_the_edges(given: Any, each: dataclasses.Field[Any]) -> tuple[list[float], list[float]]:
-    """Returns the outermost numbers that a field allows, and those just beyond."""
+    """Return the outermost numbers that a field allows, and those just beyond."""
     hint = get_type_hints(type(given))[each.name]
     whole = int in (hint, *get_args(hint))
     inside, outside = [], []

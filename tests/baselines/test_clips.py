@@ -1,4 +1,4 @@
-"""Compares the masks of Clip_B and Clip_V with loops written from the formulas (loops.py)."""
+"""The masks of Clip_B and Clip_V against loops written from the formulas (loops.py)."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_share_never_reaches_beyond_the_centre(name: str) -> None:
     assert dropped(weights(f"{name}(share=1, mode=paper)", c)) == len(s)
 
 
-def test_a_share_does_the_same_as_the_mu_that_it_stands_for() -> None:
+def test_a_share_equals_the_corresponding_mu() -> None:
     c = CASES[3]
     by_mu = weights("clip_b(mu=1.2)", c)
     assert dropped(by_mu) > 0
@@ -104,7 +104,7 @@ def test_a_share_does_the_same_as_the_mu_that_it_stands_for() -> None:
 
 
 def handmade(p: list[float], h: list[float], advantages: list[float]) -> tuple[TokenStats, torch.Tensor, TokenBatch]:
-    """Makes statistics without a distribution behind them: S* = p (h + log p), N = 0."""
+    """Make statistics without a distribution behind them: S* = p (h + log p), N = 0."""
     length = len(p)
     batch = batch_of(rollouts(0, 1, 1), [1.0])
     batch = dataclasses.replace(batch, lengths_B=torch.tensor([length]), index_T=torch.arange(length))
@@ -115,7 +115,7 @@ def handmade(p: list[float], h: list[float], advantages: list[float]) -> tuple[T
 
 @pytest.mark.parametrize("name", ["clip_b", "clip_v"])
 def test_equal_tokens_are_treated_equally(name: str) -> None:
-    """Expects no choice among equal tokens by their order: at the edge of a share, none of them is dropped."""
+    """Expect no choice among equal tokens by their order: at the edge of a share, none of them is dropped."""
     p = [0.1, 0.1, 0.1, 0.2, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9]
     stats, advantages_T, batch = handmade(p, [0.1] * 10, [-1.0] * 10)
     cls: Any = baselines.METHODS[name]
@@ -138,7 +138,7 @@ def test_without_spread_all_tokens_are_kept(spec: str) -> None:
 
 @pytest.mark.parametrize("name", ["clip_b", "clip_v"])
 def test_the_sign_that_counts_is_the_token_s(name: str) -> None:
-    """Takes a critic, with which the tokens of one response have advantages of both signs."""
+    """Take a critic, with which the tokens of one response have advantages of both signs."""
     c = CASES[4]
     a = loops.whitened(loops.gae(c, 1, 1))
     spans = loops.responses(c)

@@ -1,5 +1,7 @@
-"""Compares every control's loss and gradient with loops written from the formulas (control_loops.py), in float64; and
-follows those with a memory step by step."""
+"""Every control's loss and gradient against loops written from the formulas (control_loops.py), in float64.
+
+Controls with a memory are followed step by step.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def grpo(c: Case, rewards: Sequence[float] | None = None) -> list[float]:
 
 
 def kept(c: Case, keep: Callable[[list[float]], Sequence[float]], counted: bool = False) -> Oracle:
-    """Returns the loops of GRPO with weights that are made of its advantages."""
+    """Return the loops of GRPO with weights that are made of its advantages."""
     weights = keep(grpo(c))
     return Oracle(grpo(c), keep=weights, counted=[w != 0 for w in weights] if counted else None)  # type: ignore[arg-type]
 
@@ -71,6 +73,10 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
     "grpo({})+top_entropy(share=0.33, reference_denominator=true)": lambda c, _: kept(
         c, lambda a: told.keep_top_entropy(c, 0.33), counted=True
     ),
+    "grpo({})+lp_reg(share=0.5)": lambda c, _: told.WithTerm(a := grpo(c), term=told.lp_reg_term(c, a, 0.5, 1)),
+    "grpo({})+lp_reg(share=1, coefficient=0.3)": lambda c, _: told.WithTerm(
+        a := grpo(c), term=told.lp_reg_term(c, a, 1, 0.3)
+    ),
     "grpo({})+low_prob": lambda c, _: Oracle(told.low_prob(c, grpo(c), 0.2)),
     "grpo({})+low_prob(alpha=0.7)": lambda c, _: Oracle(told.low_prob(c, grpo(c), 0.7)),
     "grpo({})+entropy_advantage": lambda c, _: Oracle(told.entropy_advantage(c, grpo(c), 0.4, 2)),
@@ -79,6 +85,8 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
     "grpo({})+unlikeliness(beta=0.9)": lambda c, _: Oracle(grpo(c, told.unlikely_rewards(c, 0.9))),
     "grpo({})+ucpo": lambda c, _: Oracle(told.ucpo(c, grpo(c), 0.2)),
     "grpo({})+ucpo(tau=1)": lambda c, _: Oracle(told.ucpo(c, grpo(c), 1)),
+    "grpo({})+outcome_exploration": lambda c, _: Oracle(told.less_for_repetition(c, grpo(c), 1)),
+    "grpo({})+outcome_exploration(coefficient=0.3)": lambda c, _: Oracle(told.less_for_repetition(c, grpo(c), 0.3)),
     "grpo({})+erc(beta_low=0.3, beta_high=0.5)": lambda c, _: kept(c, lambda a: told.within_entropy_ratio(c, 0.3, 0.5)),
     "grpo({})+steer": lambda c, _: kept(c, lambda a: told.steer(c, a, "linear", 0.8, 1.2)),
     "grpo({})+steer(lowest=0.3, highest=2)": lambda c, _: kept(c, lambda a: told.steer(c, a, "linear", 0.3, 2)),
@@ -104,6 +112,10 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
     "grpo({})+repo_r": lambda c, _: Oracle(told.repo_r(c, grpo(c), 0.01)),
     "grpo({})+repo_r(zeta=0.5)": lambda c, _: Oracle(told.repo_r(c, grpo(c), 0.5)),
     "grpo({})+sequence_mask(delta=0.1)": lambda c, _: kept(c, lambda a: told.keep_responses(c, a, 0.1)),
+    "grpo({})+m2po": lambda c, _: kept(c, lambda a: told.near_behaviour(c, a, 0.04)),
+    "grpo({})+m2po(threshold=0.3, reference_denominator=true)": lambda c, _: kept(
+        c, lambda a: told.near_behaviour(c, a, 0.3), counted=True
+    ),
     "grpo({})+quadrant": lambda c, _: kept(c, lambda a: told.keep_quadrants(c, a, {(1, -1), (-1, 1)}, True)),
     "grpo({})+quadrant(keep=[positive_above, negative_below], by=s_star, reference_denominator=true)": (
         lambda c, _: kept(c, lambda a: told.keep_quadrants(c, a, {(1, 1), (-1, -1)}, False), counted=True)
@@ -128,7 +140,7 @@ ORACLES: dict[str, Callable[[Case, Sequence[int]], Oracle]] = {
 
 
 def check(m: Method, c: Case, oracles: Callable[[Sequence[int]], Oracle], normalise: str) -> None:
-    """Compares the losses and gradients of two mini-batches, each in several parts."""
+    """Compare the losses and gradients of two mini-batches, each in several parts."""
     minibatches = list(c.batch.split(2))
     whole = m.signal(c.old, c.batch, minibatches)
     rows_of = len(c.batch) // 2
@@ -172,7 +184,7 @@ ACTS = ("keep", "counted", "advantages", "term")
 
 @pytest.mark.parametrize("template", [each for each in ORACLES if "target=0.01)" not in each and "4, 4]" not in each])
 def test_the_random_batch_lets_every_control_act(template: str) -> None:
-    """Makes sure that no comparison above is one of plain GRPO with itself, nor of nothing with nothing."""
+    """Make sure that no comparison above is one of plain GRPO with itself, nor of nothing with nothing."""
     c = case(2, groups=6, size=4)
     oracle, plain = ORACLES[template](c, range(24)), Oracle(grpo(c))
     assert any(getattr(oracle, name, None) != getattr(plain, name, None) for name in ACTS)
@@ -303,7 +315,7 @@ def test_a_gate_is_open_before_the_first_update(spec: str) -> None:
     assert not m.touched(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)[f"closed_{spec}"].any()
 
 
-def test_a_response_is_masked_as_a_whole_whatever_the_objective() -> None:
+def test_a_response_is_masked_as_a_whole_with_any_objective() -> None:
     c = case(2, groups=6, size=4)
     m = method("ppo+sequence_mask(delta=0)")
     closed_T = m.touched(c.current(), m.signal(c.old, c.batch, [c.batch]), c.batch)["closed_sequence_mask"]
@@ -312,7 +324,7 @@ def test_a_response_is_masked_as_a_whole_whatever_the_objective() -> None:
     assert {of_response[0] for of_response in closed} == {True, False}
 
 
-def test_a_coin_asks_nobody_and_leaves_the_batch_as_it_is() -> None:
+def test_a_coin_ignores_rewards_and_does_not_change_the_batch() -> None:
     c = case(2, groups=6, size=4)
     signal = method("random_reward").signal(c.old, c.batch, [c.batch])
     wrong = dataclasses.replace(c.batch, rewards_B=1 - c.batch.rewards_B, right_B=~c.batch.right_B)
@@ -348,7 +360,7 @@ def test_all_quadrants_together_are_all_tokens_with_a_signal() -> None:
 
 
 def round_trip(spec: str, steps: Sequence[Mapping[str, float]], further: Mapping[str, float]) -> dict[str, float]:
-    """Returns a control's state after these steps, once another one has taken it over and goes on the same way."""
+    """Return a control's state after these steps, once another one has taken it over and goes on the same way."""
     first, second = method(spec), method(spec)
     name = next(iter(first.controls))
     for metrics in steps:
@@ -471,6 +483,10 @@ RELEASES: dict[str, tuple[Callable[[Case, Sequence[int]], Oracle], str]] = {
     ),
     "kl_cov_release": (
         lambda c, _: released(1, 1e9, None, c, term=told.kl_cov_term(c, told.held_by_kl_cov(c, grpo(c), 0.002), 1)),
+        "token",
+    ),
+    "lp_reg_release": (
+        lambda c, _: released(1, 9, None, c, term=told.lp_reg_term(c, grpo(c), 0.01, 1)),
         "token",
     ),
     "stare_release": (
@@ -642,7 +658,7 @@ SHARED = (
 
 
 def chosen(rows: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Returns each control's weights on some of the responses; the entropies have ties."""
+    """Return each control's weights on some of the responses; the entropies have ties."""
     c = case(2, groups=6, size=4)
     part = c.batch.take(rows)
     old = dataclasses.replace(c.old, entropy=c.old.discriminator.new_tensor(told.before(c).entropy).round(decimals=1))

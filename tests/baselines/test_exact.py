@@ -1,4 +1,4 @@
-"""Makes sure that equal rewards are exactly equal, and that a share of a count is the number that was written."""
+"""Equal rewards are exactly equal, and a share of a count is computed from the written number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,21 @@ from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.composition import Method
 from harness.method import Objective
 
-GROUPED = ("grpo", "dr_grpo", "rloo", "lite_ppo", "maxrl", "qae", "qae(mode=paper)", "dppo", "reinforce_pp", "otb")
+GROUPED = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "lite_ppo",
+    "maxrl",
+    "qae",
+    "qae(mode=paper)",
+    "dppo",
+    "reinforce_pp",
+    "otb",
+    "rs_grpo",
+    "opo",
+    "gpg",
+)
 
 
 def method(spec: str) -> Method:
@@ -71,7 +85,7 @@ def test_right_responses_of_one_length_have_no_advantage_under_the_overlong_pena
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("objective", GROUPED)
-def test_a_group_of_equal_rewards_has_no_advantage_whatever_the_reward(objective: str, dtype: torch.dtype) -> None:
+def test_a_group_of_equal_rewards_has_no_advantage_for_any_reward(objective: str, dtype: torch.dtype) -> None:
     chance = random.Random(0)
     for group in (2, 3, 7, 8, 12, 16):
         old, batch = responses([2] * 2 * group, group)
@@ -151,7 +165,7 @@ def test_a_share_of_a_count_is_that_of_its_decimals(count: int) -> None:
 
 
 def tokens(count: int) -> tuple[TokenStats, TokenBatch, torch.Tensor]:
-    """Make a group of two right and wrong responses of so many tokens, none like another."""
+    """Make a group of two right and two wrong responses with this many tokens, all distinct."""
     half = Rollout([0], [1] * (count // 2), [-1.0] * (count // 2), True)
     batch = batch_of([[half, half]], [0.0, 1.0], budget=count)
     spread_T = torch.linspace(0.02, 0.98, count, dtype=torch.float64)

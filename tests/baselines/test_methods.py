@@ -1,4 +1,4 @@
-"""Compares every method's loss and gradient with loops written from the formulas (loops.py), in float64."""
+"""Every method's loss and gradient against loops written from the formulas (loops.py), in float64."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(template: str, n
 
 
 def test_the_random_batch_has_every_kind_of_token() -> None:
-    """Makes sure that the comparison above leaves no branch out."""
+    """Make sure that the comparison above leaves no branch out."""
     c = case(2, groups=6, size=4)
     ratios = (c.current().logp - c.old.logp).exp().tolist()
     kinds = {
@@ -280,7 +280,7 @@ def test_what_a_method_needs_is_what_its_parts_need() -> None:
     assert (method("grpo").min_group, method("ce_gppo").min_group, method("ppo+clip_b").min_group) == (2, 2, 1)
 
 
-def test_a_control_alone_stands_on_grpo_and_takes_shared_options() -> None:
+def test_a_control_alone_uses_grpo_and_takes_shared_options() -> None:
     shared = {"grpo": {"clip_high": 0.28}, "clip_b": {"share": 0.01}}
     alone, written = Method.of("clip_b", TABLE, shared), Method.of(" grpo + clip_b ", TABLE, shared)
     assert alone.identity() == written.identity()

@@ -1,4 +1,4 @@
-"""Compares the objectives beyond GRPO and PPO with loops written from their formulas (objective_loops.py)."""
+"""The objectives beyond GRPO and PPO against loops written from their formulas (objective_loops.py)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def method(spec: str) -> Method:
 
 
 def crowded() -> Case:
-    """Makes a batch in which responses come near the limit of their length."""
+    """Make a batch in which responses come near the limit of their length."""
     c = case(2, groups=6, size=4)
     c.batch = dataclasses.replace(c.batch, budget=9)
     return c
@@ -55,6 +55,10 @@ ANY_NORM = {
     "lite_ppo({})": lambda c: Loops(brute.by_group(c, brute.over_all(c)), brute.clipped()),
     "maxrl({})": lambda c: Loops(brute.by_group(c, brute.over_mean), brute.clipped()),
     "passk(k=2,{})": lambda c: Loops(brute.by_group(c, brute.best_of(2)), brute.clipped()),
+    "pkpo(k=3,{})": lambda c: Loops(brute.by_group(c, brute.best_with(3, "sloo_minus_one")), brute.clipped()),
+    "rs_grpo({})": lambda c: Loops(brute.by_group(c, brute.risk_seeking(2)), brute.clipped()),
+    "a_grae({})": lambda c: Loops(brute.by_difficulty(c), brute.clipped()),
+    "opo({})": lambda c: Loops(brute.over_length(c), brute.clipped()),
     "qae({})": lambda c: Loops(brute.by_group(c, brute.above_quantile(0.4, True)), brute.clipped()),
     "qae(mode=paper, quantile=0.6,{})": lambda c: Loops(
         brute.by_group(c, brute.above_quantile(0.6, False)), brute.clipped()
@@ -65,6 +69,12 @@ ANY_NORM = {
     ),
     "w_reinforce({})": lambda c: Loops(brute.verdicts(c, 0.1, 1), brute.of_tokens(brute.reinforce)),
     "w_reinforce_ppo(right=0.3, wrong=0.7,{})": lambda c: Loops(brute.verdicts(c, 0.3, 0.7), brute.clipped()),
+    "asymre({})": lambda c: Loops([a + 0.1 for a in dr_grpo(c)], brute.of_tokens(brute.reinforce)),
+    "topr({})": lambda c: Loops(brute.verdicts(c, 1, 1), brute.topr("token")),
+    "topr(level=sequence, right=0.4, wrong=0.6,{})": lambda c: Loops(
+        brute.verdicts(c, 0.4, 0.6), brute.topr("sequence")
+    ),
+    "gpg({})": lambda c: Loops(brute.scaled_up(c), brute.of_tokens(brute.reinforce)),
     "cispo({})": lambda c: Loops(grpo(c), brute.cispo(0, 5)),
     "cispo(clip_low=0.4, clip_high=0.2,{})": lambda c: Loops(grpo(c), brute.cispo(0.6, 1.2)),
     "sapo({})": lambda c: Loops(grpo(c), brute.sapo(1, 1.05)),
@@ -110,6 +120,10 @@ ONE_NORM = {
     "psr": lambda c: Loops(brute.verdicts(c, 1, 0), brute.of_tokens(brute.reinforce)),
     "gspo": lambda c: Loops(grpo(c), brute.gspo(3e-4, 4e-4), "sequence"),
     "gspo(clip_low=0.3, clip_high=0.2, dual_clip=1.2)": lambda c: Loops(grpo(c), brute.gspo(0.3, 0.2, 1.2), "sequence"),
+    "luspo": lambda c: Loops(grpo(c), brute.times_length(brute.gspo(2e-3, 2.5e-3)), "sequence"),
+    "luspo(clip_low=0.3, clip_high=0.2)": lambda c: Loops(
+        grpo(c), brute.times_length(brute.gspo(0.3, 0.2)), "sequence"
+    ),
     "gmpo": lambda c: Loops(grpo(c), brute.gmpo(0.4, 0.4), "sequence"),
     "gmpo(clip_low=0.1, clip_high=1)": lambda c: Loops(grpo(c), brute.gmpo(0.1, 1), "sequence"),
 }
@@ -143,7 +157,7 @@ def test_loss_and_gradient_of_micro_batches_add_up_to_the_loops(spec: str, make:
 
 
 def rewarded(rewards: str, seed: int = 0) -> Case:
-    """Makes groups all right, all wrong and mixed, or of any rewards; some of them tie."""
+    """Make groups all right, all wrong and mixed, or of any rewards; some of them tie."""
     c, chance = case(seed, groups=8, size=5), random.Random(seed)
     found = [
         float(chance.randint(-2, 2)) / 2 if rewards == "any" else float(chance.random() < group / 7)
@@ -162,6 +176,9 @@ GROUPS = {
     "qae(quantile=0.75)": brute.above_quantile(0.75, True),
     **{f"qae(mode=paper, quantile={k / 10})": brute.above_quantile(k / 10, False) for k in range(1, 10)},
     **{f"passk(k={k})": brute.best_of(k) for k in range(1, 6)},
+    **{f"pkpo(k={k})": brute.best_with(k, "sloo_minus_one") for k in range(2, 6)},
+    **{f"pkpo(k={k}, baseline=sloo)": brute.best_with(k, "sloo") for k in range(2, 5)},
+    **{f"rs_grpo(beta={beta})": brute.risk_seeking(beta) for beta in (0.1, 2, 8)},
 }
 
 
@@ -191,7 +208,7 @@ def test_rloo_is_dr_grpo_times_a_constant(normalise: str) -> None:
 
 
 def test_pass_at_1_standardises_rewards() -> None:
-    """Expects GRPO's advantages, with the population's deviation in place of the sample's."""
+    """Expect GRPO's advantages, with the population's deviation in place of the sample's."""
     c = rewarded("0 and 1")
     expected = brute.by_group(
         c, lambda rewards: [a / (statistics.pstdev(rewards) + 1e-6) for a in brute.centred(rewards)]
@@ -199,7 +216,7 @@ def test_pass_at_1_standardises_rewards() -> None:
     assert method("passk(k=1)").objective.advantages(c.old, c.batch).tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_pass_at_k_asks_who_is_right_whatever_the_reward() -> None:
+def test_pass_at_k_uses_verdicts_and_not_rewards() -> None:
     c = rewarded("0 and 1")
     other = dataclasses.replace(c.batch, rewards_B=c.batch.rewards_B * 3 - 1)
     objective = method("passk").objective
@@ -209,14 +226,16 @@ def test_pass_at_k_asks_who_is_right_whatever_the_reward() -> None:
 def test_k_of_the_group_and_more_is_refused_before_anything_runs() -> None:
     assert [method(spec).min_group for spec in ("passk(k=1)", "passk", "passk(k=9)+clip_b")] == [2, 5, 10]
     with pytest.raises(UserError, match=r"train.group is 8, but method 'passk\(k=8\)' compares .*allowed: 9 and more"):
-        cells(config.load("smoke", ["train.group=8", "methods=[grpo, passk(k=8)]"]))
+        cells(config.load_config("smoke", ["train.group=8", "methods=[grpo, passk(k=8)]"]))
     c = rewarded("0 and 1")
     assert (method("passk(k=5)").objective.advantages(c.old, c.batch) == 0).all(), "there is nothing to learn from"
 
 
 @pytest.mark.parametrize("spec", ["passk+overlong", "overlong+w_reinforce", "nsr+overlong", "overlong+w_reinforce_ppo"])
-def test_rewards_that_nobody_looks_at_are_not_shaped(spec: str) -> None:
-    with pytest.raises(UserError, match=r"control overlong shapes rewards, and objective .* asks which .* are right"):
+def test_unused_rewards_are_not_shaped(spec: str) -> None:
+    with pytest.raises(
+        UserError, match=r"control overlong shapes rewards, but objective \w+ uses only which responses"
+    ):
         method(spec)
 
 
@@ -230,7 +249,7 @@ def test_whitened_advantages_have_mean_0_and_deviation_1() -> None:
 def test_groups_without_signal_have_no_advantage() -> None:
     c = case(6)
     first = int(c.batch.lengths_B[:3].sum())
-    for spec in ("rloo", "maxrl", "passk(k=2)", "qae", "qae(mode=paper)", "lite_ppo"):
+    for spec in ("rloo", "maxrl", "passk(k=2)", "pkpo(k=2)", "rs_grpo", "a_grae", "opo", "gpg", "qae", "lite_ppo"):
         advantages_T = method(spec).objective.advantages(c.old, c.batch)
         assert (advantages_T[:first] == 0).all(), spec
         assert (advantages_T[first:] != 0).any(), spec
@@ -276,7 +295,7 @@ def test_the_overlong_penalty_is_half_of_the_authors_for_rewards_of_half_the_ran
 
 
 def gradient(spec: str, seed: int = 3) -> torch.Tensor:
-    """Returns the gradient of the first update, in float32, as training computes it."""
+    """Return the gradient of the first update, in float32, as training computes it."""
     c, m = case(seed), method(spec)
     c.logits_TV = c.old_logits_TV.float().requires_grad_()
     old = stats_of(c.logits_TV.detach(), c.targets_T)
@@ -302,6 +321,8 @@ SAME = {
     "dcpo": "grpo(normalise=sequence)",
     "bapo": "grpo",
     "w_reinforce": "w_reinforce_ppo",
+    "topr(right=0.1)": "w_reinforce",
+    "topr(right=0.1, level=sequence)": "w_reinforce",
 }
 
 
@@ -387,13 +408,18 @@ def test_without_a_step_bapo_has_the_bounds_of_its_start() -> None:
 
 
 def free_slopes(view: View, spec: str) -> torch.Tensor:
-    """Returns how much each token's log p would move its own surrogate if nothing were clipped."""
+    """Return how much each token's log p would move its own surrogate if nothing were clipped."""
     log_ratio_T, batch = (view.current.logp - view.old.logp).detach(), view.batch
-    if spec.startswith("gspo"):
+    if spec.startswith(("gspo", "luspo")):
         log_ratio_T = (batch.per_sequence(log_ratio_T) / batch.lengths_B)[batch.sequence_T]
+    if spec == "topr(level=sequence)":
+        log_ratio_T = batch.per_sequence(log_ratio_T)[batch.sequence_T]
+    if spec.startswith("topr"):
+        log_ratio_T = log_ratio_T * (view.advantages_T < 0)
     if spec.startswith("aspo"):
         log_ratio_T = log_ratio_T.where(view.advantages_T < 0, -log_ratio_T)
-    return log_ratio_T.exp() * view.advantages_T
+    slopes_T = log_ratio_T.exp() * view.advantages_T
+    return slopes_T * batch.lengths_B[batch.sequence_T] if spec.startswith("luspo") else slopes_T
 
 
 CLIPPING = [
@@ -413,7 +439,12 @@ CLIPPING = [
     "bapo(dual_clip=1.3)",
     "abc_grpo",
     "rloo(dual_clip=null)",
+    "luspo(clip_low=0.3, clip_high=0.2)",
+    "topr",
+    "topr(level=sequence)",
     "w_reinforce",
+    "gpg",
+    "asymre",
     "sapo",
     "vespo",
 ]
@@ -426,7 +457,7 @@ def test_the_tokens_that_an_objective_says_it_clips_are_those_whose_gradient_cha
     touched = m.touched(c.current().detach(), signal, c.batch)
     low_T, high_T = touched["clipped_low"], touched["clipped_high"]
     assert not (low_T & high_T).any()
-    if spec in ("w_reinforce", "sapo", "vespo"):  # which clip nothing
+    if spec in ("w_reinforce", "gpg", "asymre", "sapo", "vespo"):  # which clip nothing
         assert not (low_T | high_T).any()
         return
     assert high_T.any()
@@ -442,7 +473,7 @@ def test_the_tokens_that_an_objective_says_it_clips_are_those_whose_gradient_cha
     assert torch.equal((low_T | high_T)[live_T], changed_T[live_T])
     assert (high_T & (signal.advantages_T < 0)).any() or "dual_clip=1" not in spec, "what the dual clip stops"
     ratio_T = view.ratio_T
-    if not spec.startswith("gspo"):
+    if not spec.startswith(("gspo", "luspo")) and "sequence" not in spec:
         assert (ratio_T[low_T] < 1).all()
         assert (ratio_T[high_T] > 1).all()
 
@@ -450,7 +481,7 @@ def test_the_tokens_that_an_objective_says_it_clips_are_those_whose_gradient_cha
 # Edges
 
 OBJECTIVES = [
-    "passk(k=2)" if name == "passk" else name
+    f"{name}(k=2)" if name in ("passk", "pkpo") else name
     for name, entry in baselines.METHODS.items()
     if not isinstance(entry, type) or (issubclass(entry, Objective) and name != "ppo")
 ]
@@ -463,7 +494,7 @@ def test_extreme_ratios_give_finite_losses_and_gradients(spec: str) -> None:
     move_T = moves.repeat(len(c.batch.index_T))[: len(c.batch.index_T)]
     old_T, now_T = move_T.clamp(max=0) - 1e-3 - move_T, move_T.clamp(max=0) - 1e-3  # log p is below 0
     ones_T = torch.ones_like(old_T)
-    old = TokenStats(old_T, ones_T, 0.3 * ones_T, -0.2 * ones_T, None, now_T - 1)
+    old = TokenStats(old_T, ones_T, 0.3 * ones_T, -0.2 * ones_T, None, now_T - 1, min_p_logp=old_T)
     c.batch = dataclasses.replace(c.batch, rewards_B=c.batch.rewards_B.float())
     logp_T = now_T.clone().requires_grad_()
     current = TokenStats(logp_T, ones_T, ref_logp=old.ref_logp)
@@ -568,7 +599,7 @@ def test_responses_without_signal_can_be_left_out(spec: str) -> None:
         ("bapo(most_clip_high=0.1)", r"most_clip_high is 0.1; allowed: clip_high \(0.2\) and more"),
         ("passk(k=0)", "passk.k is 0; allowed: 1 and more"),
         ("qae(quantile=1)", "qae.quantile is 1.0; allowed: more than 0 and less than 1"),
-        ("dapo(clip_high=0.3)", r"method dapo stands for grpo\(clip_high=0.28, dual_clip=10\)\+overlong"),
+        ("dapo(clip_high=0.3)", r"method dapo is short for grpo\(clip_high=0.28, dual_clip=10\)\+overlong"),
         ("rloo(divide_by_std=true)", "unknown key rloo.divide_by_std"),
         ("sapo(clip_high=0.3)", "unknown key sapo.clip_high"),
     ],
@@ -589,4 +620,5 @@ def test_what_the_objectives_need() -> None:
         "w_reinforce_ppo",
         "nsr",
         "psr",
+        "topr",
     ]

@@ -1,4 +1,4 @@
-"""Compares methods with trl: its own trainer makes the loss, of a model that says what the case says."""
+"""Methods against TRL: its own trainer computes the loss, with the model's output from a test case."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ class Given(torch.nn.Module):
 
 
 def spread(x_T: Tensor, mask_BT: Tensor) -> Tensor:
-    """Returns the values of tokens as a padded row for each response."""
+    """Return the values of tokens as a padded row for each response."""
     return x_T.new_zeros(mask_BT.shape).masked_scatter(mask_BT.bool(), x_T)
 
 
 def peer(c: Case, options: dict[str, Any], folder: Path, parts: int = 1, steps: int = 1) -> Any:
-    """Makes a trainer of trl that is given the case's responses, `parts` of them at a time, and `steps` updates."""
+    """Make a trainer of trl that is given the case's responses, `parts` of them at a time, and `steps` updates."""
     options = dict(options)
     responses = [rollout for group in c.groups for rollout in group]
     kind, arguments = (
@@ -166,14 +166,14 @@ def peer(c: Case, options: dict[str, Any], folder: Path, parts: int = 1, steps: 
 
 
 def scored(trainer: Any, c: Case) -> dict[str, Any]:
-    """Returns the peer's own input of a loss: padded responses, and advantages of the rewards."""
+    """Return the peer's own input of a loss: padded responses, and advantages of the rewards."""
     asked = [{"prompt": str(i)} for i, group in enumerate(c.groups) for _ in group]
     found: dict[str, Any] = trainer._generate_and_score_completions(asked)
     return found
 
 
 def lost(trainer: Any, inputs: dict[str, Any], c: Case, advantages_T: Tensor, part: TokenBatch) -> Tensor:
-    """Returns the peer's loss of some responses, in double; the advantages, and the policy before, are given."""
+    """Return the peer's loss of some responses, in double, for given advantages and old policy."""
     rows = c.batch.sequence_T[part.index_T].unique()
     taken = {name: x[rows] if x.ndim else x for name, x in inputs.items()}
     mask_BT = taken["completion_mask"]
@@ -190,14 +190,14 @@ def lost(trainer: Any, inputs: dict[str, Any], c: Case, advantages_T: Tensor, pa
 
 
 def crowded(seed: int = 2, drift: float = 1.0) -> Case:
-    """Makes a batch in which responses come near the limit of their length."""
+    """Make a batch in which responses come near the limit of their length."""
     c = case(seed, groups=6, size=4, drift=drift, longest=BUDGET)
     c.batch = dataclasses.replace(c.batch, budget=BUDGET)
     return c
 
 
 def ours(m: Method, c: Case, minibatches: list[TokenBatch]) -> list[Tensor]:
-    """Returns our loss of each mini-batch."""
+    """Return our loss of each mini-batch."""
     signal = m.signal(c.old, c.batch, minibatches)
     return [m.loss(c.current(part), signal.at(part.index_T), part) for part in minibatches]
 
@@ -207,14 +207,14 @@ def advantages(m: Method, c: Case) -> Tensor:
 
 
 def gradient(loss: Tensor, c: Case) -> Tensor:
-    """Returns the slope of a loss by the logits of all tokens."""
+    """Return the slope of a loss by the logits of all tokens."""
     (slope_TV,) = torch.autograd.grad(loss, c.logits_TV)
     return slope_TV
 
 
 @pytest.fixture(autouse=True)
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps the peer from reporting its use to anybody."""
+    """Turn off the peer's reports of its use."""
     monkeypatch.setattr(trl.GRPOTrainer, "_send_telemetry", lambda self: None)
 
 

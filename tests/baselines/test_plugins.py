@@ -1,4 +1,4 @@
-"""Tests methods from outside the repository: plugin modules, entry points, and the example of the documentation."""
+"""Methods from outside the repository: plugin modules, entry points, and the example of the documentation."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(EXAMPLE)
     monkeypatch.syspath_prepend(tmp_path)
     check_example(baselines.table())
-    # The same method by both ways is no conflict.
+    # The same method from both sources is not a conflict.
     assert baselines.table(["plugin_example"]) == baselines.table()
 
-    plugins.installed_entry_points.cache_clear()  # since nobody changes what is installed while it is in use
+    plugins.installed_entry_points.cache_clear()  # installed packages normally do not change within a process
     (info / "entry_points.txt").write_text("[entrobench.methods]\nlost = plugin_example:Lost\n")
     with pytest.raises(UserError, match="plugin plugin_example has no Lost"):
         baselines.table()
@@ -112,7 +112,7 @@ def test_every_example_of_the_documentation_keeps_the_rules(write: Callable[[str
         table = baselines.table([write(f"example_{number}", block)])
         for name in table.keys() - baselines.METHODS.keys():
             seen.append(name)
-            assert not [finding for finding in checks.alone(name, table) if not finding.passed]
+            assert not [finding for finding in checks.run_checks(name, table) if not finding.passed]
     assert sorted(seen) == ["brake", "by_entropy", "gentle", "gentle_bonus", "least_sure", "short"]
 
 
@@ -147,7 +147,7 @@ METHODS = {"careless": Careless}
 def test_a_forgotten_need_fails_with_the_instrument_and_without(
     spec: str, every: int, write: Any, tmp_path: Path
 ) -> None:
-    """Expects the same sentence whoever else asks for the statistic: what runs in one configuration runs in all."""
+    """Expect the same message even if another component needs the statistic: a method runs in all configurations."""
     plugins = f"plugins=[{write('careless', CARELESS)}]"
     trainer = build(tmp_path / "cell", spec, f"dynamics.every={every}", plugins)
     with pytest.raises(UserError) as error:

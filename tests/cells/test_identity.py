@@ -1,4 +1,4 @@
-"""Identities and stored records do not change: a results folder of an earlier version is still what it was."""
+"""Identities and stored records stay the same: results of an earlier version remain valid."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from harness import config, matrix
 from harness.cells import checksums
 from harness.cells.log import MetricsLog
-from harness.cells.outcome import outcome
+from harness.cells.outcome import cell_outcome
 from harness.cells.provenance import Made
 from harness.cells.spec import CellSpec, id_in
 
 # A cell that is done, written at commit 6cbc207: its records are read, never written again.
 FINISHED = Path(__file__).parent / "finished" / "clip_b-countdown-countdown-tiny-s0-623ecab479b8"
-HERE = ["hardware.device=cpu", "rollout.engine=embedded"]  # whatever the machine of the test has
+HERE = ["hardware.device=cpu", "rollout.engine=embedded"]  # independent of the test's machine
 
 # The ids at commit 6cbc207 of the first and the last cell of shipped configurations. An id may change only with a
 # setting that changes results; all finished cells are then trained again, so a change here must be meant.
@@ -31,7 +31,7 @@ IDS = {
 
 @pytest.mark.parametrize("name", IDS)
 def test_the_ids_of_shipped_cells(name: str) -> None:
-    cells = matrix.cells(config.load(name, HERE))
+    cells = matrix.cells(config.load_config(name, HERE))
     assert (cells[0].id, cells[-1].id) == IDS[name]
 
 
@@ -39,7 +39,7 @@ def test_the_ids_of_shipped_cells(name: str) -> None:
 def cell(tmp_path: Path) -> matrix.Cell:
     """Return the cell as the present version plans it, with the records of the earlier version in its folder."""
     overrides = [*HERE, "methods=[clip_b]", "baseline=clip_b", f"results={tmp_path}"]
-    [planned] = matrix.cells(config.load("smoke", overrides))
+    [planned] = matrix.cells(config.load_config("smoke", overrides))
     assert planned.folder.name == FINISHED.name
     shutil.copytree(FINISHED, planned.folder)
     return planned
@@ -63,7 +63,7 @@ def test_the_records_of_an_earlier_version_hold_the_same(cell: matrix.Cell) -> N
     assert (spec.identity, spec.matrix, spec.made_of) == (cell.identity, "smoke", cell.spec.made_of)
     lines = MetricsLog(cell.folder).read()
     assert [line["step"] for line in lines] == list(range(cell.config.train.steps + 1))
-    assert outcome(cell.folder, spec, lines)["tasks"]["countdown"]["problems"] == ["p1", "p2"]
+    assert cell_outcome(cell.folder, spec, lines)["tasks"]["countdown"]["problems"] == ["p1", "p2"]
 
 
 def test_a_record_is_written_as_before(cell: matrix.Cell, tmp_path: Path) -> None:

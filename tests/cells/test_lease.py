@@ -1,4 +1,4 @@
-"""Who works on a cell: one process at a time, and whoever stood still too long can write nothing more."""
+"""Leases of cells: one process at a time works on a cell, and a process with an expired lease cannot write."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_dead_owner_is_known_at_once_on_its_machine(tmp_path: Path, other: Bas
     with lease.hold(tmp_path, wait=0) as mine:
         assert mine is None
     other.kill()
-    while lease.holder(tmp_path):  # until the kernel has ended it; nobody has read its exit code yet
+    while lease.holder(tmp_path):  # until the kernel has ended it; its exit code is still unread
         time.sleep(0.01)
     with lease.hold(tmp_path, wait=0) as mine:
         assert mine is not None
@@ -140,15 +140,15 @@ def test_what_was_taken_over_is_fenced_wherever_its_owner_was(tmp_path: Path) ->
         half, folder = files.atomic(tmp_path / "state.json"), files.atomic_folder(tmp_path / "model")
         half.__enter__().write(b'{"late": 1}')
         place = folder.__enter__()
-        with open(old.room / ".." / ".." / "metrics.jsonl", "a") as line:
+        with open(old.directory / ".." / ".." / "metrics.jsonl", "a") as line:
             new = lease.next_after(tmp_path, old)
             assert new is not None
             with lease.fenced(new):
                 MetricsLog(tmp_path).truncate(1)
             line.write("late")
-        files.lease_dirs[tmp_path] = old.room
+        files.lease_dirs[tmp_path] = old.directory
         for context in (half, folder):
-            with pytest.raises(Taken, match="another process has taken"):
+            with pytest.raises(Taken, match="another process took over"):
                 context.__exit__(None, None, None)
         assert not place.exists()
         for write in (
@@ -187,7 +187,7 @@ def test_of_many_that_take_it_at_once_one_gets_it(tmp_path: Path) -> None:
         assert len(list(won.iterdir())) == 1
 
 
-def test_a_racer_who_looked_long_ago_gets_no_second_lease(tmp_path: Path) -> None:
+def test_a_process_with_an_old_view_gets_no_second_lease(tmp_path: Path) -> None:
     first = lease.take(tmp_path)
     assert first is not None
     with lease.hold(tmp_path, wait=0) as none:
@@ -206,7 +206,7 @@ def test_a_cell_is_removed_by_its_owner(tmp_path: Path) -> None:
     assert not (tmp_path / "cell").exists()
 
 
-def test_a_copy_belongs_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_has_no_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner was killed on another machine, whose numbers of processes say nothing here."""
     lease.take(tmp_path)
     elsewhere(monkeypatch)

@@ -1,4 +1,4 @@
-"""What made a cell's numbers: the record of an attempt, and what is outdated by it."""
+"""Provenance of a cell's numbers: the record of an attempt, and when it is outdated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cell is and how far it is: records that read, check and write themselves."""
+"""Records of a cell's identity and state: reading, checking and writing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from harness.cells.state import Progress, State
 
 
 def test_a_cell_is_what_its_folder_says(tmp_path: Path) -> None:
-    for planned in matrix.cells(config.load("demo", ["seeds=[3]", "correction.kind=truncated", "train.filter={}"])):
+    for planned in matrix.cells(
+        config.load_config("demo", ["seeds=[3]", "correction.kind=truncated", "train.filter={}"])
+    ):
         planned.spec.write(tmp_path)
         read = CellSpec.read(tmp_path)
         assert read == planned.spec
@@ -76,7 +78,7 @@ def test_a_damaged_record_is_named(name: str, content: str, tmp_path: Path) -> N
     assert "\n" not in str(error.value)
 
 
-def test_a_state_that_nobody_writes_is_damage(tmp_path: Path) -> None:
+def test_an_invalid_state_is_damage(tmp_path: Path) -> None:
     for wrong in ({"state": "stale"}, {"state": "dnoe"}):
         files_state = {**dataclasses.asdict(State()), **wrong}
         (tmp_path / "state.json").write_text(str(files_state).replace("'", '"').replace("None", "null"))
@@ -84,7 +86,7 @@ def test_a_state_that_nobody_writes_is_damage(tmp_path: Path) -> None:
             State.read(tmp_path)
 
 
-def test_the_last_lines_are_whole_whatever_their_length(tmp_path: Path) -> None:
+def test_the_last_lines_are_complete_for_any_length(tmp_path: Path) -> None:
     assert last_lines(tmp_path, 3) == []
     log = MetricsLog(tmp_path)
     names = {step: "a" * size for step, size in enumerate((10, 40_000, 20_000, 10))}

@@ -1,4 +1,4 @@
-"""Records of a real cell, damaged in every way: they are named, and the cell ends as if nothing had happened."""
+"""Records of a real cell, damaged in every way: they are named, and the cell ends with the same results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODEL = "model/model.safetensors"
 
 
 def cell_in(results: Path) -> Cell:
-    [found] = matrix.cells(config.load("smoke", [*SHORT, f"results={results}"]))
+    [found] = matrix.cells(config.load_config("smoke", [*SHORT, f"results={results}"]))
     return found
 
 
@@ -44,7 +44,7 @@ def run(cell: Cell) -> None:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns results with one cell that is done."""
+    """Return results with one cell that is done."""
     results = tmp_path_factory.mktemp("ran")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "write_log", lambda place: None)
@@ -59,7 +59,7 @@ def cell(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
 
 
 def interrupted(cell: Cell) -> None:
-    """Makes a cell that is done one that was killed after its fourth step, with checkpoints of the second and that."""
+    """Turn a done cell into one killed after its fourth step, with checkpoints of steps 2 and 4."""
     folder = cell.folder
     fifth = folder / "checkpoints" / "step-000005"
     files_of = checkpoint_seal.read_seal(fifth, cell.id)
@@ -86,16 +86,23 @@ def cut(path: Path) -> None:
 
 
 def garble(path: Path) -> None:
-    """Leaves garbage in the last line but one, and the size as it was."""
+    """Write garbage into the last line but one, without changing the size."""
     *before, line, last = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*before, b"\x00\xff{" + line[3:], last]))
 
 
 def tamper(path: Path) -> None:
-    """Makes one answer right that was wrong, or the other way round."""
+    """Change one wrong answer to right, or vice versa."""
     content = path.read_text()
     place = content.index('"right": [[') + len('"right": [[')
     path.write_text(content[:place] + str(1 - int(content[place])) + content[place + 1 :])
+
+
+def miscount(path: Path) -> None:
+    """Change how many distinct right answers the first problem has, which is not compared with logged scores."""
+    content = path.read_text()
+    place = content.index('"right_distinct": [') + len('"right_distinct": [')
+    path.write_text(f"{content[:place]}{1 - int(content[place])}{content[place + 1 :]}")
 
 
 def flip(path: Path) -> None:
@@ -191,6 +198,7 @@ def test_a_cell_that_was_done_is_named_and_done_again(
         ("metrics.jsonl", digit, 2),
         ("evals/countdown-000000.json", tamper, None),
         ("evals/countdown-000000.json", answer, None),
+        ("evals/countdown-000000.json", miscount, None),
         ("metrics.jsonl", Path.unlink, None),
         ("evals/countdown-000000.json", cut, None),
         ("made.json", empty, None),
@@ -223,7 +231,7 @@ def test_a_cell_that_was_killed_goes_on_from_its_last_good_state(
 
 
 def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlflow_uri: str) -> None:
-    """What MLflow does not hold yet is not sent; what it holds and is no more what was sent is no result."""
+    """A missing file is not sent; a file in MLflow that differs from the one sent is not a result."""
     cell.config.tracking.uri = mlflow_uri
 
     def seeds() -> list[tuple[int, int]]:
@@ -232,17 +240,17 @@ def test_a_cell_that_is_damaged_is_a_hole_that_the_table_counts(cell: Cell, mlfl
 
     whole = (cell.folder / "evals" / "countdown-000005.json").read_bytes()
     tamper(cell.folder / "evals" / "countdown-000005.json")
-    assert sync.sync(cell.config, [cell])[1] == 1
+    assert sync.sync_matrix(cell.config, [cell])[1] == 1
     assert seeds() == [(0, 1)]
     (cell.folder / "evals" / "countdown-000005.json").write_bytes(whole)
-    assert sync.sync(cell.config, [cell])[1] == 0
+    assert sync.sync_matrix(cell.config, [cell])[1] == 0
     assert seeds() == [(1, 1)]
     [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
     told = json.loads(outcome.read_text())
     for harm in (cut, lambda path: path.write_text(json.dumps(told | {"tokens": 1.0}))):
         harm(outcome)
         assert seeds() == [(0, 1)]
-        assert sync.sync(cell.config, [cell])[1] == 0
+        assert sync.sync_matrix(cell.config, [cell])[1] == 0
         assert seeds() == [(1, 1)]
 
 
@@ -288,7 +296,7 @@ def test_a_state_that_says_done_too_early_is_not_believed(cell: Cell) -> None:
     assert (cell.progress().state, records(cell.folder)) == ("done", before)
 
 
-def test_a_cell_with_no_checkpoint_but_one_of_another_cell_begins_anew(cell: Cell) -> None:
+def test_a_cell_with_only_a_checkpoint_of_another_cell_restarts(cell: Cell) -> None:
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     fourth = cell.folder / "checkpoints" / "step-000004"
@@ -301,7 +309,7 @@ def test_a_cell_with_no_checkpoint_but_one_of_another_cell_begins_anew(cell: Cel
     assert (cell.folder / MODEL).read_bytes() == model
 
 
-def test_a_cell_whose_checkpoints_are_all_damaged_begins_anew(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_whose_checkpoints_are_all_damaged_restarts(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
     before, model = records(cell.folder), (cell.folder / MODEL).read_bytes()
     interrupted(cell)
     for path in cell.folder.glob("checkpoints/step-*/shard-*"):
@@ -316,7 +324,7 @@ def test_a_cell_whose_checkpoints_are_all_damaged_begins_anew(cell: Cell, capsys
 
 
 def test_a_cell_of_another_configuration_in_this_ones_place_is_seen(cell: Cell, tmp_path: Path) -> None:
-    [other] = matrix.cells(config.load("smoke", [*SHORT, "train.lr=2e-3", f"results={tmp_path / 'results'}"]))
+    [other] = matrix.cells(config.load_config("smoke", [*SHORT, "train.lr=2e-3", f"results={tmp_path / 'results'}"]))
     assert other.progress().state == "planned"
     cell.folder.rename(other.folder)
     now = other.progress()
@@ -335,13 +343,13 @@ def test_a_configuration_that_was_changed_costs_its_cell_alone(
     cell.config.tracking.uri = mlflow_uri
     hours = State.read(cell.folder).seconds / 3600  # of one thread
     key(cell.folder / "config.yaml")
-    assert sync.sync(cell.config, [cell])[1] == 1
+    assert sync.sync_matrix(cell.config, [cell])[1] == 1
     assert f"{cell.folder / 'config.yaml'} is damaged: it does not fit its sum" in " ".join(
         capsys.readouterr().out.split()
     )
     assert any(checksums.changed_records(cell.folder)), "by which `run` takes it up"
     prepare_cell(cell)
-    assert sync.sync(cell.config, [cell])[1] == 0
+    assert sync.sync_matrix(cell.config, [cell])[1] == 0
     [outcome] = cell.config.folder.parent.parent.glob("mlartifacts/*/*/artifacts/outcome.json")
     assert json.loads(outcome.read_text())["hours"] == hours
 
@@ -351,7 +359,25 @@ def test_no_line_that_was_changed_is_sent(harm: Callable[[Path], None], cell: Ce
     cell.config.tracking.uri = mlflow_uri
     interrupted(cell)
     harm(cell.folder / "metrics.jsonl")
-    assert sync.sync(cell.config, [cell])[1] == 1
+    assert sync.sync_matrix(cell.config, [cell])[1] == 1
+
+
+def test_scores_that_do_not_follow_from_the_answers_are_not_sent(cell: Cell, mlflow_uri: str) -> None:
+    """All sums are those of the changed answers."""
+    cell.config.tracking.uri = mlflow_uri
+    answer(cell.folder / "evals" / "countdown-000005.json")
+    checksums.write_checksums(cell.folder)
+    assert sync.sync_matrix(cell.config, [cell]) == (0, 1)
+
+
+def test_responses_and_weights_that_were_changed_are_not_sent(cell: Cell, mlflow_uri: str) -> None:
+    cell.config.tracking.uri = mlflow_uri
+    for name in ("samples/evaluate-countdown-000005.jsonl", MODEL):
+        whole = (cell.folder / name).read_bytes()
+        flip(cell.folder / name)
+        assert sync.sync_matrix(cell.config, [cell]) == (0, 1), name
+        (cell.folder / name).write_bytes(whole)
+    assert sync.sync_matrix(cell.config, [cell]) == (1, 0)
 
 
 def test_scores_that_do_not_follow_from_the_answers_are_named(cell: Cell) -> None:

@@ -1,4 +1,4 @@
-"""Attempts at a cell: set aside without a loss, and taken back when their code is back."""
+"""Attempts at a cell: set aside complete, and taken back when their code returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests of sources: they follow edits of code, in all modules that count, and of code alone."""
+"""Digests of sources: they follow edits of code, in all modules that count, and only of code."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Helped(Control):
 
 
 def test_the_hash_of_a_class_follows_what_its_module_imports(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts methods and the modules beside a plugin, whatever is imported of them, and nothing that is installed."""
+    """Count methods and the modules next to a plugin, for any imported name, and no installed packages."""
     names = ("source_helpers", "source_deep", "source_late", "source_unseen")
     for name in (*names, "source_helped"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -125,7 +125,7 @@ def test_what_methods_and_tasks_have_of_others_counts(monkeypatch: pytest.Monkey
 
 def test_a_cell_names_its_components() -> None:
     options = ["methods=[grpo,'ppo+clip_v(share=0.1)']", "eval.tasks=[countdown,gsm8k,'countdown(count=4)']"]
-    grpo, other = matrix.cells(config.load("demo", ["seeds=[0]", *options]))
+    grpo, other = matrix.cells(config.load_config("demo", ["seeds=[0]", *options]))
     assert grpo.components.keys() == {"grpo", "countdown", "gsm8k"}
     assert other.components.keys() == {"ppo", "clip_v", "countdown", "gsm8k"}
     assert other.sources["clip_v"] == digest_of(method_classes(baselines.METHODS)["clip_v"])
@@ -135,7 +135,9 @@ def test_a_task_of_a_plugin_is_a_component(tmp_path: Path, monkeypatch: pytest.M
     plugin = shutil.copytree(REPOSITORY / "tests/tasks/plugin_example/sums_example", tmp_path / "sums_example")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "sums_example", raising=False)
-    settings = config.load("smoke", ["methods=[grpo]", "plugins=[sums_example]", "tasks=[countdown,example_sums]"])
+    settings = config.load_config(
+        "smoke", ["methods=[grpo]", "plugins=[sums_example]", "tasks=[countdown,example_sums]"]
+    )
     ours, theirs = matrix.cells(settings)
     assert (ours.components.keys(), theirs.components.keys()) == ({"grpo", "countdown"}, {"grpo", "example_sums"})
     before = ours.sources, theirs.sources
@@ -149,9 +151,9 @@ def test_a_task_of_a_plugin_is_a_component(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.processes
 def test_sources_need_no_torch() -> None:
     code = "import sys; from harness import config, matrix; "
-    code += "print(*matrix.cells(config.load('smoke'))[1].sources.values()); assert 'torch' not in sys.modules"
+    code += "print(*matrix.cells(config.load_config('smoke'))[1].sources.values()); assert 'torch' not in sys.modules"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert said == list(matrix.cells(config.load("smoke"))[1].sources.values())
+    assert said == list(matrix.cells(config.load_config("smoke"))[1].sources.values())
 
 
 # What is an edit

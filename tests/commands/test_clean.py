@@ -1,4 +1,4 @@
-"""entrobench clean: what goes, what stays, and who is asked."""
+"""entrobench clean: files that are removed, files that stay, and the question before."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GONE = 2**22 + 1  # no process has such a number
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Returns a results folder with two cells of the smoke matrix, two of others, and what was left over."""
-    ours, others = (config.load("smoke", [f"results={tmp_path}", *more]) for more in ([], ["train.lr=0.5"]))
+    ours, others = (config.load_config("smoke", [f"results={tmp_path}", *more]) for more in ([], ["train.lr=0.5"]))
     claim(ours)
     for cell in (*cells(ours), *cells(others)):
         cell.spec.write(cell.folder)
@@ -55,7 +55,7 @@ def clean(results: Path, *options: str, code: int) -> None:
 
 
 def outside(path: Path) -> bool:
-    """Returns whether a file says who works on what, and nothing of what was done."""
+    """Return whether a file is only about leases and locks, not about results."""
     return path.name.endswith("lock") or "leases" in path.parts
 
 
@@ -64,7 +64,7 @@ def files(results: Path) -> set[Path]:
 
 
 def doomed(results: Path) -> set[Path]:
-    ours = {cell.folder for cell in cells(config.load("smoke", [f"results={results}"]))}
+    ours = {cell.folder for cell in cells(config.load_config("smoke", [f"results={results}"]))}
     folders = [path.parent for path in (results / "smoke").glob("*/config.yaml") if not path.parent.is_symlink()]
     gone = {path for folder in folders if folder not in ours for path in (folder, *folder.rglob("*"))}
     return {path for path in gone if not outside(path)} | set((results / "smoke").rglob(f".*.{GONE}"))
@@ -84,20 +84,23 @@ def test_what_no_configuration_means_goes_and_the_rest_stays(results: Path, caps
     assert "holds only cells of this configuration: nothing to clean" in capsys.readouterr().out
 
 
-def test_nobody_to_ask(results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_nothing_is_removed_unasked(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = files(results)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     clean(results, code=2)
     assert files(results) == before
     told = capsys.readouterr()
     assert told.err == (
-        "entrobench: nothing was removed, since there is no terminal to ask on; --yes removes what is listed\n"
+        "entrobench: nothing was removed, since without a terminal this command cannot ask; --yes removes the "
+        "listed files\n"
     )
     assert told.out.count("\n") == 5
 
 
 @pytest.mark.parametrize(("answer", "removed"), [("", 0), ("n", 0), ("yess", 0), ("y", 5), ("YES ", 5)])
-def test_somebody_is_asked(answer: str, removed: int, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_is_asked(answer: str, removed: int, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, gone = files(results), doomed(results)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     asked: list[str] = []
@@ -114,7 +117,7 @@ def test_somebody_is_asked(answer: str, removed: int, results: Path, monkeypatch
 
 def test_a_cell_that_a_process_works_on_stays(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ours, other = (
-        cells(config.load("smoke", [f"results={results}", *more]))[0].folder for more in ([], ["train.lr=0.5"])
+        cells(config.load_config("smoke", [f"results={results}", *more]))[0].folder for more in ([], ["train.lr=0.5"])
     )
     [aside] = attempts.earlier_attempts(ours)
     with lease.hold(ours), lease.hold(other):

@@ -1,4 +1,4 @@
-"""Commands that measure in their own process, and cannot go on."""
+"""Failures of commands that measure in their own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `entrobench leaderboard` does with --format, --compare and --out."""
+"""The options --format, --compare and --out of `entrobench leaderboard`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_formats_that_do_not_go_together_are_one_sentence(
         (["--format", "latex", "--sort", "hours"], "--sort chooses in the table of scores, and --format latex asks"),
         (["--before"], "leaderboard has no option '--before'"),
         (["--format", "csv", "--columns", "hours"], "--columns chooses what people see (--format table or md)"),
-        (["--where", "seed=1", "--where", "seed=2"], "--where asks for seed=1 and seed=2, and no cell is both"),
+        (["--where", "seed=1", "--where", "seed=2"], "--where asks for seed=1 and seed=2, and no cell has both"),
     ],
 )
 def test_choices_that_would_do_nothing_are_one_sentence(

@@ -1,4 +1,4 @@
-"""What exists, as a person sees it."""
+"""The output of `entrobench list`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_methods_come_in_their_three_groups(capsys: pytest.CaptureFixture[str]) 
     assert headings[0] < place["ce_gppo"] < headings[1] < place["clip_b"] < headings[2] < place["dapo"]
     dapo = baselines.METHODS["dapo"]
     assert isinstance(dapo, Composition)
-    assert f"Stands for {dapo.spec} ({dapo.source})" in lines[place["dapo"]]
+    assert f"Short for {dapo.spec} ({dapo.source})" in lines[place["dapo"]]
 
 
 def test_on_a_narrow_terminal_no_word_is_cut(
@@ -50,3 +50,33 @@ def test_on_a_narrow_terminal_no_word_is_cut(
     assert max(map(len, lines)) <= 80
     words = {word for line in lines for word in line.split()}
     assert {"generalized", "(arXiv:2402.03300)", "normalise=constant,"} <= words
+
+
+def test_methods_for_another_trainer_come_with_the_reasons_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed("methods", "--for", "trl", capsys=capsys)
+    names = [line.split()[0] for line in lines if line.startswith(" ")]
+    assert sorted(names) == sorted(baselines.METHODS)
+    refused = [number for number, line in enumerate(lines) if "refused: methods that do not run in trl" in line]
+    assert len(refused) == 1
+    reasons = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[refused[0] + 1 :]}
+    assert reasons["ppo"] == "ppo needs a critic, which GRPOTrainer lacks"
+    assert {*reasons} == {"ppo", "outcome_exploration", "m2po"}
+
+
+def test_methods_for_verl_come_with_the_reasons_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed("methods", "--for", "verl", capsys=capsys)
+    first = next(number for number, line in enumerate(lines) if "refused: methods that do not run in verl" in line)
+    running = {line.split()[0] for line in lines[:first] if line.startswith(" ")}
+    refused = {line.split()[0] for line in lines[first + 1 :] if line.startswith(" ")}
+    assert running | refused == set(baselines.METHODS)
+    assert {"grpo", "ppo", "clip_b", "entropy_bonus"} <= running
+    assert {"clip_v", "otb", "bapo", "siren"} <= refused
+    assert "needs the sums over squared probabilities, which verl does not compute" in " ".join(lines[first:])
+
+
+def test_only_methods_run_in_other_trainers(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["list", "tasks", "--for", "trl"], ["list", "--for", "trl"]):
+        with pytest.raises(SystemExit) as end:
+            cli.main(arguments)
+        assert end.value.code == 2
+        assert "--for trl is about methods" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Mistakes on the command line: one sentence that says what was meant or what is allowed, and exit code 2."""
+"""Mistakes on the command line: one sentence with the nearest or the allowed values, and exit code 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many cells `entrobench run` puts side by side, and when it asks before it trains."""
+"""The number of cells that `entrobench run` runs at once, and its question before it trains cells again."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ GPU = Device("any", 80 * 2**30)
 def test_cells_share_the_cores(
     cores: int | None, overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = config.load("demo", overrides)
+    settings = config.load_config("demo", overrides)
     monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, cores or 1, 1))
-    assert run.local(settings, None).jobs == jobs
-    assert run.local(settings, 3).jobs == 3
+    assert run.local_launcher(settings, None).jobs == jobs
+    assert run.local_launcher(settings, 3).jobs == 3
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_cells_share_the_cores(
 def test_cells_share_the_gpus(overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "this_machine", lambda config: Machine(1, 8, 1, (GPU,) * 4))
     monkeypatch.setattr(run.devices, "gpus", lambda: ["a", "b", "c", "d"])
-    found = run.local(config.load("demo", ["hardware.device=cuda", *overrides]), None)
+    found = run.local_launcher(config.load_config("demo", ["hardware.device=cuda", *overrides]), None)
     assert (found.jobs, found.pool is None) == (jobs, "hardware.device=cpu" in overrides)
 
 
 def test_the_base_models_are_named_by_their_digests() -> None:
-    settings = config.load("smoke", [])
+    settings = config.load_config("smoke", [])
     model = models.resolve("countdown-tiny")
     assert run.fetch_models(settings) == {"countdown-tiny": model.digest(model.folder())}
 
@@ -66,7 +66,7 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(
         UserError, match=r"hardware.ranks is 4, and each rank needs its own GPU, but this machine has 2 GPUs"
     ):
-        run.local(config.load("demo", ["hardware.device=cuda", "hardware.ranks=4"]), None)
+        run.local_launcher(config.load_config("demo", ["hardware.device=cuda", "hardware.ranks=4"]), None)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_hint_names_a_command_that_works_or_the_server(uri: str, hint: str) 
 @pytest.fixture
 def done(tmp_path: Path) -> list[Cell]:
     """Return two cells that are done, the second by another version of its method."""
-    planned = cells(config.load("smoke", [f"results={tmp_path}"]))
+    planned = cells(config.load_config("smoke", [f"results={tmp_path}"]))
     for cell in planned:
         sources = dict(cell.sources)
         if cell.method == "clip_b":

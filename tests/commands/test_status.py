@@ -1,4 +1,4 @@
-"""What `entrobench status` says of cells that the configuration does not include."""
+"""`entrobench status` on cells that the configuration does not include."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.commands.status import leftover_lines
 FOLDER = Path("results/demo")
 
 
-def test_with_overrides_nothing_is_said_of_deleting() -> None:
+def test_with_overrides_deleting_is_not_mentioned() -> None:
     given = argparse.Namespace(config="demo", overrides=["train.lr=1e-4"])
     lines = leftover_lines(FOLDER, 4, 1, given)
     assert lines == [

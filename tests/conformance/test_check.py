@@ -1,4 +1,4 @@
-"""Tests the conformance checks: every method passes them, and each of them catches the mistake that it is there for."""
+"""The conformance checks: every method passes them, and each check catches the mistake that it is for."""
 
 from __future__ import annotations
 
@@ -21,17 +21,23 @@ from harness.base.errors import UserError
 from harness.batch import TokenBatch, TokenStats
 from harness.commands import check as command
 from harness.conformance import check, checks, miniature, two_ranks
-from harness.conformance.subject import Failed, Finding, Subject, finding
+from harness.conformance.subject import Failed, Finding, Subject, finding_of
 from harness.method import Component, Control, View
 from harness.terminal.layout import SafeConsole
 
-FIRING = ["clip_b(share=0.2)", "clip_v(share=0.2,reference_denominator=true)", "grpo(kl_coef=0.1,normalise=sequence)"]
+FIRING = [
+    "clip_b(share=0.2)",
+    "m2po(threshold=0.001)",
+    "lp_reg(share=0.5)",
+    "clip_v(share=0.2,reference_denominator=true)",
+    "grpo(kl_coef=0.1,normalise=sequence)",
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [*baselines.METHODS, *FIRING])
 def test_every_method_of_the_registry_passes(spec: str) -> None:
-    assert not [finding for finding in checks.alone(spec, baselines.METHODS) if not finding.passed]
+    assert not [finding for finding in checks.run_checks(spec, baselines.METHODS) if not finding.passed]
 
 
 # Methods that are each wrong in one way
@@ -415,16 +421,16 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
     "unused_gradient": (UnusedGradient, "needs", "no gradient goes through the present entropy"),
     "renormalised": (Renormalised, "denominators", "makes up for it in the weights of the others"),
     "negative": (Negative, "weights", "a weight below 0"),
-    "chance": (Chance, "twice", "another loss or gradient the second time"),
+    "chance": (Chance, "twice", "a different loss or gradient the second time"),
     "in_place": (InPlace, "twice", r"old\.logp was changed"),
-    "hidden": (Hidden, "gradient", "and its gradient says"),
+    "hidden": (Hidden, "gradient", "but its gradient predicts"),
     "product": (Product, "token weights", "a token that is dropped still has a gradient"),
     "falsely_by_response": (FalselyByResponse, "by response", "weighs the tokens of a response differently"),
     "proud": (Proud, "composition", r"proud\+ppo: "),
     "lonely": (Lonely, "edges", "not finite where one group of the least size"),
     "nothing": (Nothing, "gradient", "no token has a gradient"),
     "bare_deviation": (BareDeviation, "edges", "an advantage is not finite where no response is right"),
-    "counts_part": (CountsPart, "micro-batches", "the metric updates/counts_part/tokens is another one"),
+    "counts_part": (CountsPart, "micro-batches", "the metric updates/counts_part/tokens differs"),
     "logs_infinity": (LogsInfinity, "edges", "the metric updates/logs_infinity/surprise is not finite where"),
     "bare_log": (BareLog, "gradient", "the gradient is not finite on an ordinary batch"),
     "tide": (Tide, "memory", "state leaves something out"),
@@ -443,23 +449,23 @@ WRONG: dict[str, tuple[type[Component], str, str]] = {
 def test_each_mistake_is_caught_by_its_check(name: str) -> None:
     kind, expected, words = WRONG[name]
     mine, right = Subject(name, {**baselines.METHODS, name: kind}), checks.CHECKS[expected]
-    found = finding(expected, right.advice, partial(right.run, mine))
+    found = finding_of(expected, right.advice, partial(right.run, mine))
     assert not found.passed, "the mistake was not seen"
-    assert re.search(words, found.said)
+    assert re.search(words, found.message)
     assert found.advice
 
 
 def checked(kind: type[Component], check: str) -> Finding:
     """Run one check of a method that is registered as `mine`."""
     wanted = checks.CHECKS[check]
-    return finding(check, wanted.advice, partial(wanted.run, Subject("mine", {**baselines.METHODS, "mine": kind})))
+    return finding_of(check, wanted.advice, partial(wanted.run, Subject("mine", {**baselines.METHODS, "mine": kind})))
 
 
 def test_a_mean_over_a_micro_batch_is_not_taken_for_a_false_declaration_of_silence() -> None:
     """Expect the advice to take marks, since `silent_without_signal = False` would leave the mistake where it is."""
     found = checked(PartMean, "silence")
     assert not found.passed
-    assert "depends on the micro-batch" in found.said
+    assert "depends on the micro-batch" in found.message
     assert found.advice == checks.CHECKS["micro-batches"].advice
     assert checked(FalselySilent, "silence").advice == "set silent_without_signal = False"
 
@@ -484,18 +490,18 @@ class Twofold(Grpo):
 
 def test_a_gradient_of_another_size_is_that_of_its_value_or_declared() -> None:
     found = checked(Twofold, "direction")
-    assert (found.passed, found.said) == (
+    assert (found.passed, found.message) == (
         True,
         "at ratio 1 2 times advantage, weight and gate, which is the slope of its value",
     )
     declared = checked(Focal, "direction")
     assert declared.passed
-    assert declared.said.startswith("mine declares another one than that of the advantages: ")
+    assert declared.message.startswith("mine declares a different one from that of the advantages: ")
     probe = Subject("grpo", baselines.METHODS).probe(drift=0.0)
     rest_T = 1 - probe.old.logp[Grpo().advantages(probe.old, probe.batch) != 0].exp()
-    assert f": {rest_T.min():.3g} to {rest_T.max():.3g} times advantage" in declared.said
+    assert f": {rest_T.min():.3g} to {rest_T.max():.3g} times advantage" in declared.message
     undeclared = type("Undeclared", (Focal,), {"follows_advantage": True})
-    assert "is neither that of advantage times log p nor" in checked(undeclared, "direction").said
+    assert "is neither that of advantage times log p nor" in checked(undeclared, "direction").message
 
 
 @dataclass(frozen=True)
@@ -533,7 +539,7 @@ def test_a_control_that_changes_nothing_is_named() -> None:
     assert said == f"halved changes the gradient by 50.0%, late changes the gradient by 50.0%, {idle}"
     found = [check.Report(name, [check.effect(Subject(name, table))]) for name in ("halved", "clip_b(mu=1e9)", "grpo")]
     file = io.StringIO()
-    check.show(SafeConsole(file=file, width=200, soft_wrap=True), found)
+    check.print_reports(SafeConsole(file=file, width=200, soft_wrap=True), found)
     assert "so that the checks saw little of them: clip_b(mu=1e9)." in file.getvalue()
 
 
@@ -609,12 +615,12 @@ def test_no_method_takes_the_findings_of_another(
     for name in ("bare", "bare_log", "half"):
         assert list(found[name]) == every
     assert all(row["passed"] for row in found["half"].values())
-    assert "which fail alone" in found["half"]["composition"]["said"]
-    assert found["bare"]["edges"]["said"] == "an advantage is not finite where no response is right (in float64)"
-    assert found["bare"]["ranks"]["said"] == "one of the advantages is not finite on an ordinary batch"
+    assert "which fail alone" in found["half"]["composition"]["message"]
+    assert found["bare"]["edges"]["message"] == "an advantage is not finite where no response is right (in float64)"
+    assert found["bare"]["ranks"]["message"] == "one of the advantages is not finite on an ordinary batch"
     assert found["bare"]["rewards"]["passed"], "a check that sees no NaN keeps its own result"
-    assert found["bare_log"]["ranks"]["said"] == "the loss is not finite on an ordinary batch"
-    unmade = {name: found[name]["construction"]["said"] for name in ("beyond", "abrupt", "five")}
+    assert found["bare_log"]["ranks"]["message"] == "the loss is not finite on an ordinary batch"
+    unmade = {name: found[name]["construction"]["message"] for name in ("beyond", "abrupt", "five")}
     assert unmade["beyond"] == "Beyond.share is 2.0; allowed: 0 to 1"
     assert unmade["abrupt"] == "RuntimeError: not today"
     assert unmade["five"].startswith("method 'five' of plugin neighbours is 5; it must be a subclass of Objective")
@@ -627,9 +633,9 @@ def test_checks_that_fail_in_the_same_words_share_a_line() -> None:
         Finding("c", False, "it is NaN", "z"),
     ]
     file = io.StringIO()
-    check.show(SafeConsole(file=file, width=200, soft_wrap=True), [check.Report("mine", rows)])
+    check.print_reports(SafeConsole(file=file, width=200, soft_wrap=True), [check.Report("mine", rows)])
     lines = file.getvalue().splitlines()
-    assert "mine, a, c: it is NaN. These have one cause: mend it first." in lines
+    assert "mine, a, c: it is NaN. These have one cause: fix it first." in lines
     assert "mine, b: it is 5. Y." in lines
 
 
@@ -643,13 +649,13 @@ def test_a_failure_of_a_check_is_a_failure_of_the_command_and_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(miniature, "ROUNDS", 2)
     wrong = Finding("ranks", False, "they are others", "sort it")
-    monkeypatch.setattr(two_ranks, "check", lambda specs, plugins: dict.fromkeys(specs, wrong))
+    monkeypatch.setattr(two_ranks, "check_on_two_ranks", lambda specs, plugins: dict.fromkeys(specs, wrong))
     assert command.call(cli.parse_command(["check", "grpo"])) == 1
     printed = capsys.readouterr().out
     assert "grpo, ranks: they are others. Sort it." in printed
     assert "1 of 1 method failed" in printed
     right = Finding("ranks", True, "they are the same")
-    monkeypatch.setattr(two_ranks, "check", lambda specs, plugins: dict.fromkeys(specs, right))
+    monkeypatch.setattr(two_ranks, "check_on_two_ranks", lambda specs, plugins: dict.fromkeys(specs, right))
     assert command.call(cli.parse_command(["check", "grpo", "ppo", "--format", "json"])) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(each["method"], each["passed"]) for each in found] == [("grpo", True), ("ppo", True)]
@@ -659,18 +665,18 @@ def test_a_failure_of_a_check_is_a_failure_of_the_command_and_says_what_to_do(
 
 def test_no_line_is_wider_than_the_terminal() -> None:
     wrong = Finding("micro-batches", False, "the gradient is another one with each response alone", "x " * 60)
-    found = [check.Report("grpo", [*checks.alone("grpo", baselines.METHODS), wrong])]
+    found = [check.Report("grpo", [*checks.run_checks("grpo", baselines.METHODS), wrong])]
     for reports in (found, found * 3):
         file = io.StringIO()
         console = SafeConsole(file=file, width=80, force_terminal=True, color_system=None, soft_wrap=True)
-        check.show(console, reports)
+        check.print_reports(console, reports)
         assert max(map(len, file.getvalue().splitlines())) <= 80
         assert "micro-batches" in file.getvalue()
 
 
 def test_what_a_clip_drops_is_told_by_quadrant() -> None:
-    said, shares = check.dropped("grpo+clip_b(share=0.2)", baselines.METHODS)
-    _, plain = check.dropped("grpo", baselines.METHODS)
+    said, shares = check.dropped_shares("grpo+clip_b(share=0.2)", baselines.METHODS)
+    _, plain = check.dropped_shares("grpo", baselines.METHODS)
     more = {name for name in plain if shares[name] > plain[name]}
     assert more
     assert more <= {"dropped/negative_above", "dropped/negative_below"}
@@ -712,12 +718,12 @@ METHODS = {"own_mean": OwnMean, "waits": Waits}
 
 @pytest.mark.processes
 def test_two_ranks_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes also methods behind one that hangs the processes which it is checked in."""
+    """Take also methods behind one that hangs the processes which it is checked in."""
     (tmp_path / "on_ranks.py").write_text(ON_RANKS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(two_ranks, "PATIENCE_S", 30.0)
     specs = ["own_mean", "waits", "ppo+clip_v(share=0.2)", "grpo(normalise=sequence)+adaptive_entropy"]
-    found = two_ranks.check(specs, ["on_ranks"])
+    found = two_ranks.check_on_two_ranks(specs, ["on_ranks"])
     assert [found[spec].passed for spec in specs] == [False, False, True, True]
-    assert found["own_mean"].said == "weights are others on 2 ranks than on one"
-    assert "waited 30 s for another" in found["waits"].said
+    assert found["own_mean"].message == "weights differ between 2 ranks and one"
+    assert "waited 30 s for another" in found["waits"].message

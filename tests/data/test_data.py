@@ -116,7 +116,7 @@ def test_every_form_of_the_hub_is_recognised_by_its_fields(form: str, suffix: st
     assert list(clean.clean(raw, clean.integer_answer, clean.Counts()).items()) == expected
 
 
-def test_answers_in_json_keep_their_digits_whatever_other_rows_have(tmp_path: Path) -> None:
+def test_answers_in_json_keep_their_digits_next_to_any_rows(tmp_path: Path) -> None:
     answers = [22099999999999998951424, "025", 2.0, -3]
     file = write(tmp_path / "a.jsonl", [{"problem": f"Find {a}.", "answer": a} for a in answers])
     assert [answer for _, answer in sources.read_file(file)] == ["22099999999999998951424", "025", "2.0", "-3"]
@@ -654,7 +654,7 @@ def test_the_hubs_own_client_reads_the_files_that_are_wanted(
         "from harness.data import sets\n"
         "from harness.data.prepare import prepare_sets\n"
         "[name] = sys.argv[1:]\n"
-        "splits = dict.fromkeys(sets.SETS[name].splits, sets.Split())  # whatever the problems are\n"
+        "splits = dict.fromkeys(sets.SETS[name].splits, sets.Split())  # for any problems\n"
         "sets.SETS[name] = sets.Set(sets.SETS[name].source, splits)\n"
         "prepare_sets([name])\n"
     )

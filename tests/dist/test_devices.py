@@ -1,4 +1,4 @@
-"""What `hardware.device` means on a machine."""
+"""The meaning of `hardware.device` on different machines."""
 
 from __future__ import annotations
 

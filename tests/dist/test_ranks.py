@@ -1,4 +1,4 @@
-"""Cells of several ranks, as real processes: the same results as one process, in any company, and no orphans."""
+"""Cells of several ranks, as real processes: the same results as one process, and no orphans."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ AHEAD = ["rollout.lag=2", "train.resample.multiplier=1.5", "train.resample.max_b
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_what_two_processes_had_in_flight_when_they_were_killed_is_trained_on_by_one(tmp_path: Path) -> None:
-    """Kills the process of the cell alone, with which its ranks end."""
+def test_one_process_trains_on_rollouts_in_flight_of_two_killed_ones(tmp_path: Path) -> None:
+    """Kill the process of the cell alone, with which its ranks end."""
     write(tmp_path / "whole", *AHEAD)
     cell.work(tmp_path / "whole")
 
@@ -181,14 +181,14 @@ def test_two_ranks_log_the_mean_of_all_tokens_of_an_update(tmp_path: Path) -> No
 
 
 def of_rank(rank: int, whole: Collected) -> list[Answered]:
-    """Returns half of each of two mini-batches, with about half of its tokens."""
+    """Return half of each of two mini-batches, with about half of its tokens."""
     owners = shared_out([each.tokens for each in whole.answered], 2, 2)
     assert owners != [0, 0, 1, 1, 0, 0, 1, 1], "otherwise no group moves to another rank than the one that sampled it"
     return [each for each, owner in zip(whole.answered, owners, strict=True) if owner == rank]
 
 
 def plain(found: Answered) -> tuple[object, ...]:
-    """Returns all but the log-probabilities, which rounding may change."""
+    """Return all but the log-probabilities, which rounding may change."""
     return found.place, found.problem, found.verdicts, [(r.prompt, r.response, r.finished) for r in found.rollouts]
 
 

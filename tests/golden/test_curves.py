@@ -1,6 +1,6 @@
-"""Ten steps of training with six methods, compared with the kept ones: no change of the loop goes unnoticed.
+"""Ten steps of training with six methods against the stored curves, so that every change of the loop is noticed.
 
-After a change that moves a curve on purpose, run `python -m benchmarks.golden` and look at the difference.
+After a change that is meant to move a curve, run `python -m benchmarks.golden` and look at the difference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Matrices with made-up results, and what `entrobench leaderboard` prints of them."""
+"""Matrices with made-up results, and the output of `entrobench leaderboard` on them."""
 
 import dataclasses
 import itertools
@@ -15,27 +15,27 @@ from harness import cli
 from harness.cells import checksums, evaluation_files, provenance
 from harness.cells.log import MetricsLog
 from harness.cells.state import State
-from harness.config import Config, load
+from harness.config import Config, load_config
 from harness.matrix import Cell, cells
 from harness.table.frames import AFTER, DONE, NO_RUN, Frames, answers_frame, cells_frame
 from harness.table.publish import publish
 from harness.tracking import sync
 
 PROBLEMS = [f"p{i}" for i in range(6)]
-MOST_DISTINCT = 3  # right answers to a problem that differ, at most
+MOST_DISTINCT = 3  # the most distinct right answers to a problem
 
 
 class Made:
-    """A matrix with made-up results, fed to MLflow as `run` does it."""
+    """A matrix with made-up results, sent to MLflow as by `run`."""
 
     def __init__(self, root: Path, uri: str, *overrides: str, name: str = "made") -> None:
         given = [f"name={name}", f"results={root}", f"tracking.uri={uri}", "methods=[grpo,clip_b,ppo]", "seeds=[0,1]"]
-        self.config: Config = load("smoke", [*given, *overrides])
+        self.config: Config = load_config("smoke", [*given, *overrides])
         self.cells: list[Cell] = cells(self.config)
         self.clock = itertools.count(1000.0, 10.0)
 
     def end(self, cell: Cell, state: str = "done", last: float = 1.0, *, noted: bool = True, **fields: Any) -> None:
-        """Ends a cell, with the entropy of its last step, and with or without a record of what made it.
+        """End a cell, with the entropy of its last step, and with or without a provenance record.
 
         `fields`: of that record.
         """
@@ -105,8 +105,8 @@ def joined_frames(*parts: Frames) -> Frames:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return the output of `entrobench leaderboard`, or its sentence if it fails."""
-    capsys.readouterr()  # leaves out what MLflow logged while the test made its records
+    """Return the output of `entrobench leaderboard`, or its error message if it fails."""
+    capsys.readouterr()  # drops the output of MLflow while the test made its records
     with pytest.raises(SystemExit) as end:
         cli.main(["leaderboard", *arguments])
     out, err = capsys.readouterr()

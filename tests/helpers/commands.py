@@ -1,4 +1,4 @@
-"""Commands called in this process, which has imported what they need: as processes each would take seconds for that."""
+"""Commands called in this process, to save the seconds of imports that each process would need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import cli
 
 
 class Commands:
-    """Calls commands in a folder as people type them, and returns what they print."""
+    """Commands called in a folder as on the command line; each call returns the printed text."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
         self.capture = capture

@@ -1,5 +1,7 @@
-"""Processes that meet as ranks. They are forked from a server that has imported what takes long, once for all
-tests, and has computed nothing yet."""
+"""Processes that meet as ranks.
+
+They are forked from a server that has imported the slow modules, once for all tests, and has computed nothing yet.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ Work = Callable[[int, Path], None]
 
 
 def on_ranks(work: Work, folder: Path, count: int = 2) -> None:
-    """Has all ranks do what is a function of a module, with their number and a folder for what they find."""
+    """Run a module-level function on all ranks, with the rank's number and a folder for its results."""
     start(meet, work, folder, count, count=count)
 
 
 def start(main: Callable[..., None], *given: object, count: int = 2) -> None:
-    """Runs processes, which have to meet by themselves."""
+    """Run processes that meet on their own."""
     multiprocessing.set_forkserver_preload(["harness.trainer"])
     start_processes(main, args=given, nprocs=count, start_method="forkserver")
 

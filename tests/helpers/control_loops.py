@@ -1,4 +1,4 @@
-"""Computes what the controls weigh, select and add by plain loops over tokens, written from their formulas."""
+"""The weights, selections and terms of controls in plain loops over tokens, written from their formulas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from loops import Oracle, discriminators, entropy, part_of, responses, softmax, xlogx
 from objective_loops import uncertain
-from ragged import Case
+from ragged import Case, answers_of
 from torch import Tensor
 
 from harness.base import seeds
@@ -18,7 +18,7 @@ from harness.base import seeds
 
 @dataclass
 class Told:
-    """Holds what a policy says of each token."""
+    """A policy's statistics of each token."""
 
     logp: list[float]
     entropy: list[float]
@@ -46,9 +46,50 @@ def now(c: Case) -> Told:
     return Told.of(c.logits_TV, c.targets_T)
 
 
+def lp_reg_term(
+    c: Case, a: list[float], share: float, coefficient: float
+) -> Callable[[int], tuple[float, list[float]]]:
+    """Adds k3 to the filtered old policy for the least likely negative tokens that are now below it."""
+    target_T = c.old.min_p_logp
+    assert target_T is not None
+    negative = sorted((t for t in range(len(a)) if a[t] < 0), key=before(c).logp.__getitem__)
+    chosen = negative[: math.floor(part_of(share, len(negative)))]
+
+    def term(t: int) -> tuple[float, list[float]]:
+        p, y, target = softmax(c.logits_TV[t].tolist()), int(c.targets_T[t]), float(target_T[t])
+        d = target - math.log(p[y])
+        if t not in chosen or d <= 0 or target == -math.inf:
+            return 0.0, [0.0] * len(p)
+        slope = coefficient * (1 - math.exp(d))
+        return coefficient * (math.exp(d) - d - 1), [slope * ((v == y) - p[v]) for v in range(len(p))]
+
+    return term
+
+
+def less_for_repetition(c: Case, a: list[float], coefficient: float) -> list[float]:
+    """Takes a part from each advantage for every other response of the group with the same answer, also with none."""
+    groups = [(number, rollout) for number, group in enumerate(c.groups) for rollout in group]
+    named = [(number, answer) for (number, _), answer in zip(groups, answers_of(c.groups), strict=True)]
+    found = []
+    for row, span in enumerate(responses(c)):
+        others = sum(other == named[row] for i, other in enumerate(named) if i != row)
+        found += [a[t] - coefficient * others / len(c.groups[0]) for t in span]
+    return found
+
+
+def near_behaviour(c: Case, a: list[float], threshold: float) -> list[bool]:
+    """Drops tokens one by one, the farthest from the policy that sampled them first, until the mean is small enough."""
+    sampled = [x for group in c.groups for rollout in group for x in rollout.logp]
+    squares = [(x - y) ** 2 for x, y in zip(before(c).logp, sampled, strict=True)]
+    left = sorted(range(len(squares)), key=squares.__getitem__)
+    while len(left) > 1 and statistics.fmean(squares[t] for t in left) >= threshold:
+        left.pop()
+    return [t in left for t in range(len(squares))]
+
+
 @dataclass
 class WithTerm(Oracle):
-    """Adds to each token's loss a term of its own, given with its gradient by the token's logits."""
+    """An oracle that adds a term to each token's loss, with its gradient by the token's logits."""
 
     term: Callable[[int], tuple[float, list[float]]] | None = None
 
@@ -67,7 +108,7 @@ class WithTerm(Oracle):
 
 @dataclass
 class WithWhole(Oracle):
-    """Adds to the loss of a mini-batch one number, given with its gradient by the logits of tokens."""
+    """An oracle that adds one number to the loss of a mini-batch, with its gradient by the logits of tokens."""
 
     whole: Callable[[Sequence[int]], tuple[float, dict[int, list[float]]]] | None = None
 
@@ -85,7 +126,7 @@ def sign(x: float) -> int:
 
 
 def strongest(size: Sequence[float], count: int) -> set[int]:
-    """Returns the tokens of the largest sizes; of equal ones the earlier."""
+    """Return the tokens of the largest sizes; among equal sizes, the earlier token."""
     return set(sorted(range(len(size)), key=lambda t: (-size[t], t))[:count])
 
 
@@ -156,7 +197,7 @@ def stare(
 
 
 def entropy_changes(c: Case, a: Sequence[float]) -> list[float]:
-    """Predicts the change of each token's entropy for a common step, -A (S* - N)."""
+    """Predict the change of each token's entropy for a common step, -A (S* - N)."""
     told = before(c)
     return [-x * (s - n) for x, s, n in zip(a, told.s_star, told.expected, strict=True)]
 
@@ -194,7 +235,7 @@ def keep_responses(c: Case, a: Sequence[float], delta: float) -> list[bool]:
 
 
 def keep_predicted(c: Case, a: Sequence[float], wanted: float, most: float) -> list[bool]:
-    """Drops token after token until the mean change is on the other side of what is wanted."""
+    """Drop tokens one by one until the mean change is on the other side of the wanted change."""
     changes, keep = entropy_changes(c, a), [True] * len(a)
     direction = sign(wanted - statistics.fmean(changes))
     for t in sorted(range(len(a)), key=lambda t: direction * changes[t]):
@@ -225,7 +266,7 @@ def repo_r(c: Case, a: Sequence[float], zeta: float) -> list[float]:
 
 
 def groups(c: Case) -> list[list[int]]:
-    """Returns the responses to each prompt."""
+    """Return the responses to each prompt."""
     of = c.batch.groups_B.tolist()
     return [[row for row, g in enumerate(of) if g == group] for group in dict.fromkeys(of)]
 
@@ -289,7 +330,7 @@ def top_positions(c: Case, h: Sequence[float], rows: Sequence[int], quantile: fl
 
 
 def top_entropy(c: Case, h: Sequence[float], rows: Sequence[int], quantile: float) -> float:
-    """Return the mean over responses of the mean entropy of their chosen positions, 0 for one without any."""
+    """Return the mean over responses of the mean entropy of their chosen positions, 0 if none is chosen."""
     means = [statistics.fmean(h[t] for t in top) if top else 0.0 for top in top_positions(c, h, rows, quantile)]
     return statistics.fmean(means)
 

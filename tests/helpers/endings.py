@@ -11,7 +11,7 @@ from harness.cells.state import State
 
 
 def end(folder: Path, **fields: Any) -> None:
-    """Seal the records that a cell's folder holds, and call it done."""
+    """Seal the records in a cell's folder, and mark the cell as done."""
     folder.mkdir(parents=True, exist_ok=True)
     before = State.known(folder)
     (folder / log.FILE).touch()

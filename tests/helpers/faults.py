@@ -1,4 +1,4 @@
-"""Faulty weight updates, for the engines that the proof must catch them in."""
+"""Faulty weight updates that the proof must catch in every engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def model_of(name: str, seed: int = 0) -> PreTrainedModel:
-    """No weight keeps a special value: biases are not 0, norms are not 1."""
+    """Return a model without special values: biases are not 0, norms are not 1."""
     model, generator = MODELS[name]().eval(), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter, weight in model.named_parameters():
@@ -52,7 +52,7 @@ def model_of(name: str, seed: int = 0) -> PreTrainedModel:
 
 
 def update(model: PreTrainedModel, lr: float) -> PreTrainedModel:
-    """One step of Adam, whose first step moves every weight by the learning rate; gives the model before it."""
+    """Take one step of Adam, which moves every weight by the learning rate; return the model before it."""
     before = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     model(input_ids=torch.arange(40)[None], labels=torch.arange(40)[None]).loss.backward()
@@ -61,7 +61,7 @@ def update(model: PreTrainedModel, lr: float) -> PreTrainedModel:
     return before
 
 
-# Each loads something into an engine that has the weights from before the update.
+# Each fault loads something into an engine that has the weights from before the update.
 
 Fault = Callable[[Engine, PreTrainedModel, PreTrainedModel], None]
 
@@ -73,7 +73,7 @@ def load(engine: Engine, weights: Mapping[str, torch.Tensor], like: PreTrainedMo
 
 
 def skipped(engine: Engine, before: PreTrainedModel, now: PreTrainedModel) -> None:
-    """Nothing at all."""
+    """Load nothing."""
 
 
 def half(engine: Engine, before: PreTrainedModel, now: PreTrainedModel) -> None:
@@ -87,7 +87,7 @@ def one_matrix(engine: Engine, before: PreTrainedModel, now: PreTrainedModel) ->
 
 
 def half_of_the_rows(engine: Engine, before: PreTrainedModel, now: PreTrainedModel) -> None:
-    """As from a rank that did not send its shard."""
+    """Load as if one rank did not send its shard."""
     old, new = before.state_dict(), now.state_dict()
     name = "model.layers.0.self_attn.q_proj.weight"
     load(engine, {**new, name: torch.cat([new[name][:32], old[name][32:]])}, now)
@@ -108,13 +108,13 @@ def swapped_projections(engine: Engine, before: PreTrainedModel, now: PreTrained
 
 
 def stale_head(engine: Engine, before: PreTrainedModel, now: PreTrainedModel) -> None:
-    """Of a model whose head is a parameter of its own."""
+    """Keep the old head, for a model whose head is a separate parameter."""
     name = "lm_head.weight"
     load(engine, {**now.state_dict(), name: before.state_dict()[name]}, now)
 
 
 PARTIAL = "the load was skipped or partial, or layers were loaded in the wrong order"
-FAULTS: dict[Fault, str] = {  # and how many parameters differ, with the cause that is named
+FAULTS: dict[Fault, str] = {  # each with the number of parameters that differ, and the cause that is named
     skipped: "the load was skipped",
     half: PARTIAL,
     one_matrix: rf"1 of \d+ .*\(model.layers.1.mlp.up_proj.weight\).*{PARTIAL}",

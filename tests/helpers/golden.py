@@ -1,8 +1,8 @@
-r"""What a fair grader says: gold answer, output of a model, verdict. Verdicts were written before the code was asked.
+r"""The verdicts of a fair grader: gold answer, model output, verdict. Verdicts were written before running the code.
 
-`IN_THE_BOX` gives what stands in the box of an output, for each gold answer by verdict; `OUTPUTS` whole outputs.
+`IN_THE_BOX` has the contents of boxes by gold answer and verdict; `OUTPUTS` has whole outputs.
 """
-# ruff: noqa: RUF001  letters that look like others are what it is about
+# ruff: noqa: RUF001  these tests need letters that look like others
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ IN_THE_BOX: list[tuple[str, dict[Verdict, list[str]]]] = [
 # fmt: on
 
 OUTPUTS: list[tuple[str, str, Verdict]] = [
-    # The answer stands outside of the box, or there is none
+    # The answer is outside the box, or missing
     ("5", "The answer is 5", U),
     ("5", "5", U),
     ("5", "", U),
@@ -342,7 +342,7 @@ def triples() -> Iterator[tuple[str, str, Verdict]]:
 
 
 def hostile(n: int) -> list[tuple[str, Verdict]]:
-    """Answers that hang, crash or confuse a naive verifier, and the verdicts where 5 is right; n makes them new."""
+    """Answers that hang, crash or confuse a naive verifier, with the verdicts if 5 is right; each n gives new ones."""
     arabic = str(n).translate({ord("0") + digit: 0x660 + digit for digit in range(10)})
     return [
         (rf"9^{{9^{{{n + 9}}}}}", W),

@@ -35,7 +35,7 @@ def slow_beyond(distance: float, of_seeds: float, of_problems: float, seeds: int
     scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
 
     def density(v: float) -> float:
-        """Return that of the smaller one at sinh(v), and the tail of the larger one beyond what is left."""
+        """Return the density of the smaller variable at sinh(v), times the tail of the larger beyond the rest."""
         t = math.sinh(v)
         rest = -(distance - math.sqrt(small) * t) / math.sqrt(large)
         return scale * (1 + t * t / df) ** (-(df + 1) / 2) * math.cosh(v) * float(stdtr(large_df, rest))

@@ -1,4 +1,4 @@
-"""Problem sets of invented rows in a cache of their own, for tests that must run without the real ones."""
+"""Problem sets of invented rows in a separate cache, for tests that run without the real sets."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ROWS = {
 
 
 def prepare(name: str, split: str = "test", rows: dict[str, str] = ROWS) -> None:
-    """As `entrobench data prepare` leaves it, in the cache of ENTROBENCH_CACHE."""
+    """Write a set as `entrobench data prepare` does, in the cache of ENTROBENCH_CACHE."""
     cache.write_problem_set(name, {split: rows}, Counts(), Located("invented", {"invented": 1}, dict))
 
 
 def prepare_in(cache: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """A cache of its own with these sets, and with the models that are made already."""
+    """Use a separate cache with these sets, and with the models that exist already."""
     made = models.default_cache() / "models"
     monkeypatch.setenv("ENTROBENCH_CACHE", str(cache))
     cache.mkdir()

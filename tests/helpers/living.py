@@ -11,7 +11,7 @@ from benchmarks.patience import HANG
 
 
 def at_work(folder: Path) -> list[str]:
-    """Processes whose command line names the folder."""
+    """Return the processes whose command line names the folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended
@@ -20,7 +20,7 @@ def at_work(folder: Path) -> list[str]:
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = HANG) -> None:
-    """Waits with the patience that a machine needs whose cores others use too."""
+    """Wait until a condition holds, long enough for a busy machine."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""A server on this machine that answers as the Hugging Face Hub does for one model or one data set."""
+"""A server on this machine that answers like the Hugging Face Hub for one model or one data set."""
 
 from __future__ import annotations
 

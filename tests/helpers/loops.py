@@ -26,13 +26,13 @@ def entropy(p: Sequence[float]) -> float:
 
 
 def discriminators(p: Sequence[float]) -> list[float]:
-    """Returns S_i = p_i (H + log p_i) of every token of the vocabulary."""
+    """Return S_i = p_i (H + log p_i) of every token of the vocabulary."""
     h = entropy(p)
     return [x * h + xlogx(x) for x in p]
 
 
 def responses(case: Case) -> list[range]:
-    """Returns the flat tokens of each response."""
+    """Return the flat tokens of each response."""
     spans, start = [], 0
     for length in case.batch.lengths_B.tolist():
         spans.append(range(start, start + length))
@@ -41,7 +41,7 @@ def responses(case: Case) -> list[range]:
 
 
 def taken(case: Case) -> tuple[list[float], list[float]]:
-    """Returns S* and N of every token, before the update."""
+    """Return S* and N of every token, before the update."""
     chosen, expected = [], []
     for logits, y in zip(case.old_logits_TV.tolist(), case.targets_T.tolist(), strict=True):
         p = softmax(logits)
@@ -67,7 +67,7 @@ def group_advantages(case: Case, divide_by_std: bool = True) -> list[float]:
 
 
 def gae(case: Case, gamma: float, lam: float) -> list[float]:
-    """Computes the double sum of the definition."""
+    """Compute the double sum of the definition."""
     assert case.old.values is not None
     values, rewards, advantages = case.old.values.tolist(), case.batch.rewards_B.tolist(), []
     for row, span in enumerate(responses(case)):
@@ -138,7 +138,7 @@ def two_sided(d: Sequence[float], sigma: float, mu: float, mu_high: float | None
 
 
 def keep_share(d: Sequence[float], a: Sequence[float], mode: str, share: float) -> list[bool]:
-    """Drops, where there are no ties, the right number of tokens, worst first, and none on the safe side."""
+    """Drop the right number of tokens, worst first and none on the safe side; assumes no ties."""
     size = [abs(x) if mode == "paper" else -x for x in d]
     candidates = [t for t in range(len(d)) if size[t] > 0 and (mode == "paper" or a[t] < 0)]
     dropped = sorted(candidates, key=lambda t: -size[t])[: round(part_of(share, len(d)))]
@@ -149,7 +149,7 @@ def keep_share(d: Sequence[float], a: Sequence[float], mode: str, share: float) 
 
 
 def clipped(r: float, a: float, low: float, high: float, dual: float | None) -> tuple[float, float]:
-    """Returns min(r A, clip(r) A), at least dual * A where A < 0; with slope d/dlogp, where dr/dlogp = r."""
+    """Return min(r A, clip(r) A), at least dual * A where A < 0; with slope d/dlogp, where dr/dlogp = r."""
     straight, held = r * a, min(max(r, 1 - low), 1 + high) * a
     value, slope = (straight, straight) if straight <= held else (held, 0.0)
     if dual is not None and a < 0 and value < dual * a:
@@ -194,7 +194,7 @@ class Oracle:
     gate: Callable[[float, float], tuple[float, float]] | None = None  # of log p and log p before; with d/dlogp
 
     def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
-        """Computes the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
+        """Compute the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
         spans = [responses(case)[row] for row in rows]
         keep = self.keep or [True] * len(self.advantages)
         counted = self.counted or [True] * len(keep)

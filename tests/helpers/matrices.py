@@ -30,7 +30,7 @@ HOSTILE_TEXT = "</script><script>alert(2)</script><img src=x onerror=alert(3)> $
 def specs(
     name: str, methods: Sequence[str], tasks: Sequence[str], models: Sequence[str], seeds: Sequence[int]
 ) -> list[CellSpec]:
-    """Returns what the cells of a matrix are; names may be any, unlike those that a configuration allows."""
+    """Return the specs of a matrix's cells; unlike in a configuration, any name is allowed."""
     axes = {"methods": [*methods], "tasks": [*tasks], "models": [*models], "seeds": [*seeds]}
     config = Config(name=name, **axes, baseline=methods[0])  # type: ignore[arg-type]
     config.eval.k, config.eval.samples = 2, SAMPLES
@@ -43,7 +43,7 @@ def specs(
 
 
 def right_of(level: int, seed: int, step: int) -> list[list[int]]:
-    """Returns made-up verdicts on PROBLEMS: one always solved, one that is lost, one that is won, one never solved."""
+    """Return made-up verdicts on PROBLEMS: one always solved, one lost, one won, one never solved."""
     end = step == STEPS
     row = [int(sample <= level % 3 + seed % 2) for sample in range(SAMPLES)]
     return [[1] * SAMPLES, [0] * SAMPLES if end else row, row if end else [0] * SAMPLES, [0] * SAMPLES]
@@ -87,7 +87,7 @@ def metrics_of(level: int, seed: int, step: int) -> dict[str, float]:
 def fill(
     folder: Path, spec: CellSpec, tasks: Sequence[str], level: int, text: str = "answer", began: float = BEGAN
 ) -> None:
-    """Leaves a cell that is done; `level` is what tells its numbers from those of other methods."""
+    """Write the folder of a done cell; `level` makes its numbers differ from those of other methods."""
     spec.write(folder)
     log = MetricsLog(folder)
     log.append(0, began, {"time/evaluate_s": 0.5})
@@ -117,7 +117,7 @@ def fill(
 
 
 def fail(folder: Path, spec: CellSpec, reason: str) -> None:
-    """Leaves a cell that failed after its first step."""
+    """Write the folder of a cell that failed after its first step."""
     spec.write(folder)
     log = MetricsLog(folder)
     log.append(0, BEGAN, {"time/evaluate_s": 0.5})
@@ -137,7 +137,7 @@ def experiment(
     failed: Sequence[tuple[str, int]] = (),
     text: str = "answer",
 ) -> list[CellSpec]:
-    """Feeds MLflow with a matrix in which some methods and seeds failed; each task is evaluated by itself."""
+    """Send a matrix to MLflow in which some methods and seeds failed; each task is evaluated separately."""
     cells = specs(name, methods, tasks, models, seeds)
     for spec in cells:
         folder = root / spec.id
@@ -150,5 +150,5 @@ def experiment(
 
 
 def values(figure: Any, key: str) -> dict[str, list[Any]]:
-    """Returns a list of numbers of each series, by name."""
+    """Return the numbers of each series, by name."""
     return {series["name"]: series[key] for series in figure.series}

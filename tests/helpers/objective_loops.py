@@ -1,4 +1,4 @@
-"""Computes the objectives' advantages and losses by plain loops, written from their formulas, in Python's floats."""
+"""The advantages and losses of objectives in plain loops, written from their formulas, in Python's floats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Group = Callable[[list[float]], list[float]]  # the rewards of a group -> the ad
 
 
 def by_group(case: Case, advantages: Group, rewards: Sequence[float] | None = None) -> list[float]:
-    """Returns the advantages of all tokens, where those of a response come from the rewards of its group."""
+    """Return the advantages of all tokens, computed for each response from the rewards of its group."""
     given = case.batch.rewards_B.tolist() if rewards is None else rewards
     numbers = case.batch.groups_B.tolist()
     found: list[float] = []
@@ -39,7 +39,7 @@ def standard(rewards: list[float]) -> list[float]:
 
 
 def penalties(case: Case, share: float = 0.2) -> list[float]:
-    """Returns what DAPO takes from each reward: 0 up to a length, 1 at the limit, and a line in between."""
+    """Return DAPO's penalty of each response: 0 up to a length, 1 at the limit, linear in between."""
     budget = case.batch.budget
     start = (1 - share) * budget
     return [max(0.0, (length - start) / (budget - start)) for length in case.batch.lengths_B.tolist()]
@@ -50,7 +50,7 @@ def overlong(case: Case) -> list[float]:
 
 
 def over_all(case: Case) -> Group:
-    """Divides by the deviation of all rewards of the batch."""
+    """Divide by the deviation of all rewards of the batch."""
     deviation = statistics.stdev(case.batch.rewards_B.tolist())
     return lambda rewards: [a / (deviation + 1e-6) for a in centred(rewards)]
 
@@ -61,7 +61,7 @@ def over_mean(rewards: list[float]) -> list[float]:
 
 
 def best_of(k: int) -> Group:
-    """Standardises the best reward over all choices of k responses; a response has the mean of those it is in."""
+    """Standardize the best reward over all choices of k responses; a response gets the mean of its choices."""
 
     def advantages(rewards: list[float]) -> list[float]:
         choices = list(itertools.combinations(range(len(rewards)), k))
@@ -74,6 +74,73 @@ def best_of(k: int) -> Group:
         ]
 
     return advantages
+
+
+def risk_seeking(beta: float) -> Group:
+    """Returns the ratio of each exp(beta R) to their mean, less 1, by beta."""
+
+    def advantages(rewards: list[float]) -> list[float]:
+        soft = math.log(statistics.fmean(math.exp(beta * r) for r in rewards)) / beta
+        return [(math.exp(beta * (r - soft)) - 1) / beta for r in rewards]
+
+    return advantages
+
+
+def best_with(k: int, baseline: str) -> Group:
+    """Enumerates all choices of k responses; a response's share is the sum of the best of those that it is in."""
+
+    def share(rewards: list[float], i: int) -> float:
+        best = [
+            max(rewards[j] for j in choice) for choice in itertools.combinations(range(len(rewards)), k) if i in choice
+        ]
+        return math.fsum(best) / math.comb(len(rewards), k)
+
+    def without_it(rewards: list[float], i: int) -> float:
+        n, others = len(rewards), rewards[:i] + rewards[i + 1 :]
+        if baseline == "sloo":  # the mean share of the others, where this response is left out
+            return statistics.fmean(share(others, j) for j in range(n - 1))
+        choices = [c for c in itertools.combinations(range(n), k) if i in c]  # the best of each choice without it
+        return math.fsum(max(rewards[j] for j in c if j != i) for c in choices) / math.comb(n, k)
+
+    return lambda rewards: [len(rewards) * (share(rewards, i) - without_it(rewards, i)) for i in range(len(rewards))]
+
+
+def by_difficulty(case: Case, alpha: float = 1.0) -> list[float]:
+    """Weighs GRPO's advantages by the pass rates of the group and of the batch, response by response."""
+    right = [float(r) for r in case.batch.right_B.tolist()]
+    solved = statistics.fmean(right)
+
+    def advantages(verdicts: list[float]) -> list[float]:
+        root, weighed = math.sqrt(statistics.fmean(verdicts)), []
+        for a in standard(verdicts):
+            hard, easy = 0.5 * a / (root + 1e-6), 0.5 * a / (1 - root + 1e-6)
+            a = (1 - solved) * easy + solved * hard
+            weighed.append(a * min(1, solved / alpha) if a > 0 else a)
+        return weighed
+
+    return by_group(case, advantages, right)
+
+
+def over_length(case: Case) -> list[float]:
+    """Takes the mean reward of all tokens of the group from each reward."""
+    lengths, rewards = case.batch.lengths_B.tolist(), case.batch.rewards_B.tolist()
+    numbers, found = case.batch.groups_B.tolist(), []
+    for i, number in enumerate(numbers):
+        of_tokens = [
+            r for r, n, length in zip(rewards, numbers, lengths, strict=True) if n == number for _ in range(length)
+        ]
+        found += [rewards[i] - statistics.fmean(of_tokens)] * lengths[i]
+    return found
+
+
+def scaled_up(case: Case) -> list[float]:
+    """Multiplies centred rewards so that groups of equal rewards do not make the sum smaller."""
+    numbers, rewards = case.batch.groups_B.tolist(), case.batch.rewards_B.tolist()
+    kinds: dict[int, set[float]] = {}
+    for number, r in zip(numbers, rewards, strict=True):
+        kinds.setdefault(number, set()).add(r)
+    able = sum(len(kind) > 1 for kind in kinds.values())
+    return [len(kinds) / able * a for a in by_group(case, centred)]
 
 
 def above_quantile(quantile: float, interpolated: bool) -> Group:
@@ -129,7 +196,7 @@ Local = Callable[[float, float, float], tuple[float, float]]  # log p, log p bef
 
 
 def of_tokens(local: Local) -> Surrogate:
-    """Makes a surrogate of a function of each token alone."""
+    """Return the surrogate of a function of single tokens."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
         pairs = [local(*token) for token in zip(response.logp, response.old, response.advantages, strict=True)]
@@ -160,8 +227,32 @@ def reinforce(logp: float, old: float, a: float) -> tuple[float, float]:
     return a * logp, a
 
 
+def topr(level: str) -> Surrogate:
+    """Weighs the tokens of wrong responses by their ratio, or by that of the response, which is at most 1."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        ratios = [math.exp(x - y) for x, y in zip(response.logp, response.old, strict=True)]
+        if level == "sequence":
+            ratios = [math.prod(ratios)] * len(ratios)
+        slopes = [a if a > 0 else a * min(r, 1) for a, r in zip(response.advantages, ratios, strict=True)]
+        values = [slope * logp for slope, logp in zip(slopes, response.logp, strict=True)]
+        return values, [factor * slope for factor, slope in zip(factors, slopes, strict=True)]
+
+    return surrogate
+
+
+def times_length(inner: Surrogate) -> Surrogate:
+    """Multiplies the values and slopes of another surrogate by the number of tokens."""
+
+    def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
+        values, slopes = inner(response, factors)
+        return [len(factors) * value for value in values], [len(factors) * slope for slope in slopes]
+
+    return surrogate
+
+
 def gspo(low: float, high: float, dual: float | None = None) -> Surrogate:
-    """Clips the geometric mean of the ratios; its slope is that of each token's own log p."""
+    """Clip the geometric mean of the ratios; its slope is that of each token's own log p."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
         mean = statistics.fmean(x - y for x, y in zip(response.logp, response.old, strict=True))
@@ -177,7 +268,7 @@ def gspo(low: float, high: float, dual: float | None = None) -> Surrogate:
 
 
 def gmpo(low: float, high: float) -> Surrogate:
-    """Takes the product of the clipped ratios to the power of 1 / n; every token moves every value."""
+    """Take the product of the clipped ratios to the power of 1 / n; every token moves every value."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
         product, moves, n = 1.0, [], len(factors)
@@ -225,7 +316,7 @@ def dppo(measure: str, delta: float, cap: float) -> Surrogate:
 
 
 def vespo(positive: tuple[float, float], negative: tuple[float, float]) -> Surrogate:
-    """Takes k and lambda for either sign of the advantage."""
+    """Return VESPO's surrogate, with k and lambda for either sign of the advantage."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
         w = math.prod(math.exp(min(max(x - y, -20), 20)) for x, y in zip(response.logp, response.old, strict=True))
@@ -241,14 +332,14 @@ def vespo(positive: tuple[float, float], negative: tuple[float, float]) -> Surro
 
 
 def uncertain(entropies: Sequence[float], quantile: float) -> list[bool]:
-    """Return which entropies are above the quantile, which is interpolated between neighbors in their order."""
+    """Return a flag for each entropy above the quantile, which is interpolated between sorted neighbors."""
     ordered, place = sorted(entropies), loops.part_of(quantile, len(entropies) - 1)
     below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
     return [h > below + (above - below) * float(place - math.floor(place)) for h in entropies]
 
 
 def by_entropy(sure: Surrogate, unsure: Surrogate, quantile: float = 0.8) -> Surrogate:
-    """Takes one surrogate for tokens of low entropy, and another one for those of high entropy."""
+    """Return a surrogate that differs for tokens of low and of high entropy."""
 
     def surrogate(response: Response, factors: list[float]) -> tuple[list[float], list[float]]:
         sides = sure(response, factors), unsure(response, factors)
@@ -291,7 +382,7 @@ def dcpo(low: float, high: float, cap: float = 10.0, dual: float | None = 10.0) 
 def bapo_bounds(
     ratios: list[float], advantages: list[float], low: float, high: float, ends: tuple[float, float], target: float
 ) -> tuple[float, float]:
-    """Searches step by step: the lower bound first, then the upper one, until the positive tokens have their share."""
+    """Search the bounds step by step, the lower one first, until the positive tokens have their share."""
 
     def share() -> float:
         held = [min(r, high) if a >= 0 else max(r, low) for r, a in zip(ratios, advantages, strict=True)]
@@ -311,7 +402,7 @@ def bapo_bounds(
 
 @dataclass
 class Loops:
-    """Holds what the loss of an objective is made of."""
+    """The parts of an objective's loss."""
 
     advantages: Sequence[float]
     surrogate: Surrogate
@@ -319,7 +410,7 @@ class Loops:
     term: Term | None = None
 
     def loss(self, case: Case, rows: Sequence[int]) -> tuple[float, dict[int, list[float]]]:
-        """Computes the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
+        """Compute the loss of the responses `rows` as one mini-batch, and its gradient by each token's logits."""
         spans = [loops.responses(case)[row] for row in rows]
         total, gradient = 0.0, {}
         for span in spans:

@@ -1,4 +1,4 @@
-"""Where the repository lies, and the public problem sets that some tests read if they are there."""
+"""The place of the repository, and public problem sets that some tests read if they are present."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Makes random ragged batches in float64, and what a policy says of them, for tests that compare with loops."""
+"""Random ragged batches in float64 with a policy's statistics, for tests that compare with loops."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,12 @@ def rollouts(seed: int, groups: int = 4, size: int = 3, longest: int = 9) -> lis
     return [[rollout() for _ in range(size)] for _ in range(groups)]
 
 
+def answers_of(groups: Sequence[Sequence[Rollout]]) -> list[str | None]:
+    """Makes up few different answers, so that some are equal; long responses have none."""
+    responses = [rollout.response for group in groups for rollout in group]
+    return [str(response[0] % 2) if len(response) < 8 else None for response in responses]
+
+
 def batch_of(
     groups: Sequence[Sequence[Rollout]], rewards: Sequence[float], budget: int = 16, **more: Any
 ) -> TokenBatch:
@@ -43,12 +50,22 @@ def stats_of(logits_TV: Tensor, targets_T: Tensor) -> TokenStats:
         entropy=-(p_TV * logp_TV).sum(-1),
         sum_p2=(p_TV**2).sum(-1).detach(),
         sum_p2_logp=(p_TV**2 * logp_TV).sum(-1).detach(),
+        min_p_logp=filtered_logp(p_TV.detach().tolist(), targets_T.tolist()),
     )
+
+
+def filtered_logp(p: list[list[float]], targets: list[int]) -> Tensor:
+    """Renormalises over the tokens that have at least 0.02 of the largest probability."""
+    found = []
+    for row, y in zip(p, targets, strict=True):
+        kept = [x for x in row if x >= 0.02 * max(row)]
+        found.append(math.log(row[y] / math.fsum(kept)) if row[y] in kept else -math.inf)
+    return torch.tensor(found, dtype=torch.float64)
 
 
 @dataclasses.dataclass
 class Case:
-    """Holds a rollout batch, the policy before the update, and the policy some updates later."""
+    """A rollout batch, with the policy before the update and some updates later."""
 
     groups: list[list[Rollout]]
     batch: TokenBatch
@@ -65,7 +82,7 @@ class Case:
 
 
 def case(seed: int, *, drift: float = 1.0, groups: int = 4, size: int = 3, longest: int = 9) -> Case:
-    """Samples tokens from a policy that is sure of some and not of others; the first group has no signal."""
+    """Sample tokens from a policy that is sure of some tokens only; the first group has no signal."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -85,4 +102,4 @@ def case(seed: int, *, drift: float = 1.0, groups: int = 4, size: int = 3, longe
     old = stats_of(old_logits_TV, targets_T)
     reference = stats_of(old_logits_TV + 0.3 * normal(tokens, VOCABULARY), targets_T)
     old = dataclasses.replace(old, values=0.5 * normal(tokens), ref_logp=reference.logp)
-    return Case(made, batch_of(made, rewards), targets_T, old_logits_TV, logits_TV, old)
+    return Case(made, batch_of(made, rewards, answers=answers_of(made)), targets_T, old_logits_TV, logits_TV, old)

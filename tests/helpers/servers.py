@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-LIMIT_S = 120  # it takes some seconds, and on a busy machine many
+LIMIT_S = 120  # starting takes seconds, and much longer on a busy machine
 
 
 def free_port() -> int:
@@ -34,7 +34,7 @@ def free_port() -> int:
 def mlflow_server(
     folder: Path, *arguments: str, environment: Mapping[str, str] | None = None, port: int | None = None
 ) -> Iterator[str]:
-    """Yields the address of a server, killed at the end, whose database, `mlflow.db`, and files lie in the folder.
+    """Yield the address of a server, killed at the end, whose database, `mlflow.db`, and files lie in the folder.
 
     It has no helpers for jobs, of which MLflow would start eight, and nothing is asked of them here.
     """
@@ -55,7 +55,7 @@ def mlflow_server(
             env={**plain, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **(environment or {})},
             stdout=log,
             stderr=log,
-            start_new_session=True,  # with its workers, so that they end together
+            start_new_session=True,  # so that the server and its workers end together
         )
     try:
         wait(process, uri, folder / "server.log")
@@ -76,7 +76,7 @@ admin_password = {password}
 
 @contextmanager
 def guarded_server(folder: Path) -> Iterator[str]:
-    """Yields the address of a server that asks for a password."""
+    """Yield the address of a server that requires a password."""
     if importlib.util.find_spec("flask_wtf") is None:
         pytest.skip("Flask-WTF is not installed, which a server with passwords needs; it is in the extra test")
     settings = folder / "auth.ini"
@@ -87,14 +87,14 @@ def guarded_server(folder: Path) -> Iterator[str]:
 
 
 def wait(process: subprocess.Popen[bytes], uri: str, log: Path) -> None:
-    """Returns when the server answers."""
+    """Wait until the server answers."""
     deadline = time.monotonic() + LIMIT_S
     while True:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         try:
             urllib.request.urlopen(f"{uri}/health", timeout=5).close()
-        except urllib.error.HTTPError:  # it answers, though only to those who say who they are
+        except urllib.error.HTTPError:  # it answers, but requires a login
             return
         except OSError:
             time.sleep(0.1)
@@ -103,7 +103,7 @@ def wait(process: subprocess.Popen[bytes], uri: str, log: Path) -> None:
 
 
 class Between:
-    """Stands between a client and a server: it hands calls on late, refuses some, or answers slowly, or nothing."""
+    """A proxy between a client and a server that delays or refuses calls, or answers slowly or never."""
 
     def __init__(self, behind: str) -> None:
         self.behind, self.late, self.calls = behind, 0.0, 0
@@ -134,7 +134,7 @@ class Between:
         to.send_header("Content-Length", str(len(told)))
         to.end_headers()
         if self.drips(to.path):
-            with contextlib.suppress(ConnectionError):  # nobody listens any more
+            with contextlib.suppress(ConnectionError):  # the client has gone
                 for byte in told:
                     time.sleep(1)
                     to.wfile.write(bytes([byte]))
@@ -144,7 +144,7 @@ class Between:
 
 @contextmanager
 def between(behind: str) -> Iterator[tuple[str, Between]]:
-    """Yields an address that stands for the server behind it, and what decides how."""
+    """Yield the address of a proxy for a server, and the object that controls the proxy."""
     found = Between(behind)
 
     class Handler(BaseHTTPRequestHandler):

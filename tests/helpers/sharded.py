@@ -1,5 +1,7 @@
-"""Two ranks that share the weights of a model among them, and an engine on each: what it takes over, what it samples,
-which faults are caught. Engines differ in how they are started, and in how a load goes wrong."""
+"""Two ranks that share the weights of a model, with an engine on each: loads, samples, and faults that are caught.
+
+Engines differ in how they are started, and in how a load fails.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from harness.dist import ranks
 from harness.rollout.proof import WIDTH, check_engine_weights
 from harness.rollout.protocol import Engine
 
-STALE = "model.layers.1."  # what a partial load leaves as it was
+STALE = "model.layers.1."  # the weights that a partial load leaves unchanged
 PROMPTS = [[1, 2], [4, 5, 6, 7, 1, 11], [9], [1, 2], [8, 2, 6, 18, 1, 5, 5, 12]]
 SEEDS = [11, 12, 13, 14, 15]
 SHARES: tuple[tuple[list[int], list[int]], ...] = (  # of the prompts, for each rank
@@ -45,7 +47,7 @@ Leaving = Callable[[E, str, dict[str, Tensor]], AbstractContextManager[object]]
 
 
 def start(rank: int, folder: Path) -> None:
-    """As the process of a cell and the trainer do."""
+    """Start a rank as the process of a cell and the trainer do."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", GLOO_SOCKET_IFNAME="lo")
     rendezvous = f"file://{folder}/rendezvous"
@@ -60,20 +62,20 @@ def shard(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def leave_gathered(model: PreTrainedModel) -> None:
-    """Copies of what the root holds, as after any forward pass; later updates do not reach them."""
+    """Leave gathered copies of the root's parameters, as after any forward pass; later updates do not reach them."""
     model(input_ids=torch.tensor([[1, 2, 3]]))
     assert not isinstance(model.lm_head.weight, DTensor)
 
 
 @torch.no_grad()
 def change(parameters: dict[str, Tensor]) -> None:
-    """Each by a factor of its own: of shards and of whole tensors to the same bits."""
+    """Multiply each parameter by its own factor: shards and whole tensors get the same bits."""
     for number, weight in enumerate(parameters.values()):
         weight.mul_(1 + 0.01 * (number + 1))
 
 
 def changed(name: str) -> PreTrainedModel:
-    """What the ranks share when they sample, in one process."""
+    """Return the model that the ranks share when they sample, in one process."""
     model = faults.model_of(name)
     change(dict(model.named_parameters()))
     return model
@@ -86,7 +88,7 @@ def sample(engine: Engine, share: Sequence[int]) -> Groups:
 
 @dataclass
 class Gathered:
-    """The sizes of what was gathered, and how many were alive at a time."""
+    """The sizes of gathered tensors, and the largest number of them alive at a time."""
 
     sizes: list[int] = field(default_factory=list)
     most: int = 0
@@ -107,7 +109,7 @@ class Gathered:
 
 
 def outcomes(engine: Engine, model: PreTrainedModel, dtype: torch.dtype) -> list[str]:
-    """Of the proof, in other columns each time."""
+    """Return the outcomes of the proof, with other columns each time."""
     found = []
     for seed in range(3):
         try:
@@ -119,7 +121,7 @@ def outcomes(engine: Engine, model: PreTrainedModel, dtype: torch.dtype) -> list
 
 
 def work(engine: E, name: str, dtype: torch.dtype, rank: int, leaving: Leaving[E]) -> dict[str, Any]:
-    """What a rank sees of its engine while the weights change. Of the 83 rows of the vocabulary it has 42 or 41."""
+    """Return a rank's view of its engine while the weights change. It has 42 or 41 of the vocabulary's 83 rows."""
     model = shard(faults.model_of(name))
     shards = dict(model.named_parameters())  # which an optimiser holds
     engine.load(model)
@@ -159,7 +161,7 @@ def work(engine: E, name: str, dtype: torch.dtype, rank: int, leaving: Leaving[E
 
 
 def check(name: str, seen: Sequence[dict[str, Any]], alone: Engine, most_alive: int) -> None:
-    """What both ranks saw; `alone` is an engine in one process, with the weights of `changed`."""
+    """Check the results of both ranks; `alone` is an engine in one process, with the weights of `changed`."""
     model = faults.model_of(name)
     for moment in ("at first", "after an update", "at last"):
         assert [rank[moment] for rank in seen] == [["sound"] * 3] * 2

@@ -1,4 +1,4 @@
-"""Tiny random models, an engine for each, and how far its log-probabilities are from the model's."""
+"""Tiny random models, an engine for each, and the difference of its log-probabilities to the model's."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ SEEDS = [11, 12, 13, 14]
 
 
 def randomize(model: PreTrainedModel, seed: int) -> None:
-    """No weight keeps a special value: biases are not 0, norms are not 1."""
+    """Give every weight a random value: biases are not 0, norms are not 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
-            centre = 0 if model.config.model_type == "gemma3_text" else 1  # where 1 is added in the forward pass
+            centre = 0 if model.config.model_type == "gemma3_text" else 1  # Gemma adds 1 in the forward pass
             weight.copy_(centre + 0.2 * noise if "norm" in name else 0.2 * noise)
 
 
@@ -76,7 +76,7 @@ def build(name: str, seed: int = 0) -> PreTrainedModel:
 
 
 def engine_of(model: PreTrainedModel, folder: Path, dtype: torch.dtype = torch.float32) -> VllmEngine:
-    """Started from a folder whose weights are others, so that nothing is right before the first load."""
+    """Return an engine that starts with other weights, so that nothing is right before the first load."""
     torch.manual_seed(0)
     type(model)(model.config).save_pretrained(folder)
     engine = VllmEngine(folder, EOS, "cpu", dtype, cache_gib=0.1)
@@ -94,7 +94,7 @@ def tokens_of(groups: Sequence[Sequence[Rollout]]) -> list[list[list[int]]]:
 
 @torch.no_grad()
 def worst_difference(model: PreTrainedModel, groups: Sequence[Sequence[Rollout]], temperature: float = 0.8) -> float:
-    """Of the engine's log-probabilities to those of a full forward pass of the model."""
+    """Return the largest difference of the engine's log-probabilities to a full forward pass of the model."""
     worst = 0.0
     for rollout in (rollout for group in groups for rollout in group):
         logits = model(input_ids=torch.tensor([rollout.prompt + rollout.response])).logits[0]

@@ -31,25 +31,25 @@ SHORT += ["eval.problems=8", "eval.samples=4", "eval.k=2", "eval.every=0"]
 
 def build(folder: Path, method: str = "grpo", *overrides: str) -> Trainer:
     torch.set_num_threads(1)
-    settings = config.load("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
+    settings = config.load_config("demo", [*SHORT, "models=[countdown-tiny]", *overrides])
     planned = Cell.of(settings, method, "countdown", "countdown-tiny", seed=0)
-    trainer = Trainer(parts.build_parts(planned.spec, VerifierPool()), folder)  # which Countdown asks nothing
+    trainer = Trainer(parts.build_parts(planned.spec, VerifierPool()), folder)  # Countdown does not use it
     trainer.engine.load(trainer.policy.module)
     return trainer
 
 
 def asked(trainer: Trainer, step: int) -> list[Problem]:
-    """Returns the problems of a step that sets none aside."""
+    """Return the problems of a step without resampling."""
     return trainer.collector.problems(step, trainer.collector.slots)
 
 
 def sampled(trainer: Trainer, step: int) -> list[list[Rollout]]:
-    """Returns the groups of a step as the engine's present policy samples them."""
+    """Return the groups of a step, sampled by the engine's present policy."""
     return trainer.collector.sample(step, Stopwatch()).groups
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """All that was logged, without what a clock says."""
+    """Return all logged metrics, without those that depend on a clock."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {"step": line["step"], **{k: v for k, v in line["metrics"].items() if not k.startswith("time/")}}

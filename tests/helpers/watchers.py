@@ -1,4 +1,4 @@
-"""Who hears what happens while cells run, and may do something about it."""
+"""Watchers of running cells that record events or act on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells whose records are damaged while a matrix runs: they fail, and name their file; the others go on."""
+"""Cells whose records are damaged while a matrix runs: they fail and name their file; the others continue."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_each_fails_alone_and_names_its_file(
 ) -> None:
     seeds = list(range(len(WORKS)))
     overrides = ["methods=[grpo]", f"seeds={seeds}", f"results={tmp_path}", f"tracking.uri={mlflow_uri}"]
-    settings = config.load("smoke", overrides)
+    settings = config.load_config("smoke", overrides)
     cells = matrix.cells(settings)
     matrix.claim(settings)
     works = dict(zip((cell.folder for cell in cells), WORKS.values(), strict=True))
@@ -104,6 +104,6 @@ def test_each_fails_alone_and_names_its_file(
     fed = {name: cell.folder for name, cell in zip(WORKS, cells, strict=True)}
     for name in ("mlflow.json", "reason", "whole"):
         sync.sync(fed[name], mlflow_uri)
-    monkeypatch.setattr(status, "load", lambda arguments: settings)
+    monkeypatch.setattr(status, "config_of_arguments", lambda arguments: settings)
     assert status.call(None) == 0  # type: ignore[arg-type]
     assert "it said \\udcff" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Cells as processes of this machine: what becomes of one that takes too long or dies, whatever it had written."""
+"""Cells as processes of this machine: time limits and deaths at any moment of writing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def die_at_once(folder: Path) -> None:
 
 
 def forked(work_of: Callable[[Cell], Callable[[Path], None]], patch: pytest.MonkeyPatch) -> None:
-    """Has the processes of cells forked from this one, and do something else."""
+    """Have the processes of cells forked from this one, and do something else."""
 
     def start(cell: Cell, gpus: Sequence[str]) -> BaseProcess:
         process = multiprocessing.get_context("fork").Process(target=work_of(cell), args=(cell.folder,))
@@ -67,7 +67,7 @@ def forked(work_of: Callable[[Cell], Callable[[Path], None]], patch: pytest.Monk
 
 
 def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.MonkeyPatch) -> tuple[Cell, State]:
-    settings = config.load("smoke", [f"results={folder}", f"hardware.timeout_minutes={minutes}"])
+    settings = config.load_config("smoke", [f"results={folder}", f"hardware.timeout_minutes={minutes}"])
     cell, other = matrix.cells(settings)
     forked(lambda each: work if each is cell else print, patch)
     watcher = Silent()
@@ -78,7 +78,7 @@ def ran(work: Callable[[Path], None], folder: Path, minutes: str, patch: pytest.
 
 def test_a_cell_that_has_ended_leaves_no_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each process two are: a matrix of 2,000 cells would come to its end at the system's limit."""
-    cells = matrix.cells(config.load("smoke", [f"results={tmp_path}", "methods=[grpo]", "seeds=[0,1,2,3]"]))
+    cells = matrix.cells(config.load_config("smoke", [f"results={tmp_path}", "methods=[grpo]", "seeds=[0,1,2,3]"]))
     forked(lambda _: die_at_once, monkeypatch)
     numbers: list[int] = []
     watcher = Silent()
@@ -118,7 +118,7 @@ def test_a_limit_of_time_says_nothing_of_a_cell_that_another_run_works_on(
             time.sleep(1.5)
             State("done").write(folder)
 
-    cell, _ = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))
+    cell, _ = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))
     first = multiprocessing.get_context("fork").Process(target=work_for_a_second, args=(cell.folder,))
     first.start()
     while not lease.holder(cell.folder):
@@ -140,7 +140,7 @@ def test_a_server_that_dies_while_it_imports_is_started_again_or_named(
     monkeypatch.setattr(BaseProcess, "start", start)
     monkeypatch.setattr(local.forkserver, "ensure_running", lambda: None)
     monkeypatch.setattr(local, "PAUSE", 0.0)
-    cell, _ = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))
+    cell, _ = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))
     deaths += [EOFError(), ConnectionRefusedError()]
     assert local.fork_cell(cell, ()).daemon
     deaths += [EOFError()] * local.STARTS
@@ -174,7 +174,7 @@ def test_a_cell_whose_folder_cannot_be_written_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its log is on a disk that is full, where what is mended would be noted; the next run goes on."""
-    cell, _ = matrix.cells(config.load("smoke", [f"results={tmp_path}"]))
+    cell, _ = matrix.cells(config.load_config("smoke", [f"results={tmp_path}"]))
     cell.folder.mkdir(parents=True)
     (cell.folder / "log.txt").symlink_to("/dev/full")
     (cell.folder / "state.json").touch()
@@ -196,7 +196,7 @@ def test_two_runs_on_one_folder_share_its_cells(tmp_path: Path) -> None:
     runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) for _ in range(2)]
     tables = [run.communicate(timeout=HANG)[0].partition("countdown, countdown-tiny")[2] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
-    cells = matrix.cells(config.load("smoke", settings))
+    cells = matrix.cells(config.load_config("smoke", settings))
     for cell in cells:
         assert State.read(cell.folder).state == "done"
         assert [line["step"] for line in MetricsLog(cell.folder).read()] == [0, 1, 2]

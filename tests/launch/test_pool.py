@@ -1,4 +1,4 @@
-"""GPUs are handed out so that no rank shares one unless it takes a part of it."""
+"""GPUs are assigned so that ranks share one only if each takes a part of it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def note(folder: str, gpus: tuple[str, ...]) -> None:
 
 @pytest.mark.processes
 def test_cells_run_side_by_side_each_on_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = config.load("demo", ["seeds=[0]", "hardware.ranks=2", "train.prompts=12", f"results={tmp_path}"])
+    settings = config.load_config("demo", ["seeds=[0]", "hardware.ranks=2", "train.prompts=12", f"results={tmp_path}"])
     cells, log, pool = matrix.cells(settings), Log(), GpuPool(["a", "b", "c", "d", "e"])
     monkeypatch.setattr(local, "run_forked_cell", note)
     launcher.run_cells(cells, Local(9, 1, pool), log, poll=0.05)

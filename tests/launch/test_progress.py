@@ -1,4 +1,4 @@
-"""What a person sees while a matrix runs: in a terminal a table that is redrawn, elsewhere a line now and then."""
+"""Progress of a running matrix: a table that is redrawn in a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def cells(tmp_path: Path) -> list[Cell]:
     """Of two methods and two seeds, with 4 steps each."""
     overrides = ["methods=[grpo,clip_b]", "seeds=[0,1]", "train.steps=4", f"results={tmp_path}"]
-    return matrix.cells(config.load("demo", overrides))
+    return matrix.cells(config.load_config("demo", overrides))
 
 
 @pytest.fixture
 def alive() -> Iterator[ExitStack]:
-    """Holds the locks of cells, as their processes do."""
+    """Hold the locks of cells, as their processes do."""
     with ExitStack() as locks:
         yield locks
 
@@ -224,7 +224,7 @@ def test_steps_of_an_earlier_run_take_no_time(
         assert seen(view, terminal)[0].endswith("3 of 4 cells done, 1 running, 0 waiting; about 0 min 30 s left")
 
 
-def test_a_cell_that_begins_anew_is_told_and_fed_from_its_first_step(
+def test_a_cell_that_restarts_is_reported_and_fed_from_its_first_step(
     cells: list[Cell], alive: ExitStack, clock: Clock, fed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anew, failed, *others = cells
@@ -295,7 +295,7 @@ def test_a_run_names_the_process_for_which_it_waits(cells: list[Cell]) -> None:
         holder.join(HANG)
     owner = f"process {holder.pid} on {socket.gethostname()}"
     lines = text.getvalue().splitlines()
-    assert [line for line in lines if "waits" in line] == [f"{cell.label}: waits for {owner}, which works on it"]
+    assert [line for line in lines if "waiting" in line] == [f"{cell.label}: waiting for {owner}, which is running it"]
     assert lines[-1] == f"done    {cell.label}: Avg@K 0.250, entropy 1.000"
     assert f"another process works on this cell: {owner}\n" in (cell.folder / "log.txt").read_text()
 
@@ -356,7 +356,7 @@ def test_what_takes_its_time_has_a_clock_on_a_terminal_alone(clock: Clock, monke
         with progress.show_elapsed(console, "making it"):
             clock.now += 65
             if wanted:
-                console.print("said meanwhile")  # with which it is drawn anew
+                console.print("said meanwhile")  # causes the table to be drawn again
             assert out.shown() == ["said meanwhile", *expected][: 2 * wanted]
         assert out.shown() == ["said meanwhile"][:wanted]
 
@@ -380,7 +380,7 @@ def test_mlflow_is_fed_at_each_checkpoint_and_at_the_end(
 
 
 @pytest.mark.usefixtures("fed")
-def test_without_a_terminal_a_line_is_said_now_and_then(cells: list[Cell], alive: ExitStack, clock: Clock) -> None:
+def test_without_a_terminal_a_line_is_printed_occasionally(cells: list[Cell], alive: ExitStack, clock: Clock) -> None:
     one, other, *_ = cells
     out = io.StringIO()
     view = LiveView(Console(file=out, width=200), cells, cells, "sqlite:///nowhere.db")

@@ -1,4 +1,4 @@
-"""Cells on a real Ray cluster of several machines, all of them here, of which one is lost."""
+"""Cells on a real Ray cluster of several simulated machines, one of which is lost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def address(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def planned(folder: Path, *overrides: str) -> Cell:
-    settings = config.load("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
+    settings = config.load_config("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
     return Cell.of(settings, METHOD, "countdown", "countdown-tiny", 0)
 
 
@@ -172,7 +172,7 @@ def test_a_cluster_of_our_own_listens_on_loopback_alone_and_asks_for_a_secret() 
 
 
 def knowing(secret: str) -> set[int]:
-    """Returns the processes that have a text in their environment."""
+    """Return the processes that have a text in their environment."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -182,7 +182,7 @@ def knowing(secret: str) -> set[int]:
 
 
 def listening(process: int) -> list[str]:
-    """Returns the addresses at which a process listens, as the kernel writes them."""
+    """Return the addresses at which a process listens, as the kernel writes them."""
     sockets = {os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()}
     lines = [
         line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]

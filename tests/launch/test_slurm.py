@@ -1,4 +1,4 @@
-"""Cells as jobs: of a real SLURM of two machines, both of them here, and of processes that submitit calls jobs."""
+"""Cells as jobs of a real SLURM with two simulated machines, and as processes that submitit treats as jobs."""
 
 from __future__ import annotations
 
@@ -97,19 +97,19 @@ def until(true: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Looks often, and keeps what is submitted with what else the test leaves."""
+    """Look often, and keep what is submitted with what else the test leaves."""
     monkeypatch.setattr(slurm, "private_folder", lambda name: tmp_path)
     monkeypatch.setattr(slurm, "LOOKS", 0.2)
     monkeypatch.setattr(slurm, "SETTLING", 5.0)
 
 
 def planned(folder: Path, *overrides: str) -> Cell:
-    settings = config.load("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
+    settings = config.load_config("demo", [*SETTINGS, "hardware.device=cpu", f"results={folder}", *overrides])
     return Cell.of(settings, METHOD, "countdown", "countdown-tiny", 0)
 
 
 def undisturbed(folder: Path, *overrides: str) -> dict[int, dict[str, float]]:
-    """Returns the numbers of the cell that runs here without a break."""
+    """Return the numbers of the cell that runs here without a break."""
     here = planned(folder, *overrides)
     here.spec.write(here.folder)
     cell.work(here.folder)
@@ -172,7 +172,7 @@ def test_a_cell_whose_machines_are_taken_away_goes_on_from_a_checkpoint(
     launcher.run_cells([wide], array, watcher, poll=0.05)
     found = State.read(wide.folder)
     assert (found.state, found.where) == ("done", [socket.gethostname()] * machines), found
-    stops = (wide.folder / "log.txt").read_text().count("stopped, as it was asked to; the next run goes on from here")
+    stops = (wide.folder / "log.txt").read_text().count("stopped on request; the next run continues from here")
     assert stops == (2 if machines == 2 else 0), "both ranks, once; a job that is killed hears of nothing before"
     assert [*lines(wide.folder)] == [*range(9)]
     scripts = [path.read_text() for path in tmp_path.glob("*submission*.sh")]
@@ -180,7 +180,7 @@ def test_a_cell_whose_machines_are_taken_away_goes_on_from_a_checkpoint(
 
 
 @pytest.mark.slurm
-def test_what_is_left_in_the_queue_is_found_there_and_told(
+def test_jobs_left_in_the_queue_are_found_and_reported(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = planned(tmp_path, "launch.slurm.extra={hold: true}", "methods=[grpo,clip_b]", "seeds=[0]").config
@@ -193,11 +193,11 @@ def test_what_is_left_in_the_queue_is_found_there_and_told(
         assert [task.waits() for task in tasks] == ["SLURM: pending (JobHeldUser)"] * 2
         assert [task.code() for task in tasks] == [None, None]
         assert [task.job for task in second.start(cells)] == [task.job for task in tasks], "not submitted again"
-        monkeypatch.setattr(status, "load", lambda given: settings)
+        monkeypatch.setattr(status, "config_of_arguments", lambda given: settings)
         with console.capture() as shown:
             status.call(argparse.Namespace())
         assert shown.get().count("SLURM: pending (JobHeldUser)") == 2
-    until(lambda: all(task.code() is not None for task in tasks))  # whoever leaves takes them out of the queue
+    until(lambda: all(task.code() is not None for task in tasks))  # leaving removes them from the queue
     assert slurm.queued_cells(settings) == {}
     assert [State.read(each.folder) for each in cells] == [State(), State()]
 
@@ -269,7 +269,7 @@ def test_a_job_that_runs_out_of_time_goes_on_with_the_same_numbers(local: Jobs, 
     watcher = Interrupting(there, local.out_of_time)
     launcher.run_cells([there], SlurmArray(there.config, "cpu"), watcher, poll=0.05)
     assert State.read(there.folder).state == "done"
-    assert (there.folder / "log.txt").read_text().count("stopped, as it was asked to") == 1
+    assert (there.folder / "log.txt").read_text().count("stopped on request") == 1
     assert lines(there.folder) == undisturbed(tmp_path / "here", *steps)
 
 
@@ -286,7 +286,9 @@ def test_what_no_job_can_have_is_refused(override: str, why: str, tmp_path: Path
         SlurmArray(planned(tmp_path, override).config, "cpu")
 
 
-def test_nobody_else_can_write_what_a_job_runs(local: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_user_can_write_the_files_of_a_job(
+    local: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor does a pickle lie among the results, which others may have the right to write to."""
     monkeypatch.setattr(slurm, "private_folder", private_folder)
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path / "cache"))
@@ -303,7 +305,7 @@ def test_nobody_else_can_write_what_a_job_runs(local: Jobs, tmp_path: Path, monk
         SlurmArray(one.config, "cpu")
 
 
-def test_where_there_is_no_slurm_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_slurm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit", reason="the extra slurm is not installed")
     monkeypatch.setenv("PATH", str(tmp_path))
     alone = planned(tmp_path)

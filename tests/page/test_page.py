@@ -1,4 +1,4 @@
-"""The page holds the records of the cells as MLflow has them, and says no more than that."""
+"""The page shows the records of the cells as MLflow has them, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from matrices import (
     specs,
     values,
 )
+from pandas import DataFrame
+from pandas.testing import assert_frame_equal
 
 from harness import config as configs
 from harness.base.errors import UserError
@@ -38,7 +40,7 @@ from harness.commands import report
 from harness.config import Config
 from harness.matrix import cells
 from harness.page import content, figures, gather, page, sentences
-from harness.page.content import CellRecord, PageContent, ScoreTable
+from harness.page.content import CURVES, EVALUATIONS, OF_CELL, PageContent, ScoreTable, page_cells
 from harness.page.gather import content_of_experiment
 from harness.statistics import Estimate, mean_interval
 from harness.table.leaderboard import LeaderboardRow, entropy_kept
@@ -62,7 +64,7 @@ def told_of(migrated: Path, root: Path, **given: Any) -> PageContent:
 
 
 def every_figure(of: PageContent) -> list[figures.Figure]:
-    return [figure for section in page.sections_of(of) for _, group in section.groups for _, figure in group]
+    return [figure for section in page.sections_of(of) for _, group in section["groups"] for _, figure in group]
 
 
 def titled(of: PageContent, title: str) -> figures.Figure:
@@ -79,7 +81,7 @@ def test_a_configuration_and_an_experiment_alone_give_the_same_page(
     monkeypatch.chdir(tmp_path)
     settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
     settings += ["axes={train.lr: [1e-3, 1e-1]}"]
-    config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", "results=results"])
+    config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", "results=results"])
     matrix = cells(config)
     for cell in matrix:
         if (cell.method, cell.seed) == ("clip_b", 1):
@@ -93,9 +95,10 @@ def test_a_configuration_and_an_experiment_alone_give_the_same_page(
     assert (here.command, there.command) == ("entrobench run smoke", None)
     for field in ("name", "baseline", "methods", "rows"):
         assert getattr(here, field) == getattr(there, field)
-    for ours, theirs in zip(here.cells, there.cells, strict=True):
-        assert dataclasses.replace(ours, evaluations={}) == dataclasses.replace(theirs, evaluations={})
-        assert json.dumps(ours.evaluations, default=plain) == json.dumps(theirs.evaluations, default=plain)
+    assert_frame_equal(here.cells, there.cells)
+    assert_frame_equal(here.curves, there.curves)
+    for ours, theirs in zip(here.tables, there.tables, strict=True):
+        assert_frame_equal(ours.answers, theirs.answers)
     assert [table.questions for table in here.tables] == [table.questions for table in there.tables]
     assert [figures.payload(each) for each in every_figure(here)] == [
         figures.payload(each) for each in every_figure(there)
@@ -111,7 +114,7 @@ def test_a_configuration_and_an_experiment_alone_give_the_same_page(
 
 def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow_uri: str) -> None:
     settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0]", "eval.k=2", "eval.samples=4"]
-    config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
+    config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
     matrix = cells(config)
     for cell in matrix:
         fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
@@ -137,7 +140,7 @@ def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow
 
 def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_uri: str) -> None:
     settings = ["name=matrix", "methods=[grpo,clip_b]", "baseline=clip_b", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
-    config = configs.load("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
+    config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
     matrix = cells(config)
 
     def told(edited: dict[str, str]) -> PageContent:
@@ -170,16 +173,13 @@ def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_ur
     assert "<p>All 4 cells are done.</p>" in page_of
 
 
-def plain(value: object) -> object:
-    return value.tolist() if isinstance(value, np.ndarray) else vars(value)
-
-
 def test_a_cell_knows_its_work_and_its_ends(told: PageContent) -> None:
-    [cell] = [cell for cell in told.cells if (cell.method, cell.seed) == ("clip_b", 1)]
+    [cell] = told.cells[(told.cells["method"] == "clip_b") & (told.cells["seed"] == 1)].itertuples()
     assert cell.step == STEPS
     # The evaluation before training, and two phases a step; judging happens inside them.
     assert cell.seconds == pytest.approx(0.5 + STEPS * (2.0 + 2.0))
-    assert cell.entropy == pytest.approx((2.0 + 0.11, 2.0 / STEPS + 0.11))
+    entropy = told.curves[(told.curves["cell"] == cell.cell) & (told.curves["metric"] == "entropy/mean")]
+    assert entropy["value"].iloc[[0, -1]].tolist() == pytest.approx([2.0 + 0.11, 2.0 / STEPS + 0.11])
     assert cell.times == pytest.approx((BEGAN, BEGAN + 60 * STEPS))
 
 
@@ -193,9 +193,9 @@ def test_the_newest_run_that_is_done_counts(tmp_path: Path, mlflow_uri: str) -> 
     fail(tmp_path / spec.id, spec, "no memory")
     sync.sync(tmp_path / spec.id, mlflow_uri)
     told = content_of_experiment(mlflow_uri, "matrix")
-    [cell] = told.cells
-    assert cell.state == "done"
-    assert cell.curves["entropy/mean"][1] == metrics_of(1, 0, 1)["entropy/mean"]
+    assert told.cells["state"].tolist() == ["done"]
+    entropy = told.curves[told.curves["metric"] == "entropy/mean"].set_index("step")["value"]
+    assert entropy[1] == metrics_of(1, 0, 1)["entropy/mean"]
     assert told.notes == ["2 runs of other cells with the same settings are left out."]
 
 
@@ -204,7 +204,7 @@ def test_cells_without_a_run_are_planned(tmp_path: Path, mlflow_uri: str) -> Non
     fill(tmp_path / "a", first, ["countdown"], 0)
     sync.sync(tmp_path / "a", mlflow_uri)
     told = content_of_experiment(mlflow_uri, "matrix")
-    assert [(cell.method, cell.state) for cell in told.cells] == [("grpo", "done"), ("clip_b", "planned")]
+    assert told.cells[["method", "state"]].values.tolist() == [["grpo", "done"], ["clip_b", "planned"]]
     assert [(row.method, row.seeds_done) for row in told.rows] == [("base model", 1), ("grpo", 1), ("clip_b", 0)]
 
 
@@ -229,12 +229,13 @@ def test_what_has_nothing_to_tell_is_one_sentence(name: str, words: str, tmp_pat
 def test_the_problems_with_the_largest_difference_in_distinct_answers_are_shown(told: PageContent) -> None:
     [table] = told.tables
     first, *_ = table.questions
-    assert (first.problem, first.seed) == ("won", 0)  # one answer of grpo, two of clip_b, and as many of all else
-    assert [(a.method, a.distinct, a.total) for a in first.answers] == [(None, 1, 4), ("grpo", 1, 4), ("clip_b", 2, 4)]
-    assert [answer.copy for answer in first.answers[1].shown] == [False, True, True, True]
-    assert [answer.copy for answer in first.answers[2].shown] == [False, False, True, True]
-    assert [question.problem for question in table.questions[1:]] == PROBLEMS[:2]
-    assert [a.right for a in first.answers] == [
+    assert (first["problem"], first["seed"]) == ("won", 0)  # one answer of grpo, two of clip_b, as many of all else
+    numbers = [(answers["method"], answers["distinct"], answers["total"]) for answers in first["answers"]]
+    assert numbers == [(None, 1, 4), ("grpo", 1, 4), ("clip_b", 2, 4)]
+    assert [answer["repeated"] for answer in first["answers"][1]["shown"]] == [False, True, True, True]
+    assert [answer["repeated"] for answer in first["answers"][2]["shown"]] == [False, False, True, True]
+    assert [question["problem"] for question in table.questions[1:]] == PROBLEMS[:2]
+    assert [answers["right"] for answers in first["answers"]] == [
         sum(right_of(0, 0, 0)[2]),
         *(sum(right_of(m, 0, STEPS)[2]) for m in (0, 1)),
     ]
@@ -305,7 +306,7 @@ def test_problems_are_counted_as_lost_and_won(told: PageContent) -> None:
         "won": "1",
         "solved less often": "0",
         "solved more often": "0",
-        "as often": "2",
+        "equally often": "2",
     }
 
 
@@ -335,11 +336,11 @@ def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) ->
     titles = {f"{task}, {model}" for task in ("one", "two") for model in ("tiny", "small")}
     assert {table.title for table in told.tables} == titles
     for section in page.sections_of(told):
-        assert {title for title, _ in section.groups} == titles, section.title
-        for _, group in section.groups:
+        assert {title for title, _ in section["groups"]} == titles, section["title"]
+        for _, group in section["groups"]:
             for _, figure in group:
                 if figure.kind in ("lines", "points", "dots"):
-                    scores = section.id == "scores" and figure.title != "Avg@K against entropy kept"
+                    scores = section["id"] == "scores" and figure.title != "Avg@K against entropy kept"
                     drawn = ["base model"] * scores + ["grpo", "clip_b"]
                     assert [series["name"] for series in figure.series] == drawn
     lows, highs = (values(titled_in(told, "one, small", "Entropy over steps"), key) for key in ("low", "high"))
@@ -347,7 +348,7 @@ def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) ->
 
 
 def row_at(method: str, level: int, **setting: str) -> LeaderboardRow:
-    """Returns a row whose scores say where it stands."""
+    """Return a row whose scores encode its position."""
     avg, passed, kept = (Estimate(0.01 * level + x, 0.01 * level, 0.01 * level + 2 * x) for x in (0.1, 0.2, 0.3))
     own = {key.replace("_", "."): value for key, value in setting.items()}
     row = LeaderboardRow(method, "countdown", "tiny", 2, "grpo", avg, {1: avg, 2: passed}, None, None, None, {}, 1, 1)
@@ -359,7 +360,7 @@ def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told:
     rows = [row_at(method, i, train_lr=lr, train_updates=updates) for i, (lr, updates, method) in enumerate(grid)]
     rows[-1] = dataclasses.replace(rows[-1], avg_at_k=None, pass_at_k={}, entropy_kept=None)  # no cell is done
     of = dataclasses.replace(told, rows=rows)
-    [section] = [each for each in page.sections_of(of) if each.id == "axes"]
+    [section] = [each for each in page.sections_of(of) if each["id"] == "axes"]
     names = ("Avg@K", "Pass@2", "Entropy kept")
     expected = {
         f"{axis}: countdown, tiny, {held}": [f"{name} over {axis}, {held}" for name in names]
@@ -369,7 +370,7 @@ def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told:
         }.items()
         for held in helds
     }
-    assert {title: [figure.title for _, figure in group] for title, group in section.groups} == expected
+    assert {title: [figure.title for _, figure in group] for title, group in section["groups"]} == expected
 
     passed = titled(of, "Pass@2 over train.lr, train.updates=2")
     assert (passed.x, passed.y, passed.options) == (
@@ -400,27 +401,32 @@ def test_an_axis_of_names_keeps_the_order_of_the_configuration(told: PageContent
     figure = titled(dataclasses.replace(told, rows=rows), "Avg@K over train.dtype")
     assert figure.options == {"names": True, "cut": True}
     assert values(figure, "x") == {"grpo": ["float32", "bfloat16"]}
-    assert [each.id for each in page.sections_of(told) if each.id == "axes"] == [], "without axes there is no section"
+    assert [each["id"] for each in page.sections_of(told) if each["id"] == "axes"] == [], (
+        "without axes there is no section"
+    )
 
 
 def titled_in(of: PageContent, group: str, title: str) -> figures.Figure:
     [found] = [
         figure
         for section in page.sections_of(of)
-        for name, drawn in section.groups
+        for name, drawn in section["groups"]
         for _, figure in drawn
         if name == group and figure.title == title
     ]
     return found
 
 
-def test_a_number_that_is_none_leaves_a_step_out(tmp_path: Path, mlflow_uri: str) -> None:
+def test_a_missing_number_leaves_a_step_out(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri)
     told = content_of_experiment(mlflow_uri, "matrix")
-    told.cells[0].curves["reward/mean"][2] = float("nan")
+    cells = told.cells.loc[told.cells["method"] == "grpo", "cell"]
+    at_step_2 = (told.curves["metric"] == "reward/mean") & (told.curves["step"] == 2)
+    first, second = told.curves[at_step_2 & told.curves["cell"].isin(cells)].index
+    told.curves.loc[first, "value"] = float("nan")
     figure = titled(told, "Mean reward")
     assert values(figure, "y")["grpo"] == pytest.approx([0.1, 0.2, 0.3, 0.4])  # of the other seed
-    told.cells[2].curves["reward/mean"][2] = float("nan")
+    told.curves.loc[second, "value"] = float("nan")
     assert values(titled(told, "Mean reward"), "x")["grpo"] == [1, 3, 4]
     page.render_page(told)
 
@@ -449,7 +455,9 @@ def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: o
 
 
 def said_of(*rows: LeaderboardRow) -> list[str]:
-    return sentences.table_sentences(ScoreTable("countdown, tiny", "countdown", list(rows), [], []), "grpo")
+    answers = DataFrame(columns=[*EVALUATIONS, *OF_CELL[1:]])
+    cells = page_cells([{"method": "grpo"}]).assign(seconds=0.0)
+    return sentences.table_sentences(ScoreTable("countdown, tiny", list(rows), answers, []), cells, "grpo")
 
 
 UP, DOWN, TIE = Estimate(0.1, 0.05, 0.15), Estimate(-0.1, -0.15, -0.05), Estimate(0.01, -0.2, 0.22)
@@ -465,12 +473,12 @@ def test_the_summary_sorts_methods_by_what_their_intervals_say() -> None:
         row("d", None, None),
     )
     assert said[0] == (
-        "Avg@K: better than grpo, by an interval that excludes 0: a (+0.100 ±0.050) and b (+0.100 ±0.050); not "
-        "settled, since the interval of the difference to grpo holds 0: c; no interval, and so not settled: d."
+        "Avg@K: better than grpo, by a 95 % interval that excludes 0: a (+0.100 ±0.050) and b (+0.100 ±0.050); no "
+        "significant difference from grpo, since its 95 % interval contains 0: c; no interval of the difference: d."
     )
     assert said[1] == (
-        "Pass@2: worse than grpo, by an interval that excludes 0: a (-0.100 ±0.050); not settled, since the interval "
-        "of the difference to grpo holds 0: b; no interval, and so not settled: c and d."
+        "Pass@2: worse than grpo, by a 95 % interval that excludes 0: a (-0.100 ±0.050); no significant difference "
+        "from grpo, since its 95 % interval contains 0: b; no interval of the difference: c and d."
     )
     # a and b have two intervals each, c has one.
     assert said[2].startswith("Both scores together are 5 comparisons at 95 %")
@@ -481,8 +489,8 @@ def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str
     experiment(tmp_path, mlflow_uri, seeds=[0])
     told = content_of_experiment(mlflow_uri, "matrix")
     said = [sentence for _, each in sentences.summary(told) for sentence in each]
-    assert any("nothing here is settled" in sentence for sentence in said)
-    assert "Avg@K: no interval, and so not settled: clip_b." in said
+    assert any("significance are unknown" in sentence for sentence in said)
+    assert "Avg@K: no interval of the difference: clip_b." in said
     assert not any("excludes 0" in sentence for sentence in said)
 
 
@@ -494,7 +502,7 @@ def test_the_summary_tells_what_is_missing(tmp_path: Path, mlflow_uri: str) -> N
 
 
 def test_costs_are_ratios_within_a_seed(told: PageContent) -> None:
-    [time, entropy] = sentences.cost_sentences(told.tables[0], "grpo")
+    [time, entropy] = sentences.cost_sentences(told.tables[0], told.cells, "grpo")
     assert f"clip_b {(0.5 + 4 * 4) / (0.5 + 4 * 3):.2f}" in time
     assert entropy.startswith("Entropy at the last training step")
     assert "grpo 25%" in entropy
@@ -528,7 +536,7 @@ def hostile(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return page.render_page(told_of(migrated, root, methods=HOSTILE, failed=[(HOSTILE[1], 1)], text=HOSTILE_TEXT))
 
 
-def test_names_and_answers_are_text_whatever_they_hold(hostile: str) -> None:
+def test_names_and_answers_of_any_content_are_text(hostile: str) -> None:
     seen = Elements(hostile)
     assert len(seen.named("script")) == 3  # figures, library, ours
     assert not seen.named("img")
@@ -581,13 +589,13 @@ def test_it_fetches_nothing(hostile: str) -> None:
     assert not seen.named("link")
 
 
-def test_reasons_of_failures_are_told(hostile: str) -> None:
+def test_reasons_of_failures_are_shown(hostile: str) -> None:
     assert "out of memory" in Elements(hostile).text
 
 
 def test_the_configuration_that_is_shown_is_the_one_that_ran(told: PageContent, tmp_path: Path) -> None:
     (tmp_path / "again.yaml").write_text(settings_on(page.render_page(told)))
-    assert dataclasses.asdict(configs.load(str(tmp_path / "again.yaml"))) == told.settings
+    assert dataclasses.asdict(configs.load_config(str(tmp_path / "again.yaml"))) == told.settings
 
 
 def settings_on(text: str) -> str:
@@ -599,9 +607,11 @@ def settings_on(text: str) -> str:
 def test_a_matrix_that_only_failed_has_a_page() -> None:
     config = Config(name="matrix", seeds=[0])
     empty = row("grpo", None, None, avg_at_k=None, pass_at_k={}, entropy_initial=None, entropy_final=None, seeds_done=0)
-    cell = CellRecord("grpo", "countdown", "tiny", 0, "failed", reason="no memory")
+    cell = {"method": "grpo", "task": "countdown", "model": "tiny", "state": "failed", "reason": "no memory"}
     told = content.assemble_content(
-        [cell],
+        page_cells([cell]),
+        DataFrame(columns=CURVES),
+        DataFrame(columns=EVALUATIONS),
         [empty],
         lambda *_: [],
         name="matrix",
@@ -618,28 +628,22 @@ def test_a_matrix_that_only_failed_has_a_page() -> None:
 
 
 def test_differences_name_values_and_who_has_them() -> None:
-    def cell(method: str, lr: float) -> CellRecord:
-        return CellRecord(
-            method,
-            "t",
-            "m",
-            0,
-            "done",
-            identity={"train": {"lr": lr, "steps": 3}, "seed": 0, "method": [{"component": method}]},
-        )
+    def cell(method: str, lr: float) -> dict[str, Any]:
+        identity = {"train": {"lr": lr, "steps": 3}, "seed": 0, "method": [{"component": method}]}
+        return {"method": method, "task": "t", "model": "m", "state": "done", "identity": identity}
 
-    assert page.setting_differences([cell("a", 0.1), cell("b", 0.1)]) == []
-    assert page.setting_differences([cell("a", 0.1), cell("b", 0.2), cell("c", 0.1)]) == [
+    assert page.setting_differences(page_cells([cell("a", 0.1), cell("b", 0.1)])) == []
+    assert page.setting_differences(page_cells([cell("a", 0.1), cell("b", 0.2), cell("c", 0.1)])) == [
         ("train.lr", [("0.1", "a on t, m, seed 0; c on t, m, seed 0"), ("0.2", "b on t, m, seed 0")])
     ]
 
 
 def test_the_origin_counts_cells_where_they_differ() -> None:
-    def cell(version: str) -> CellRecord:
+    def cell(version: str) -> dict[str, Any]:
         made = {"version": version, "commit": None, "versions": {"torch": "2.11"}}
-        return CellRecord("a", "t", "m", 0, "done", device="cpu", made=made, times=(0.0, 3600.0))
+        return {"method": "a", "state": "done", "device": "cpu", "made": made, "times": (0.0, 3600.0)}
 
-    assert page.origin_lines([cell("1"), cell("1"), cell("2")]) == [
+    assert page.origin_lines(page_cells([cell("1"), cell("1"), cell("2")])) == [
         ("records from", "1970-01-01 00:00 UTC"),
         ("to", "1970-01-01 01:00 UTC"),
         ("device", "cpu"),
@@ -664,8 +668,11 @@ def test_the_command_wants_one_of_two(given: list[str]) -> None:
 def test_an_experiment_becomes_a_file_here(tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     experiment(tmp_path / "cells", mlflow_uri, name="two words/here")
-    path = report.report_of("two words/here", mlflow_uri)
+    path = report.write_experiment_report("two words/here", mlflow_uri)
     assert path == Path("report-two_words_here.html")
     assert "<h1>two words/here</h1>" in path.read_text()
-    assert report.report_of("two words/here", mlflow_uri, tmp_path / "new" / "page.html") == tmp_path / "new/page.html"
+    assert (
+        report.write_experiment_report("two words/here", mlflow_uri, tmp_path / "new" / "page.html")
+        == tmp_path / "new/page.html"
+    )
     assert yaml.safe_load(settings_on(path.read_text()))["methods"] == ["grpo", "clip_b"]

@@ -33,7 +33,7 @@ from harness.rollout import choice
 
 @pytest.fixture
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The shell script that stands for the process of a trial."""
+    """The shell script that replaces the process of a trial."""
     script = tmp_path / "python"
     script.touch(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
@@ -52,7 +52,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("exec sleep 60", (BROKEN, "no answer within 1 s", "REMEDY")),
     ],
 )
-def test_whatever_a_trial_does_is_a_finding(script: str, expected: tuple[str, str, str], trial: Path) -> None:
+def test_every_outcome_of_a_trial_is_a_finding(script: str, expected: tuple[str, str, str], trial: Path) -> None:
     trial.write_text(f"#!/bin/sh\n{script}\n")
     state, found, remedy = expected
     remedy = remedy.replace("REMEDY", doctor.TRIALS["engine embedded"].remedy)
@@ -187,7 +187,7 @@ def test_an_engine_that_is_not_tried_is_not_called_good(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("thorough", [False, True])
 def test_what_takes_long_is_tried_only_when_asked_for(thorough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_by_trial", lambda what, device, uri: Finding(what, OK, "tried"))
-    found = list(doctor.findings(config.load("demo"), thorough=thorough))
+    found = list(doctor.findings(config.load_config("demo"), thorough=thorough))
     assert [each.what for each in found if each.found == "tried"] == [
         *("torch", "mlflow"),
         *(("engine vllm", "engine embedded") if thorough else ()),

@@ -1,4 +1,4 @@
-"""What a plan says: closed forms against hand-made numbers and against what torch really holds, and what is missing."""
+"""Plans: closed forms against hand-made numbers and against torch's real memory, and missing resources."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ PUBLISHED = {  # parameters, as the Hugging Face hub counts them
 
 def small(**changes: Any) -> Config:
     """One cell whose every number is easy to multiply."""
-    settings = config.load("demo", ["methods=[grpo]", "seeds=[0]", "tasks=[countdown]"])
+    settings = config.load_config("demo", ["methods=[grpo]", "seeds=[0]", "tasks=[countdown]"])
     settings.train = dataclasses.replace(settings.train, steps=10, prompts=4, group=2, updates=2, epochs=1)
     settings.rollout = dataclasses.replace(settings.rollout, max_new_tokens=30, max_prompt_tokens=10)
     settings.eval = dataclasses.replace(settings.eval, problems=3, samples=5, k=1, every=4)
@@ -229,7 +229,7 @@ def test_what_is_recomputed_keeps_its_input_alone(family: str, size: int, tmp_pa
 
 def test_a_cell_holds_what_the_plan_says(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    settings = config.load("demo", ["train.prompts=4", "train.group=2", "train.updates=2", "eval.problems=2"])
+    settings = config.load_config("demo", ["train.prompts=4", "train.group=2", "train.updates=2", "eval.problems=2"])
     planned_cell = matrix.Cell.of(settings, "ppo", "countdown", "countdown-tiny", seed=0)
     trainer = Trainer(parts.build_parts(planned_cell.spec, VerifierPool()), tmp_path)
     shape = models.resolve("countdown-tiny").shape()
@@ -424,7 +424,7 @@ def test_disk_by_hand() -> None:
     [("auto", "cpu", 4), ("auto", "cuda", 2), ("float32", "cuda", 4), ("bfloat16", "cpu", 2), ("bfloat16", "cuda", 2)],
 )
 def test_the_compute_type_is_the_cells(dtype: str, device: str, size: int) -> None:
-    settled = matrix.settle(small(train={"dtype": dtype}, hardware={"device": device}), TINY)
+    settled = matrix.settle_auto(small(train={"dtype": dtype}, hardware={"device": device}), TINY)
     assert cost.compute_bytes(settled) == size
 
 
@@ -443,7 +443,7 @@ def test_evaluations_are_counted_as_the_trainer_does_them(steps: int, every: int
 
 def test_responses_by_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENTROBENCH_CACHE", str(tmp_path))
-    settings = config.load("paper")
+    settings = config.load_config("paper")
     assert cost.evaluation_responses(settings) == {
         "aime24": ResponseCount(30, 32),
         "aime25": ResponseCount(30, 32),
@@ -453,10 +453,10 @@ def test_responses_by_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert cost.step_responses(settings) == ResponseCount(64, 16)
     files.write_json(cache.folder() / "dapo_math.json", {"problems": {"train": 12_345}})
     assert cost.filter_responses(settings) == {"dapo_math": ResponseCount(12_345, 16)}
-    embedded_task = config.load("demo", ["eval.problems=null", "eval.split=validation", "train.filter={}"])
+    embedded_task = config.load_config("demo", ["eval.problems=null", "eval.split=validation", "train.filter={}"])
     assert cost.evaluation_responses(embedded_task)["countdown"].problems == len(Countdown().problems("validation"))
     assert cost.filter_responses(embedded_task)["countdown"].problems == len(Countdown().problems("train"))
-    assert cost.filter_responses(config.load("demo")) == {}
+    assert cost.filter_responses(config.load_config("demo")) == {}
 
 
 def test_time_by_hand() -> None:
@@ -514,7 +514,7 @@ def done(each: matrix.Cell, spent: float, **fields: Any) -> None:
 
 def test_time_is_that_of_finished_cells_of_the_same_size(tmp_path: Path) -> None:
     overrides = ["models=[countdown-tiny,countdown-small]", "seeds=[0,1,2]", "methods=[grpo]", f"results={tmp_path}"]
-    settings = config.load("demo", overrides)
+    settings = config.load_config("demo", overrides)
     cells = matrix.cells(settings)
     before = plan_for(settings, cells, CPU)
     assert before.measured is None
@@ -543,7 +543,7 @@ def test_time_is_also_that_of_earlier_cells_in_the_folder(tmp_path: Path) -> Non
     """Of another method, or of a method that was edited since; not of another size, nor of one that collapsed."""
 
     def planned(*overrides: str) -> tuple[Config, list[matrix.Cell]]:
-        settings = config.load("demo", ["methods=[grpo]", "seeds=[0]", f"results={tmp_path}", *overrides])
+        settings = config.load_config("demo", ["methods=[grpo]", "seeds=[0]", f"results={tmp_path}", *overrides])
         return settings, matrix.cells(settings)
 
     def measured() -> MeasuredTime | None:
@@ -610,7 +610,7 @@ def test_this_machine(tmp_path: Path) -> None:
 
 def lacking(name: str, machine: Machine, *overrides: str) -> str:
     device = ["hardware.device=cuda"] if machine.devices else []  # cells settle `auto` by the machine of this test
-    settings = config.load(name, ["seeds=[0]", *device, *overrides])  # more seeds would lack no more
+    settings = config.load_config(name, ["seeds=[0]", *device, *overrides])  # more seeds would lack no more
     return "\n".join(plan_for(settings, matrix.cells(settings), machine).lacks)
 
 
@@ -709,14 +709,14 @@ ALONE = ["hardware.ranks=1", "hardware.recompute=false", "rollout.engine=embedde
     ],
 )
 @pytest.mark.usefixtures("empty")
-def test_what_is_missing_is_said(name: str, machine: Machine, overrides: list[str], words: str) -> None:
+def test_missing_resources_are_reported(name: str, machine: Machine, overrides: list[str], words: str) -> None:
     assert re.search(words, lacking(name, machine, *overrides))
 
 
 @pytest.mark.usefixtures("empty")
 def test_ranks_on_a_cpu_share_its_memory() -> None:
     """As many as the cores have place for: two cells of two processes each."""
-    settings = config.load("demo", ["hardware.ranks=2", "methods=[grpo]"])
+    settings = config.load_config("demo", ["hardware.ranks=2", "methods=[grpo]"])
     [needed] = {
         each.memory.peak + each.memory.main_memory
         for each in plan_for(settings, matrix.cells(settings), CPU).footprints
@@ -797,7 +797,7 @@ def test_what_is_there_is_not_missing(empty: Path) -> None:
 
 
 def shown(name: str, machine: Machine, *overrides: str) -> str:
-    settings, out = config.load(name, overrides), io.StringIO()
+    settings, out = config.load_config(name, overrides), io.StringIO()
     console = Console(file=out, highlight=False, soft_wrap=True)
     show.show_plan(console, plan_for(settings, matrix.cells(settings), machine))
     return out.getvalue()
@@ -834,7 +834,7 @@ def test_the_plan_of_the_paper_says_what_it_costs() -> None:
     assert f"vLLM's cache on a GPU of 74.5 GiB holds {together} responses of full length at once" in text
     assert "vLLM's cache holds 6 responses of full length" in shown("paper", NODE, "hardware.cache_gib=3")
     assert "what is missing here:" in text
-    # One device: 512 sequences at once, whatever their length
+    # One device: 512 sequences at once, of any length
     alone = shown("paper", CPU, *ALONE)
     assert f"KV cache {512 * 8192 * 2 * 28 * 512 * 2 / GIB:.1f}" in alone
     assert f"AdamW {8 * parameters / GIB:.1f}" in alone
@@ -876,7 +876,7 @@ sys.exit(f"loaded {heavy}" if heavy else 0)
 
 @pytest.mark.usefixtures("empty")
 def test_cells_side_by_side_end_when_they_say() -> None:
-    settings = config.load("demo", ["methods=[grpo]", "seeds=[0,1,2,3,4]", "hardware.threads=2"])
+    settings = config.load_config("demo", ["methods=[grpo]", "seeds=[0,1,2,3,4]", "hardware.threads=2"])
     found = plan_for(settings, matrix.cells(settings), dataclasses.replace(CPU, cores=4))
     assert found.at_once == 2
     before, told = datetime.now(), show.side_by_side_line(found, 5 * 3600.0)
@@ -885,7 +885,7 @@ def test_cells_side_by_side_end_when_they_say() -> None:
     assert told.endswith(" if started now; 10.0 core-hours")
     end = datetime.strptime(told.removeprefix(begins).partition(" if")[0], "%a %d %b %Y %H:%M")
     assert abs(end - before - timedelta(hours=3)) < timedelta(minutes=2)
-    on_gpus = config.load("paper", ["seeds=[0]", "methods=[grpo]"])
+    on_gpus = config.load_config("paper", ["seeds=[0]", "methods=[grpo]"])
     node = plan_for(on_gpus, matrix.cells(on_gpus), NODE)
     assert show.side_by_side_line(node, 3600.0).endswith("8.0 GPU-hours")
     many = plan_for(on_gpus, matrix.cells(on_gpus), NODE, at_once=9)
@@ -894,7 +894,7 @@ def test_cells_side_by_side_end_when_they_say() -> None:
 
 @pytest.mark.usefixtures("empty")
 def test_what_makes_a_cell_fit_is_named() -> None:
-    settings = config.load("paper", ["hardware.recompute=false", "methods=[grpo]"])
+    settings = config.load_config("paper", ["hardware.recompute=false", "methods=[grpo]"])
     found = plan_for(settings, matrix.cells(settings), NODE)
     [each], kind = found.footprints, cost.compute_bytes(matrix.cells(settings)[0].settled)
     smaller = dataclasses.replace(settings, hardware=dataclasses.replace(settings.hardware, recompute=True))

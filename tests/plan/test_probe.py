@@ -1,4 +1,4 @@
-"""The measured steps of the largest cell, beside what the closed form says of them."""
+"""The measured steps of the largest cell, compared with the closed form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = ["methods=[grpo,ppo]", "seeds=[0]", "train.steps=50"]
 
 
 def test_the_largest_cell_is_measured_and_all_is_scaled(tmp_path: Path) -> None:
-    settings = config.load("demo", [*SMALL, f"results={tmp_path}"])
+    settings = config.load_config("demo", [*SMALL, f"results={tmp_path}"])
     cells = matrix.cells(settings)
     plan = plan_for(settings, cells, this_machine(settings))
     cell = probe.largest_cell(plan)
@@ -45,7 +45,7 @@ def test_the_largest_cell_is_measured_and_all_is_scaled(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_fails_is_no_measurement(tmp_path: Path) -> None:
-    settings = config.load("demo", [*SMALL, f"results={tmp_path}"])
+    settings = config.load_config("demo", [*SMALL, f"results={tmp_path}"])
     cells = matrix.cells(settings)
     plan = plan_for(settings, cells, this_machine(settings))
     State("failed", "out of memory").write(cells[0].folder)

@@ -1,4 +1,4 @@
-"""A model is what its weights, tokenizer and configuration are: digests by brute force, and what follows an edit."""
+"""Digests of models, over weights, tokenizer and configuration: by brute force, and after edits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from harness import config, matrix
 from harness.base import files
 from harness.rollout import digests, models
 from harness.rollout.models import Model
-from tasks.countdown import base_model
-from tasks.countdown.offer import BaseModel as Recipe
+from tasks import base_model
+from tasks.countdown.recipe import CountdownRecipe as Recipe
 
 SETTINGS = {
     "model_type": "qwen2",
@@ -62,7 +62,7 @@ def sha256(content: bytes) -> str:
 
 
 def keys(*given: str) -> list[str]:
-    return [cell.id for cell in matrix.cells(config.load("smoke", ["methods=[grpo]", *given]))]
+    return [cell.id for cell in matrix.cells(config.load_config("smoke", ["methods=[grpo]", *given]))]
 
 
 def test_the_digest_is_that_of_the_names_and_contents(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The embedded engine against transformers in float64: the same distribution, the same tokens from the same numbers."""
+"""The embedded engine against transformers in float64: the same distribution, and the same tokens for a seed."""
 
 from __future__ import annotations
 

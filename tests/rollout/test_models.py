@@ -22,8 +22,9 @@ from harness import config, matrix
 from harness.base.errors import UserError
 from harness.rollout import models
 from harness.rollout.models import Model
-from tasks.countdown import Countdown, base_model, examples
-from tasks.countdown.offer import BaseModel as Recipe
+from tasks import base_model
+from tasks.countdown import Countdown, examples
+from tasks.countdown.recipe import CountdownRecipe as Recipe
 
 TINY = Recipe(hidden=16, layers=1, steps=2, batch=4)
 
@@ -63,10 +64,10 @@ def test_an_unknown_model_is_named() -> None:
         ("recipe: 5", "recipe of .*mine.yaml is 5; it must be a mapping of keys"),
         ("recipe: countdown", "recipe of .*mine.yaml is 'countdown'; it must be a mapping of keys"),
         ("path: a\nshape: 5", "shape of .*mine.yaml is 5; it must be a mapping of keys"),
-        ("recipe: {}", "recipe.task is missing; allowed: countdown"),
-        ("recipe: {steps: 3}", "recipe.task is missing; allowed: countdown"),
+        ("recipe: {}", "recipe.task is missing; allowed: coloring, countdown"),
+        ("recipe: {steps: 3}", "recipe.task is missing; allowed: coloring, countdown"),
         ("recipe: {task: 5}", "'5' is not a valid spec"),
-        ("recipe: {task: gsm8k}", "recipe.task is 'gsm8k', a task without recipes; allowed: countdown"),
+        ("recipe: {task: gsm8k}", "recipe.task is 'gsm8k', a task without recipes; allowed: coloring, countdown"),
         ("recipe: {task: countdown(count=9)}", "countdown.count is 9; allowed: 2 to 5"),
         ("recipe: {task: countdown, stepps: 3}", r"unknown key recipe.stepps; .*did you mean 'steps'"),
         ("recipe: {task: countdown, steps: 0}", "recipe.steps is 0; allowed: 1 and more"),
@@ -121,7 +122,7 @@ def test_several_processes_make_a_model_once(tmp_path: Path, monkeypatch: pytest
     model = Model("mine", recipe=TINY)
     context = multiprocessing.get_context("fork")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads; the stub uses none
+        warnings.simplefilter("ignore", DeprecationWarning)  # about a fork in a process with threads; the stub has none
         processes = [context.Process(target=model.folder, args=(tmp_path,)) for _ in range(3)]
         for process in processes:
             process.start()
@@ -184,28 +185,31 @@ def test_a_made_model_is_an_ordinary_folder(tmp_path: Path, capfd: pytest.Captur
     assert "warn" not in capfd.readouterr().err.lower()
     assert type(network).__name__ == "Qwen2ForCausalLM"
     assert network.config.vocab_size == len(encoder) == 73
-    assert encoder.get_vocab() == base_model.tokenizer(Countdown()).get_vocab()
+    assert encoder.get_vocab() == base_model.tokenizer(TINY).get_vocab()
     assert models.resolve(str(tmp_path / "one")).parameters() == sum(p.numel() for p in network.parameters())
 
 
-@pytest.mark.parametrize("task", [Countdown(), Countdown(count=4, largest=99, target=30)])
-def test_the_tokens_spell_the_text(task: Countdown) -> None:
-    encoder = base_model.tokenizer(task)
-    for prompt, response in islice(examples(task, 0, 0.5), 500):
+@pytest.mark.parametrize("task", ["countdown", "countdown(count=4, largest=99, target=30)"])
+def test_the_tokens_spell_the_text(task: str) -> None:
+    recipe = Recipe(task=task, solving=0.5)
+    encoder = base_model.tokenizer(recipe)
+    for prompt, response in islice(recipe.examples(), 500):
         text = prompt + response + base_model.END
         ids = encoder(text)["input_ids"]
         assert encoder.decode(ids) == text
         assert encoder.decode(encoder(response + base_model.END)["input_ids"], skip_special_tokens=True) == response
-        assert len(ids) == 6 * task.count  # a token for each number, sign, bracket and blank, and for the box
+        assert (
+            len(ids) == 6 * recipe.countdown.count
+        )  # a token for each number, sign, bracket and blank, and for the box
     assert encoder.tokenize(r"\boxed{(12+7)*30}") == [r"\boxed{", "(", "12", "+", "7", ")", "*", "30", "}"]
     assert encoder.tokenize("12 7=30:") == ["12", base_model.BYTE_LEVEL_SPACE, "7", "=", "30", ":"]
 
 
 def test_only_the_response_is_learned() -> None:
-    encoder = base_model.tokenizer(Countdown())
+    encoder = base_model.tokenizer(TINY)
     recipe = dataclasses.replace(TINY, batch=16)
     expected = examples(Countdown(), recipe.seed, recipe.solving)
-    for ids_BT, targets_BT in base_model.batches(recipe, Countdown(), encoder):
+    for ids_BT, targets_BT in base_model.batches(recipe, encoder):
         assert len(ids_BT) == len(targets_BT) == 16
         for ids_T, targets_T, (prompt, response) in zip(ids_BT, targets_BT, expected, strict=False):
             assert encoder.decode(ids_T[ids_T != encoder.pad_token_id]) == prompt + response + base_model.END
@@ -223,10 +227,10 @@ def test_the_learning_rate_rises_then_falls_to_a_tenth() -> None:
 
 def test_training_reaches_the_weights() -> None:
     """After a few steps, the likelihood of the very examples that it saw is well above chance."""
-    task, encoder = Countdown(), base_model.tokenizer(Countdown())
     recipe = Recipe(hidden=32, heads=1, layers=1, steps=40, batch=32, warmup_steps=5, lr=1e-2)
-    network = base_model.train(recipe, task, encoder, "cpu")
-    ids_BT, targets_BT = next(base_model.batches(recipe, task, encoder))
+    encoder = base_model.tokenizer(recipe)
+    network = base_model.train(recipe, encoder, "cpu")
+    ids_BT, targets_BT = next(base_model.batches(recipe, encoder))
     with torch.no_grad():
         logp_BTV = network(ids_BT).logits.log_softmax(-1)[:, :-1]
     counted_BT = targets_BT[:, 1:] != -100
@@ -261,7 +265,7 @@ def test_a_name_on_the_hub_and_a_file_with_it_are_one_model(tmp_path: Path) -> N
     assert named.identity() == filed.identity()
     assert named.shape() == filed.shape() is not None
     assert models.resolve("Qwen/Qwen2.5-0.5B-Instruct@main").shape() == named.shape()
-    both = config.load("smoke", ["models=[qwen2.5-0.5b-instruct,Qwen/Qwen2.5-0.5B-Instruct]"])
+    both = config.load_config("smoke", ["models=[qwen2.5-0.5b-instruct,Qwen/Qwen2.5-0.5B-Instruct]"])
     with pytest.raises(
         UserError, match=r"models 'qwen2.5-0.5b-instruct' and 'Qwen/Qwen2.5-0.5B-Instruct' are the same"
     ):

@@ -1,4 +1,4 @@
-"""Faults in the weights of the real embedded engine, and what the proof says of them."""
+"""Faults in the weights of the real embedded engine, and their detection by the proof."""
 
 from __future__ import annotations
 

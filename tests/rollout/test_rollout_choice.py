@@ -1,4 +1,4 @@
-"""Which engine a cell gets, and what is said where vLLM is not what it should be; none of it needs vLLM."""
+"""The choice of the engine, and messages about an unsuitable vLLM; none of these tests needs vLLM."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_auto_takes_vllm_where_it_is_installed_and_gains(
 
 def test_the_engine_is_part_of_who_a_cell_is_and_auto_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def cells(*overrides: str) -> list[matrix.Cell]:
-        return matrix.cells(config.load("smoke", ["models=[qwen2.5-0.5b-instruct]", *overrides]))
+        return matrix.cells(config.load_config("smoke", ["models=[qwen2.5-0.5b-instruct]", *overrides]))
 
     for present, meant, other in (({}, "embedded", "vllm"), ({"vllm": "0.32.0"}, "vllm", "embedded")):
         install(monkeypatch, **present)

@@ -1,4 +1,4 @@
-"""A chat template is somebody else's program: it renders as transformers does, and ends or is ended."""
+"""Chat templates are untrusted programs: they render as in transformers, within limits."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def test_a_prompt_has_the_tokens_that_transformers_gives_it(chat: Chat) -> None:
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than 1 s for one"),
         ("{{ (9 ** 99999) ** 9999 }}", "more than 1 s for one prompt"),  # one instruction, which nothing interrupts
         ("{{ 'a' * 10 ** 11 }}", "MemoryError"),
+        ("{{ ('a' * (3 * 10 ** 9)) | length }}", "MemoryError"),  # which most machines have
         ("{{ raise_exception('no system prompt') }}", "TemplateError: no system prompt"),
         ("{% if %}", "TemplateSyntaxError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),

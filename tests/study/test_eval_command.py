@@ -113,7 +113,7 @@ def test_estimates_have_intervals_over_problems(tmp_path: Path) -> None:
     metrics = dict.fromkeys(("maj@4", "truncated", "length"), 0.0)
     metrics |= {"right_distinct": 1.25, "coverage": 0.375, "after_answer": 0.0625}
     shown = dataclasses.replace(found, evaluation=dataclasses.replace(found.evaluation, metrics=metrics))
-    assess.show(console, [shown])
+    assess.print_assessments(console, [shown])
     line = next(line for line in console.export_text().splitlines() if line.startswith("countdown  "))
     assert line.split()[3:] == [*cells, "0.000", "1.25", "37.5%", "6.2%", "0.0%", "0"]
 
@@ -221,7 +221,7 @@ def held(uri: str) -> list[Any]:
 
 
 def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
-    """Calls the command for 4 problems and 8 samples; returns the lines that it prints."""
+    """Call the command for 4 problems and 8 samples; return the lines that it prints."""
     monkeypatch.setattr(command, "console", Console(width=4000))
     few = ["--problems", "4", "--samples", "8", "--max-new-tokens", "32", "--model", "countdown-tiny"]
     with pytest.raises(SystemExit) as ended:
@@ -325,7 +325,7 @@ def test_a_store_that_is_away_loses_nothing(
     assert calls == []
 
 
-def test_without_a_word_it_goes_beside_the_results(
+def test_by_default_it_is_written_next_to_the_results(
     tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
@@ -371,7 +371,7 @@ def test_killed_and_run_again_it_gives_the_same(
     assert [path.read_text() for path in parts(tmp_path / "a")] == [path.read_text() for path in parts(tmp_path / "b")]
 
 
-def test_the_files_of_the_tasks_say_what_is_not_said(tmp_path: Path) -> None:
+def test_the_files_of_the_tasks_have_the_defaults(tmp_path: Path) -> None:
     assert Wanted().of(tasks.build_task("aime24")) == {
         "split": "test",
         "samples": 32,
@@ -431,7 +431,7 @@ def test_a_verifier_that_fails_too_often_ends_it_with_a_reason(
     assert len(closed) == 1
 
 
-def test_what_a_reader_must_know_is_told(
+def test_flags_of_a_task_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     invented.prepare_in(tmp_path / "cache", monkeypatch, "amc23")

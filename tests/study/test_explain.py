@@ -1,4 +1,4 @@
-"""The lens on methods through the command line's own path: what it says of known methods, and of mistakes."""
+"""`entrobench explain` through the command line: its results for known methods, and mistakes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from harness import cli, config
 from harness.base.errors import UserError
 from harness.commands import dynamics as command
 from harness.study import theory
-from harness.study.explain import batch_of, build
+from harness.study.explain import batch_of, build_trainer
 from harness.trainer import Trainer
 from harness.verify.pool import VerifierPool
 
@@ -23,7 +23,9 @@ SMALL = ["train.prompts=8", "train.group=8", "train.updates=2", "train.lr=1e-3",
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     torch.set_num_threads(1)
-    return build(config.load("demo", SMALL), "grpo", str(tmp_path_factory.mktemp("cell")), VerifierPool())
+    return build_trainer(
+        config.load_config("demo", SMALL), "grpo", str(tmp_path_factory.mktemp("cell")), VerifierPool()
+    )
 
 
 def test_predictions_of_logit_steps_are_exact_in_the_limit_and_second_order_carries_further(trainer: Trainer) -> None:
@@ -54,9 +56,9 @@ def test_the_derivative_is_that_of_the_entropy_that_is_measured(trainer: Trainer
 
 
 def test_a_quadrant_is_trained_on_alone() -> None:
-    settings = config.load("demo", SMALL)
+    settings = config.load_config("demo", SMALL)
     for keep in theory.QUADRANTS:
-        trained = build(settings, f"grpo+quadrant(keep=[{keep}], by=s_star)", "unused", VerifierPool())
+        trained = build_trainer(settings, f"grpo+quadrant(keep=[{keep}], by=s_star)", "unused", VerifierPool())
         batch = batch_of(trained, 1)
         old = trained.stats_before(batch)
         signal = trained.method.signal(old, batch, [batch])
@@ -91,10 +93,10 @@ def test_the_command_writes_all_that_was_measured(tmp_path: Path, monkeypatch: p
 def test_the_documentation_shows_what_was_measured() -> None:
     found = json.loads((REPOSITORY / "results" / "reference" / "dynamics" / "dynamics.json").read_text())
     text = (REPOSITORY / "docs" / "evidence" / "dynamics.md").read_text()
-    for rows in {**found, "masks": theory.ends(found["masks"])}.values():
+    for rows in {**found, "masks": theory.entropy_changes(found["masks"])}.values():
         assert rows
         for row in rows:
-            assert f"| {' | '.join(map(theory.shown, row.values()))} |" in text
+            assert f"| {' | '.join(map(theory.cell_text, row.values()))} |" in text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The leaderboard from what MLflow holds alone: the command, its selections, and what it says of bad input."""
+"""The leaderboard from MLflow alone: the command, its selections, and its messages on bad input."""
 
 import csv
 import dataclasses
@@ -178,7 +178,7 @@ def test_a_note_says_what_a_composition_is_made_of(
             assert found == {"base model": None, "grpo": None, **dict(note.split(" = ") for note in notes)}
 
 
-def test_runs_that_nobody_summed_up_are_a_table_that_says_so(
+def test_runs_without_a_summary_give_a_table_with_a_note(
     tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Made(tmp_path, mlflow_uri)
@@ -193,7 +193,7 @@ def test_runs_that_nobody_summed_up_are_a_table_that_says_so(
     assert rows[0]["baseline"] == "grpo"
     said = told(capsys, "--experiment", "made", *at)
     assert "Of 6 cells: 5 done, 1 without a run." in said
-    assert "No summary in MLflow says which cells were expected" in said
+    assert "No summary in MLflow lists the expected cells" in said
     # Another share is another method, and pooled with none.
     other = Made(tmp_path, mlflow_uri, "method_options.clip_b.share=0.5")
     other.clock = made.clock
@@ -236,7 +236,7 @@ def test_further_axes_are_columns_and_methods_are_compared_within_a_setting(
     assert [(row["seeds_done"], row["seeds_expected"]) for row in rows] == [(2, 2)] * 7 + [(1, 2)]
 
 
-def test_cells_that_collapsed_count_and_are_told(
+def test_collapsed_cells_count_and_are_reported(
     tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]", "stop.entropy_below=0.5")
@@ -261,8 +261,8 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     made = Made(tmp_path, mlflow_uri).end_all()
     asked = ["--experiment", "made", *at]
-    assert "needs one of two" in told(capsys)
-    assert "needs one of two" in told(capsys, "smoke", *asked)
+    assert "needs one of three" in told(capsys)
+    assert "needs one of three" in told(capsys, "smoke", *asked)
     assert "no experiment 'mde'" in told(capsys, "--experiment", "mde", *at)
     assert "did you mean 'made'?" in told(capsys, "--experiment", "mde", *at)
     assert "the experiment 'Default' at" in told(capsys, "--experiment", "Default", *at)
@@ -303,11 +303,11 @@ def test_only_failed_runs_and_a_missing_baseline(
     assert (row["delta_to_baseline"], row["seeds_done"]) == (None, 1)
     assert "No cell is of the baseline" not in told(capsys, "--experiment", "made", *at)
     for path in (tmp_path / "mlartifacts").rglob("config.yaml"):
-        path.unlink()  # now nobody says which cells were meant
+        path.unlink()  # now the expected cells are unknown
     assert "No cell is of the baseline grpo" in told(capsys, "--experiment", "made", *at)
 
 
-def test_a_done_cell_that_nobody_noted_is_told_alike_by_its_folder_and_by_the_table(
+def test_a_done_cell_without_provenance_is_described_alike_by_folder_and_table(
     tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Made(tmp_path, mlflow_uri)
@@ -387,7 +387,7 @@ def test_experiments_with_unlike_tasks_are_tables_of_their_own(
     assert "no cell has" in told(capsys, "--experiment", "one,two", *at, "--where", "method.clip_v.share=1")
 
 
-def test_what_another_version_wrote_or_somebody_deleted_is_one_sentence(
+def test_runs_of_another_version_or_deleted_parts_give_one_sentence(
     tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Made(tmp_path, mlflow_uri).end_all()
@@ -398,7 +398,7 @@ def test_what_another_version_wrote_or_somebody_deleted_is_one_sentence(
         said = told(capsys, "--experiment", "made", *at)
         assert said.endswith("was written by another version of entrobench; `entrobench sync` replaces it\n")
     plan.unlink()  # as good as no summary
-    assert "No summary in MLflow says which cells were expected" in told(capsys, "--experiment", "made", *at)
+    assert "No summary in MLflow lists the expected cells" in told(capsys, "--experiment", "made", *at)
     with store.store(mlflow_uri, write=True) as client, reader(mlflow_uri) as source:
         everything = Experiment(source, "made", mlflow_uri)
         for run in [*everything.runs, *everything.summaries]:
@@ -411,7 +411,7 @@ def test_what_another_version_wrote_or_somebody_deleted_is_one_sentence(
 def test_a_thousand_and_one_runs(
     tmp_path: Path, mlflow_uri: str, at: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Written into the tables themselves, since MLflow takes minutes for so many."""
+    """Write the runs into the tables directly, since MLflow would take minutes for this number."""
     made = Made(tmp_path, mlflow_uri)
     made.end(made.cells[0])
     made.end(made.cells[1])

@@ -126,7 +126,7 @@ def test_methods_on_other_problems_are_refused_even_where_the_baseline_is_missin
 # Several tasks
 
 
-def test_all_tasks_count_the_same_whatever_their_size() -> None:
+def test_all_tasks_count_the_same_for_any_size() -> None:
     small = {"grpo": draw(0.2, 3, 5), "clip_b": draw(0.5, 3, 5)}
     large = {"grpo": draw(0.7, 3, 40), "clip_b": draw(0.6, 3, 40)}
     both = joined_frames(made_up_frames(small, "aime"), made_up_frames(large, "amc"))

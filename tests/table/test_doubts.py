@@ -1,4 +1,4 @@
-"""Notes and marks where an interval is hard to compute: near 0 or 1, with two seeds, at the ends of shares."""
+"""Notes and marks on intervals that are hard to compute: near 0 or 1, with two seeds, at the ends of shares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from boards import made_up_frames
 from intervals import slow_share_interval
 
 from harness.page import page
-from harness.page.content import PageContent
+from harness.page.content import PageContent, page_cells
 from harness.page.sentences import general_sentences
 from harness.statistics import Estimate, seeds_needed
 from harness.table import compare, latex, leaderboard, render
@@ -75,7 +75,7 @@ def test_with_three_seeds_it_does_not() -> None:
 
 @pytest.mark.parametrize(("seeds", "told"), [(1, "There is one seed."), (2, "There are two seeds,"), (3, None)])
 def test_the_summary_says_that_few_seeds_tell_little(seeds: int, told: str | None) -> None:
-    cells = [SimpleNamespace(seed=seed, state="done") for seed in range(seeds)]
+    cells = page_cells({"seed": seed, "state": "done"} for seed in range(seeds))
     sentences = general_sentences(cast(PageContent, SimpleNamespace(cells=cells, rows=[], notes=[])))
     assert [text.startswith(told) for text in sentences[1:] if told] == [True] * (seeds < 3)
     assert len(sentences) == 1 + (seeds < 3)
@@ -107,7 +107,7 @@ def test_the_mark_precedes_that_of_the_sign() -> None:
     header, line = table_lines([row])
     assert line[header.index("Avg@K - grpo")] == "+0.125 ±0.062 ▲"
     assert line[header.index("Pass@4 - grpo")] == "+0.125 ±0.062 ‡ ▲"
-    assert page.table_cell(line[header.index("Pass@4 - grpo")]).mark == "▲"
+    assert page.table_cell(line[header.index("Pass@4 - grpo")])["mark"] == "▲"
 
 
 @pytest.mark.parametrize("share", [0.02, 0.4, 1.0])

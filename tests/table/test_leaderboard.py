@@ -256,7 +256,7 @@ def test_another_number_of_samples_is_refused(matrix: Matrix) -> None:
 def test_a_store_or_an_experiment_that_is_missing_is_one_sentence(tmp_path: Path, mlflow_uri: str) -> None:
     expected = [Expected("grpo", "countdown", ["countdown"], "tiny", 0, "0123456789ab")]
     missing = f"sqlite:///{tmp_path / 'nowhere' / 'mlflow.db'}"
-    with pytest.raises(UserError, match=r"there is no MLflow store at .*nowhere/mlflow.db; `entrobench run`"):
+    with pytest.raises(UserError, match=r"found no MLflow store at .*nowhere/mlflow.db; `entrobench run`"):
         rows(missing, "demo", expected, "grpo", {"countdown": 4})
     assert not (tmp_path / "nowhere").exists()
     with pytest.raises(UserError, match=r"has no experiment 'demo'; `entrobench run`"):

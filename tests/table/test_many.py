@@ -1,4 +1,4 @@
-"""Two thousand cells with a million points: what people look at answers within a second."""
+"""Two thousand cells with a million points: status, plan and leaderboard answer within a second."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 SEEDS = 286  # of seven methods
 STEPS, METRICS = 10, 50
-WITHIN = 2.0  # seconds of CPU beside what is imported: less than one was seen, but processors differ
+WITHIN = 2.0  # CPU seconds without imports: measured below 1, but processors differ
 
 
 def leave(matrix: Sequence[Cell]) -> None:
-    """Leaves the folders of cells that are done."""
+    """Write the folders of done cells."""
     metrics = {f"measure/{number}": 0.5 for number in range(METRICS - 1)} | {"entropy/mean": 1.0}
-    lines = [log.sealed({"step": step, "time": 1e9, "metrics": metrics}) for step in range(STEPS)]
+    lines = [log.sealed_line({"step": step, "time": 1e9, "metrics": metrics}) for step in range(STEPS)]
     for number, cell in enumerate(matrix):
         (cell.folder / "evals").mkdir(parents=True)
         (cell.folder / log.FILE).write_text("".join(lines))
@@ -52,10 +52,10 @@ def leave(matrix: Sequence[Cell]) -> None:
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> list[str]:
-    """Returns the settings of a matrix with made-up results, in folders and in MLflow."""
+    """Return the settings of a matrix with made-up results, in folders and in MLflow."""
     results = tmp_path_factory.mktemp("results")
     given = [f"results={results}", f"seeds=[{','.join(map(str, range(SEEDS)))}]"]
-    ours = config.load("demo", given)
+    ours = config.load_config("demo", given)
     matrix = cells(ours)
     (results / "mlflow.db").write_bytes(migrated.read_bytes())
     with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +73,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> list[s
 
 @pytest.fixture
 def call(settings: list[str], capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[str, float]]:
-    """Calls a command, and returns what it says and the seconds of CPU that it took, of two calls the fewest."""
+    """Call a command twice; return its output and the lower number of CPU seconds."""
 
     def called(command: str) -> tuple[str, float]:
         arguments, seconds = cli.parse_command([command, "demo", *settings]), []

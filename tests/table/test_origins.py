@@ -1,4 +1,4 @@
-"""Cells of other code or of another base model are pooled with a mark and a note, in every form of the table."""
+"""Cells of other code or of another base model are pooled with a mark and a note, in every format of the table."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_seed_of_all_methods_from_another_base_model_is_named_once(
 
 
 @pytest.mark.slow
-def test_records_of_earlier_versions_are_told_apart_by_their_commit(
+def test_records_of_earlier_versions_are_distinguished_by_their_commit(
     tmp_path: Path, mlflow_uri: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Made(tmp_path, mlflow_uri, "methods=[grpo,clip_b]")

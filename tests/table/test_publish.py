@@ -1,4 +1,4 @@
-"""What MLflow shows by itself: the summary of a matrix, and final numbers at its runs."""
+"""Results on MLflow's own pages: the summary of a matrix, and final numbers at its runs."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,14 @@ from boards import Made, listed, told
 from servers import PASSWORD
 
 from harness.statistics import Estimate
-from harness.table import publish, render
+from harness.table import description, publish, render
 from harness.table.leaderboard import LeaderboardRow
+from harness.terminal.layout import visible
 from harness.tracking import store
 
 
 def held(uri: str, name: str = "made") -> tuple[Any, list[Any], dict[str, Any]]:
-    """Returns the experiment, its summaries, and the runs of its cells."""
+    """Return the experiment, its summaries, and the runs of its cells."""
     with store.store(uri, write=False) as client:
         experiment = client.get_experiment_by_name(name)
         runs = client.search_runs([experiment.experiment_id])
@@ -55,7 +56,45 @@ def test_the_summary_is_the_table_and_is_replaced(
     page = Path(places["leaderboard.html"]).read_text()
     assert page.count("<tr") == 5
     assert "<td>clip_b</td>" in page
+    for note in (experiment.tags["mlflow.note.content"], one.data.tags["mlflow.note.content"]):
+        assert note.startswith("**countdown, countdown-tiny, ruleset published**\n\n| method | Avg@K | Pass@8 |")
+        assert note.count("| clip_b |") == 1
+        assert len(note) < description.LONGEST_NOTE
+    by_method = {row["method"]: row for row in rows}
+    for method in ("base model", "clip_b"):
+        mean = by_method[method]["avg_at_k"]["mean"]
+        assert one.data.metrics[f"avg_at_k/{method}"] == pytest.approx(mean, abs=1e-12)
+    assert one.data.metrics["delta_pass_at_8/ppo"] == pytest.approx(by_method["ppo"]["delta_pass_at_k"]["8"]["mean"])
     assert one.data.tags["mlflow.source.name"] == "entrobench"
+
+
+def test_a_description_that_a_person_wrote_stays(tmp_path: Path, mlflow_uri: str) -> None:
+    made = Made(tmp_path, mlflow_uri).end_all()
+    with store.store(mlflow_uri, write=True) as client:
+        number = client.get_experiment_by_name("made").experiment_id
+        client.set_experiment_tag(number, description.NOTE_TAG, "Ours.")
+    publish.publish(made.config, made.cells)
+    experiment, (one,), _ = held(mlflow_uri)
+    assert experiment.tags[description.NOTE_TAG] == "Ours."
+    assert one.data.tags[description.NOTE_TAG].startswith("**countdown")
+    with store.store(mlflow_uri, write=False) as client:
+        assert len(client.get_metric_history(one.info.run_id, "avg_at_k/grpo")) == 1
+
+
+@pytest.mark.parametrize("methods", [1, 20, 50, 400])
+def test_a_description_fits_into_a_tag(methods: int) -> None:
+    def some(mean: float) -> Estimate:
+        return Estimate(mean, mean - 0.1, mean + 0.1)
+
+    rows = []
+    for number in range(methods):
+        score, name = some(number / methods), f"method_number_{number}" if number else "grpo"
+        rows.append(LeaderboardRow(name, "t", "m", 2, "grpo", score, {2: score}, score, score, score, {2: score}, 2, 2))
+    text = description.describe(rows, publish.NOTE)
+    assert len(text) <= description.LONGEST_NOTE
+    assert text.endswith(publish.NOTE)
+    assert methods == 1 or f"| method_number_{methods - 1} |" in text  # the best
+    assert ("have no room here" in text) == (text.count("| method_number") < methods - 1)
 
 
 def test_final_numbers_stand_at_each_run_once(tmp_path: Path, mlflow_uri: str) -> None:
@@ -117,6 +156,15 @@ def test_a_page_shows_names_as_they_are() -> None:
     table = json.loads(publish.as_mlflow_table([first, new]))
     by_name = dict(zip(table["columns"], table["data"][-1], strict=True))
     assert (by_name["method"], by_name["Avg@K"], by_name["seeds"]) == ("new<", None, 0)
+
+
+def test_a_page_shows_control_characters_as_text() -> None:
+    steering, written = "a\u202eb\x1b[31m", r"a\u202eb\x1b[31m"
+    row = LeaderboardRow(steering, "easy", "tiny", 2, "grpo", None, {}, None, None, None, {}, 0, 2, flags=[steering])
+    page = publish.as_html(steering, [row])
+    assert visible(page) == page
+    for place in (f"<h1>{written}</h1>", f"<td>{written}</td>", f"easy: {written}</p>"):
+        assert place in page
 
 
 @pytest.mark.slow

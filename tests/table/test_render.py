@@ -1,8 +1,9 @@
-"""The leaderboard in terminals of any width: what stays, what goes, and that it says so."""
+"""The leaderboard in terminals of any width: the order in which columns are left out, and the note about it."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -94,6 +95,18 @@ def test_a_dollar_sign_in_a_name_is_no_formula() -> None:
     """Which matplotlib would refuse where it is none, and draw where it is one."""
     drawn = plot({"$x^{$": {0.0: [1.0], 1.0: [2.0]}}, "$\\nonsense{$", "of $y$")
     assert "<!-- $x^{$ -->" in drawn
+
+
+def test_the_table_names_a_base_model_that_is_not_the_references() -> None:
+    other = dataclasses.replace(row("grpo", 0.25), model="countdown-tiny", base_model="0123456789ab")
+    note = "The base model countdown-tiny is 0123456789ab. The results in results/reference are of another one"
+    assert note in render([other], "md")
+    assert "results/reference" not in render([row("grpo", 0.25)], "md")
+
+
+def test_without_a_mark_two_methods_are_not_called_equal() -> None:
+    [sentence] = re.findall(r"without a mark.*", render(ROWS, "md"))
+    assert not re.search(r"\b(tied?|equal|same|alike)\b", sentence)
 
 
 def test_what_would_be_html_in_markdown_is_shown() -> None:

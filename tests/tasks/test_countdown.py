@@ -16,10 +16,9 @@ from harness.base.task import Answer
 from harness.batch import Rollout
 from harness.verify.background import judge_rollouts
 from harness.verify.pool import VerifierPool
-from tasks import SPLITS, Problem, Verdict
+from tasks import SPLITS, Problem, Verdict, base_model
 from tasks.countdown import (
     Countdown,
-    base_model,
     count_solutions,
     evaluate_expression,
     examples,
@@ -29,6 +28,7 @@ from tasks.countdown import (
     parse_key,
     split_of,
 )
+from tasks.countdown.recipe import CountdownRecipe
 
 PROBLEM = Problem("3,6,7=39", "6 7 3=39:", "3,6,7=39")
 OPERATIONS = {ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__}
@@ -149,7 +149,7 @@ def test_a_response_is_one_box_and_nothing_else() -> None:
 
 def test_the_text_of_a_response_is_judged_without_its_end() -> None:
     """Only the end of the sequence leaves the text: padding after or within the box does not pass for nothing."""
-    encoder = base_model.tokenizer(Countdown())
+    encoder = base_model.tokenizer(CountdownRecipe())
     box = r"\boxed{(6*7)-3}"
     expected = {
         f"{box}<eos>": (box, Verdict.RIGHT),
@@ -235,7 +235,7 @@ def trees(operands: tuple[str, ...]) -> Iterator[str]:
 
 
 def without_redundant_brackets(text: str, worlds: list[dict[str, int]]) -> str:
-    """Drop a pair of brackets as long as one leaves the value the same, whatever numbers the letters are."""
+    """Drop pairs of brackets while the value stays the same for any numbers in place of the letters."""
 
     def values(of: str) -> list[int]:
         return [eval(of, {}, world) for world in worlds]

@@ -1,4 +1,4 @@
-"""Tasks from outside the repository: plugin modules, an installed package, and sentences on what is no task."""
+"""Tasks from outside the repository: plugin modules, an installed package, and messages about invalid tasks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_plugin_module_adds_to_the_table_and_changes_none(example: str) -> Non
 def test_an_installed_package_needs_no_plugin(installed: Path) -> None:
     assert tasks.task_table()["example_sums"] is tasks.task_table(["sums_example"])["example_sums"]
     (info,) = installed.glob("*.dist-info/entry_points.txt")
-    plugins.installed_entry_points.cache_clear()  # since nobody changes what is installed while it is in use
+    plugins.installed_entry_points.cache_clear()  # installed packages normally do not change within a process
     info.write_text("[entrobench.tasks]\nlost = sums_example:Lost\n")
     with pytest.raises(UserError, match="plugin sums_example has no Lost"):
         tasks.task_table()
@@ -75,7 +75,7 @@ def test_one_module_may_offer_methods_and_tasks(example: str, tmp_path: Path, mo
     text = "from sums_example import TASKS\nfrom harness.method import Control\n"
     (tmp_path / "both_offers.py").write_text(f"{text}class Idle(Control): ...\nMETHODS = {{'idle': Idle}}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    settings = config.load("smoke", ["plugins=[both_offers]", "methods=[grpo,idle]", "tasks=[example_sums]"])
+    settings = config.load_config("smoke", ["plugins=[both_offers]", "methods=[grpo,idle]", "tasks=[example_sums]"])
     assert [(cell.method, cell.task) for cell in matrix.cells(settings)] == [
         ("grpo", "example_sums"),
         ("idle", "example_sums"),
@@ -83,7 +83,7 @@ def test_one_module_may_offer_methods_and_tasks(example: str, tmp_path: Path, mo
 
 
 def test_a_plan_knows_the_problems_of_a_plugin(example: str) -> None:
-    settings = config.load(
+    settings = config.load_config(
         "smoke", [f"plugins=[{example}]", "tasks=['example_sums(largest=5)']", "train.filter={n: 8}"]
     )
     settings.eval.problems = None
@@ -137,7 +137,7 @@ TASKS = {{"{name}": Other}}
 
 @pytest.fixture
 def offer(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str | None], str]:
-    """Writes a module of the name `broken`, and the lm-eval file of a task beside it."""
+    """Write a module named `broken`, and the lm-eval file of a task next to it."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def module(text: str, name: str, yaml: str | None) -> str:
@@ -154,10 +154,10 @@ YAML = (EXAMPLE / "sums_example" / "example_sums.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", ["hellaswag", "arc_easy", "mmlu"])
-def test_a_name_that_lm_eval_has_too_means_ours(
+def test_a_name_that_lm_eval_uses_too_means_our_task(
     name: str, offer: Callable[[str, str, str | None], str], tmp_path: Path
 ) -> None:
-    """This holds for names of tasks and groups, and whatever YAML lies beside the plugin."""
+    """This holds for names of tasks and groups, with any YAML file next to the plugin."""
     plugin = offer(OTHERS.format(name=name), name, YAML.replace("task: example_sums", f"task: {name}"))
     for decoy in ("a.yaml", "results/smoke/grpo/config.yaml"):
         (tmp_path / decoy).parent.mkdir(parents=True, exist_ok=True)
@@ -240,10 +240,10 @@ MINE = YAML.replace("task: example_sums", "task: mine")
         ("generation_kwargs: 5", "generation_kwargs is 5 in .*; it must be a mapping of keys"),
     ],
 )
-def test_a_file_that_lacks_something_is_told_before_anything_runs(
+def test_an_incomplete_file_is_reported_before_anything_runs(
     yaml: str, words: str, offer: Callable[[str, str, str | None], str]
 ) -> None:
     plugin = offer(f"{IMPORTS}class Mine(Sums):\n  name = 'mine'\nTASKS = {{'mine': Mine}}", "mine", yaml)
     with pytest.raises(UserError, match=words) as error:
-        matrix.cells(config.load("smoke", [f"plugins=[{plugin}]"]))
+        matrix.cells(config.load_config("smoke", [f"plugins=[{plugin}]"]))
     assert "\n" not in str(error.value)

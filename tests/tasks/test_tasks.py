@@ -1,4 +1,4 @@
-"""The mathematical tasks, their lm-eval files, and the one way from a problem to a prompt."""
+"""The mathematical tasks, their lm-eval files, and the single function that makes prompts from problems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import pytest
 from commands import Commands
 from lm_eval.tasks import TaskManager
 from places import REPOSITORY
-from trainers import asked, sampled
+from trainers import asked, build, sampled
 
 import tasks
 from harness import config, matrix
@@ -38,16 +38,18 @@ from harness.train.evaluate import quiet
 from harness.train.filter import Asker
 from harness.trainer import Trainer
 from harness.verify.pool import TooManyFailures, VerifierPool
-from tasks import Problem, Verdict, scoring
-from tasks.countdown import Countdown, base_model
+from tasks import Problem, Verdict, base_model, scoring
+from tasks.countdown import Countdown
+from tasks.countdown.recipe import CountdownRecipe
 from tasks.math import INSTRUCTION, Math, held_out
 from tasks.scoring import majority, metric_list
 
 pytestmark = pytest.mark.slow
 
-REPEATS = {"aime24": 32, "aime25": 32, "amc23": 32, "countdown": 32}
+REPEATS = {"aime24": 32, "aime25": 32, "amc23": 32, "coloring": 32, "countdown": 32}
 REPEATS |= {"dapo500": 8, "dapo_math": 8, "gsm8k": 8, "math500": 8}
-ENCODER = base_model.tokenizer(Countdown())
+EMBEDDED = {"coloring": 16, "countdown": 32}  # most tokens of a response
+ENCODER = base_model.tokenizer(CountdownRecipe())
 
 
 @pytest.fixture
@@ -69,19 +71,20 @@ def test_every_task_has_its_folder_and_its_repeats() -> None:
 def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = {"train": "9", "validation": "8", "test": "7"}
     rows = [{"id": split, "problem": split, "answer": answer} for split, answer in everything.items()]
-    monkeypatch.setattr(cache, "rows", lambda name, split: rows)
+    monkeypatch.setattr(cache, "problem_rows", lambda name, split: rows)
     monkeypatch.setattr("tasks.math.held_out", lambda problem: problem == "validation")
     with quiet():
         loaded = TaskManager(include_path=REPOSITORY / "tasks", include_defaults=False).load([name])
     (said,) = (task.config for task in loaded["tasks"].values())
     repeats = REPEATS[name]
     assert said.repeats == repeats
-    assert said.metric_list == metric_list(repeats, countable=name == "countdown")
+    assert said.metric_list == metric_list(repeats, countable=name in EMBEDDED)
     assert said.filter_list == [{"name": "all", "filter": [{"function": "take_first_k", "k": repeats}]}]
     assert said.test_split == ("validation" if name == "dapo_math" else "test")
     generation = {"until": [], "do_sample": True, "temperature": 0.7, "max_gen_toks": 7168}
-    countdown = {**generation, "temperature": 1.0, "max_gen_toks": 32}
-    assert said.generation_kwargs == (countdown if name == "countdown" else generation)
+    if name in EMBEDDED:
+        generation |= {"temperature": 1.0, "max_gen_toks": EMBEDDED[name]}
+    assert said.generation_kwargs == generation
     # Those who start without lm-eval read the same.
     ours = tasks.lm_eval_settings(tasks.build_task(name))
     for key in ("repeats", "generation_kwargs", "filter_list", "test_split"):
@@ -114,8 +117,8 @@ def test_a_split_that_a_task_has_not_is_one_sentence(name: str, split: str, sent
 )
 def test_a_matrix_that_lacks_a_split_is_refused_before_it_runs(overrides: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        matrix.cells(config.load("demo", overrides))
-    assert matrix.cells(config.load("demo", ["tasks=[dapo_math]", "eval.tasks=[aime24,dapo500]"]))
+        matrix.cells(config.load_config("demo", overrides))
+    assert matrix.cells(config.load_config("demo", ["tasks=[dapo_math]", "eval.tasks=[aime24,dapo500]"]))
 
 
 def test_validation_is_a_part_of_the_training_set_that_each_problem_decides_for_itself(
@@ -176,7 +179,7 @@ TEMPLATE = "{% for m in messages %}({{ m['content'] }}){% endfor %}{{ end }}{% i
     ],
 )
 def test_a_model_may_be_spoken_to_in_its_own_way(own: str | None, chat: Chat, text: str) -> None:
-    encoder = base_model.tokenizer(Countdown())
+    encoder = base_model.tokenizer(CountdownRecipe())
     encoder.chat_template = own
     assert render_prompt(encoder, "1+2", chat) == encoder(text)["input_ids"]
 
@@ -199,7 +202,9 @@ def trainer(tmp_path: Path) -> Trainer:
     chat = {"path": str(models.resolve("countdown-tiny").folder()), "system": "4", "template": TEMPLATE}
     model.write_text(json.dumps({**chat, "template_options": {"end": "6"}}))
     short = ["eval.problems=6", "eval.samples=2", "eval.k=1", "eval.split=train", "train.prompts=6", "train.group=2"]
-    settings = config.load("demo", [*short, f"models=[{model}]", "rollout.max_new_tokens=4", f"results={tmp_path}"])
+    settings = config.load_config(
+        "demo", [*short, f"models=[{model}]", "rollout.max_new_tokens=4", f"results={tmp_path}"]
+    )
     planned = matrix.cells(settings)[0]
     assert planned.identity["model"]["chat"] == {"system": "4", "template": TEMPLATE, "template_options": {"end": "6"}}
     planned.spec.write(planned.folder)
@@ -208,6 +213,7 @@ def trainer(tmp_path: Path) -> Trainer:
     return built
 
 
+@pytest.mark.processes  # renders the template of its model
 def test_training_and_evaluation_show_a_model_the_same(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer.engine = heard = Overheard(trainer.engine)  # type: ignore[assignment]
     problems = trainer.parts.task.problems("train")[:6]
@@ -245,7 +251,7 @@ def test_a_task_says_what_a_reader_must_know(monkeypatch: pytest.MonkeyPatch) ->
         assert tasks.build_task("amc23").flags(trained_on) == []
 
 
-def test_contamination_is_told_of_what_was_trained_on(
+def test_contamination_is_reported_for_the_training_set(
     trainer: Trainer, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "flags", lambda name: [f"{name} is known by heart"])
@@ -282,7 +288,7 @@ def test_an_evaluation_is_named_by_the_options_that_differ(spec: str, name: str)
     assert tasks.evaluation_name(tasks.build_task(spec)) == name
 
 
-def test_a_name_is_short_whatever_the_options_are() -> None:
+def test_a_name_is_short_for_any_options() -> None:
     @dataclasses.dataclass(frozen=True)
     class Many:
         name: ClassVar[str] = "many"
@@ -299,6 +305,12 @@ def test_a_name_is_short_whatever_the_options_are() -> None:
     assert all(re.fullmatch(r"many\([0-9a-f]{12}\)", name) for name in names)
 
 
+def test_a_cell_evaluates_each_task_under_the_name_of_its_options(tmp_path: Path) -> None:
+    built = build(tmp_path, "grpo", "eval.tasks=[countdown, 'countdown(count=4)']").parts.evaluation_tasks
+    assert built == {"countdown": Countdown(), "countdown(count=4)": Countdown(count=4)}
+
+
+@pytest.mark.processes  # renders the template of its model
 def test_a_task_with_options_has_files_metrics_and_scores_of_its_own(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,7 +473,7 @@ def test_lm_evals_command_has_one_verifier_which_ends_with_it() -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_lm_eval_by_itself_runs_the_tasks(prepared: Path, commands: Commands, tmp_path: Path) -> None:
+def test_lm_evals_own_command_runs_the_tasks(prepared: Path, commands: Commands, tmp_path: Path) -> None:
     asked = ["run", "--include_path", str(REPOSITORY / "tasks"), "--model", "dummy", "--tasks", "aime24,dapo500"]
     commands.lm_eval(*asked, "--limit", "3", "--output_path", str(tmp_path / "out"), "--log_samples")
     (results,) = (json.loads(path.read_text())["results"] for path in tmp_path.glob("out/**/results_*.json"))

@@ -1,4 +1,4 @@
-"""Compares the importance correction with plain loops in float64, and tests what it must leave alone."""
+"""The importance correction against plain loops in float64, and the numbers that it must not change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SETTINGS = [
 
 
 def drifted(seed: int, size: float = 0.4) -> Case:
-    """Makes a case whose engine gives other log-probabilities than the trainer."""
+    """Make a case whose engine gives other log-probabilities than the trainer."""
     made = case(seed)
     noise_T = size * torch.randn(
         len(made.old.logp), dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 100)
@@ -189,7 +189,7 @@ def test_training_with_a_correction_differs_where_the_engine_is_off(
 
 
 def test_ratios_correct_an_expectation_over_the_engine_to_one_over_the_trainer() -> None:
-    """Adds up all tokens of a vocabulary: sum of q (p / q) f = sum of p f, where nothing is bounded."""
+    """Add up all tokens of a vocabulary: sum of q (p / q) f = sum of p f, where nothing is bounded."""
     generator = torch.Generator().manual_seed(0)
     p, q = torch.rand(2, 9, dtype=torch.float64, generator=generator).softmax(1)
     f = torch.rand(9, dtype=torch.float64, generator=generator)
@@ -243,9 +243,9 @@ def test_a_ratio_beyond_all_numbers_stays_a_number() -> None:
 # The configuration
 
 
-def test_a_correction_makes_other_cells_and_settings_that_nobody_reads_do_not() -> None:
+def test_a_correction_makes_other_cells_and_unused_settings_do_not() -> None:
     def key(*overrides: str) -> str:
-        return matrix.cells(config.load("smoke", overrides))[0].id
+        return matrix.cells(config.load_config("smoke", overrides))[0].id
 
     plain = key()
     assert key("correction.level=sequence", "correction.high=3") == plain, "it is off"
@@ -278,4 +278,4 @@ def test_a_correction_makes_other_cells_and_settings_that_nobody_reads_do_not() 
 )
 def test_impossible_settings_are_refused(override: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        config.load("smoke", [override])
+        config.load_config("smoke", [override])

@@ -1,4 +1,4 @@
-"""Compares entropy dynamics with autograd, finite steps, loops and simulation in float64, and inside training."""
+"""Entropy dynamics against autograd, finite steps, loops and simulation in float64, and inside training."""
 
 from __future__ import annotations
 
@@ -171,12 +171,12 @@ def test_deviations_average_to_zero_on_policy_and_off_policy_with_the_ratio_alon
     generator = torch.Generator().manual_seed(0)
 
     def errors(deviation_TN: Tensor) -> tuple[Tensor, float]:
-        """Returns the mean in standard errors, of each token and of the whole batch."""
+        """Return the mean in standard errors, of each token and of the whole batch."""
         error_T = deviation_TN.std(1) / math.sqrt(draws)
         return deviation_TN.mean(1) / error_T, float(deviation_TN.mean() / (error_T.square().sum().sqrt() / tokens))
 
     def drawn(from_TV: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns S* - N of tokens sampled from another softmax, and their importance ratios."""
+        """Return S* - N of tokens sampled from another softmax, and their importance ratios."""
         targets_TN = from_TV.softmax(-1).multinomial(draws, replacement=True, generator=generator)
         stats = stats_of(z_TV.repeat_interleave(draws, 0), targets_TN.flatten())
         ratio_TN = stats.logp.view(tokens, draws).exp() / from_TV.softmax(-1).gather(1, targets_TN)
@@ -425,10 +425,10 @@ def test_methods_do_not_observe_the_instrument(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_instrument_does_not_define_a_cell() -> None:
-    keys = [matrix.cells(config.load("demo", [f"dynamics.every={every}"]))[0].id for every in (0, 1, 7)]
+    keys = [matrix.cells(config.load_config("demo", [f"dynamics.every={every}"]))[0].id for every in (0, 1, 7)]
     assert len(set(keys)) == 1
     with pytest.raises(errors.UserError, match=r"dynamics\.every is -1; allowed: 0 and more"):
-        config.load("demo", ["dynamics.every=-1"])
+        config.load_config("demo", ["dynamics.every=-1"])
 
 
 @pytest.mark.slow

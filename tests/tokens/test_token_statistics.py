@@ -1,4 +1,4 @@
-"""Compares every backend of the token statistics, values and gradients, with loops over the vocabulary in float64."""
+"""Every backend of the token statistics, values and gradients, against loops over the vocabulary in float64."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ BLOCKS: dict[str, list[tuple[int, int] | None]] = {  # how a backend may cut its
     "dense": [None],
     "torch": [(2**7, 2**10), (4, 7), (1, 1)],
 }
+ASKED = ("logp", "entropy", "sum_p2", "sum_p2_logp", "min_p_logp")
 CUTS = [(name, block) for name in BACKENDS for block in BLOCKS[name]]
 
 
@@ -75,6 +76,10 @@ def check(stats: TokenStats, p_TV: list[list[float]], targets_T: Tensor, toleran
         assert stats.sum_p2_logp[t].item() == pytest.approx(
             math.fsum(x * loops.xlogx(x) for x in p), rel=1e-5, abs=tolerance
         )
+        if stats.min_p_logp is not None:
+            kept = [x for x in p if x >= 0.02 * max(p)]
+            filtered = math.log(p[y] / math.fsum(kept)) if p[y] in kept else -math.inf
+            assert stats.min_p_logp[t].item() == pytest.approx(filtered, rel=1e-5, abs=tolerance)
         assert stats.discriminator[t].item() == pytest.approx(s[y], rel=1e-4, abs=tolerance)
         expected = math.fsum(x * d for x, d in zip(p, s, strict=True))
         assert stats.expected_discriminator[t].item() == pytest.approx(expected, rel=1e-4, abs=tolerance)
@@ -84,16 +89,18 @@ def check(stats: TokenStats, p_TV: list[list[float]], targets_T: Tensor, toleran
 def test_values(backend: str, form: tuple[bool, float | None], temperature: float) -> None:
     hidden_TD, head, targets_T = inputs(bias=form[0], softcap=form[1])
     with torch.no_grad():
-        stats = token_stats(hidden_TD, head, targets_T, temperature, sum_p2=True, backend=backend)
+        stats = token_stats(hidden_TD, head, targets_T, temperature, sum_p2=True, min_p=True, backend=backend)
     check(stats, distributions(hidden_TD, head, temperature), targets_T)
 
 
 @pytest.mark.parametrize(("of_logp", "of_entropy"), [(1, 0), (0, 1), (1, 1)])
 def test_gradients(backend: str, of_logp: float, of_entropy: float) -> None:
-    """Expects dlogp/dz = (e_y - p) / T and dH/dz = -S / T, through the head to the hidden states and its weight."""
+    """Expect dlogp/dz = (e_y - p) / T and dH/dz = -S / T, through the head to the hidden states and its weight."""
     temperature = 0.7
     hidden_TD, head, targets_T = inputs()
-    stats = token_stats(hidden_TD, head, targets_T, temperature, entropy_grad=True, sum_p2=True, backend=backend)
+    stats = token_stats(
+        hidden_TD, head, targets_T, temperature, entropy_grad=True, sum_p2=True, min_p=True, backend=backend
+    )
     weights_T = torch.linspace(-1, 2, TOKENS)
     assert stats.entropy is not None
     (weights_T * (of_logp * stats.logp + of_entropy * stats.entropy)).sum().backward()
@@ -129,15 +136,23 @@ def test_gradients_by_finite_differences(backend: str, form: tuple[bool, float |
 def test_the_gradient_goes_where_it_is_asked_for_and_nowhere_else(backend: str) -> None:
     def graph(**which: Any) -> dict[str, bool | None]:
         stats = token_stats(*inputs(), 1.0, **which, backend=backend)
-        columns = {name: getattr(stats, name) for name in ("logp", "entropy", "sum_p2", "sum_p2_logp")}
+        columns = {name: getattr(stats, name) for name in ASKED}
         return {name: None if x is None else x.requires_grad for name, x in columns.items()}
 
-    assert graph() == {"logp": True, "entropy": False, "sum_p2": None, "sum_p2_logp": None}
-    assert graph(entropy=False) == {"logp": True, "entropy": None, "sum_p2": None, "sum_p2_logp": None}
-    everything = {"logp": True, "entropy": True, "sum_p2": False, "sum_p2_logp": False}
-    assert graph(entropy_grad=True, sum_p2=True) == everything
+    nothing = dict.fromkeys(ASKED)
+    assert graph() == nothing | {"logp": True, "entropy": False}
+    assert graph(entropy=False) == nothing | {"logp": True}
+    assert graph(entropy=False, min_p=True) == nothing | {"logp": True, "min_p_logp": False}
+    assert graph(entropy_grad=True, sum_p2=True) == nothing | {
+        "logp": True,
+        "entropy": True,
+        "sum_p2": False,
+        "sum_p2_logp": False,
+    }
+    everything = dict.fromkeys(ASKED, False) | {"logp": True, "entropy": True}
+    assert graph(entropy_grad=True, sum_p2=True, min_p=True) == everything
     with torch.no_grad():
-        assert graph(entropy_grad=True, sum_p2=True) == dict.fromkeys(everything, False)
+        assert graph(entropy_grad=True, sum_p2=True, min_p=True) == dict.fromkeys(ASKED, False)
 
 
 def test_asking_for_more_changes_nothing(backend: str) -> None:
@@ -160,10 +175,10 @@ def test_a_head_that_is_frozen_gets_no_gradient(backend: str) -> None:
 
 
 def test_statistics_of_a_model_in_bfloat16(backend: str) -> None:
-    """Expects those of bfloat16 inputs, whose product is not rounded again."""
+    """Expect those of bfloat16 inputs, whose product is not rounded again."""
     hidden_TD, head, targets_T = inputs(torch.bfloat16)
     with torch.no_grad():
-        stats = token_stats(hidden_TD, head, targets_T, 1.0, sum_p2=True, backend=backend)
+        stats = token_stats(hidden_TD, head, targets_T, 1.0, sum_p2=True, min_p=True, backend=backend)
     assert stats.entropy is not None
     assert stats.logp.dtype == stats.entropy.dtype == torch.float32
     check(stats, distributions(hidden_TD, head, 1.0), targets_T)
@@ -197,14 +212,21 @@ EXTREMES = {
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("upstream", [1.0, -3.0, 1e6])
 def test_extreme_distributions(backend: str, name: str, temperature: float, upstream: float) -> None:
-    """Takes 0 log 0 as 0, whether a logit is -inf or only far below the others, and whatever the gradient that comes
+    """Take 0 log 0 as 0, whether a logit is -inf or only far below the others, and whatever the gradient that comes
     back to it."""
     bias_V = torch.tensor(EXTREMES[name], requires_grad=True)
     hidden_TD = torch.zeros(1, 1, requires_grad=True)
     target = max(range(len(bias_V)), key=EXTREMES[name].__getitem__)
     head = Head(torch.ones(len(bias_V), 1), bias_V)
     stats = token_stats(
-        hidden_TD, head, torch.tensor([target]), temperature, entropy_grad=True, sum_p2=True, backend=backend
+        hidden_TD,
+        head,
+        torch.tensor([target]),
+        temperature,
+        entropy_grad=True,
+        sum_p2=True,
+        min_p=True,
+        backend=backend,
     )
     p = loops.softmax([z / temperature for z in EXTREMES[name]])
     check(stats, [p], torch.tensor([target]))
@@ -220,7 +242,7 @@ def test_extreme_distributions(backend: str, name: str, temperature: float, upst
 
 @pytest.mark.parametrize("scale", [1.0, 5.0, 60.0])
 def test_the_vocabulary_of_a_real_model_in_float32(scale: float) -> None:
-    """Compares with float64 on the very same logits, which are far from 0."""
+    """Compare with float64 on the very same logits, which are far from 0."""
     generator = torch.Generator().manual_seed(0)
     logits_TV = torch.randn(6, 152_064, generator=generator) * scale / 4 + 40
     targets_T = torch.randint(152_064, (6,), generator=generator)

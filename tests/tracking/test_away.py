@@ -1,4 +1,4 @@
-"""MLflow that is down, slow, deaf, locked or killed while a matrix runs: nothing waits for it, and nothing is lost."""
+"""MLflow that is down, slow, unresponsive, locked or killed while a matrix runs: no waiting, and no loss."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def server(real: Server) -> Iterator[tuple[str, Between]]:
 
 
 def begun(folder: Path, name: str) -> Path:
-    """Returns a cell that is done but for what its state says."""
+    """Return a cell that is done except for its state."""
     [spec] = specs(name, ["grpo"], ["countdown"], ["tiny"], [0])
     fill(folder, spec, ["countdown"], level=0)
     State("running", durable_step=1, device="cpu").write(folder)
@@ -71,7 +71,7 @@ def begun(folder: Path, name: str) -> Path:
 
 
 def fed(uri: str, folder: Path) -> list[str]:
-    """Feeds a cell at each of its checkpoints and at its end, as a run does; returns what was said meanwhile."""
+    """Feed a cell at each checkpoint and at its end, as a run does; return the messages."""
     said: list[str] = []
     feeding = Feeder(uri, said.append)
     for step in range(1, STEPS + 1):
@@ -113,7 +113,7 @@ def test_a_store_that_never_answers_is_not_waited_for(deaf: str, server: tuple[s
     assert time.perf_counter() - began < 0.5 + patient(AT_ONCE)
 
 
-def test_interrupted_nobody_waits_for_a_store_that_never_answers(
+def test_an_interrupted_run_does_not_wait_for_a_store_that_never_answers(
     deaf: str, server: tuple[str, Between], tmp_path: Path
 ) -> None:
     folder = begun(tmp_path / "cell", "deaf")
@@ -181,7 +181,7 @@ def test_a_database_that_is_locked_is_fed_as_soon_as_it_is_not(
     assert len(said) == 1
     assert "database is locked" in said[0]
     deadline = time.monotonic() + 60
-    while feeding.waiting or not (folder / "mlflow.json").exists():  # which is asked for again, without a word
+    while feeding.queue or not (folder / "mlflow.json").exists():  # which is asked for again, without a word
         assert time.monotonic() < deadline
         time.sleep(0.1)
     feeding.close()
@@ -214,7 +214,7 @@ def test_a_store_that_is_down_for_the_whole_run_is_fed_later_and_its_password_wr
     assert out.count("MLflow is not fed: ") <= 1, "a short run has ended before the store was found to be away"
     masked = f"***@{nowhere.rpartition('@')[2]}"
     assert err.startswith(f"entrobench: the MLflow store at http://{masked} cannot be used: ")
-    [cell] = matrix.cells(config.load("smoke", settings))
+    [cell] = matrix.cells(config.load_config("smoke", settings))
     assert cell.progress().state == "done"
     assert call("sync", nowhere)[0] == 2
     before = {*real.folder.rglob("outcome.json")}
@@ -231,7 +231,7 @@ def test_a_store_that_is_down_for_the_whole_run_is_fed_later_and_its_password_wr
     assert {"log.txt", "config.yaml", "mlflow.db", "outcome.json", "leaderboard.html"} <= {
         each.name for each in written
     }
-    for path in written:  # what MLflow keeps of runs stands in its database as it is
+    for path in written:  # MLflow writes the values of runs into its database unchanged
         assert b"open-sesame" not in path.read_bytes(), path
 
 

@@ -1,4 +1,4 @@
-"""An evaluation without training in MLflow: everything once, whatever happened in between."""
+"""An evaluation without training in MLflow: everything exactly once, after any interruption."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def everything(uri: str) -> Any:
 
 
 def test_all_of_an_evaluation_is_in_its_run(one: Evaluated, tmp_path: Path, mlflow_uri: str) -> None:
-    evaluation.sync(one, mlflow_uri)
+    evaluation.sync_evaluation(one, mlflow_uri)
     [run] = runs(mlflow_uri)
     assert run.info.run_name == "tiny sums"
     assert run.info.artifact_uri == (tmp_path / "mlartifacts" / "eval" / run.info.run_id / "artifacts").as_uri()
@@ -78,27 +78,27 @@ def test_all_of_an_evaluation_is_in_its_run(one: Evaluated, tmp_path: Path, mlfl
 
 
 def test_the_same_is_sent_once_and_what_differs_has_a_run_of_its_own(one: Evaluated, mlflow_uri: str) -> None:
-    evaluation.sync(one, mlflow_uri)
+    evaluation.sync_evaluation(one, mlflow_uri)
     before = everything(mlflow_uri)
-    evaluation.sync(one, mlflow_uri)
+    evaluation.sync_evaluation(one, mlflow_uri)
     assert everything(mlflow_uri) == before
     other = dataclasses.replace(one, key="key-2", metrics={"eval/sums/avg": 0.5})
     for _ in range(2):
-        evaluation.sync(other, mlflow_uri)
+        evaluation.sync_evaluation(other, mlflow_uri)
     assert sorted(run.data.metrics["eval/sums/avg"] for run in runs(mlflow_uri)) == [0.25, 0.5]
 
 
 def test_a_run_that_was_deleted_is_made_anew_and_lost_files_are_sent_again(one: Evaluated, mlflow_uri: str) -> None:
-    evaluation.sync(one, mlflow_uri)
+    evaluation.sync_evaluation(one, mlflow_uri)
     [run] = runs(mlflow_uri)
     before = everything(mlflow_uri)
     for lost in ("samples/0000.jsonl", "evaluation/result.json"):
         (Path(run.info.artifact_uri.removeprefix("file://")) / lost).unlink()
-        evaluation.sync(one, mlflow_uri)
+        evaluation.sync_evaluation(one, mlflow_uri)
         assert everything(mlflow_uri) == before
     with store.store(mlflow_uri, write=True) as client:
         client.delete_run(run.info.run_id)
-    evaluation.sync(one, mlflow_uri)
+    evaluation.sync_evaluation(one, mlflow_uri)
     assert everything(mlflow_uri) == before
 
 
@@ -115,7 +115,7 @@ def test_killed_at_any_call_it_is_made_good_by_the_next(
         mortal = Mortal(client_of(uri), call)
         with monkeypatch.context() as patch:
             patch.setattr(store, "client_of", lambda uri: mortal)
-            evaluation.sync(one, uri)
+            evaluation.sync_evaluation(one, uri)
         return mortal
 
     whole = fresh("whole")
@@ -126,11 +126,11 @@ def test_killed_at_any_call_it_is_made_good_by_the_next(
         with pytest.raises(Killed):
             dying_at(call, uri)
         assert sum(run.info.status == "FINISHED" for run in runs(uri)) == (call == calls)
-        evaluation.sync(one, uri)
+        evaluation.sync_evaluation(one, uri)
         assert everything(uri) == everything(whole)
 
 
 def test_a_server_that_is_away_is_one_sentence(one: Evaluated) -> None:
     with pytest.raises(UserError, match=r"the MLflow store at http://127\.0\.0\.1:9 cannot be used: ") as error:
-        evaluation.sync(one, "http://127.0.0.1:9")
+        evaluation.sync_evaluation(one, "http://127.0.0.1:9")
     assert "\n" not in str(error.value)

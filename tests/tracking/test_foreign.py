@@ -1,4 +1,4 @@
-"""Stores that are none, or are no longer whole: one true sentence, in a limited time, and no traceback."""
+"""Addresses without an MLflow store, and damaged stores: one true sentence, in a limited time, no traceback."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_foreign_json_is_named_where_records_are_sent(
 ) -> None:
     foreign.body = body.encode()
     settings = [f"results={tmp_path}", f"tracking.uri={foreign.uri}", "name=wanted", "methods=grpo", "eval.samples=4"]
-    [cell] = cells(configs.load("smoke", [*settings, "eval.k=2"]))
+    [cell] = cells(configs.load_config("smoke", [*settings, "eval.k=2"]))
     fill(cell.folder, cell.spec, ["countdown"], level=0)
     code, text = said(capsys, "sync", "smoke", *settings, "eval.k=2")
     assert code == 2
@@ -173,7 +173,7 @@ def test_damaged_pages_are_one_sentence(whole: Path, capsys: pytest.CaptureFixtu
         ends.append(code)
         assert code == 0 or (code, text.count("\n")) == (2, 1), (trial, text)
         if "malformed" in text:
-            assert "put the file aside, and `entrobench sync` makes another from the records of the cells" in text
+            assert "put the file aside, and `entrobench sync` creates a new one from the records of the cells" in text
     assert {*ends} == {0, 2}
 
 
@@ -247,7 +247,7 @@ def test_sync_restores_points_that_a_store_has_lost(tmp_path: Path, capsys: pyte
         assert points() != before
         code, text = said(capsys, "sync", "smoke", *overrides, *matrix)
         assert code == 0
-        assert "holds what 6 cells have recorded" in text
+        assert "holds the records of 6 cells" in text
         assert points() == before, lost
 
 

@@ -1,4 +1,4 @@
-"""The tables of an MLflow store: there in full or not at all, whenever the process that makes them ends."""
+"""The tables of an MLflow store: complete or absent, whenever the process that makes them ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print("sent", flush=True)
 
 
 def sender(path: Path, experiment: str) -> subprocess.Popen[str]:
-    """Returns a process that is about to make a store."""
+    """Return a process that is about to make a store."""
     process = subprocess.Popen(
         [sys.executable, "-c", SENDER, f"sqlite:///{path}", experiment],
         stdout=subprocess.PIPE,
@@ -77,7 +77,7 @@ def test_a_store_whose_maker_is_ended_is_made_by_the_next_one(ending: signal.Sig
         time.sleep(dice.random() * 0.5)
         process.send_signal(ending)
         process.communicate(timeout=HANG)
-        assert not path.exists() or migration.looked_at(path).version == migration.newest()
+        assert not path.exists() or migration.database_content(path).version == migration.newest()
         send(path, "second")
         assert {"Default", "second"} <= {*experiments(path)}
         assert not list(tmp_path.glob(f".{number}.db*")), "what was half made is gone"
@@ -108,13 +108,13 @@ def test_a_disk_that_is_full_leaves_no_store(tmp_path: Path) -> None:
 
 
 def spoil(path: Path) -> None:
-    """Leaves a store as MLflow does that is killed in the middle of a change of a table."""
+    """Leave a store as MLflow does that is killed in the middle of a change of a table."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE _alembic_tmp_experiments (a INTEGER)")
 
 
 def at_revision(path: Path, back: int, *, run: bool) -> None:
-    """Makes a store as a version of MLflow made it some changes of its tables ago."""
+    """Make a store as a version of MLflow made it some changes of its tables ago."""
     script = ScriptDirectory(str(Path(mlflow.__file__).parent / "store" / "db_migrations"))
     older = [each.revision for each in script.walk_revisions()][back]
     engine = sqlalchemy.create_engine(f"sqlite:///{path}")
@@ -144,14 +144,14 @@ def test_a_store_that_was_left_half_made_is_made_again(tmp_path: Path, capsys: p
     at_revision(path, BACK, run=False)
     spoil(path)
     send(path, "new")
-    assert capsys.readouterr().err == f"{path} was left half made and holds no run; it is made again\n"
+    assert capsys.readouterr().err == f"{path} was left incomplete and has no runs; it is created again\n"
     assert experiments(path) == ["Default", "new"]
 
 
 def test_an_old_store_is_brought_to_the_present_version_with_all_that_it_holds(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     at_revision(path, BACK, run=True)
-    assert migration.looked_at(path).version != migration.newest()
+    assert migration.database_content(path).version != migration.newest()
     send(path, "new")
     assert {"old", "new"} <= {*experiments(path)}
     with store.store(f"sqlite:///{path}", write=False) as client:
@@ -166,7 +166,7 @@ def test_an_old_store_that_cannot_be_brought_to_this_version_stays_as_it_is(tmp_
     at_revision(path, BACK, run=True)
     spoil(path)
     before = path.read_bytes()
-    with pytest.raises(UserError, match=r"it is as it was: move it away, and `entrobench sync` fills a new one"):
+    with pytest.raises(UserError, match=r"it was not changed: move it away, and `entrobench sync` fills a new one"):
         send(path, "new")
     assert path.read_bytes() == before
     with pytest.raises(UserError, match=r"lacks tables of this version"), store.store(f"sqlite:///{path}", write=False):

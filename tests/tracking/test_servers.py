@@ -52,9 +52,9 @@ def test_a_server_holds_an_evaluation_once(tmp_path: Path, server: str) -> None:
             listed = [client.list_artifacts(run.info.run_id, name) for run in runs for name in evaluation.FILES]
         return [run.to_dictionary() for run in runs], [[item.path for item in each] for each in listed]
 
-    evaluation.sync(one, server)
+    evaluation.sync_evaluation(one, server)
     before = held()
-    evaluation.sync(one, server)
+    evaluation.sync_evaluation(one, server)
     assert held() == before
     [run], [jsons, samples] = before
     assert run["data"]["metrics"] == {"eval/sums/avg": 0.25}
@@ -74,7 +74,7 @@ class Caller:
             [f"results={folder}", f"tracking.uri={uri}", "name=guarded", "methods=grpo", *SMALL],
             capsys,
         )
-        [cell] = cells(configs.load("smoke", self.settings))
+        [cell] = cells(configs.load_config("smoke", self.settings))
         fill(cell.folder, cell.spec, ["countdown"], level=0)
         Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
 
@@ -109,7 +109,7 @@ def test_who_has_the_password_feeds_and_reads(
     say_who(monkeypatch, "admin", PASSWORD)
     code, out, err = call("sync")
     assert (code, err) == (0, "")
-    assert f"MLflow at {guarded} holds what 1 cell has recorded\n" in out
+    assert f"MLflow at {guarded} holds the records of 1 cell\n" in out
     code, table, err = call("leaderboard", "--format", "csv")
     assert (code, err) == (0, "")
     [_, row] = csv.DictReader(table.splitlines())  # after the base model
@@ -131,7 +131,7 @@ def test_who_has_the_password_feeds_and_reads(
         ),
     ],
 )
-def test_who_does_not_is_told_in_one_sentence(
+def test_a_missing_login_gives_one_sentence(
     user: str | None,
     password: str | None,
     words: str,
@@ -199,7 +199,7 @@ def test_a_server_that_gets_slow_after_its_first_answers_holds_no_command(
     assert time.monotonic() - began < patient(90), "nor does the process wait for the rest when it ends"
 
 
-def test_who_may_not_is_told_so(call: Caller, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_permission_gives_one_sentence(call: Caller, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     say_who(monkeypatch, "admin", PASSWORD)
     assert call("sync")[0] == 0
     guest = {"username": "guest", "password": "pass-of-the-guest"}

@@ -397,7 +397,7 @@ def test_an_id_that_names_another_cells_run_is_not_believed(tmp_path: Path, mlfl
     }
 
 
-def test_a_run_that_was_deleted_is_made_anew(tmp_path: Path, mlflow_uri: str) -> None:
+def test_a_deleted_run_is_made_again(tmp_path: Path, mlflow_uri: str) -> None:
     folder = make_cell(tmp_path / "cell")
     log_steps(folder, 0, 1)
     set_state(folder, "done", durable=1)
@@ -575,7 +575,7 @@ def test_a_copy_is_fed_and_the_original_is_not(copied: str, tmp_path: Path, mlfl
         assert client.get_experiment_by_name("demo").artifact_location == (copy / "mlartifacts" / "demo").as_uri()
 
 
-def test_a_place_that_somebody_chose_stays(tmp_path: Path, mlflow_uri: str) -> None:
+def test_a_chosen_artifact_location_stays(tmp_path: Path, mlflow_uri: str) -> None:
     chosen = tmp_path / "large disk" / "runs"
     with store.store(mlflow_uri, write=True) as client:
         client.create_experiment("demo", chosen.as_uri())

@@ -1,4 +1,4 @@
-"""Checkpoints: any number of ranks reads what any other wrote, and none that is damaged or unfinished is used."""
+"""Checkpoints: any number of ranks reads what any other wrote, and damaged or unfinished ones are not used."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def saved(folder: Path, *steps: int) -> Checkpoints:
 
 
 def check(folder: Path, step: int) -> None:
-    """Checks that the newest checkpoint that is whole is the one of a step, with all that was saved."""
+    """Check that the newest checkpoint that is whole is the one of a step, with all that was saved."""
     found = Checkpoints(folder, CELL).latest()
     assert found is not None
     assert (found.step, found.of("policy"), found.of("critic")) == (step, {"x", "step"}, set())
@@ -149,7 +149,7 @@ def test_a_checkpoint_counts_when_it_is_on_disk_and_holds_what_was_when_it_began
     assert torch.equal(x, torch.ones(3))
 
 
-def test_what_fails_beside_the_training_fails_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_the_background_fails_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     found = Checkpoints(tmp_path / "file", CELL)
     save(found, 2)
@@ -210,7 +210,7 @@ Found = dict[str, Tensor]
 
 
 def hand_over(folder: Path, source: str | None, target: str) -> Found:
-    """Reads the checkpoint of a policy and a critic, or makes a first one, and writes it again; returns it whole."""
+    """Read the checkpoint of a policy and a critic, or make a first one, and write it again; return it whole."""
     hardware = Hardware(offload=source is not None)
     policy = Policy(folder / "model", Train(), 1.0, "cpu", torch.float32, hardware)
     critic = Critic(folder / "model", Train(), 1e-3, "cpu", torch.float32, hardware)
@@ -243,7 +243,7 @@ def rank_main(rank: int, folder: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 def test_three_ranks_and_one_read_each_other_bit_for_bit(tmp_path: Path) -> None:
-    """Of a head with one row two ranks hold nothing, and of a weight without gradient nobody has moments."""
+    """Of a head with one row, two ranks hold nothing; a weight without gradient has no moments."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 83, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}

@@ -1,4 +1,4 @@
-"""The rollouts of a step: exactly those that a plain loop over all candidates gives, and each from its own policy."""
+"""The rollouts of a step: the same as from a plain loop over all candidates, each from its own policy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_ranks_get_equally_many_groups_of_each_minibatch_and_about_equally_many_
 
 
 def one_by_one(trainer: Trainer, step: int, size: int, batches: int, every: bool) -> dict[str, Any]:
-    """Samples and judges one candidate after the other, and draws conclusions as the documentation has them."""
+    """Sample and judge one candidate after the other, and choose groups as the documentation describes."""
     parts, prompts, superset = trainer.parts, trainer.config.train.prompts, size * batches
     row = list(
         itertools.islice(

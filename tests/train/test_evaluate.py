@@ -21,13 +21,15 @@ from harness.rollout.protocol import OnGroup
 from harness.rollout.rendering import render_prompt
 from harness.train.evaluate import EngineLM, Sampler, evaluate_task, quiet
 from harness.verify.pool import VerifierPool
-from tasks.countdown import Countdown, base_model, parse_key
+from tasks import base_model
+from tasks.countdown import Countdown, parse_key
+from tasks.countdown.recipe import CountdownRecipe
 from tasks.scoring import metric_list
 
 pytestmark = pytest.mark.slow
 
 TASK, UNASKED = Countdown(), VerifierPool()
-ENCODER = base_model.tokenizer(TASK)
+ENCODER = base_model.tokenizer(CountdownRecipe())
 SETTINGS: dict[str, Any] = {"split": "test", "problems": 7, "samples": 8, "temperature": 0.7, "max_new_tokens": 12}
 SETTINGS["max_failures"] = 0.05
 
@@ -40,7 +42,7 @@ def solutions(problem: tasks.Problem) -> list[str]:
         for signs in itertools.product("+-*", repeat=2)
         for form in ("({0}{3}{1}){4}{2}", "{0}{3}({1}{4}{2})")
     )
-    return [text for text in texts if eval(text) == target]  # of nothing but what stands above
+    return [text for text in texts if eval(text) == target]  # only of the texts above
 
 
 class Canned:
@@ -76,7 +78,7 @@ class Canned:
         )
         groups = [[self.rollout(list(prompt), text) for text in self.answers[tuple(prompt)][:n]] for prompt in prompts]
         assert on_group is not None
-        for number in reversed(range(len(groups))):  # in whatever order they end
+        for number in reversed(range(len(groups))):  # in reverse order
             on_group(number, groups[number])
         return groups
 
@@ -147,7 +149,7 @@ def test_equal_responses_are_decoded_and_judged_once(canned: Canned, monkeypatch
         return [task.verdict(*pair) for pair in pairs]
 
     decoded: list[tuple[int, ...]] = []
-    encoder = base_model.tokenizer(TASK)
+    encoder = base_model.tokenizer(CountdownRecipe())
     decode = encoder.batch_decode
 
     def batch_decode(responses: list[tuple[int, ...]], **settings: Any) -> list[str]:
@@ -227,7 +229,7 @@ def test_mistakes_are_named(changes: dict[str, Any], sentence: str, canned: Cann
 @pytest.mark.processes
 def test_a_chat_template_is_used_where_there_is_one(canned: Canned) -> None:
     assert render_prompt(ENCODER, "6 7 3=39:") == ENCODER("6 7 3=39:")["input_ids"]
-    chatty = base_model.tokenizer(TASK)
+    chatty = base_model.tokenizer(CountdownRecipe())
     chatty.chat_template = "({{ messages[0]['content'] }}){% if add_generation_prompt %}={% endif %}"
     assert render_prompt(chatty, "6 7 3=39:") == ENCODER("(6 7 3=39:)=")["input_ids"]
 
@@ -246,7 +248,7 @@ def test_it_is_silent_and_leaves_random_numbers_alone(
 
 
 def test_the_task_file_says_the_same_to_lm_eval_itself() -> None:
-    """With its own command there are no overrides; the file alone must give what evaluate_task() gives."""
+    """lm-eval's own command has no overrides, so the file alone must give the results of evaluate_task()."""
     folder = Path(tasks.__file__).parent
     with quiet():
         loaded = TaskManager(include_path=folder, include_defaults=False).load("countdown")

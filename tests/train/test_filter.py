@@ -1,4 +1,4 @@
-"""Which problems are trained on: exact bounds, and pass rates that are measured once, whatever is killed or waits."""
+"""The choice of training problems: exact bounds, and pass rates that are measured once despite kills and waits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ UNASKED = Pooled()
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
-    """Problem i is solved by the responses 0 to i - 1 of those that the engine below gives."""
+    """Problem i is solved by the responses 0 to i - 1 of the engine below."""
 
     name: ClassVar[str] = "counting"
     splits: ClassVar[tuple[str, ...]] = ("train",)
@@ -145,7 +145,7 @@ def test_bounds_are_those_of_the_decimals(n: int, low: float, high: float) -> No
 
 
 def test_floats_would_get_a_bound_wrong() -> None:
-    """9 of 10 is no less than 0.9, and 29 of 100 no more than 0.29, though as floats they are."""
+    """9 of 10 is not less than 0.9, and 29 of 100 not more than 0.29, although they are as floats."""
     assert Fraction(9, 10) < Fraction(0.9)
     assert Filter(10, 0.1, 0.9).bounds() == (2, 8)
     assert 100 * 0.29 < 29
@@ -167,13 +167,13 @@ def test_floats_would_get_a_bound_wrong() -> None:
 )
 def test_a_filter_that_makes_no_sense_is_one_sentence(override: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        config.load("demo", [override])
+        config.load_config("demo", [override])
 
 
 @pytest.mark.slow
 def test_the_filter_defines_the_cell() -> None:
     def key(*overrides: str) -> str:
-        return matrix.cells(config.load("demo", overrides))[0].id
+        return matrix.cells(config.load_config("demo", overrides))[0].id
 
     keys = [key(), key("train.filter={}"), key("train.filter.n=8"), key("train.filter.high=0.9")]
     assert len(set(keys)) == 4
@@ -214,7 +214,7 @@ def test_each_problem_is_asked_as_in_training(tmp_path: Path) -> None:
     assert len({seed for call in calls for seed in call["seeds"]}) == 17
 
 
-def test_other_bounds_ask_nobody_again(tmp_path: Path) -> None:
+def test_other_bounds_sample_nothing_again(tmp_path: Path) -> None:
     who = asker()
     ask(who, tmp_path)
     before = len(who.engine.calls)  # type: ignore[attr-defined]
@@ -234,7 +234,9 @@ def test_other_bounds_ask_nobody_again(tmp_path: Path) -> None:
         ({}, Filter(n=15)),
     ],
 )
-def test_whatever_decides_a_pass_rate_is_measured_anew(changes: dict[str, Any], given: Filter, tmp_path: Path) -> None:
+def test_settings_that_affect_a_pass_rate_cause_a_new_measurement(
+    changes: dict[str, Any], given: Filter, tmp_path: Path
+) -> None:
     ask(asker(), tmp_path)
     other = asker(**changes)
     ask(other, tmp_path, given)
@@ -335,7 +337,9 @@ def test_several_cells_measure_once_and_the_others_wait(tmp_path: Path) -> None:
     out.mkdir()
     context = multiprocessing.get_context("fork")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads; the children use none
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # about a fork in a process with threads; the children use none
         processes = [context.Process(target=cell_process, args=(tmp_path, out)) for _ in range(3)]
         for process in processes:
             process.start()
@@ -377,7 +381,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def spec(*overrides: str) -> CellSpec:
-    settings = config.load("demo", [*SHORT, *overrides])
+    settings = config.load_config("demo", [*SHORT, *overrides])
     return matrix.Cell.of(settings, "grpo", "countdown", "countdown-tiny", 0).spec
 
 
@@ -405,6 +409,9 @@ def test_a_cell_trains_on_what_its_base_model_solves_sometimes(
 
     # A trained cell that starts again without the cache asks the base model, not the one that it has trained.
     (path,) = cache.glob("filters/*.json")
+    model = models.resolve("countdown-tiny")
+    digest = model.digest(model.folder())
+    assert files.read_json(path)["identity"]["model"]["digest"] == digest, "another machine may make other weights"
     path.unlink()
     monkeypatch.setattr(parts, "RESPONSES", 24)  # in threes of 8
     parts.build_parts(spec(), UNASKED, said.append)

@@ -1,4 +1,4 @@
-"""What must hold at every step: a breach has a name, and nothing that is right is called a breach."""
+"""The invariants of every step: a violation is named, and correct steps never count as violations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares sequences that share a row, and each prompt with its group, with the same sequences one by one."""
+"""Sequences packed into one row, and prompts shared by a group, against the same sequences one by one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def model(architecture: str) -> PreTrainedModel:
 
 
 def batch(lengths: list[list[int]]) -> TokenBatch:
-    """Makes groups of responses with these lengths; the prompt of group i has 2 i + 1 tokens."""
+    """Make groups of responses with these lengths; the prompt of group i has 2 i + 1 tokens."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(number: int) -> list[int]:
@@ -63,7 +63,7 @@ UNEQUAL = batch([[1, 30, 5], [2, 1, 1], [12, 3, 25]])
 
 
 def computed(network: PreTrainedModel, parts: list[TokenBatch]) -> tuple[Tensor, list[Tensor]]:
-    """Returns the hidden states of all parts and the gradient of a sum over them in which each number has a weight."""
+    """Return the hidden states of all parts and the gradient of a sum over them in which each number has a weight."""
     network.zero_grad()
     found = torch.cat([hidden.hidden_states(network.base_model, part, "cpu") for part in parts])
     (found * torch.linspace(-1, 1, found.numel(), dtype=found.dtype).view_as(found)).sum().backward()
@@ -94,7 +94,7 @@ def varlen_attn(
     window_size: tuple[int, int],
     enable_gqa: bool,
 ) -> Tensor:
-    """Computes what torch's documentation says of the function with this name, token by token."""
+    """Compute what torch's documentation says of the function with this name, token by token."""
     assert enable_gqa
     assert max_q == max_k == cu_seq_q.diff().max()
     assert torch.equal(cu_seq_q, cu_seq_k)

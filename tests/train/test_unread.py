@@ -1,4 +1,4 @@
-"""Letters that a tokenizer leaves out of prompts are told, in evaluations and before training."""
+"""Letters that a tokenizer drops from prompts are reported, in evaluations and before training."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from harness.cells.state import Progress, State
 from harness.matrix import Cell
 from harness.rollout.rendering import Chat, count_unread
 from harness.train import parts
-from tasks import Problem
-from tasks.countdown import Countdown, base_model
+from tasks import Problem, base_model
+from tasks.countdown import Countdown
+from tasks.countdown.recipe import CountdownRecipe
 
-ENCODER = base_model.tokenizer(Countdown())  # with tokens for digits and signs, and letters of none but \boxed
+ENCODER = base_model.tokenizer(CountdownRecipe())  # with tokens for digits and signs, and letters of none but \boxed
 
 
 @pytest.mark.processes
@@ -80,7 +81,7 @@ def test_a_warning_stays_with_the_cell(tmp_path: Path, written: Any, capfd: pyte
     assert state.reason.endswith(f" of {looked_at} training prompts")
 
 
-def test_nothing_is_said_where_nothing_is_lost(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_warning_if_no_letter_is_dropped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "warning" not in run(tmp_path, capfd)
     assert State.read(tmp_path).reason is None
 

@@ -1,4 +1,4 @@
-"""Each rank reads its own rows of a model's weights, the same bits as from_pretrained has, and nothing is left out."""
+"""Each rank reads its own rows of a model's weights: the same bits as from_pretrained, without gaps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ARGUMENTS = (Train(), 1.0, "cpu", torch.float32, Hardware())
 
 
 def models(folder: Path) -> list[Path]:
-    """Makes a tied model, one in several files of another type, and one whose files hold no head and no prefix."""
+    """Make a tied model, one in several files of another type, and one whose files hold no head and no prefix."""
     torch.manual_seed(0)
     tied = Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, **SIZES))
     tied.generation_config.temperature = 0.25
@@ -119,7 +119,7 @@ def test_weights_that_no_file_has_are_missed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [AutoConfig, AutoModel, AutoTokenizer])
 def test_code_in_a_folder_of_a_model_is_never_run(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nobody is asked whether it may be: an answer could come from anywhere."""
+    """No question is asked either, because input could come from anywhere."""
     names = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoTokenizer": ["own.Tokenizer", None]}
     stated = {"model_type": "own", "auto_map": names, "tokenizer_class": "Own"}
     for file in ("config.json", "tokenizer_config.json"):

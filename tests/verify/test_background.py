@@ -1,4 +1,4 @@
-"""Tokens up to the end of an answer, against decoding every beginning of a response."""
+"""Tokens up to the end of an answer, against decoding every prefix of a response."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from transformers import Qwen2Tokenizer
 from harness.batch import Rollout
 from harness.verify.background import judge_rollouts, tail_tokens
 from harness.verify.pool import VerifierPool
-from tasks import Problem, build_task
-from tasks.countdown import Countdown, base_model
+from tasks import Problem, base_model, build_task
+from tasks.countdown import Countdown
+from tasks.countdown.recipe import CountdownRecipe
 
 
 def merging() -> Qwen2Tokenizer:
@@ -24,7 +25,7 @@ def merging() -> Qwen2Tokenizer:
     return Qwen2Tokenizer(vocabulary, merges=merges, unk_token=None, eos_token="<eos>", pad_token="<pad>")
 
 
-TOKENIZERS = {"characters": base_model.tokenizer(Countdown()), "merges": merging()}
+TOKENIZERS = {"characters": base_model.tokenizer(CountdownRecipe()), "merges": merging()}
 PIECES = {
     "characters": ["\\boxed{", "}", "12", "3", "+", " ", "<pad>"],
     "merges": ["\\boxed{", "}", "12", "3", ".", "$", " ok", " ", "é", "🙂", "<pad>"],
@@ -40,7 +41,7 @@ def test_a_tail_is_all_tokens_without_a_part_of_the_answer(name: str) -> None:
         text = "".join(rng.choices(PIECES[name], k=rng.randint(1, 40)))
         tokens = tokenizer(text)["input_ids"]
         assert tokenizer.decode(tokens) == text
-        sizes = [len(token) for token in tokenizer.convert_ids_to_tokens(tokens)]  # a letter stands for a byte
+        sizes = [len(token) for token in tokenizer.convert_ids_to_tokens(tokens)]  # one letter for each byte
         for end in rng.sample(range(len(text) + 1), min(len(text), 5)):
             wanted = len(text[:end].encode())
             needed = next(number for number in range(len(tokens) + 1) if sum(sizes[:number]) >= wanted)

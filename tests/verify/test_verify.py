@@ -641,7 +641,7 @@ def test_groups_are_judged_while_others_are_sampled_and_together_what_came_meanw
     assert judging.seconds > 0
 
 
-def test_what_goes_wrong_beside_the_sampling_is_raised_where_verdicts_are_asked_for() -> None:
+def test_background_errors_are_raised_when_verdicts_are_requested() -> None:
     def judge(groups: dict[int, list[Rollout]]) -> list[Verdict]:
         raise RuntimeError(f"no verdict on {list(groups)}")
 

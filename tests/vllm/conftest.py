@@ -1,4 +1,4 @@
-"""Tests of the engine on the real vLLM, on a CPU: `make test-vllm` makes them an environment and runs them there."""
+"""Tests of the engine on the real vLLM, on a CPU: `make test-vllm` sets up an environment and runs them there."""
 
 from __future__ import annotations
 

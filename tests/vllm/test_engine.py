@@ -1,4 +1,4 @@
-"""What vLLM samples on a CPU: the model's distribution, the same for the same seeds, in whatever company."""
+"""Samples of vLLM on a CPU: the model's distribution, and the same samples for a seed in any batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def engine(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> 
     return engine_of(model, tmp_path_factory.mktemp("model"))
 
 
-def test_seeds_repeat_whatever_the_neighbours(engine: VllmEngine, model: PreTrainedModel) -> None:
+def test_seeds_repeat_with_any_neighbors(engine: VllmEngine, model: PreTrainedModel) -> None:
     together = generate(engine)
     assert tokens_of(generate(engine)) == tokens_of(together)  # the prompts are in the cache now
     engine.load(model)
@@ -98,7 +98,7 @@ def test_each_group_is_handed_over_once_when_it_has_ended(engine: VllmEngine) ->
 
 
 def test_what_was_interrupted_leaves_nothing_behind(engine: VllmEngine) -> None:
-    """Whether by whoever hears of the groups or by a prompt that vLLM does not take."""
+    """The error comes from the callback for groups, or from a prompt that vLLM refuses."""
     from vllm.exceptions import VLLMValidationError
 
     before = tokens_of(generate(engine))

@@ -51,7 +51,7 @@ def rank_main(rank: int, folder: Path) -> None:
 def test_each_rank_samples_from_the_weights_that_all_share_or_the_proof_says_where_not(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name in MODELS:  # other weights than those that are shared
+    for name in MODELS:  # weights other than the shared ones
         faults.model_of(name, seed=1).save_pretrained(tmp_path / name)
     spawn(rank_main, args=(tmp_path,), nprocs=2)
     assert "Traceback" not in capfd.readouterr().err, "vLLM leaves the process groups to those who made them"

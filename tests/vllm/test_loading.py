@@ -1,5 +1,7 @@
-"""Taking over weights: exact over any number of updates, in another type; what is refused. Every test starts vLLM
-anew."""
+"""Loading weights: exact after any number of updates, in another type; and what is refused.
+
+Every test starts vLLM again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An entropy control outside the repository; METHODS is what `--plugin plugin_example` reads."""
+"""An entropy control outside the repository; `--plugin plugin_example` reads METHODS."""
 
 from __future__ import annotations
 

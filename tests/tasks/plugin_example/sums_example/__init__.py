@@ -1,4 +1,4 @@
-"""A task outside the repository; TASKS is what `--plugin sums_example` reads."""
+"""A task outside the repository; `--plugin sums_example` reads TASKS."""
 
 from __future__ import annotations
 

@@ -14,16 +14,16 @@ from harness.base.files import YAML_LOADER
 from harness.base.schema import number, typed
 from harness.base.task import SPLITS
 
-PARTS = ("name", "splits", "problems", "verdicts", "answers", "flags")  # attributes of the class of a task
-# The keys of an lm-eval file that this program reads; the others are for lm-eval's own command.
+ATTRIBUTES = ("name", "splits", "problems", "verdicts", "answers", "flags")  # of the class of a task
+# The keys of an lm-eval file that entrobench reads; all others are for lm-eval's own command.
 KEYS = ("task", "test_split", "output_type", "doc_to_text", "doc_to_target", "repeats")
-GENERATION = ("until", "temperature", "max_gen_toks")
-FIXED = {"output_type": "generate_until", "doc_to_text": "prompt", "doc_to_target": "answer"}
+GENERATION_KEYS = ("until", "temperature", "max_gen_toks")
+FIXED_VALUES = {"output_type": "generate_until", "doc_to_text": "prompt", "doc_to_target": "answer"}
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """The numbers in an lm-eval file."""
+class LmEvalNumbers:
+    """The numbers in an lm-eval file, with their bounds."""
 
     repeats: int = number(1, least=1)
     temperature: float = number(0, least=0)
@@ -31,7 +31,7 @@ class Numbers:
 
 
 class PlainLoader(YAML_LOADER):  # type: ignore[misc, valid-type]
-    """A YAML loader for lm-eval's files that does not import the functions named in them."""
+    """A YAML loader for lm-eval's files that does not import the functions that they name."""
 
 
 PlainLoader.add_constructor("!function", lambda loader, node: node.value)
@@ -53,8 +53,9 @@ def check_task_plugin(name: str, cls: Any, plugin: str) -> None:
     who = f"task {name!r} of plugin {plugin}"
     if not isinstance(cls, type):
         raise UserError(f"{who} is {cls!r}; it must be a class")
-    if lacking := [part for part in PARTS if not hasattr(cls, part)]:
-        raise UserError(f"{who} has no {', no '.join(lacking)}; a task has {', '.join(PARTS)}")
+    missing = [attribute for attribute in ATTRIBUTES if not hasattr(cls, attribute)]
+    if missing:
+        raise UserError(f"{who} has no {', no '.join(missing)}; a task has {', '.join(ATTRIBUTES)}")
     task: Any = cls
     parameters = getattr(task, "__dataclass_params__", None)
     if parameters is None or not parameters.frozen:
@@ -67,6 +68,7 @@ def check_task_plugin(name: str, cls: Any, plugin: str) -> None:
 
 
 def check_lm_eval_file(file: Path, task: Any, who: str) -> None:
+    """Raise UserError if the lm-eval file of a task is missing, incomplete, or does not fit the class."""
     try:
         settings = read_lm_eval_file(file)
     except FileNotFoundError as error:
@@ -78,14 +80,18 @@ def check_lm_eval_file(file: Path, task: Any, who: str) -> None:
     if not isinstance(generation, dict):
         raise UserError(f"generation_kwargs is {generation!r} in {file} of {who}; it must be a mapping of keys")
     missing = [key for key in KEYS if key not in settings]
-    missing += [f"generation_kwargs.{key}" for key in GENERATION if key not in generation]
+    missing += [f"generation_kwargs.{key}" for key in GENERATION_KEYS if key not in generation]
     if missing:
         raise UserError(f"the lm-eval file {file} of {who} is not complete; it lacks {', '.join(missing)}")
-    for key, value in {"task": task.name, **FIXED}.items():
+    for key, value in {"task": task.name, **FIXED_VALUES}.items():
         if settings[key] != value:
             raise UserError(f"{key} is {settings[key]!r} in {file} of {who}; allowed: {value}")
     if settings["test_split"] not in task.splits:
         allowed = ", ".join(task.splits)
         raise UserError(f"test_split is {settings['test_split']!r} in {file} of {who}; allowed: {allowed}")
-    numbers = {"repeats": settings["repeats"]} | {key: generation[key] for key in ("temperature", "max_gen_toks")}
-    typed(Numbers(), numbers, f"{file}: ")
+    numbers = {
+        "repeats": settings["repeats"],
+        "temperature": generation["temperature"],
+        "max_gen_toks": generation["max_gen_toks"],
+    }
+    typed(LmEvalNumbers(), numbers, f"{file}: ")

@@ -1,0 +1,95 @@
+"""entrobench verify: judges the answers in a pack again, and replays the first steps of a cell."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.base.errors import UserError, nearest
+from harness.commands.common import Commands, command, console, with_plugins
+from harness.terminal.layout import boxed, visible
+from harness.terminal.units import plural
+
+if TYPE_CHECKING:
+    from harness.pack.archive import Pack
+    from harness.study.audit import CellAudit
+
+EXAMPLES = (
+    "entrobench verify demo.zip",
+    "entrobench verify theirs.zip --plugin their_methods --replay 9eee552761fb --steps 3",
+)
+
+
+def add(commands: Commands) -> None:
+    text = "judge every answer in a pack again, check its sums and scores, and replay the first steps of a cell"
+    parser = command(commands, "verify", text, EXAMPLES)
+    parser.add_argument("file", metavar="FILE", type=Path, help="a file that `entrobench pack` has written")
+    with_plugins(parser)
+    parser.add_argument(
+        "--replay", metavar="CELL", help="train the first steps of this cell again on the CPU, and compare them"
+    )
+    parser.add_argument("--steps", type=int, default=2, help="how many steps are replayed (default: 2)")
+
+
+def call(arguments: argparse.Namespace) -> int:
+    from harness.pack.archive import unpacked
+    from harness.study.audit import audit_pack
+    from harness.table.verified import write_marks
+    from harness.verify.pool import VerifierPool
+
+    with unpacked(arguments.file) as pack, VerifierPool() as verifier:
+        audits = list(audit_pack(pack, verifier, arguments.plugin))
+        console.print(f"{pack.path}: matrix {pack.matrix}, protocol {pack.protocol.name}, sums and identities checked")
+        if arguments.replay is not None:
+            replay_cell(cell_named(arguments.replay, audits), arguments.steps, arguments.plugin)
+        print(visible(audit_table(pack, audits)))
+        for audit in audits:
+            for sentence in audit.findings:
+                console.print(f"wrong: {audit.label}: {sentence}", style="red")
+            for sentence in dict.fromkeys(audit.notes):
+                console.print(f"not judged: {audit.label}: {sentence}", style="yellow")
+        write_marks(pack, {audit.spec.id: audit.mark for audit in audits})
+    wrong = sum(bool(audit.findings) for audit in audits)
+    if wrong:
+        console.print(f"{plural(wrong, 'cell')} of {len(audits)} contradict their own records or answers", style="red")
+    return 1 if wrong else 0
+
+
+def cell_named(name: str, audits: Sequence[CellAudit]) -> CellAudit:
+    """Return the cell with this hash."""
+    by_id = {audit.spec.id: audit for audit in audits}
+    if name not in by_id:
+        raise UserError(f"--replay is {name!r}, which is not a cell of the pack; {nearest(name, by_id)}")
+    return by_id[name]
+
+
+def replay_cell(audit: CellAudit, steps: int, plugins: Sequence[str]) -> None:
+    """Replay a cell, and change its mark, or add a finding."""
+    from harness.study.replay import replay_steps
+    from harness.table.verified import JUDGED, REPLAYED
+
+    difference = replay_steps(audit.folder, steps, plugins)
+    if difference is not None:
+        audit.findings.append(f"replayed, {difference}")
+        return
+    console.print(f"{audit.label}: steps 0 to {steps} replayed, every metric is the same bit for bit")
+    if audit.mark == JUDGED:
+        audit.mark = REPLAYED
+
+
+def audit_table(pack: Pack, audits: Sequence[CellAudit]) -> str:
+    """Return a line for each method: its cells, the answers that were judged again, and its mark."""
+    from harness.table.verified import mark_of_row
+
+    by_method: dict[str, list[CellAudit]] = {}
+    for audit in audits:
+        by_method.setdefault(audit.spec.key.method, []).append(audit)
+    lines = [["method", "cells", "answers judged", "undecided", "wrong", "mark"]]
+    for method, group in by_method.items():
+        counts = [len(group), sum(audit.answers for audit in group), sum(audit.undecided for audit in group)]
+        wrong = sum(bool(audit.findings) for audit in group)
+        mark = mark_of_row(audit.mark for audit in group) or ""
+        lines.append([method, *(f"{count:,}" for count in (*counts, wrong)), mark])
+    return boxed(pack.matrix, lines, None, [], "--format csv")

@@ -1,0 +1,368 @@
+"""The sections of a configuration as dataclasses: every default of the harness, in the only place; no torch.
+
+The docstring under a field is its meaning in docs/configuration.md, which `make docs` writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil, floor
+from pathlib import Path
+from typing import Any, ClassVar
+
+from harness.base.errors import UserError, nearest, short
+from harness.base.schema import choice, number, numbers, typed
+
+BY_TASK = ("problems", "samples", "k", "temperature")  # the settings that eval.by_task may set for a single task
+PUBLISHED, TUNED = "published", "tuned"  # rulesets
+MOST_CANDIDATES = 6  # of a method
+
+
+@dataclass
+class Filter:
+    """Difficulty filter: keeps problems that the model solves sometimes, by its pass rate before any training."""
+
+    n: int = number(16, least=1)
+    """Responses sampled for each problem to measure its pass rate."""
+    low: float = number(1 / 16, least=0, most=1)
+    """Problems with this pass rate or a lower one are too hard and left out."""
+    high: float = number(15 / 16, least=0, most=1)
+    """Problems with this pass rate or a higher one are too easy and left out."""
+
+    def bounds(self) -> tuple[int, int]:
+        """Return the fewest and the most right responses of n whose share lies strictly between low and high."""
+        # Exact products of the decimals that were written: 0.9 as a float is a little more than 9/10.
+        low, high = Fraction(str(self.low)) * self.n, Fraction(str(self.high)) * self.n
+        return floor(low) + 1, ceil(high) - 1
+
+
+@dataclass
+class Resample:
+    """Dynamic sampling (DAPO): groups of equal rewards are set aside, and others drawn until a step has enough."""
+
+    multiplier: float = number(1.0, least=1)
+    """Problems drawn at once, as a multiple of `train.prompts`."""
+    max_batches: int = number(10, least=1)
+    """Draws of one step, at most; then groups without signal fill it up."""
+
+    def candidates(self, prompts: int) -> Fraction:
+        """Return the number of problems drawn at once; not whole if the multiplier does not fit."""
+        # The exact product of the decimal that was written: 1.1 as a float is a little more than 11/10.
+        return prompts * Fraction(str(self.multiplier))
+
+    def superset(self, prompts: int) -> int:
+        """Return the largest number of problems that a step may draw."""
+        return int(self.candidates(prompts)) * self.max_batches
+
+
+@dataclass
+class Train:
+    """The training loop and its optimizer, AdamW."""
+
+    steps: int = number(300, least=1)
+    """Training steps; each samples one rollout batch and trains on it."""
+    prompts: int = number(64, least=1)
+    """Prompts of one step; a multiple of `train.updates` times the ranks of a cell."""
+    group: int = number(16, least=1)
+    """Responses sampled for each prompt."""
+    updates: int = number(2, least=1)
+    """Optimizer steps in one pass over a rollout batch, each on a mini-batch of whole groups."""
+    epochs: int = number(1, least=1)
+    """Passes over a rollout batch."""
+    lr: float = number(1e-6, above=0)
+    """Learning rate of the policy; a critic has its own, the option `critic_lr` of its objective."""
+    warmup_steps: int = number(0, least=0)
+    """Steps over which the learning rate rises linearly to its value."""
+    betas: list[float] = numbers([0.9, 0.999], length=2, least=0, below=1)
+    """Decay rates of AdamW's two moments."""
+    weight_decay: float = number(0.0, least=0)
+    """Weight decay of AdamW."""
+    grad_clip: float = number(1.0, above=0)
+    """Largest norm of the gradient of one update; a larger gradient is scaled down to it."""
+    filter: Filter | None = None
+    """Difficulty filter of the problems; null: every problem is trained on."""
+    resample: Resample | None = None
+    """Dynamic sampling; null: a step trains on its first `train.prompts` groups, with or without signal."""
+    dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
+    """Type of the computation; master weights are float32. auto: bfloat16 on cuda, float32 on a CPU."""
+
+
+@dataclass
+class RolloutConfig:
+    """Sampling of the responses that are trained on."""
+
+    # Users often look for these keys. A truncated sampler would be wrong here: training uses the log-probabilities of
+    # the whole softmax.
+    refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("top_p", "top_k", "min_p"),
+        "training samples by temperature alone (allowed: rollout.temperature), since a truncated sampler is another "
+        "policy than the one that is trained",
+    )
+
+    engine: str = choice("auto", ("auto", "embedded", "vllm"))
+    """Engine that samples. auto: vLLM where it is installed and the model is large enough to gain, else embedded."""
+    temperature: float = number(1.0, above=0)
+    """Sampling temperature, also of the trainer's softmax."""
+    max_new_tokens: int = number(7168, least=1)
+    """Most tokens of a response, in training and in evaluation."""
+    lag: int = number(0, least=0)
+    """Steps between sampling a response and training on it; less than `train.steps`."""
+    max_prompt_tokens: int | None = number(None, least=1)
+    """Problems with longer prompts are not trained on; null: no limit."""
+
+
+@dataclass
+class Correction:
+    """Importance correction of the gradient for the mismatch of trainer and engine (docs/mismatch.md)."""
+
+    kind: str = choice("off", ("off", "truncated", "masked"))
+    """truncated: a ratio above `high` counts as `high`; masked: a ratio outside `low` to `high` counts as 0."""
+    level: str = choice("token", ("token", "sequence"))
+    """The ratio that is bounded: of each token, or of the whole response."""
+    low: float = number(0.0, least=0, most=1)
+    """Lower bound of the ratio, with `kind=masked` only."""
+    high: float = number(2.0, least=1)
+    """Upper bound of the ratio."""
+
+
+@dataclass
+class Bounds:
+    """Bounds on the size of the trainer's minus the engine's log-probability, over sampled tokens."""
+
+    p99: float | None = number(None, least=0)
+    """Bound on the 99th percentile; null: none."""
+    max: float | None = number(None, least=0)
+    """Bound on the largest value; null: none."""
+
+
+@dataclass
+class Mismatch:
+    """Largest allowed mismatch of trainer and engine, by the type of the computation; a cell beyond it stops."""
+
+    # In float32 p99 is about 1e-6, so 0.01 cannot be rounding.
+    float32: Bounds = field(default_factory=lambda: Bounds(p99=0.01, max=0.1))
+    # In bfloat16 a few tokens may differ by any amount, so a bound on the maximum is useless.
+    bfloat16: Bounds = field(default_factory=lambda: Bounds(p99=0.5))
+
+
+@dataclass
+class Eval:
+    """Evaluation of a cell, before training and at the end."""
+
+    tasks: list[str] = field(default_factory=list)
+    """Evaluation tasks; empty: the task that is trained on."""
+    split: str = "test"
+    """Split of each task to evaluate on."""
+    problems: int | None = number(None, least=1)
+    """Number of problems, from the start of the split; null: all."""
+    samples: int = number(32, least=1)
+    """Responses to each problem, the n of Pass@k."""
+    k: int = number(16, least=1)
+    """The K of the headline Pass@K; at most `eval.samples`."""
+    temperature: float = number(0.7, least=0)
+    """Sampling temperature; 0: greedy."""
+    every: int = number(0, least=0)
+    """Steps between further evaluations; 0: only before training and at the end."""
+    beyond_context: bool = False
+    """Evaluate even if prompt and response exceed the model's max_position_embeddings; false: that is an error."""
+    by_task: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Values of `problems`, `samples`, `k` and `temperature` for single tasks: `{aime24: {samples: 64}}`."""
+
+    def of(self, task: str) -> Eval:
+        """Return the settings for one evaluation task, by its name."""
+        own_values, where = self.by_task.get(task, {}), f"eval.by_task.{task}."
+        for key in own_values:
+            if key not in BY_TASK:
+                raise UserError(f"unknown key {short(f'{where}{key}')}; {nearest(str(key), BY_TASK)}")
+        settings: Eval = dataclasses.replace(self, by_task={})
+        return typed(settings, own_values, where) if own_values else settings
+
+
+@dataclass
+class Stop:
+    """Early end of a cell, before `train.steps`."""
+
+    entropy_below: float | None = number(None, above=0)
+    """A cell ends after the first step with a lower `entropy/mean`, and that step is its result; null: never."""
+
+
+@dataclass
+class Verify:
+    """The verifier, which judges answers."""
+
+    limit_s: float = number(5.0, above=0)
+    """Seconds for one answer; a longer judgment is a timeout and not a right answer."""
+    workers: int = number(2, least=1)
+    """Processes that judge answers other than integers."""
+    max_failures: float = number(0.05, least=0, most=1)
+    """Share of timeouts and errors in a step or an evaluation above which the cell stops."""
+
+
+@dataclass
+class Dynamics:
+    """The instrument that predicts and measures changes of the entropy (docs/dynamics.md)."""
+
+    every: int = number(10, least=0)
+    """Steps between measured changes of the entropy; 0: the instrument is off."""
+
+
+@dataclass
+class Checkpoint:
+    """Checkpoints, from which an interrupted cell continues."""
+
+    every: int = number(20, least=1)
+    """Steps between checkpoints."""
+    save_model: bool = True
+    """Keep the trained model in the cell's folder, in the format of Hugging Face."""
+
+
+@dataclass
+class Hardware:
+    """Devices, processes and memory of one cell."""
+
+    device: str = choice("auto", ("auto", "cpu", "cuda"))
+    """Device of a cell. auto: cuda if there is one."""
+    threads: int = number(1, least=1)
+    """CPU threads of each process."""
+    ranks: int = number(1, least=1)
+    """Processes of a cell on one machine, each with its own device; the model's weights are divided among them."""
+    nodes: int = number(1, least=1)
+    """Machines of a cell, found by `--launcher ray` or `slurm`, or by torchrun."""
+    share: float = number(1.0, above=0, most=1)
+    """Share of a GPU that a cell of one rank takes; other cells take the rest."""
+    micro_tokens: int = number(16384, least=1)
+    """Tokens of one forward pass, padding included."""
+    recompute: bool = False
+    """Compute the activations of a layer again in the backward pass instead of keeping them."""
+    offload: bool = False
+    """Keep AdamW's moments and a copy of the weights in the machine's memory instead of the device's."""
+    cache_gib: float | None = number(None, above=0)
+    """Memory of vLLM's keys and values, in GiB; null: 1 on a CPU; on a GPU, half of its memory with the weights."""
+    timeout_minutes: float | None = number(None, above=0)
+    """A cell that takes longer is stopped and counted as failed; null: no limit."""
+    stall_minutes: float | None = number(60.0, above=0)
+    """A cell without progress on any rank for this long, not even one response, fails; null: no limit."""
+
+    @property
+    def world(self) -> int:
+        """The number of ranks on all machines."""
+        return self.nodes * self.ranks
+
+
+@dataclass
+class Slurm:
+    """Options of `run --launcher slurm`; the machines are those of `hardware`."""
+
+    partition: str | None = None
+    """Partition; null: the cluster's default."""
+    account: str | None = None
+    """Account to charge; null: the cluster's default."""
+    minutes: int = number(240, least=1)
+    """Time limit of one job of a cell; a cell that needs longer is queued again and continues from a checkpoint."""
+    notice_minutes: int = number(5, least=1)
+    """Notice before the end of that time; a step and a checkpoint must fit into it."""
+    setup: list[str] = field(default_factory=list)
+    """Lines of bash to run before Python starts."""
+    container: str | None = None
+    """Command in front of Python, which is then the container's own: `apptainer exec --nv image.sif`."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further options of sbatch, such as `{qos: high}`."""
+
+
+@dataclass
+class Launch:
+    """Options of the launchers."""
+
+    slurm: Slurm = field(default_factory=Slurm)
+
+
+@dataclass
+class Tracking:
+    """The MLflow store."""
+
+    uri: str | None = None
+    """Address of the store; null: the variable MLFLOW_TRACKING_URI, or else SQLite in the results folder."""
+    patience_minutes: float = number(10.0, above=0)
+    """Longest wait for MLflow at the end of a run; `entrobench sync` does the rest later."""
+
+
+@dataclass
+class Tune:
+    """The candidates of each method, among which `entrobench tune` chooses by one rule (docs/fair.md)."""
+
+    candidates: dict[str, list[str]] = field(default_factory=dict)
+    """Candidates of each method, as specs: `{clip_b: [clip_b(share=0.01), clip_b(share=0.02)]}`; at most six."""
+    seeds: list[int] = numbers([100, 101], least=0)
+    """Seeds of the candidates; none of them may be among `seeds`."""
+    slack: float = number(0.02, least=0, most=1)
+    """The choice has the highest Pass@K of the candidates whose Avg@K is at most this much below the baseline's."""
+    file: str = ""
+    """File of the choice; empty: where `entrobench tune` writes it, `results/NAME-tune/choice.yaml`."""
+
+
+@dataclass
+class Config:
+    """The matrix, and where its results go."""
+
+    name: str = ""
+    """Name of the matrix: its folder and its experiment in MLflow; empty: the name of the file."""
+    methods: list[str] = field(default_factory=lambda: ["grpo"])
+    """Methods, as specs: an objective and controls joined by `+`, such as `ppo+clip_b(share=0.02)`."""
+    method_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Options of an objective or a control wherever a spec names it: `{clip_b: {share: 0.02}}`."""
+    tasks: list[str] = field(default_factory=lambda: ["countdown"])
+    """Tasks to train on."""
+    models: list[str] = field(default_factory=lambda: ["countdown-tiny"])
+    """Base models: names of `entrobench list models`, folders, or names on the Hugging Face Hub."""
+    seeds: list[int] = numbers([0], least=0)
+    """Seeds; all methods share initial weights, prompts and sampling seeds within one seed."""
+    axes: dict[str, Any] = field(default_factory=dict)
+    """Further axes of the matrix: lists of values of any scalar key below, such as `{train.lr: [1e-6, 3e-6]}`."""
+    baseline: str = "grpo"
+    """Method that the others are compared with."""
+    ruleset: str = choice(PUBLISHED, (PUBLISHED, TUNED))
+    """tuned: `method_options` are completed by the choice of `entrobench tune`; tables never mix the two."""
+    tune: Tune = field(default_factory=Tune)
+    train: Train = field(default_factory=Train)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    correction: Correction = field(default_factory=Correction)
+    mismatch: Mismatch = field(default_factory=Mismatch)
+    eval: Eval = field(default_factory=Eval)
+    stop: Stop = field(default_factory=Stop)
+    verify: Verify = field(default_factory=Verify)
+    dynamics: Dynamics = field(default_factory=Dynamics)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    hardware: Hardware = field(default_factory=Hardware)
+    launch: Launch = field(default_factory=Launch)
+    tracking: Tracking = field(default_factory=Tracking)
+    plugins: list[str] = field(default_factory=list)
+    """Python modules that offer further methods and tasks."""
+    results: str = "results"
+    """Folder of all results."""
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """The value of each axis in this configuration."""
+        return {key: value_at(self, key) for key in self.axes}
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.results) / self.name
+
+    @property
+    def tracking_uri(self) -> str:
+        return (
+            self.tracking.uri
+            or os.environ.get("MLFLOW_TRACKING_URI")
+            or f"sqlite:///{Path(self.results) / 'mlflow.db'}"
+        )
+
+
+def value_at(settings: Any, key: str) -> Any:
+    """Return the value under a key such as train.lr."""
+    return functools.reduce(getattr, key.split("."), settings)

@@ -1,0 +1,217 @@
+"""A matrix as one file: a zip of the records of its cells, without weights, with a manifest of their SHA-256 sums.
+
+    manifest.json    format, matrix, protocol, and the size and SHA-256 of every other file
+    matrix.json      the expected cells, and how they are compared
+    cells/<cell>/    config.yaml, state.json, made.json, metrics.jsonl, sums.json, evals/*.json, samples/*.jsonl
+
+The comment at the end of the zip is the SHA-256 of all bytes before it. So a file that was cut off, or in which any
+byte changed, is refused before anything in it is read. The sums protect against accidents. A person can compute them
+again, and then the answers decide: `entrobench verify` judges each of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.base import files
+from harness.base.errors import Damaged, UserError
+from harness.cells.spec import CellSpec
+from harness.pack.protocol import PARTS, Protocol
+
+SUFFIX = ".zip"
+FORMAT = 1
+MANIFEST, SUMMARY, CELLS = "manifest.json", "matrix.json", "cells"
+RECORDS = ("config.yaml", "state.json", "made.json", "metrics.jsonl", "sums.json", "evals/*.json", "samples/*.jsonl")
+# A pack may come from a stranger: no other path is written to disk.
+MEMBER = re.compile(
+    rf"{CELLS}/[^/\\]+/(config\.yaml|state\.json|made\.json|metrics\.jsonl|sums\.json|evals/[^/\\]+\.json"
+    r"|samples/[^/\\]+\.jsonl)"
+)
+MARK = b"entrobench pack sha256 "
+END = len(MARK) + 64
+MOST_BYTES = 8 << 30  # of all files in a pack; more is not read, since a small zip may hold any number of zeros
+BEGAN = (1980, 1, 1, 0, 0, 0)  # the time of every member, so that the same records give the same bytes
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack whose files were checked and lie in a folder."""
+
+    path: Path
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def matrix(self) -> str:
+        name: str = self.manifest["matrix"]
+        return name
+
+    @property
+    def protocol(self) -> Protocol:
+        return Protocol(self.manifest["protocol"]["definition"])
+
+    @property
+    def summary(self) -> bytes:
+        return (self.folder / SUMMARY).read_bytes()
+
+    @property
+    def cells(self) -> list[Path]:
+        """The folders of its cells, in order."""
+        folder = self.folder / CELLS
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the file."""
+        return files.sha256_of(self.path)
+
+
+# Writing
+
+
+def write_pack(path: Path, matrix: str, summary: str, folders: Sequence[Path], protocol: Protocol) -> None:
+    """Write the records of cells as one file; the same records give the same bytes."""
+    contents = {SUMMARY: summary.encode()}
+    sources: dict[str, Path] = {}
+    for folder in folders:
+        for source in record_paths(folder):
+            sources[f"{CELLS}/{folder.name}/{source.relative_to(folder).as_posix()}"] = source
+    sums = {name: [len(content), hashlib.sha256(content).hexdigest()] for name, content in contents.items()}
+    for name, source in sources.items():
+        sums[name] = [source.stat().st_size, files.sha256_of(source)]
+    manifest = {
+        "format": FORMAT,
+        "matrix": matrix,
+        "protocol": {"name": protocol.name, "definition": protocol.definition},
+        "files": dict(sorted(sums.items())),
+    }
+    contents[MANIFEST] = json.dumps(manifest, indent=1).encode()
+    with files.temporary_path(path) as temporary:
+        with zipfile.ZipFile(temporary, "w") as archive:
+            for name in (MANIFEST, SUMMARY):
+                add_member(archive, name, contents[name])
+            for name in sorted(sources):
+                add_member(archive, name, sources[name].read_bytes())
+            archive.comment = bytes(END)  # of the right length, which is part of what is summed
+        with open(temporary, "r+b") as file:
+            digest = digest_before_end(temporary)
+            file.seek(-END, os.SEEK_END)
+            file.write(MARK + digest.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+
+def record_paths(folder: Path) -> list[Path]:
+    """Return the records of a cell that a pack holds."""
+    return [path for pattern in RECORDS for path in sorted(folder.glob(pattern)) if path.is_file()]
+
+
+def add_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    member = zipfile.ZipInfo(name, BEGAN)
+    member.create_system = 3  # Unix, on every system
+    member.external_attr = 0o644 << 16
+    archive.writestr(member, content, zipfile.ZIP_DEFLATED, 9)
+
+
+def digest_before_end(path: Path) -> str:
+    """Return the SHA-256 of a file without its last bytes, which are the mark."""
+    digest = hashlib.sha256()
+    left = path.stat().st_size - END
+    with open(path, "rb") as file:
+        while left > 0:
+            block = file.read(min(left, 1 << 20))
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()
+
+
+# Reading
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Pack]:
+    """Check a pack, and yield it with its files in a temporary folder."""
+    check_whole(path)
+    with tempfile.TemporaryDirectory(prefix="entrobench-pack-") as folder:
+        yield Pack(path, Path(folder), extracted(path, Path(folder)))
+
+
+def check_whole(path: Path) -> None:
+    """Refuse a file that is not a pack, or of which a byte is missing or changed."""
+    if not path.is_file():
+        raise UserError(f"the pack {path} is missing; `entrobench pack CONFIG --out FILE` writes one")
+    with open(path, "rb") as file:
+        begins = file.read(4) == b"PK\x03\x04"
+        file.seek(max(path.stat().st_size - END, 0))
+        end = file.read()
+    if not begins:
+        raise UserError(f"{path} is not a pack; `entrobench pack CONFIG --out FILE` writes one")
+    if not end.startswith(MARK):
+        raise Damaged(path, "it was cut off, or edited: it does not end with the sum that `entrobench pack` wrote")
+    if end[len(MARK) :].decode(errors="replace") != digest_before_end(path):
+        raise Damaged(path, "it was edited since `entrobench pack` wrote it: its bytes do not fit its sum")
+
+
+def extracted(path: Path, folder: Path) -> dict[str, Any]:
+    """Write the files of a pack into a folder, and return its manifest; refuse files that do not fit it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {member.filename: member for member in archive.infolist()}
+            if sum(member.file_size for member in members.values()) > MOST_BYTES:
+                raise Damaged(path, f"its files have more than {MOST_BYTES >> 30} GiB")
+            if MANIFEST not in members:
+                raise Damaged(path, f"it has no {MANIFEST}")
+            manifest = checked_manifest(archive.read(MANIFEST), path)
+            sums = manifest["files"]
+            if members.keys() - {MANIFEST} != sums.keys():
+                raise Damaged(path, f"its files are not those of its {MANIFEST}")
+            for name, (size, checksum) in sums.items():
+                if name != SUMMARY and not MEMBER.fullmatch(name):
+                    raise Damaged(path, f"it holds {name!r}, which is not a record of a cell")
+                content = archive.read(name)
+                if len(content) != size or hashlib.sha256(content).hexdigest() != checksum:
+                    raise Damaged(path, f"{name} in it does not fit its sum")
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+        raise Damaged(path, f"it is not a zip that `entrobench pack` writes ({error})") from error
+    return manifest
+
+
+def checked_manifest(content: bytes, path: Path) -> dict[str, Any]:
+    """Return a manifest; refuse one of another format, or without a part."""
+    try:
+        manifest = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, f"its {MANIFEST} is not JSON ({error})") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise Damaged(path, f"its {MANIFEST} is not of format {FORMAT}, which this version of entrobench reads")
+    protocol, sums = manifest.get("protocol"), manifest.get("files")
+    if not isinstance(protocol, dict) or not isinstance(sums, dict) or SUMMARY not in sums:
+        raise Damaged(path, f"its {MANIFEST} must hold matrix, protocol and files, with {SUMMARY} among them")
+    definition = protocol.get("definition")
+    if not isinstance(definition, dict) or not set(PARTS) <= definition.keys():
+        raise Damaged(path, f"the definition of its protocol must hold {', '.join(PARTS)}")
+    if protocol.get("name") != Protocol(definition).name:
+        raise Damaged(path, "the hash of its protocol does not follow from its definition")
+    if not isinstance(manifest.get("matrix"), str):
+        raise Damaged(path, f"its {MANIFEST} names no matrix")
+    return manifest
+
+
+def specs_of(pack: Pack) -> dict[Path, CellSpec]:
+    """Return the records of all cells of a pack, by their folders."""
+    return {folder: CellSpec.read(folder) for folder in pack.cells}

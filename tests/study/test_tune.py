@@ -1,0 +1,173 @@
+"""Tuning: as many candidates of each method, one rule, and a choice that `ruleset: tuned` runs."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from boards import Made
+
+from harness import config as configs
+from harness.base.errors import UserError
+from harness.commands import run
+from harness.commands import tune as command
+from harness.config import Config
+from harness.matrix import cells
+from harness.study.tune import Candidate, check_candidates, choose, chosen_candidates, tuning_matrix
+from harness.table.publish import publish
+
+CANDIDATES = "tune.candidates={grpo: [grpo, grpo(clip_high=0.28)], clip_b: [clip_b(share=0.01), clip_b(share=0.05)]}"
+GIVEN = ["methods=[grpo,clip_b]", "seeds=[0,1]", CANDIDATES]
+
+
+def loaded(tmp_path: Path, *overrides: str, with_choice: bool = False) -> Config:
+    given = [*GIVEN, f"results={tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", *overrides]
+    return configs.load_config("smoke", given, with_choice=with_choice)
+
+
+def candidate(spec: str, avg: float | None, pass_at_k: float | None) -> Candidate:
+    return Candidate(spec.partition("(")[0], spec, avg, pass_at_k)
+
+
+# The rule
+
+
+@pytest.mark.parametrize(
+    ("scores", "chosen"),
+    [
+        ({"a(x=1)": (0.30, 0.5), "a(x=2)": (0.29, 0.6), "a(x=3)": (0.27, 0.9)}, "a(x=2)"),  # the third is too low
+        ({"a(x=1)": (0.30, 0.5), "a(x=2)": (0.28, 0.6)}, "a(x=2)"),  # the slack itself is allowed
+        ({"a(x=1)": (0.20, 0.9), "a(x=2)": (0.25, 0.1)}, "a(x=2)"),  # none is near: the highest Avg@K
+        ({"a(x=1)": (0.30, 0.5), "a(x=2)": (0.40, 0.5)}, "a(x=1)"),  # the first of equal ones
+        ({"a(x=1)": (None, None), "a(x=2)": (0.10, 0.1)}, "a(x=2)"),  # one that broke is out
+    ],
+)
+def test_the_rule(scores: dict[str, tuple[float | None, float | None]], chosen: str) -> None:
+    candidates = [candidate(spec, *pair) for spec, pair in scores.items()]
+    assert chosen_candidates(candidates, baseline_avg=0.30, slack=0.02 + 1e-12)["a"].spec == chosen
+
+
+def test_the_rule_by_brute_force() -> None:
+    levels = (0.1, 0.2, 0.3)
+    for pairs in itertools.product(itertools.product(levels, levels), repeat=3):
+        candidates = [candidate(f"a(x={i})", *pair) for i, pair in enumerate(pairs)]
+        near = [pair for pair in pairs if pair[0] >= 0.15]
+        best = max(near, key=lambda pair: pair[1]) if near else max(pairs, key=lambda pair: pair[0])
+        found = chosen_candidates(candidates, baseline_avg=0.2, slack=0.05)["a"]
+        assert (found.avg_at_k, found.pass_at_k)[bool(near)] == best[bool(near)]
+        assert (found.avg_at_k or 0) >= 0.15 or not near
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("methods=[grpo,clip_b,ppo]", "tune.candidates has none of 'ppo'"),
+        ("tune.candidates={grpo: [grpo], clip_b: []}", "tune.candidates has none of 'clip_b'"),
+        ("tune.candidates={grpo: [grpo], clip_v: [clip_v]}", "tune.candidates names 'clip_v', which is not run"),
+        (
+            "tune.candidates={grpo: [grpo], clip_b: [clip_b, clip_b(share=0.1)]}",
+            "tune.candidates has 1 of grpo, 2 of clip_b; each method needs as many as the others",
+        ),
+        (
+            "tune.candidates={grpo: [grpo], clip_b: [clip_v]}",
+            r"tune.candidates.clip_b has 'clip_v'; allowed: clip_b with options, as clip_b(...)",
+        ),
+        ("tune.candidates={grpo: [grpo], clip_b: [clip_b, clip_b]}", "names 'clip_b' twice"),
+        ("tune.candidates={grpo: [grpo], clip_b: [a, b, c, d, e, f, g]}", "has 7; allowed: up to 6"),
+        ("tune.seeds=[1,5]", "tune.seeds and seeds both have 1"),
+        ("eval.tasks=[aime24]", "validation"),
+    ],
+)
+def test_candidates_that_are_not_a_fair_search_are_refused(tmp_path: Path, override: str, sentence: str) -> None:
+    with pytest.raises(UserError) as raised:
+        check_candidates(loaded(tmp_path, override))
+    assert sentence in str(raised.value)
+
+
+def test_a_tuned_matrix_needs_its_choice(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the choice .*choice\.yaml is missing; `entrobench tune` makes it"):
+        loaded(tmp_path, "ruleset=tuned", with_choice=True)
+
+
+# The matrix of the candidates
+
+
+def test_the_candidates_of_the_demo_are_the_cells_of_its_reference(tmp_path: Path) -> None:
+    matrix = tuning_matrix(configs.load_config("demo", [f"results={tmp_path}"]))
+    assert matrix.name == "demo-tune"
+    assert matrix.eval.split == "validation"
+    by_hand = configs.load_config(
+        "demo",
+        [
+            *("name=demo-tune", "seeds=[102,103]", "eval.split=validation", "eval.every=0", f"results={tmp_path}"),
+            f"methods={[f'{spec}' for spec in matrix.methods]}".replace("'", '"'),
+        ],
+    )
+    assert [cell.id for cell in cells(matrix)] == [cell.id for cell in cells(by_hand)]
+    ids = {cell.id for cell in cells(matrix)}
+    # As they were run: grpo, and clip_b(share=0.02), each with seed 102.
+    assert {"9eee552761fb", "9c784858fd64"} <= ids
+
+
+# The command
+
+
+def end_cells(matrix: Config, broken: tuple[str, ...] = ()) -> int:
+    """Stand in for `run`: leave made-up results, in which some candidates failed."""
+    made = Made.__new__(Made)
+    made.config, made.cells, made.clock = matrix, cells(matrix), itertools.count(1000.0, 10.0)
+    for cell in made.cells:
+        made.end(cell, state="failed" if cell.method in broken else "done")
+    publish(matrix, made.cells)
+    return 1 if broken else 0
+
+
+def test_tune_writes_a_choice_that_the_tuned_matrix_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "run_matrix", lambda matrix, *_: end_cells(matrix))
+    config = loaded(tmp_path)
+    assert command.tune(config) == 0
+    choice = configs.choice_path(config)
+    assert choice == tmp_path / "smoke-tune" / "choice.yaml"
+    text = choice.with_name("candidates.md").read_text()
+    assert text.count("| chosen |") == 2
+    tuned = loaded(tmp_path, "ruleset=tuned", with_choice=True)
+    assert [method.partition("(")[0] for method in tuned.methods] == ["grpo", "clip_b"]
+    assert tuned.baseline == tuned.methods[0]
+    assert all(spec in text for spec in tuned.methods)
+    assert {cell.spec.settings["ruleset"] for cell in cells(tuned)} == {"tuned"}
+    with pytest.raises(UserError, match=r"was chosen by other tune\.slack"):
+        loaded(tmp_path, "ruleset=tuned", "tune.slack=0.5", with_choice=True)
+
+
+def test_a_candidate_that_breaks_is_a_marked_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "run_matrix", lambda matrix, *_: end_cells(matrix, broken=("clip_b(share=0.05)",)))
+    config = loaded(tmp_path)
+    assert command.tune(config) == 1
+    text = (tmp_path / "smoke-tune" / "candidates.md").read_text()
+    assert "| clip_b(share=0.05) | clip_b |  |  | not done |" in text
+    assert "| chosen |" in next(line for line in text.splitlines() if "clip_b(share=0.01)" in line)
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (("clip_b(share=0.05)", "clip_b(share=0.01)"), "no candidate of clip_b is done"),
+        (("grpo",), "the baseline grpo is not done on the validation problems"),
+    ],
+)
+def test_without_a_candidate_nothing_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...], sentence: str
+) -> None:
+    monkeypatch.setattr(run, "run_matrix", lambda matrix, *_: end_cells(matrix, broken=broken))
+    with pytest.raises(UserError, match=sentence):
+        command.tune(loaded(tmp_path))
+    assert not (tmp_path / "smoke-tune" / "choice.yaml").exists()
+
+
+def test_no_row_no_choice(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the baseline grpo is not done"):
+        choose(loaded(tmp_path), [])
