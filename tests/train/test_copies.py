@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
+from float64 import compute_in_float64
 from torch import Tensor, nn
 from trainers import build, sampled, weights
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from harness.batch import Rollout, TokenBatch
+from harness.batch import Rollout, TokenBatch, TokenStats
 from harness.config import Hardware, Train
 from harness.conformance import miniature
+from harness.conformance.probe import stats_of
 from harness.tokens.metrics import Stopwatch
 from harness.tokens.statistics import token_stats
 from harness.train.hidden import hidden_states, response_tokens
@@ -40,21 +40,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def exact(network: nn.Module) -> None:
-    """Compute everything in float64; the model's own norms would compute in float32."""
-
-    def norm(module: Qwen2RMSNorm, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
-
-    network.double()
-    for module in network.modules():
-        if isinstance(module, Qwen2RMSNorm):
-            module.forward = norm.__get__(module)
-
-
 def policy_of(folder: Path, micro: int) -> Policy:
     policy = Policy(folder, Train(), TEMPERATURE, "cpu", torch.float32, Hardware(micro_tokens=micro))
-    exact(policy.network)
+    compute_in_float64(policy.network)
     return policy
 
 
@@ -62,7 +50,7 @@ def critic_of(folder: Path, micro: int) -> Critic:
     torch.manual_seed(1)
     critic = Critic(folder, Train(), 1e-3, "cpu", torch.float32, Hardware(micro_tokens=micro))
     nn.init.normal_(critic.module.head.weight)  # a head of zeros would give the body no gradient
-    exact(critic.network)
+    compute_in_float64(critic.network)
     return critic
 
 
@@ -118,7 +106,7 @@ def close(found: list[Tensor], expected: list[Tensor]) -> None:
 def test_statistics_and_gradient_are_those_of_each_copy_alone(micro: int, folder: Path) -> None:
     batch, policy = batch_with_copies(), policy_of(folder, micro)
     by_logp_T, by_entropy_T = factors(batch)
-    stats = policy.stats(batch, frozenset({"sum_p2"}))
+    stats = policy.stats(batch, frozenset({"sum_p2", "min_p"}))
     for part in policy.micro_batches(batch):
         current = policy.current(part, frozenset({"entropy_grad"}))
         assert current.entropy is not None
@@ -127,18 +115,15 @@ def test_statistics_and_gradient_are_those_of_each_copy_alone(micro: int, folder
     found = gradients(policy.module)
 
     policy.network.zero_grad()
-    columns: dict[str, list[Tensor]] = {"logp": [], "entropy": [], "sum_p2": [], "sum_p2_logp": []}
+    parts = []
     for sequence, prompt in alone(batch):
         logits_TV = policy.module(sequence[None]).logits[0, prompt - 1 : -1] / TEMPERATURE
-        logp_TV = logits_TV.log_softmax(-1)
-        p_TV = logp_TV.exp()
-        columns["logp"].append(logp_TV.gather(1, sequence[prompt:, None])[:, 0])
-        columns["entropy"].append(-(p_TV * logp_TV).sum(-1))
-        columns["sum_p2"].append((p_TV**2).sum(-1))
-        columns["sum_p2_logp"].append((p_TV**2 * logp_TV).sum(-1))
-    expected = {name: torch.cat(parts) for name, parts in columns.items()}
-    (by_logp_T * expected["logp"] + by_entropy_T * expected["entropy"]).sum().backward()
-    close([stats.columns[name] for name in expected], [column_T.detach() for column_T in expected.values()])
+        parts.append(stats_of(logits_TV, sequence[prompt:]))
+    expected = TokenStats.cat(parts)
+    assert expected.entropy is not None
+    (by_logp_T * expected.logp + by_entropy_T * expected.entropy).sum().backward()
+    assert stats.columns.keys() == expected.columns.keys()
+    close(list(stats.columns.values()), list(expected.detach().columns.values()))
     close(found, gradients(policy.module))
 
 
