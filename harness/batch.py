@@ -150,26 +150,32 @@ class TokenBatch:
         """Return a batch of whole groups, all of one size; a reward above 0 means a right response."""
         if copies is None:
             copies = [distinct_responses(group).copy_of for group in groups]
-        rollouts, numbers, copy_of, tokens, sizes, behaviour_logp = [], [], [], [], [], []
+        # Of the responses.
+        numbers, copy_of, prompt_lengths, lengths, sizes, finished = [], [], [], [], [], []
+        tokens, behaviour_logp = [], []
         for number, (group, copies_of_group) in enumerate(zip(groups, copies, strict=True)):
-            copy_of += [number * len(group) + copy for copy in copies_of_group]
-            for rollout in group:
-                rollouts.append(rollout)
+            for rollout, copy in zip(group, copies_of_group, strict=True):
                 numbers.append(number)
-                tokens += rollout.prompt + rollout.response
+                copy_of.append(number * len(group) + copy)
+                prompt_lengths.append(len(rollout.prompt))
+                lengths.append(len(rollout.response))
                 sizes.append(len(rollout.prompt) + len(rollout.response))
+                finished.append(rollout.finished)
+                tokens += rollout.prompt + rollout.response
                 behaviour_logp += rollout.logp
-        lengths_B = torch.tensor([len(rollout.response) for rollout in rollouts], device=device)
+        if answers is None:
+            answers = [None] * len(numbers)
+        lengths_B = torch.tensor(lengths, device=device)
         first_G = torch.tensor(places or range(len(groups)), device=device) * len(groups[0])
         return cls(
             sequences=list(torch.tensor(tokens).split(sizes)),  # one tensor, split: quicker than a tensor for each
-            prompt_lengths_B=torch.tensor([len(rollout.prompt) for rollout in rollouts], device=device),
+            prompt_lengths_B=torch.tensor(prompt_lengths, device=device),
             lengths_B=lengths_B,
             groups_B=torch.tensor(numbers, device=device),
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=device),
             right_B=torch.tensor(rewards, device=device) > 0,
-            answers_B=torch.tensor(answer_numbers(answers or [None] * len(rollouts), len(groups[0])), device=device),
-            finished_B=torch.tensor([rollout.finished for rollout in rollouts], device=device),
+            answers_B=torch.tensor(answer_numbers(answers, len(groups[0])), device=device),
+            finished_B=torch.tensor(finished, device=device),
             places_B=(first_G[:, None] + torch.arange(len(groups[0]), device=device)).flatten(),
             copy_of_B=torch.tensor(copy_of, device=device),
             behaviour_logp_T=torch.tensor(behaviour_logp, device=device),
@@ -255,9 +261,13 @@ class TokenBatch:
         within_T = torch.arange(int(lengths_B.sum()), device=rows_B.device)
         within_T = within_T - (lengths_B.cumsum(0) - lengths_B).repeat_interleave(lengths_B)
         tokens_T = self.starts_B[rows_B].repeat_interleave(lengths_B) + within_T
-        of_responses = {name: x[rows_B] for name, x in vars(self).items() if name.endswith("_B")}
-        of_tokens = {name: x[tokens_T] for name, x in vars(self).items() if name.endswith("_T")}
-        return dataclasses.replace(self, sequences=[self.sequences[row] for row in rows], **of_responses, **of_tokens)
+        columns: dict[str, Any] = {"sequences": [self.sequences[row] for row in rows]}
+        for name, x in vars(self).items():
+            if name.endswith("_B"):
+                columns[name] = x[rows_B]
+            elif name.endswith("_T"):
+                columns[name] = x[tokens_T]
+        return dataclasses.replace(self, **columns)
 
     def split(self, parts: int) -> Iterator[TokenBatch]:
         """Yield mini-batches of equally many whole groups, in order."""

@@ -62,8 +62,9 @@ class Learner:
             network.to(device)
         self.weights = dict(self.module.named_parameters())  # a tied head once
         # The tensors that the optimizer updates: the weights, or with offload copies on the CPU, where its moments lie.
-        copies = {name: ranks.on_cpu(x) for name, x in self.weights.items()} if hardware.offload else None
-        self.masters: Mapping[str, Tensor] = copies or self.weights
+        self.masters: Mapping[str, Tensor] = self.weights
+        if hardware.offload:
+            self.masters = {name: ranks.on_cpu(x) for name, x in self.weights.items()}
         self.optimizer = torch.optim.AdamW(
             self.masters.values(),
             lr=lr,
@@ -142,7 +143,11 @@ class Learner:
                 "exp_avg": torch.empty_like(master),
                 "exp_avg_sq": torch.empty_like(master),
             }
-            self.optimizer.state[master] = {kind: x for kind, x in moments.items() if f"{kind}.{name}" in names}
+            state: dict[str, Tensor] = {}
+            for kind, x in moments.items():
+                if f"{kind}.{name}" in names:
+                    state[kind] = x
+            self.optimizer.state[master] = state
         fill(self.state())
         self.publish()
 
@@ -207,9 +212,10 @@ class Scorer(nn.Module):
             sum_p2=sum_p2,
             min_p=min_p,
         )
-        return tuple(
-            None if column_T is None else to_all_copies(column_T, place_T) for column_T in vars(stats).values()
-        )
+        columns: list[Tensor | None] = []
+        for column_T in vars(stats).values():
+            columns.append(None if column_T is None else to_all_copies(column_T, place_T))
+        return tuple(columns)
 
 
 def order_of(parts: Sequence[TokenBatch]) -> Tensor:
@@ -266,7 +272,8 @@ class Policy(Learner):
         """Save the model, and others such as its tokenizer, as a folder in the format of transformers."""
         tied = dict(self.module.named_parameters(remove_duplicate=False)).keys() - self.weights.keys()
         held = ranks.local_weights(self.module)
-        whole = ranks.whole_on_first({name: x for name, x in held.items() if name not in tied})
+        without_tied = {name: x for name, x in held.items() if name not in tied}
+        whole = ranks.whole_on_first(without_tied)
         if ranks.own_rank() == 0:
             with files.atomic_folder(folder) as place:
                 self.module.save_pretrained(place, state_dict=whole)
