@@ -84,16 +84,17 @@ def explain(config: Config, specs: Sequence[str], batches: int) -> list[dict[str
     with tempfile.TemporaryDirectory() as folder, VerifierPool.of(config.verify) as verifier:
         sampled = list(batches_of_grpo(build_trainer(config, PLAIN, folder, verifier), batches))
         plain = Method.of(PLAIN, table, config.method_options)
-        # The statistics before any update differ only by the models that the trainer loads for a method.
+        # The statistics before any update differ only by the models that the trainer loads for a method and by `min_p`,
+        # which few methods need; sum_p2 is computed for all.
         stats_before: dict[frozenset[str], list[TokenStats]] = {}
         for spec, method in methods.items():
-            models = method.needs & MODELS
-            if models not in stats_before:
+            needs = method.needs & {*MODELS, "min_p"}
+            if needs not in stats_before:
                 trainer = build_trainer(config, spec, folder, verifier)
-                stats_before[models] = [trainer.stats_before(batch, sum_p2=True) for batch, _ in sampled]
+                stats_before[needs] = [trainer.stats_before(batch, sum_p2=True) for batch, _ in sampled]
                 del trainer  # with its engine, since a process can have only one vLLM engine
             rows_by_moment: dict[str, list[dict[str, QuadrantRow]]] = {moment: [] for moment in MOMENTS}
-            for (batch, stats_after), old in zip(sampled, stats_before[models], strict=True):
+            for (batch, stats_after), old in zip(sampled, stats_before[needs], strict=True):
                 minibatches = list(batch.split(config.train.updates))
                 # The reference model is not trained, and GRPO's trainer may not have loaded it.
                 after = dataclasses.replace(stats_after, ref_logp=old.ref_logp)

@@ -208,7 +208,7 @@ def test_quadrants_are_by_both_signs_and_zeros_are_in_none() -> None:
 # What a method pushes
 
 SPECS = [
-    *("passk(k=2)" if name == "passk" else name for name in TABLE),  # groups are of three
+    *(f"{name}(k=2)" if name in ("passk", "pkpo") else name for name in TABLE),  # groups are of three
     "grpo(kl_coef=0.3, kl_estimator=k3, dual_clip=1.5)",
     "grpo(normalise=sequence)+clip_b(share=0.2)",
     "ppo(normalise=constant)+clip_v(mode=paper, mu=0.5, reference_denominator=true)",

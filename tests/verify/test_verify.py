@@ -549,7 +549,7 @@ def test_a_cell_owns_a_verifier_and_closes_it_when_it_fails(
     cells.write(tmp_path, "verify.workers=3", "verify.limit_s=19")
     seen: list[tuple[VerifierPool, int]] = []
 
-    def build(record: dict[str, object], verifier: VerifierPool, say: object) -> None:
+    def build(record: dict[str, object], verifier: VerifierPool, *reports: object) -> None:
         assert [worker.limit_s for worker in verifier.workers] == [19.0] * 3
         assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
         (worker,) = (worker for worker in verifier.workers if worker.process)
