@@ -122,8 +122,8 @@ def run_matrix(
         raise UserError(f"--jobs is {jobs}; allowed: 1 and more")
     for method in only:
         one_of("--only", method, config.methods)
-    check_problems(config)
     if any(models.resolve(model).shape() is None for model in config.models):
+        check_problems(config)  # before a download
         fetch_models(config)
         matrix = cells(config)  # again: the shapes of the models decide the engines, and are known only now
     chosen = [cell for cell in matrix if not only or cell.method in only]
@@ -131,6 +131,7 @@ def run_matrix(
         chosen = [cell for cell in chosen if State.known(cell.folder).state == "failed"]
     todo = unfinished(chosen, keep_stale)
     if todo:
+        check_problems(config)
         check_engines(todo)
     # Before anything is written or downloaded: the answer may be no.
     if not may_train_again(todo, rerun_edited=rerun_edited):
