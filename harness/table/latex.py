@@ -33,7 +33,8 @@ def render_latex(results: Sequence[Comparison]) -> str:
     by_place: dict[str, list[Comparison]] = {}
     for result in results:
         by_place.setdefault(result.where, []).append(result)
-    return "\n".join(latex_table(where, section) for where, section in by_place.items())
+    tables = [latex_table(where, section) for where, section in by_place.items()]
+    return "\n".join(tables)
 
 
 def latex_table(where: str, results: Sequence[Comparison]) -> str:
@@ -43,7 +44,8 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
     for result in results:
         by_method.setdefault(result.method, {})[result.task, result.score] = result
         columns[result.task, result.score] = None
-        mixed |= dict.fromkeys(f"% Marked: {as_comment(why)}." for why in result.mixed)
+        for why in result.mixed:
+            mixed[f"% Marked: {as_comment(why)}."] = None
     tasks, scores = zip(*columns, strict=True)
     groups, rules = task_groups(tasks)
     lines = [
@@ -58,8 +60,9 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
         r"\midrule",
     ]
     for method, of_method in by_method.items():
-        is_mixed = any(result.mixed for result in of_method.values())
-        name = as_latex(method) + (MIXED_MARK if is_mixed else "")
+        name = as_latex(method)
+        if any(result.mixed for result in of_method.values()):
+            name += MIXED_MARK
         lines.append(latex_row([name, *map(latex_cell, map(of_method.get, columns))]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
@@ -84,7 +87,9 @@ def latex_cell(result: Comparison | None) -> str:
     if result is None or result.mean is None:
         return "--"
     number = latex_estimate(result.mean)
-    return rf"$\mathbf{{{number}}}$" if result.best else f"${number}$"
+    if result.best:
+        return rf"$\mathbf{{{number}}}$"
+    return f"${number}$"
 
 
 def latex_estimate(estimate: Estimate) -> str:
