@@ -264,9 +264,10 @@ def answers_of(record: Mapping[str, Any], cell: str, evaluated: str) -> Iterator
     unknown = [np.nan] * problems
     solutions = unknown if record["solutions"] is None else record["solutions"]
     for moment, lines, distinct in moments:
+        right = [line.count("1") for line in lines]  # a line has 1 or 0 for each sample
         columns = {
             "problem": record["problems"],
-            "right": [line.count("1") for line in lines],  # a line has 1 or 0 for each sample
+            "right": right,
             "samples": list(map(len, lines)),
             "right_distinct": unknown if distinct is None else distinct,
             "solutions": solutions,

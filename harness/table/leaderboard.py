@@ -23,7 +23,7 @@ from harness.statistics import (
     seeds_needed,
     share_interval,
 )
-from harness.table.endings import endings_of
+from harness.table.endings import collapsed_and_exploded
 from harness.table.frames import (
     BASE_MODEL,
     Axes,
@@ -163,7 +163,9 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
             if len(pairs[0]) == 2:
                 needed[name] = seeds_needed(difference_SJ(frames, pairs, of_score))
     collapsed = done.dropna(subset="collapsed").astype({"collapsed": int})
-    endings = endings_of(done.iloc[:0] if is_base_model else done)
+    collapsed_share = exploded_share = None
+    if not is_base_model:  # which has no end
+        collapsed_share, exploded_share = collapsed_and_exploded(done)
     return LeaderboardRow(
         method=first["method"],
         task=first["evaluated"],
@@ -185,8 +187,8 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
         near_bound=near_bound,
         seeds_needed=needed,
         ruleset=first["ruleset"] or None,
-        collapsed_share=endings.collapsed,
-        exploded_share=endings.exploded,
+        collapsed_share=collapsed_share,
+        exploded_share=exploded_share,
         checked=mark_of_row(done["checked"]),
         **measures(frames, done),
     )

@@ -79,8 +79,9 @@ class PackReader:
         if path == OUTCOME:
             spec, lines = CellSpec.read(folder), MetricsLog(folder).read()
             return json.dumps(cell_outcome(folder, spec, lines)).encode()
-        file = folder / path
-        return file.read_bytes() if file.is_file() else None
+        if (folder / path).is_file():
+            return (folder / path).read_bytes()
+        return None
 
     def listed(self, run: Run, folder: str) -> list[str]:
         if run.id == SUMMARY_RUN:
@@ -145,8 +146,7 @@ def run_of_packed_cell(folder: Path, mark: str) -> Run:
     tags = {
         "cell": spec.id,
         "matrix": spec.matrix,
-        **spec.key.tags(),
-        **(made.tags() if made else {"attempt": ""}),
+        "attempt": "",
         "status": state.state,
         "reason": state.reason or "",
         "device": state.device,
@@ -154,6 +154,9 @@ def run_of_packed_cell(folder: Path, mark: str) -> Run:
         "baseline": str(spec.settings.get("baseline", "")),
         CHECKED_TAG: mark,
     }
+    tags |= spec.key.tags()
+    if made is not None:
+        tags |= made.tags()
     if spec.made_of:
         tags["made_of"] = spec.made_of
     return Run(spec.id, spec.key.run_name, tags, params_of(spec), "", {})

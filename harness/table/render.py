@@ -130,7 +130,9 @@ def records_frame(records: Sequence[Any]) -> DataFrame:
     for line in sorted(lines, key=len, reverse=True):  # a row without results has few columns
         names |= dict.fromkeys(line)
     # Not from the lines at once: pandas would write NaN for a missing value.
-    columns = {name: [line.get(name) for line in lines] for name in names}
+    columns = {}
+    for name in names:
+        columns[name] = [line.get(name) for line in lines]
     return pandas.DataFrame(columns, dtype="object")
 
 
@@ -157,8 +159,9 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
     near_bound = has_base_model = one_seed = incomplete = nan_entropy = False
     compositions: dict[str, None] = {}  # sentences in their order, each once, as in `mixed`
     mixed: dict[str, None] = {}
-    needed, collapses, flags = {}, [], set()
+    needed, base_models, collapses, flags = {}, [], [], set()
     for row in rows:
+        base_models.append((row.model, row.base_model))
         near_bound |= bool(row.near_bound)
         has_base_model |= row.method == BASE_MODEL
         one_seed |= row.seeds_done == 1
@@ -182,7 +185,7 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
     if has_base_model:
         texts.append(f"{BASE_MODEL}: the model before training, by its evaluation at step 0.")
     texts += [*compositions, *mixed]
-    texts += reference_notes((row.model, row.base_model) for row in rows)
+    texts += reference_notes(base_models)
     if one_seed:
         texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
     if needed:
