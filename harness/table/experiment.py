@@ -143,7 +143,10 @@ class Experiment:
 def cells_and_settings(matrix: Board) -> tuple[set[str], set[board.Pairs]]:
     """Return the hashes of the cells of a matrix, and the settings that all of them share."""
     hashes = {cell.cell for cell in matrix.expected}
-    return hashes, {board.settings_of(cell.params) for cell in matrix.expected[:1]}
+    settings = set()
+    if matrix.expected:
+        settings.add(board.settings_of(matrix.expected[0].params))
+    return hashes, settings
 
 
 def parsed_object(text: bytes | None) -> dict[str, Any]:

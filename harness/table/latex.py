@@ -13,18 +13,26 @@ from harness.table.columns import is_symmetric
 from harness.table.compare import Comparison
 from harness.terminal.layout import visible
 
-SPECIAL = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "[": "{[}",  # at the beginning of a row it would belong to the end of the one before, and so would a star
-    "*": "{*}",
-    "\n": " ",
-}
+SPECIAL = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "[": "{[}",  # at the beginning of a row it would belong to the end of the one before, and so would a star
+        "*": "{*}",
+        "\n": " ",
+    }
+)
 MIXED_MARK = r"$^\ddagger$"  # behind a method whose cells, or the baseline's, are not of one experiment
 
 
@@ -102,7 +110,7 @@ def latex_estimate(estimate: Estimate) -> str:
 
 def as_latex(text: str) -> str:
     """Return a text in which no sign is a command."""
-    return "".join(SPECIAL.get(sign, sign) for sign in visible(text))
+    return visible(text).translate(SPECIAL)
 
 
 def as_comment(text: str) -> str:

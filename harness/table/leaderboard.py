@@ -148,7 +148,9 @@ def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline
             entropy_final = geometric_interval(done["entropy_last"].to_numpy())
     pairs = paired_cells(done, done_cells(baseline_cells))
     paired = not pairs[0].empty
-    avg_difference = difference_interval(difference_SJ(frames, pairs, None)) if paired else None
+    avg_difference = None
+    if paired:
+        avg_difference = difference_interval(difference_SJ(frames, pairs, None))
     passes, pass_differences = {}, {}
     for score_k in ks_of(frames, done, k):
         passes[score_k] = share_interval(frames.scores(done, score_k))

@@ -176,15 +176,19 @@ def seed_scores(frames: Frames, cells: DataFrame, k: int | None) -> dict[int, fl
 
 def tokens_of_curves(curves: Curves, name: str, target: float) -> float:
     """Return the tokens that one run had sampled when a metric reached the target."""
-    scores = {point.step: point.value for point in curves.get(name, [])}
-    tokens = {point.step: point.value for point in curves.get(TOKENS, [])}
-    return tokens_until(scores, tokens, target)
+    return tokens_until(values_by_step(curves, name), values_by_step(curves, TOKENS), target)
+
+
+def values_by_step(curves: Curves, name: str) -> dict[int, float]:
+    return {point.step: point.value for point in curves.get(name, [])}
 
 
 def finite_median(tokens: Sequence[float]) -> float | None:
     """Return the median; None if it is infinite."""
     middle = statistics.median(tokens)
-    return middle if math.isfinite(middle) else None
+    if math.isinf(middle):
+        return None
+    return middle
 
 
 # For people
