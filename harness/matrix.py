@@ -236,7 +236,7 @@ class Cell:
 def cells(config: Config) -> list[Cell]:
     """Return all cells, checked. Seeds are the outermost loop, so an unfinished matrix compares methods fairly."""
     shared, settings = Shared(config), variants(config)
-    check_methods(config, settings, shared)
+    check_methods_fit(config, settings, shared)
     check_evaluations(config, shared)
     if config.baseline not in config.methods:
         raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")
@@ -248,7 +248,7 @@ def cells(config: Config) -> list[Cell]:
     return matrix
 
 
-def check_methods(config: Config, settings: list[Config], shared: Shared) -> None:
+def check_methods_fit(config: Config, settings: list[Config], shared: Shared) -> None:
     """Refuse methods that a setting contradicts, and options of unknown methods."""
     for spec in [*config.methods, config.baseline]:
         method = shared.method(spec)

@@ -81,7 +81,7 @@ def submitted_jobs(config: Config) -> dict[str, str]:
 def queued_cells(config: Config) -> dict[str, Job]:
     """Return the jobs of cells that are in the queue now, by the cell's id."""
     jobs = submitted_jobs(config)
-    if not jobs:  # on most machines there is no queue to ask
+    if not jobs:  # most machines have no queue, and asking it may take a minute
         return {}
     now = squeue() or {}
     return {key: now[job] for key, job in jobs.items() if job in now and not now[job].over}

@@ -109,10 +109,10 @@ def status_tags(spec: CellSpec, state: State) -> dict[str, str]:
     }
     if spec.made_of:
         tags["made_of"] = spec.made_of
-    return shortened(tags)
+    return cut_for_mlflow(tags)
 
 
-def shortened(values: Mapping[str, object]) -> dict[str, str]:
+def cut_for_mlflow(values: Mapping[str, object]) -> dict[str, str]:
     """Return values as texts that MLflow does not refuse as too long."""
     return {key: str(value)[:LONGEST_VALUE] for key, value in values.items()}
 
@@ -217,7 +217,7 @@ def new_run(client: MlflowClient, experiment: str, spec: CellSpec, made: Made | 
         tags["attempt"] = ""
         if lines:
             start = int(lines[0]["time"] * 1000)
-    return client.create_run(experiment, start, shortened(tags), run_name=spec.key.run_name)
+    return client.create_run(experiment, start, cut_for_mlflow(tags), run_name=spec.key.run_name)
 
 
 def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
@@ -304,7 +304,7 @@ def params_of(spec: CellSpec) -> dict[str, str]:
         factors["axes"] = ", ".join(axes)
     if (ruleset := spec.settings.get("ruleset", PUBLISHED)) != PUBLISHED:  # of which older runs have no parameter
         factors["ruleset"] = ruleset
-    return shortened(factors)
+    return cut_for_mlflow(factors)
 
 
 def send_origin(client: MlflowClient, run: Run, spec: CellSpec, made: Made | None) -> None:
@@ -325,4 +325,4 @@ def send_origin(client: MlflowClient, run: Run, spec: CellSpec, made: Made | Non
 def send_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:
     from mlflow.entities import RunTag
 
-    client.log_batch(run_id, tags=[RunTag(key, value) for key, value in shortened(tags).items()])
+    client.log_batch(run_id, tags=[RunTag(key, value) for key, value in cut_for_mlflow(tags).items()])
