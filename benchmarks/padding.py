@@ -23,7 +23,10 @@ PROMPT, LIMIT, MICRO = 150, 8192, 16384  # tokens
 
 
 def random_groups(median: int, limit: int, prompts: int, prompt: int = PROMPT) -> list[list[Rollout]]:
-    """Return groups of responses with lognormal lengths, which differ between problems and within them."""
+    """Return groups of responses with lognormal lengths, which differ between problems and within them.
+
+    The responses of a group differ in their tokens, since equal ones would be computed once.
+    """
     random = np.random.default_rng(0)
     of_problems = random.normal(0, 0.5, (prompts, 1))
     lengths = median * np.exp(of_problems + random.normal(0, 0.7, (prompts, GROUP)))
@@ -32,8 +35,8 @@ def random_groups(median: int, limit: int, prompts: int, prompt: int = PROMPT) -
     groups = []
     for prompt_length, response_lengths in zip(prompt_lengths, lengths_of_groups, strict=True):
         group = []
-        for length in response_lengths:
-            group.append(Rollout([1] * prompt_length, [1] * length, [0.0] * length, length < limit))
+        for token, length in enumerate(response_lengths):
+            group.append(Rollout([1] * prompt_length, [token] * length, [0.0] * length, length < limit))
         groups.append(group)
     return groups
 

@@ -4,6 +4,9 @@ statistics of their tokens.
 Response tokens are kept flat, one after the other (`_T`), each with the number of its response (`sequence_T`).
 Prompts and padding never enter these vectors, so every entry is a valid token: it counts in denominators and
 metrics. Which tokens have a gradient is another question, answered by a method's weights.
+
+Equal responses to a prompt have the same statistics, so a model computes them once (`without_copies`). Everything that
+a method makes of them is kept for each copy: rewards, advantages, weights and the engine's log-probabilities differ.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor
 
 from harness.base import seeds
+from harness.base.distinct import Distinct
 from harness.base.errors import UserError
 from harness.dist import ranks
 
@@ -121,6 +125,7 @@ class TokenBatch:
     answers_B: Tensor  # equal numbers within a group: equal answers in the task's normal form; -1: without an answer
     finished_B: Tensor  # ended by end-of-sequence, and not by the length limit
     places_B: Tensor  # of the responses among those of all ranks, in the order of the prompts
+    copy_of_B: Tensor  # the number of each response's text: equal responses of a group have the same one
     behaviour_logp_T: Tensor
     budget: int  # the most tokens a response may have
     seed: int  # of this cell at this step, for random choices of methods
@@ -138,30 +143,41 @@ class TokenBatch:
         *,
         answers: Sequence[str | None] | None = None,  # of the responses, in the task's normal form; None: unknown
         places: Sequence[int] | None = None,  # of the prompts among those of all ranks; None: 0, 1 ...
+        copies: Sequence[Sequence[int]] | None = None,  # `Distinct.copy_of` of each group; None: not known yet
         seed: int = 0,
         progress: float = 0.0,
     ) -> TokenBatch:
         """Return a batch of whole groups, all of one size; a reward above 0 means a right response."""
-        rollouts, numbers, tokens, sizes, behaviour_logp = [], [], [], [], []
-        for number, group in enumerate(groups):
-            for rollout in group:
-                rollouts.append(rollout)
+        if copies is None:
+            copies = [distinct_responses(group).copy_of for group in groups]
+        # Of the responses.
+        numbers, copy_of, prompt_lengths, lengths, sizes, finished = [], [], [], [], [], []
+        tokens, behaviour_logp = [], []
+        for number, (group, copies_of_group) in enumerate(zip(groups, copies, strict=True)):
+            for rollout, copy in zip(group, copies_of_group, strict=True):
                 numbers.append(number)
-                tokens += rollout.prompt + rollout.response
+                copy_of.append(number * len(group) + copy)
+                prompt_lengths.append(len(rollout.prompt))
+                lengths.append(len(rollout.response))
                 sizes.append(len(rollout.prompt) + len(rollout.response))
+                finished.append(rollout.finished)
+                tokens += rollout.prompt + rollout.response
                 behaviour_logp += rollout.logp
-        lengths_B = torch.tensor([len(rollout.response) for rollout in rollouts], device=device)
+        if answers is None:
+            answers = [None] * len(numbers)
+        lengths_B = torch.tensor(lengths, device=device)
         first_G = torch.tensor(places or range(len(groups)), device=device) * len(groups[0])
         return cls(
             sequences=list(torch.tensor(tokens).split(sizes)),  # one tensor, split: quicker than a tensor for each
-            prompt_lengths_B=torch.tensor([len(rollout.prompt) for rollout in rollouts], device=device),
+            prompt_lengths_B=torch.tensor(prompt_lengths, device=device),
             lengths_B=lengths_B,
             groups_B=torch.tensor(numbers, device=device),
             rewards_B=torch.tensor(rewards, dtype=torch.float32, device=device),
             right_B=torch.tensor(rewards, device=device) > 0,
-            answers_B=torch.tensor(answer_numbers(answers or [None] * len(rollouts), len(groups[0])), device=device),
-            finished_B=torch.tensor([rollout.finished for rollout in rollouts], device=device),
+            answers_B=torch.tensor(answer_numbers(answers, len(groups[0])), device=device),
+            finished_B=torch.tensor(finished, device=device),
             places_B=(first_G[:, None] + torch.arange(len(groups[0]), device=device)).flatten(),
+            copy_of_B=torch.tensor(copy_of, device=device),
             behaviour_logp_T=torch.tensor(behaviour_logp, device=device),
             budget=budget,
             seed=seed,
@@ -188,6 +204,7 @@ class TokenBatch:
         """Return a batch of responses without their tokens, for a method but not for a model."""
         no_tokens = torch.empty(0, dtype=torch.long)
         tokens = int(lengths_B.sum())
+        numbers_B = torch.arange(len(lengths_B), device=lengths_B.device)
         if answers_B is None:
             answers_B = torch.full_like(lengths_B, -1)
         if behaviour_logp_T is None:
@@ -201,7 +218,8 @@ class TokenBatch:
             right_B=right_B,
             answers_B=answers_B,
             finished_B=finished_B,
-            places_B=torch.arange(len(lengths_B), device=lengths_B.device) if places_B is None else places_B,
+            places_B=numbers_B if places_B is None else places_B,
+            copy_of_B=numbers_B,  # without tokens, no two responses are known to be equal
             behaviour_logp_T=behaviour_logp_T,
             budget=budget,
             seed=seed,
@@ -211,6 +229,11 @@ class TokenBatch:
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The tokens of each sequence, prompt and response; not by `len`, which takes microseconds on a tensor."""
+        return (self.prompt_lengths_B + self.lengths_B).tolist()
 
     def grouped(self, x_B: Tensor) -> Tensor:
         """Return values of responses with a row for each group."""
@@ -238,9 +261,13 @@ class TokenBatch:
         within_T = torch.arange(int(lengths_B.sum()), device=rows_B.device)
         within_T = within_T - (lengths_B.cumsum(0) - lengths_B).repeat_interleave(lengths_B)
         tokens_T = self.starts_B[rows_B].repeat_interleave(lengths_B) + within_T
-        of_responses = {name: x[rows_B] for name, x in vars(self).items() if name.endswith("_B")}
-        of_tokens = {name: x[tokens_T] for name, x in vars(self).items() if name.endswith("_T")}
-        return dataclasses.replace(self, sequences=[self.sequences[row] for row in rows], **of_responses, **of_tokens)
+        columns: dict[str, Any] = {"sequences": [self.sequences[row] for row in rows]}
+        for name, x in vars(self).items():
+            if name.endswith("_B"):
+                columns[name] = x[rows_B]
+            elif name.endswith("_T"):
+                columns[name] = x[tokens_T]
+        return dataclasses.replace(self, **columns)
 
     def split(self, parts: int) -> Iterator[TokenBatch]:
         """Yield mini-batches of equally many whole groups, in order."""
@@ -258,28 +285,38 @@ class TokenBatch:
     @property
     def long(self) -> bool:
         """Whether sequences are long on average."""
-        return sum(map(len, self.sequences)) >= LONG * len(self)
+        return sum(self.sizes) >= LONG * len(self)
+
+    def without_copies(self) -> tuple[TokenBatch, Tensor]:
+        """Return each distinct response once, and the place among their tokens of each token of this batch."""
+        distinct = Distinct.of(self.copy_of_B.tolist())
+        once = self.take(distinct.first)
+        number_B = torch.tensor(distinct.copy_of, device=self.lengths_B.device)
+        return once, once.starts_B[number_B][self.sequence_T] + self.within_T
 
     def micro_batches(self, tokens: int, *, packing: bool = False) -> Iterator[TokenBatch]:
-        """Yield parts of up to `tokens` tokens, padding included; a longer sequence is a part alone.
+        """Yield parts of which up to `tokens` tokens are computed, padding included; a longer sequence is a part alone.
 
-        Long sequences are packed if the model allows it (`packing`). Groups stay together where a pass runs each prompt
-        once: in packed parts, and where prompts weigh. Otherwise sequences of similar length do, for little padding.
+        Copies of a response are computed once, so they are in one part and count once. Long sequences are packed if the
+        model allows it (`packing`). Groups stay together where a pass runs each prompt once: in packed parts, and where
+        prompts weigh. Otherwise sequences of similar length do, for little padding.
         """
-        packed = packing and self.long
-        order = list(range(len(self)))
-        if not packed and not self.prompts_weigh:
-            order.sort(key=lambda row: len(self.sequences[row]))
+        distinct = Distinct.of(self.copy_of_B.tolist())
+        copies, once = distinct.copies, self.take(distinct.first)
+        sizes, packed = once.sizes, packing and once.long
+        order = list(range(len(once)))
+        if not packed and not once.prompts_weigh:
+            order.sort(key=sizes.__getitem__)
         rows: list[int] = []
-        longest = total = 0
-        for row in order:
-            length = len(self.sequences[row])
-            longest, total = max(longest, length), total + length
-            computed = total if packed else longest * (len(rows) + 1)
+        count = longest = total = 0
+        for number in order:
+            length = sizes[number]
+            count, longest, total = count + 1, max(longest, length), total + length
+            computed = total if packed else longest * count
             if rows and computed > tokens:
                 yield dataclasses.replace(self.take(rows), packed=packed)
-                rows, longest, total = [], length, length
-            rows.append(row)
+                rows, count, longest, total = [], 1, length, length
+            rows += copies[number]
         yield dataclasses.replace(self.take(rows), packed=packed)
 
     def idle(self) -> TokenBatch:
@@ -287,7 +324,7 @@ class TokenBatch:
 
         It is the shortest sequence, taken as a prompt, so that the pass costs little and has no gradient.
         """
-        row = min(range(len(self)), key=lambda row: len(self.sequences[row]))
+        row = min(range(len(self)), key=self.sizes.__getitem__)
         part = self.take([row])
         nothing = slice(0, 0)
         return dataclasses.replace(
@@ -377,6 +414,11 @@ class TokenBatch:
     def global_responses(self) -> float:
         """Return the number of responses on all ranks; a collective."""
         return self.global_count(self.lengths_B.new_ones(len(self)))
+
+
+def distinct_responses(group: Sequence[Rollout]) -> Distinct:
+    """Return the distinct responses of a group, by their tokens."""
+    return Distinct.of([(tuple(rollout.prompt), tuple(rollout.response)) for rollout in group])
 
 
 def answer_numbers(answers: Sequence[str | None], group: int) -> list[int]:

@@ -63,15 +63,18 @@ class Signal:
 
     def at(self, index_T: Tensor) -> Signal:
         """Return the signal of the tokens with these places in the rollout batch."""
-        marks = {}
+        marks: dict[str, dict[str, Tensor]] = {}
         for name, own_marks in self.marks.items():
-            # A mark of one number holds for all tokens.
-            marks[name] = {key: x[index_T] if x.ndim else x for key, x in own_marks.items()}
+            marks[name] = {}
+            for key, x in own_marks.items():
+                # A mark of one number holds for all tokens.
+                marks[name][key] = x[index_T] if x.ndim else x
+        weights_by = {name: weights_T[index_T] for name, weights_T in self.weights_by.items()}
         return Signal(
             old=self.old.at(index_T),
             advantages_T=self.advantages_T[index_T],
             weights_T=self.weights_T[index_T],
-            weights_by={name: weights_T[index_T] for name, weights_T in self.weights_by.items()},
+            weights_by=weights_by,
             marks=marks,
             scale_T=self.scale_T[index_T],
             term_scale_T=self.term_scale_T[index_T],
@@ -226,8 +229,9 @@ class Method:
         marks = dict(signal.marks)
         for name, component in self.named.items():
             if overrides(component, "step_marks"):
-                new = component.step_marks(self.view(name, current, fixed, minibatch))
-                marks[name] = marks[name] | {key: scattered(x, signal, minibatch) for key, x in new.items()}
+                marks[name] = dict(marks[name])
+                for key, x in component.step_marks(self.view(name, current, fixed, minibatch)).items():
+                    marks[name][key] = scattered(x, signal, minibatch)
         return dataclasses.replace(signal, marks=marks)
 
     def contributing(self, batch: TokenBatch, signal: Signal) -> TokenBatch:
@@ -236,7 +240,8 @@ class Method:
         That is all of them, unless every component declares `silent_without_signal`. At least one response is kept, so
         that the optimizer makes a step for any rewards: its momentum moves the weights without a gradient, too.
         """
-        if self.objective.kl_coef or not all(component.silent_without_signal for component in self.components):
+        silent = all(component.silent_without_signal for component in self.components)
+        if self.objective.kl_coef or not silent:
             return batch
         live_T = (signal.advantages_T * signal.weights_T)[batch.index_T].abs()
         return batch.take(batch.per_sequence(live_T).nonzero().flatten().tolist() or [0])
@@ -276,8 +281,8 @@ class Method:
         columns: dict[str, Tensor] = {}
         for name, component in self.named.items():
             if overrides(component, "update_metrics"):
-                logged = component.update_metrics(self.view(name, current, signal, batch))
-                columns |= {f"{name}/{key}": zero_T + x for key, x in logged.items()}
+                for key, x in component.update_metrics(self.view(name, current, signal, batch)).items():
+                    columns[f"{name}/{key}"] = zero_T + x
         return columns
 
     # The part of the statistics that a component sees
@@ -352,15 +357,15 @@ def expanded(spec: str, table: Table, above: tuple[str, ...] = ()) -> list[str]:
 
 def composed(spec: str, table: Table) -> str | None:
     """Return the spec with compositions written out, or None where it names none."""
-    parts = [part.strip() for part in registry.split(spec, "+")]
-    written_out = [part.strip() for part in expanded(spec, table)]
+    parts = list(map(str.strip, registry.split(spec, "+")))
+    written_out = list(map(str.strip, expanded(spec, table)))
     return None if written_out == parts else "+".join(written_out)
 
 
 def overrides(component: Component, verb: str) -> bool:
     """Return whether a component has a verb of its own."""
-    kind = next(cls for cls in (Objective, Control) if isinstance(component, cls))
-    return getattr(type(component), verb) is not getattr(kind, verb)
+    interface = Objective if isinstance(component, Objective) else Control
+    return getattr(type(component), verb) is not getattr(interface, verb)
 
 
 def scattered(x: Tensor, signal: Signal, minibatch: TokenBatch) -> Tensor:
@@ -395,8 +400,8 @@ def check_needs(base: str, objective: Objective, controls: list[tuple[str, Contr
 def check_unit(base: str, objective: Objective, controls: list[tuple[str, Control]]) -> None:
     """Refuse controls that weigh single tokens where the objective's unit is the response."""
     for name, control in controls:
-        weighing = [verb for verb in ("reshape", "weights", "gate") if overrides(control, verb)]
-        if weighing and not control.by_response:
+        weighs = overrides(control, "reshape") or overrides(control, "weights") or overrides(control, "gate")
+        if weighs and not control.by_response:
             check_token_weights(f"control {name}", base, objective, "controls that weigh whole responses, or none")
 
 
@@ -412,12 +417,12 @@ def check_token_weights(whose: str, base: str, objective: Objective, allowed: st
 def check_shaping(base: str, objective: Objective, controls: list[tuple[str, Control]]) -> None:
     """Refuse to shape rewards that the next verb ignores."""
     shaping = [(name, control) for name, control in controls if overrides(control, "reward")]
-    for name, _ in shaping:
-        if objective.ignores_rewards:
-            raise UserError(
-                f"control {name} shapes rewards, but objective {base} uses only which responses are right; "
-                f"allowed with {base}: controls that leave rewards as they are, or none"
-            )
+    if shaping and objective.ignores_rewards:
+        name, _ = shaping[0]
+        raise UserError(
+            f"control {name} shapes rewards, but objective {base} uses only which responses are right; "
+            f"allowed with {base}: controls that leave rewards as they are, or none"
+        )
     for (before, _), (name, control) in itertools.pairwise(shaping):
         if control.ignores_rewards:
             raise UserError(
@@ -437,7 +442,8 @@ def declared_stats(
             return f"{user} reads {column} of the policy before the update, and the batch lacks it; give {column}"
         if column not in columns:
             return f"{user} uses current.{column}, which is never computed; allowed: old.{column}, before the update"
-        declared = ", ".join(sorted(repr(need) for need in {*component.needs, columns[column][0]}))
+        needed = sorted({*component.needs, columns[column][0]})
+        declared = ", ".join(map(repr, needed))
         return f"{user} uses {column}, which it does not need; declare needs = frozenset({{{declared}}})"
 
     readable = []

@@ -114,8 +114,9 @@ def with_base(path: Path, above: tuple[Path, ...] = ()) -> list[dict[str, Any]]:
     base = settings.pop("base", None)
     if not isinstance(base, str | None):
         raise UserError(f"base of {where} is {shown(base)}; it must be the name or the path of a configuration")
-    below = with_base(find(base), (*above, path)) if base else []
-    return [*below, settings]
+    if not base:
+        return [settings]
+    return [*with_base(find(base), (*above, path)), settings]
 
 
 def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool = True) -> Config:
@@ -137,26 +138,27 @@ def load_config(name: str, overrides: Iterable[str] = (), *, with_choice: bool =
     if config.ruleset == TUNED and with_choice:
         include_choice(config)
     check_number(config)  # before `variants`, which builds a configuration for each combination
-    settings = [variant.setting for variant in variants(config)]
-    for key in config.axes:  # the values with their types checked, each once
-        config.axes[key] = list(dict.fromkeys(setting[key] for setting in settings))
+    typed_values: dict[str, dict[Any, None]] = {key: {} for key in config.axes}  # in their order, each once
+    for variant in variants(config):
+        for key, value in variant.setting.items():
+            typed_values[key][value] = None
+    for key, values_of_axis in typed_values.items():
+        config.axes[key] = list(values_of_axis)
     validate(config)
     return config
 
 
 def choice_path(config: Config) -> Path:
     """Return the file with the choice of `entrobench tune`."""
-    own = Path(config.results) / f"{config.name}{TUNE_SUFFIX}" / CHOICE
-    return Path(config.tune.file) if config.tune.file else own
+    if config.tune.file:
+        return Path(config.tune.file)
+    return Path(config.results) / f"{config.name}{TUNE_SUFFIX}" / CHOICE
 
 
 def tuning_rules(config: Config) -> dict[str, Any]:
     """Return the candidates and the rule that a choice follows from, as its file has them."""
-    return {
-        "candidates": {method: list(specs) for method, specs in config.tune.candidates.items()},
-        "seeds": list(config.tune.seeds),
-        "slack": config.tune.slack,
-    }
+    candidates = {method: list(specs) for method, specs in config.tune.candidates.items()}
+    return {"candidates": candidates, "seeds": list(config.tune.seeds), "slack": config.tune.slack}
 
 
 def include_choice(config: Config) -> None:
@@ -220,7 +222,8 @@ def is_list(key: str) -> bool:
 
 def setting_label(setting: Mapping[str, Any]) -> str:
     """Return the values of axes in one line, for people."""
-    return ", ".join(f"{key}={value}" for key, value in setting.items())
+    parts = [f"{key}={value}" for key, value in setting.items()]
+    return ", ".join(parts)
 
 
 def flat(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
@@ -240,7 +243,11 @@ def variants(config: Config) -> list[Config]:
         where, _, name = key.rpartition(".")
         inner = value_at(config, where)
         checked = [getattr(typed(inner, {name: value}, f"{where}."), name) for value in values]
-        combinations = [replaced(combination, key, value) for combination in combinations for value in checked]
+        extended = []
+        for combination in combinations:
+            for value in checked:
+                extended.append(replaced(combination, key, value))
+        combinations = extended
     if config.axes:
         for combination in combinations:
             validate(combination)
@@ -259,9 +266,9 @@ def check_axis(config: Config, key: str, values: Any) -> None:
     """Refuse an axis that is not a scalar of the configuration, or that does not vary."""
     if not isinstance(values, list) or not values:
         raise UserError(f"axes.{short(key)} is {shown(values)}; it must be a list of values, for example [1, 2]")
-    repeated = [value for value in values if values.count(value) > 1]
-    if repeated:
-        raise UserError(f"axes.{short(key)} names {shown(repeated[0])} twice")
+    for value in values:
+        if values.count(value) > 1:
+            raise UserError(f"axes.{short(key)} names {shown(value)} twice")
     known = scalars(config)
     if key not in known:
         raise UserError(f"axes names {shown(key)}, which is not a value that results depend on; {nearest(key, known)}")

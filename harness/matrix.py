@@ -34,7 +34,6 @@ from tasks import check_split, evaluation_name
 
 MARKER = "matrix.json"
 HALF_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\d+")  # while a process writes it, or after it was killed
-AXES = ("method", "task", "model")
 LONGEST_NAME = 180  # characters of a cell's folder before its key; options may hold whole sentences
 
 
@@ -68,7 +67,9 @@ class Shared:
         """Return the identity of an evaluation; its records are found by its name."""
         name, identity = self.evaluation_name(spec), self.task_identity(spec)
         # Without options the name adds nothing, and the ids of such cells stay as they were.
-        return identity if name == self.task(spec).name else identity | {"name": name}
+        if name == self.task(spec).name:
+            return identity
+        return identity | {"name": name}
 
     def settled(self, config: Config, model: str) -> Settled:
         """Return a setting of the matrix with `auto` resolved for a model on this machine."""
@@ -108,10 +109,15 @@ class Settled:
     def identity(self) -> dict[str, Any]:
         """The part of a cell's identity that does not depend on its method, task, model and seed."""
         config, correction = self.config, self.config.correction
-        parts = {part: dataclasses.asdict(getattr(config, part)) for part in ("train", "rollout", "eval", "stop")}
+        identity: dict[str, Any] = {
+            "train": dataclasses.asdict(config.train),
+            "rollout": dataclasses.asdict(config.rollout),
+            "eval": dataclasses.asdict(config.eval),
+            "stop": dataclasses.asdict(config.stop),
+            "verify": {"limit_s": config.verify.limit_s},
+        }
         if config.train.dtype == "float32":
-            parts["train"]["dtype"] = "auto"  # the name of float32 in ids, which stay as they are
-        identity: dict[str, Any] = {**parts, "verify": {"limit_s": config.verify.limit_s}}
+            identity["train"]["dtype"] = "auto"  # the name of float32 in ids, which stay as they are
         if correction.kind != "off":  # without correction, its bounds have no effect
             identity["correction"] = dataclasses.asdict(correction)
         if config.hardware.device != "cpu":
@@ -230,6 +236,20 @@ class Cell:
 def cells(config: Config) -> list[Cell]:
     """Return all cells, checked. Seeds are the outermost loop, so an unfinished matrix compares methods fairly."""
     shared, settings = Shared(config), variants(config)
+    check_methods_fit(config, settings, shared)
+    check_evaluations(config, shared)
+    if config.baseline not in config.methods:
+        raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")
+    matrix = []
+    axes = itertools.product(config.seeds, settings, config.tasks, config.models, config.methods)
+    for seed, setting, task, model, method in axes:
+        matrix.append(Cell.of(setting, method, task, model, seed, shared))
+    check_distinct(matrix)
+    return matrix
+
+
+def check_methods_fit(config: Config, settings: list[Config], shared: Shared) -> None:
+    """Refuse methods that a setting contradicts, and options of unknown methods."""
     for spec in [*config.methods, config.baseline]:
         method = shared.method(spec)
         for setting in settings:
@@ -249,45 +269,59 @@ def cells(config: Config) -> list[Cell]:
             if isinstance(entry, Composition):
                 why = f"is short for {entry.spec}"
             raise UserError(f"method_options names {name!r}, which {why}; {nearest(name, known)}")
+
+
+def check_evaluations(config: Config, shared: Shared) -> None:
+    """Refuse tasks without the splits that they need, and evaluations of one name."""
     for spec in config.tasks:
         check_split(shared.task(spec), "train", "the split to train on")
     for spec in config.eval.tasks or config.tasks:
         check_split(shared.task(spec), config.eval.split, "eval.split")
     evaluated: dict[str, str] = {}  # specifications by the names of their evaluations
-    for spec in config.eval.tasks:
+    for spec in config.eval.tasks or config.tasks:
         name = shared.evaluation_name(spec)
-        if name in evaluated:
+        # Without eval.tasks each cell is evaluated on its own task, so that no two of one name meet.
+        if name in evaluated and config.eval.tasks:
             raise UserError(
                 f"eval.tasks {evaluated[name]!r} and {spec!r} are both {name!r}, and one would overwrite the other; "
                 "name one of them"
             )
         evaluated[name] = spec
-    evaluated = evaluated or {shared.evaluation_name(spec): spec for spec in config.tasks}
     for name in config.eval.by_task:
         if name not in evaluated:
             raise UserError(f"eval.by_task names {name!r}, which is not evaluated; {nearest(name, evaluated)}")
-    if config.baseline not in config.methods:
-        raise UserError(f"baseline is {config.baseline!r}, which is not among methods ({', '.join(config.methods)})")
-    axes = itertools.product(config.seeds, settings, config.tasks, config.models, config.methods)
-    matrix = [Cell.of(setting, method, task, model, seed, shared) for seed, setting, task, model, method in axes]
+
+
+def check_distinct(matrix: list[Cell]) -> None:
+    """Refuse two cells that are the same, and name the first axis at which their names differ."""
     seen: dict[str, Cell] = {}
     for cell in matrix:
-        if cell.id in seen:
-            same = seen[cell.id]
-            pairs = [(f"{axis}s", getattr(same, axis), getattr(cell, axis)) for axis in AXES]
-            pairs.append(("axes", setting_label(same.config.setting), setting_label(cell.config.setting)))
-            axis, one, other = next(pair for pair in pairs if pair[1] != pair[2])
-            raise UserError(f"{axis} {one!r} and {other!r} are the same; name one of them")
-        seen[cell.id] = cell
-    return matrix
+        same = seen.setdefault(cell.id, cell)
+        if same is cell:
+            continue
+        names = {
+            "methods": (same.method, cell.method),
+            "tasks": (same.task, cell.task),
+            "models": (same.model, cell.model),
+            "axes": (setting_label(same.config.setting), setting_label(cell.config.setting)),
+        }
+        for axis, (one, other) in names.items():
+            if one != other:
+                raise UserError(f"{axis} {one!r} and {other!r} are the same; name one of them")
 
 
 def leftovers(config: Config, matrix: list[Cell]) -> tuple[list[Path], list[Path]]:
     """Return the folders of cells of other configurations, and the folders of attempts that were set aside."""
     ours = {cell.folder for cell in matrix}
-    folders = sorted(path.parent for path in config.folder.glob("*/config.yaml") if not path.parent.is_symlink())
-    attempts = [folder for folder in folders if ASIDE in folder.name]
-    others = [folder for folder in folders if folder not in ours and folder not in attempts]
+    others, attempts = [], []
+    for path in sorted(config.folder.glob("*/config.yaml")):
+        folder = path.parent
+        if folder.is_symlink():
+            continue
+        if ASIDE in folder.name:
+            attempts.append(folder)
+        elif folder not in ours:
+            others.append(folder)
     return others, attempts
 
 
@@ -305,8 +339,11 @@ def check_owner(config: Config) -> None:
     file before its marker.
     """
     folder, marker = config.folder, config.folder / MARKER
-    names = [path.name for path in folder.iterdir()] if folder.exists() else []
-    others = [name for name in names if name != MARKER and not HALF_MARKER.fullmatch(name)]
+    others = []
+    if folder.exists():
+        for path in folder.iterdir():
+            if path.name != MARKER and not HALF_MARKER.fullmatch(path.name):
+                others.append(path.name)
     if marker.exists():
         owner = named_in(marker) or recorded_in(folder)
         if owner is None:
@@ -325,7 +362,9 @@ def named_in(marker: Path) -> str | None:
         record = files.read_json(marker)
     except (FileNotFoundError, Damaged):
         return None
-    return record.get("matrix") if isinstance(record, dict) else None
+    if not isinstance(record, dict):
+        return None
+    return record.get("matrix")
 
 
 def recorded_in(folder: Path) -> str | None:

@@ -149,7 +149,9 @@ def geometric_interval(x_S: Floats, confidence: float = 0.95) -> Estimate:
 def crossed_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
     """Estimate the mean over seeds and problems, both random samples."""
     spread = crossed(x_SJ)
-    return Estimate(float(x_SJ.mean())) if spread is None else spread.interval(confidence)
+    if spread is None:
+        return Estimate(float(x_SJ.mean()))
+    return spread.interval(confidence)
 
 
 def crossed(x_SJ: Floats) -> Spread | None:
@@ -227,7 +229,9 @@ def near_bound(estimate: Estimate, problems: int, confidence: float = 0.95) -> E
     center = (estimate.mean + z * z / (2 * problems)) / (1 + z * z / problems)
     variance = estimate.mean * (1 - estimate.mean) / problems + (z / (2 * problems)) ** 2
     half = z * math.sqrt(max(variance, 0)) / (1 + z * z / problems)
-    ends = [center - half, center + half, *(end for end in (estimate.low, estimate.high) if end is not None)]
+    ends = [center - half, center + half]
+    if estimate.low is not None and estimate.high is not None:
+        ends += [estimate.low, estimate.high]
     return clipped(Estimate(estimate.mean, min(ends), max(ends)), 0, 1)
 
 
@@ -247,13 +251,17 @@ def difference_interval(x_SJ: Floats, confidence: float = 0.95) -> Estimate:
 def crossed_p_value(x_SJ: Floats) -> float | None:
     """Return the p-value of a mean of 0; below 0.05 where the 95 % interval excludes 0. None without an interval."""
     spread = crossed(x_SJ)
-    return None if spread is None else spread.p_value()
+    if spread is None:
+        return None
+    return spread.p_value()
 
 
 def detectable(x_SJ: Floats, power: float = 0.8, confidence: float = 0.95) -> float | None:
     """Return the least true mean that is significant with this power in an experiment of the same size and noise."""
     spread = crossed(x_SJ)
-    return None if spread is None else detectable_with(spread, spread.seeds, power, confidence)
+    if spread is None:
+        return None
+    return detectable_with(spread, spread.seeds, power, confidence)
 
 
 def seeds_needed(x_SJ: Floats, power: float = 0.8, confidence: float = 0.95) -> int | None:
@@ -317,5 +325,6 @@ def iqm_interval(x_ST: Floats, confidence: float = 0.95) -> Estimate:
 
 def ranks(beats_MM: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """Return the best and the worst rank that each method may have; `beats_MM`: which method beats which."""
-    better_M, worse_M = beats_MM.sum(axis=0), beats_MM.sum(axis=1)
-    return [(1 + int(b), len(beats_MM) - int(w)) for b, w in zip(better_M, worse_M, strict=True)]
+    best_M = 1 + beats_MM.sum(axis=0)
+    worst_M = len(beats_MM) - beats_MM.sum(axis=1)
+    return list(zip(best_M.tolist(), worst_M.tolist(), strict=True))

@@ -148,6 +148,7 @@ class Trainer:
             self.policy.device,
             answers=collected.answers,
             places=collected.places,
+            copies=collected.copies,
             # By the step too: controls that draw at random would otherwise draw the same in every step.
             seed=seeds.derive("method", self.parts.seed, step),
             progress=(step - 1) / self.config.train.steps,

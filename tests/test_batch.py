@@ -113,6 +113,61 @@ def test_packed_micro_batches_keep_the_order_and_know_no_padding(tokens: int, mo
     assert not any(piece.packed for piece in batch.micro_batches(tokens, packing=True)), "sequences are short"
 
 
+@pytest.mark.parametrize("tokens", [1, 20, 40, 100, 10_000])
+@pytest.mark.parametrize("way", ["sorted", "whole groups", "packed"])
+def test_copies_are_in_one_micro_batch_and_count_once(tokens: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TokenBatch, "prompts_weigh", way == "whole groups")
+    monkeypatch.setattr("harness.batch.LONG", 0 if way == "packed" else 10**6)
+    flat, _ = made(1)
+    # Three responses of each group, the first one three times and the second one twice; each copy has its own log p.
+    copies = (0, 1, 0, 2, 1, 0)
+    groups = []
+    for first in range(0, 18, 3):
+        chosen = [flat[first + copy] for copy in copies]
+        groups.append([dataclasses.replace(r, logp=[-float(i)] * len(r.response)) for i, r in enumerate(chosen)])
+    batch = TokenBatch.of(groups, [float(i) for i in range(36)], 16, "cpu")
+    originals = [first + copy for first in range(0, 18, 3) for copy in copies]  # of each row, in `flat`
+    lengths = [len(r.prompt) + len(r.response) for r in flat]
+
+    pieces = list(batch.micro_batches(tokens, packing=way == "packed"))
+    held = [[round(x) for x in piece.rewards_B.tolist()] for piece in pieces]
+    assert sorted(row for rows in held for row in rows) == list(range(36))
+    found = [list(dict.fromkeys(originals[row] for row in rows)) for rows in held]
+    order = [original for part in found for original in part]
+    assert sorted(order) == list(range(18)), "no response has copies in two parts"
+    assert order == (sorted(order, key=lambda number: lengths[number]) if way == "sorted" else list(range(18)))
+
+    def computed(part: Sequence[int]) -> int:
+        of_part = [lengths[number] for number in part]
+        return sum(of_part) if way == "packed" else max(of_part) * len(of_part)
+
+    for part, following in itertools.pairwise(found):
+        assert computed([*part, following[0]]) > tokens
+    for part, piece, rows in zip(found, pieces, held, strict=True):
+        assert len(part) == 1 or computed(part) <= tokens
+        assert piece.packed == (way == "packed")
+        once, place_T = piece.without_copies()
+        assert [s.tolist() for s in once.sequences] == [flat[i].prompt + flat[i].response for i in part]
+        tokens_T = torch.cat([s[n:] for s, n in zip(once.sequences, once.prompt_lengths_B.tolist(), strict=True)])
+        assert tokens_T[place_T].tolist() == [token for row in rows for token in flat[originals[row]].response]
+        own = [-float(row % 6) for row in rows for _ in flat[originals[row]].response]
+        assert piece.behaviour_logp_T.tolist() == own, "the engine's log p is each copy's own"
+
+
+def test_equal_responses_to_other_prompts_are_no_copies() -> None:
+    group = [Rollout([1, 2], [3, 4], [0.0, 0.0], True), Rollout([1, 2], [3], [0.0], False)] * 2
+    other = [dataclasses.replace(rollout, prompt=[1, 5]) for rollout in group]
+    batch = TokenBatch.of([group, other], [0.0] * 8, 2, "cpu")
+    once, place_T = batch.without_copies()
+    assert [s.tolist() for s in once.sequences] == [[1, 2, 3, 4], [1, 2, 3], [1, 5, 3, 4], [1, 5, 3]]
+    assert place_T.tolist() == [0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5]
+    last = batch.take([7, 6, 5])
+    assert [s.tolist() for s in last.without_copies()[0].sequences] == [[1, 5, 3], [1, 5, 3, 4]]
+    assert last.without_copies()[1].tolist() == [0, 1, 2, 0]
+    known = TokenBatch.of([group, other], [0.0] * 8, 2, "cpu", copies=[[0, 1, 0, 1]] * 2)
+    assert torch.equal(known.copy_of_B, batch.copy_of_B)
+
+
 def test_micro_batches_of_a_minibatch_point_into_the_whole_batch() -> None:
     flat, batch = made(2)
     x_T = torch.arange(len(batch.index_T))

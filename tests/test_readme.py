@@ -29,12 +29,13 @@ OURS = [command for command in COMMANDS if command.startswith("entrobench")]
 
 # `smoke` in miniature replaces each matrix that a command names: sampled and trained values do not matter here.
 TINY = ["train.steps=1", "train.prompts=4", "train.group=4", "eval.problems=4", "eval.samples=8"]
-NAMES_A_MATRIX = ("run", "plan", "status", "leaderboard", "report", "sync")
+NAMES_A_MATRIX = ("run", "plan", "status", "leaderboard", "report", "sync", "pack")
 NOT_RUN = {  # with the reason
     "entrobench run demo train.lr=3e-4 'seeds=[0,1]'": "has many cells",
     "entrobench run demo rollout.engine=vllm": "needs the environment of vLLM",
     "entrobench data prepare": "needs a network",
     "entrobench data check": "needs the real sets",
+    "entrobench tune demo": "trains every candidate; test_tune.py does it in miniature",
     "entrobench dynamics demo": "takes minutes",
     "entrobench explain all demo": "computes batches of the demo's size",
     "entrobench doctor": "takes ten seconds; test_doctor.py runs it",
@@ -58,12 +59,14 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder after `entrobench run smoke`, with the README's method in it."""
+    """A folder after `entrobench run smoke`, with the README's method and a packed matrix in it."""
     path = tmp_path_factory.mktemp("reader")
     (path / "my_methods.py").write_text(A_METHOD)
     result = run("-m", "harness.cli", "run", "smoke", *TINY, cwd=path)
     assert result.returncode == 0, result.stderr
     (path / "output.txt").write_text(result.stdout)
+    packed = run("-m", "harness.cli", "pack", "smoke", *TINY, "--out", "demo.zip", cwd=path)  # for `verify demo.zip`
+    assert packed.returncode == 0, packed.stderr
     return path
 
 

@@ -118,7 +118,7 @@ def test_a_method_logs_numbers_of_each_update_and_hears_them(tmp_path: Path, mon
     """Compare with the trainer's own mean ratio, and with a mean over tokens of the numbers that a method returned."""
     (tmp_path / "logging_plugin.py").write_text(LOGGING)
     monkeypatch.syspath_prepend(tmp_path)
-    shared = ["plugins=[logging_plugin]", "train.lr=1e-2", "hardware.micro_tokens=512"]
+    shared = ["plugins=[logging_plugin]", "train.lr=1e-2", "hardware.micro_tokens=256"]
     trainer = build(tmp_path / "logging", "logging", *shared)
     record = trainer.train_step(1, Stopwatch())
     control = trainer.method.controls["logging"]

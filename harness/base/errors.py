@@ -24,8 +24,10 @@ class UserError(ValueError):
 
 def short(text: str, longest: int = LONGEST) -> str:
     """Return the text, without its middle if it is too long for a message."""
+    if len(text) <= longest:
+        return text
     half = longest // 2 - 2
-    return text if len(text) <= longest else f"{text[:half]} .. {text[-half:]}"
+    return f"{text[:half]} .. {text[-half:]}"
 
 
 def shown(value: Any) -> str:

@@ -101,4 +101,6 @@ def reason(error: Exception) -> str:
     """Return the message of a parser, with its line."""
     mark = getattr(error, "problem_mark", None)
     message = short(getattr(error, "problem", None) or str(error).partition("\n")[0])
-    return message if mark is None else f"{message} (line {mark.line + 1})"
+    if mark is None:
+        return message
+    return f"{message} (line {mark.line + 1})"

@@ -115,8 +115,11 @@ def check_value(declared: dataclasses.Field[Any], value: Any, key: str) -> None:
 
 def with_items(key: str, value: Any) -> list[tuple[str, Any]]:
     """Return a value with its key, followed by the items of a list with theirs."""
-    items = value if isinstance(value, list) else []
-    return [(key, value), *((f"{key}[{i}]", item) for i, item in enumerate(items))]
+    named = [(key, value)]
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            named.append((f"{key}[{i}]", item))
+    return named
 
 
 def check_size(key: str, value: Any) -> None:
@@ -126,8 +129,10 @@ def check_size(key: str, value: Any) -> None:
 
 def section(hint: Any) -> Any:
     """Return the dataclass that a type is or may be; None for all other types."""
-    kinds = (kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and dataclasses.is_dataclass(kind))
-    return next(kinds, None)
+    for kind in (hint, *get_args(hint)):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            return kind
+    return None
 
 
 def check_keys(values: Mapping[Any, Any], schema: Any, where: str) -> None:

@@ -138,7 +138,9 @@ def attempt_of(folder: Path, *, begun: bool) -> Made | None:
         say(folder, str(damage))
         (folder / provenance.FILE).unlink()
         made = None
-    return attempts.record_unknown(folder) if made is None and begun else made
+    if made is None and begun:
+        return attempts.record_unknown(folder)
+    return made
 
 
 def harms(folder: Path, saved: int) -> Iterator[tuple[Damaged, int]]:

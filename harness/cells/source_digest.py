@@ -108,8 +108,12 @@ def top(name: str) -> str:
 def package_home(package: str) -> Path | None:
     """Return the directory that holds a package; None for the directory of installed packages."""
     path = Path(stamp(package)[0])
-    folder = path.parents[path.name == "__init__.py"] if path.name else None
-    return None if folder is None or INSTALLED & set(folder.parts) else folder
+    if not path.name:
+        return None
+    folder = path.parents[path.name == "__init__.py"]
+    if INSTALLED & set(folder.parts):
+        return None
+    return folder
 
 
 def stamp(name: str) -> Stamp:
@@ -154,7 +158,9 @@ def defining_module(value: object, source: str) -> str:
     """Return the module that defines an imported value; for a constant, the module that it was imported from."""
     if isinstance(value, ModuleType):
         return value.__name__
-    return value.__module__ if isinstance(value, type | FunctionType) else source
+    if isinstance(value, type | FunctionType):
+        return value.__module__
+    return source
 
 
 # The digests of a file

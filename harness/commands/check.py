@@ -42,8 +42,10 @@ def fault_of(spec: str, table: Table, refused: Mapping[str, UserError]) -> str |
                 entry()
         if spec in offered:  # without options or partners, so the mistake cannot be the user's
             Method.of(spec, table)
+    except UserError as error:
+        return str(error)
     except Exception as error:  # a plugin's own code may raise anything, and its row reports it
-        return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}"
     Method.of(spec, table)
     return None
 
@@ -54,12 +56,19 @@ def call(arguments: argparse.Namespace) -> int:
     specs = list(dict.fromkeys(arguments.methods))
     if arguments.methods == ["all"]:
         specs = [*table, *refused]
-    faults = {spec: fault_of(spec, table, refused) for spec in specs}
+    faults, sound = {}, []
+    for spec in specs:
+        why = fault_of(spec, table, refused)
+        if why is None:
+            sound.append(spec)
+        else:
+            faults[spec] = why
     from harness.conformance import check  # imports torch, so only after the names have been checked
 
-    sound = [spec for spec, why in faults.items() if why is None]
     report_of = {report.method: report for report in check.check_methods(sound, arguments.plugin)}
-    reports = [report_of[spec] if why is None else check.construction_failed(spec, why) for spec, why in faults.items()]
+    for spec, why in faults.items():
+        report_of[spec] = check.construction_failed(spec, why)
+    reports = [report_of[spec] for spec in specs]
     if arguments.format == "json":
         print(json.dumps([report.plain() for report in reports], indent=1))
     else:

@@ -26,8 +26,10 @@ class Removable:
 
     @property
     def bytes(self) -> int:
-        paths = self.path.rglob("*") if self.path.is_dir() else [self.path]
-        return sum(file.lstat().st_size for file in paths if not file.is_dir())
+        if not self.path.is_dir():
+            return self.path.lstat().st_size
+        files_inside = [path for path in self.path.rglob("*") if not path.is_dir()]
+        return sum(path.lstat().st_size for path in files_inside)
 
 
 EXAMPLES = ("entrobench clean demo", "entrobench clean my.yaml train.steps=20 --plugin my_methods --yes")

@@ -24,7 +24,7 @@ Commands = argparse._SubParsersAction  # argparse has no public name for it
 
 def command(commands: Commands, name: str, text: str, examples: Sequence[str]) -> argparse.ArgumentParser:
     """Add a command; `--help` and docs/commands.md show its examples, which together use every option."""
-    epilog = "examples:\n" + "\n".join(f"  {example}" for example in examples)
+    epilog = "\n  ".join(["examples:", *examples])
     layout = argparse.RawDescriptionHelpFormatter  # keeps the lines of the epilog
     return commands.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=layout)
 
@@ -85,7 +85,8 @@ def one_seed_hint(override: str) -> str | None:
         return None
     number = int(match[1])
     some = ",".join(map(str, range(min(number, 3))))
-    several = f"[{some}]" if number <= 3 else f"[{some},...,{number - 1}]"
+    rest = f",...,{number - 1}" if number > 3 else ""
+    several = f"[{some}{rest}]"
     return f"note: {override} is one seed, seed {number}; for {number} seeds write seeds={several}"
 
 

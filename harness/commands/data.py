@@ -41,9 +41,11 @@ def print_preparation(names: list[str], origin: str | None) -> None:
 
     table = Table("set", "problems", "rows", "left out", "repaired", "fingerprint", box=None, header_style="dim")
     for card in prepare_sets(names, origin, console.print):
-        repaired = sum(number for reason, number in card["repaired"].items() if reason != clean.UNWRAPPED)
-        counts = sum(card["problems"].values()), card["rows"], sum(card["dropped"].values()), repaired
-        table.add_row(card["name"], *(f"{count:,}" for count in counts), card["fingerprint"][:12])
+        problems, dropped = sum(card["problems"].values()), sum(card["dropped"].values())
+        # The prompt around each problem is not damage.
+        repaired = sum(card["repaired"].values()) - card["repaired"].get(clean.UNWRAPPED, 0)
+        counts = [f"{count:,}" for count in (problems, card["rows"], dropped, repaired)]
+        table.add_row(card["name"], *counts, card["fingerprint"][:12])
     console.print(table)
     console.print(
         f"kept in {cache.folder()}; the .json of a set has its origin, and the rows left out with the reasons"
@@ -57,8 +59,9 @@ def print_overlaps() -> None:
 
     table = Table("set", "problems", "word for word", "near", "verdict", box=None, header_style="dim")
     for name, counts in check_overlaps().items():
-        numbers = (str(counts[key]) for key in ("problems", "contained", "near"))
-        table.add_row(name, *numbers, "contaminated" if counts["near"] else "clean")
+        numbers = [str(counts[key]) for key in ("problems", "contained", "near")]
+        verdict = "contaminated" if counts["near"] else "clean"
+        table.add_row(name, *numbers, verdict)
     near = f"near: half of its {overlap.N}-grams, or word for word"
     console.print(f"problems that are also in {TRAINED}; {near}")
     console.print(table)

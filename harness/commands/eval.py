@@ -50,11 +50,18 @@ def add(commands: Commands) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     model = models.resolve(arguments.model)
-    chosen_tasks = [tasks.build_task(spec, arguments.plugin) for spec in registry.split(arguments.tasks, ",")]
+    specs = registry.split(arguments.tasks, ",")
+    chosen_tasks = [tasks.build_task(spec, arguments.plugin) for spec in specs]
     from harness.study import assess  # imports torch, so only after the names have been checked
 
-    keys = ("samples", "temperature", "max_new_tokens", "problems", "seed", "beyond_context")
-    wanted = assess.Wanted(**{key: getattr(arguments, key) for key in keys})
+    wanted = assess.Wanted(
+        samples=arguments.samples,
+        temperature=arguments.temperature,
+        max_new_tokens=arguments.max_new_tokens,
+        problems=arguments.problems,
+        seed=arguments.seed,
+        beyond_context=arguments.beyond_context,
+    )
     out = arguments.out or assess.default_folder(model, console.print)
     try:
         with VerifierPool() as verifier:

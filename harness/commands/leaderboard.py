@@ -91,7 +91,8 @@ def call(arguments: argparse.Namespace) -> int:
         return 0
     parts = selected_parts(arguments)
     if arguments.format == "parquet":
-        export.write_parquet({part.title: frames.with_base_models(part.shown) for part in parts}, arguments.out)
+        tables = {part.title: frames.with_base_models(part.shown) for part in parts}
+        export.write_parquet(tables, arguments.out)
         return 0
     text = answer.render_parts(
         parts,
@@ -116,16 +117,17 @@ def reach_text(arguments: argparse.Namespace) -> str:
     """Return the tables of `--reach`."""
     from harness.table.reach import reaches, render_reaches
 
-    found = []
+    visible_rows = []
     with selected_experiments(arguments) as selected:
         for part, experiment in selected:
             board = part.board
-            rows = reaches(part.frames, experiment, board.baseline, board.ks, arguments.reach)
-            found += [row for row in rows if row.method in part.visible]
-    if not found:
+            for row in reaches(part.frames, experiment, board.baseline, board.ks, arguments.reach):
+                if row.method in part.visible:
+                    visible_rows.append(row)
+    if not visible_rows:
         raise UserError("--reach compares with the baseline, and no cell of it is done")
     width = None if arguments.out else width_of(console)
-    return render_reaches(found, arguments.reach, arguments.format, width)
+    return render_reaches(visible_rows, arguments.reach, arguments.format, width)
 
 
 def check_options(arguments: argparse.Namespace) -> None:

@@ -59,8 +59,10 @@ def call(arguments: argparse.Namespace) -> int:
 def print_counts(plugins: Plugins) -> None:
     rows = []
     for what, rows_by_group in LISTS.items():
-        groups = rows_by_group(plugins)
-        counts = [plural(len(group), title.partition(":")[0].removesuffix("s")) for title, group in groups.items()]
+        counts = []
+        for title, group in rows_by_group(plugins).items():
+            noun = title.partition(":")[0].removesuffix("s")
+            counts.append(plural(len(group), noun))
         rows.append([what, ", ".join(counts), f"entrobench list {what}"])
     layout.show_table(console, [Column("what"), Column("number", folds=True), Column("command")], rows, names=False)
 
@@ -97,11 +99,13 @@ def by_trainer(groups: dict[str, Rows], trainer: str, plugins: Plugins) -> dict[
 
 
 def list_tasks(plugins: Plugins) -> dict[str, Rows]:
-    return {"tasks": [[name, first_line(task.__doc__)] for name, task in tasks.task_table(plugins).items()]}
+    rows = [[name, first_line(task.__doc__)] for name, task in tasks.task_table(plugins).items()]
+    return {"tasks": rows}
 
 
 def list_models(plugins: Plugins) -> dict[str, Rows]:
-    return {"models": [[name, models.resolve(name).summary()] for name in models.model_names()]}
+    rows = [[name, models.resolve(name).summary()] for name in models.model_names()]
+    return {"models": rows}
 
 
 def list_configs(plugins: Plugins) -> dict[str, Rows]:

@@ -48,12 +48,12 @@ def pack_matrix(config: Config, out: Path) -> tuple[int, int]:
 
     matrix = cells(config)
     folders = [cell.folder for cell in matrix if has_ended(cell)]
-    if not any(State.read(folder).state == "done" for folder in folders):
+    done = [folder for folder in folders if State.read(folder).state == "done"]
+    if not done:
         raise UserError(f"no cell of the matrix {config.name} in {config.folder} is done, so there is nothing to pack")
-    for folder in folders:
-        if State.read(folder).state == "done":
-            for damage, _ in checksums.changed_records(folder):
-                raise damage
+    for folder in done:
+        for damage, _ in checksums.changed_records(folder):
+            raise damage
     write_pack(out, config.name, Board.of_config(config, matrix).as_json(), folders, protocol_of_cells(config, matrix))
     return len(folders), len(matrix)
 

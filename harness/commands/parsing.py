@@ -19,7 +19,9 @@ KIND = {kind.__name__: words for kind, words in KINDS.items()}
 def hint(name: str, allowed: list[str]) -> str:
     """Return the end of a sentence about an unknown name: the name probably meant, or all names."""
     close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else nearest(name, allowed)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return nearest(name, allowed)
 
 
 class Parser(argparse.ArgumentParser):

@@ -53,15 +53,15 @@ def plan_settings(config: Config, jobs: int | None = None) -> list[Plan]:
     settings: dict[str, list[Cell]] = {}
     for cell in cells(config):
         settings.setdefault(setting_label(cell.config.setting), []).append(cell)
-    cost.check_problem_counts([cells_of_setting[0].config for cells_of_setting in settings.values()])
+    config_of = {setting: cells_of_setting[0].config for setting, cells_of_setting in settings.items()}
+    cost.check_problem_counts(list(config_of.values()))
     machine, plans, progress = this_machine(config), [], []
     for setting, cells_of_setting in settings.items():
         if setting:
             console.rule(setting, align="left")
-        plan = plan_for(cells_of_setting[0].config, cells_of_setting, machine, jobs)
+        plan = plan_for(config_of[setting], cells_of_setting, machine, jobs)
         show_plan(console, plan)
         plans.append(plan)
-    for plan in plans:
         progress += plan.progress
     tell_outdated(progress, "`entrobench run` trains them again")
     return plans

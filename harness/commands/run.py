@@ -96,8 +96,9 @@ def call(arguments: argparse.Namespace) -> int:
 def mlflow_hint(uri: str) -> str:
     """Return a hint on seeing the curves in MLflow. `mlflow ui` shows stores; a tracking server has its own pages."""
     address = visible_address(uri)
-    is_server = uri.partition(":")[0].lower() in ("http", "https", "databricks")
-    return f"MLflow at {address}" if is_server else f"mlflow ui --backend-store-uri {address}"
+    if uri.partition(":")[0].lower() in ("http", "https", "databricks"):
+        return f"MLflow at {address}"
+    return f"mlflow ui --backend-store-uri {address}"
 
 
 def run_matrix(
@@ -122,15 +123,14 @@ def run_matrix(
         raise UserError(f"--jobs is {jobs}; allowed: 1 and more")
     for method in only:
         one_of("--only", method, config.methods)
-    check_problems(config)
     if any(models.resolve(model).shape() is None for model in config.models):
+        check_problems(config)  # before a download
         fetch_models(config)
         matrix = cells(config)  # again: the shapes of the models decide the engines, and are known only now
-    chosen = [cell for cell in matrix if not only or cell.method in only]
-    if retry_failed:
-        chosen = [cell for cell in chosen if State.known(cell.folder).state == "failed"]
+    chosen = [cell for cell in matrix if is_chosen(cell, only, retry_failed=retry_failed)]
     todo = unfinished(chosen, keep_stale)
     if todo:
+        check_problems(config)
         check_engines(todo)
     # Before anything is written or downloaded: the answer may be no.
     if not may_train_again(todo, rerun_edited=rerun_edited):
@@ -160,12 +160,22 @@ def run_matrix(
             f"({config.tracking.patience_minutes:g}); the records are kept: `entrobench sync` feeds it, and then "
             "`entrobench leaderboard` has the table"
         )
-    return 1 if failed else 0
+    return int(bool(failed))
+
+
+def is_chosen(cell: Cell, only: Sequence[str], *, retry_failed: bool) -> bool:
+    if only and cell.method not in only:
+        return False
+    return not retry_failed or State.known(cell.folder).state == "failed"
 
 
 def unfinished(chosen: Sequence[Cell], keep_stale: bool) -> list[Cell]:
     """Return the cells that are not done, or whose records changed since."""
-    return [cell for cell in chosen if not settled(cell, keep_stale) or any(checksums.changed_records(cell.folder))]
+    todo = []
+    for cell in chosen:
+        if not settled(cell, keep_stale) or any(checksums.changed_records(cell.folder)):
+            todo.append(cell)
+    return todo
 
 
 def may_train_again(todo: Sequence[Cell], *, rerun_edited: bool) -> bool:

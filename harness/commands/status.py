@@ -25,13 +25,15 @@ def add(commands: Commands) -> None:
 def call(arguments: argparse.Namespace) -> int:
     config = config_of_arguments(arguments)
     matrix = cells(config)
-    rows, jobs = [], slurm.queued_cells(config)
-    progresses = [(cell, cell.progress()) for cell in matrix]
-    for cell, progress in progresses:
+    rows, progresses, jobs = [], [], slurm.queued_cells(config)
+    for cell in matrix:
+        progress = cell.progress()
         job = f"SLURM: {jobs[cell.id]}" if cell.id in jobs else None
-        numbers = [number_text(progress.metrics.get(key)) for key in ("entropy/mean", "reward/mean")]
+        reason = "; ".join(filter(None, (job, progress.reason)))
+        entropy, reward = map(progress.metrics.get, ("entropy/mean", "reward/mean"))
         step = f"{progress.step}/{cell.config.train.steps}"
-        rows.append([cell.label, progress.state, step, *numbers, "; ".join(filter(None, (job, progress.reason)))])
+        rows.append([cell.label, progress.state, step, number_text(entropy), number_text(reward), reason])
+        progresses.append((cell, progress))
     layout.show_table(console, COLUMNS, rows, goes=[("entropy", "reward")])
     for cell, progress in progresses:
         if progress.state == "failed":

@@ -52,7 +52,7 @@ def call(arguments: argparse.Namespace) -> int:
             if (cell.folder / "metrics.jsonl").exists():
                 wandb.write_wandb_run(cell.folder, arguments.wandb)
         console.print(f"to upload them: wandb sync {arguments.wandb}/wandb/offline-run-*")
-    return 1 if damaged else 0
+    return int(damaged > 0)
 
 
 def sync_matrix(config: Config, matrix: list[Cell]) -> tuple[int, int]:

@@ -51,10 +51,12 @@ def call(arguments: argparse.Namespace) -> int:
             for sentence in dict.fromkeys(audit.notes):
                 console.print(f"not judged: {audit.label}: {sentence}", style="yellow")
         write_marks(pack, {audit.spec.id: audit.mark for audit in audits})
-    wrong = sum(bool(audit.findings) for audit in audits)
-    if wrong:
-        console.print(f"{plural(wrong, 'cell')} of {len(audits)} contradict their own records or answers", style="red")
-    return 1 if wrong else 0
+    wrong = [audit for audit in audits if audit.findings]
+    if not wrong:
+        return 0
+    cells = plural(len(wrong), "cell")
+    console.print(f"{cells} of {len(audits)} contradict their own records or answers", style="red")
+    return 1
 
 
 def cell_named(name: str, audits: Sequence[CellAudit]) -> CellAudit:
@@ -88,8 +90,11 @@ def audit_table(pack: Pack, audits: Sequence[CellAudit]) -> str:
         by_method.setdefault(audit.spec.key.method, []).append(audit)
     lines = [["method", "cells", "answers judged", "undecided", "wrong", "mark"]]
     for method, group in by_method.items():
-        counts = [len(group), sum(audit.answers for audit in group), sum(audit.undecided for audit in group)]
-        wrong = sum(bool(audit.findings) for audit in group)
+        answers = undecided = wrong = 0
+        for audit in group:
+            answers += audit.answers
+            undecided += audit.undecided
+            wrong += bool(audit.findings)
         mark = mark_of_row(audit.mark for audit in group) or ""
-        lines.append([method, *(f"{count:,}" for count in (*counts, wrong)), mark])
+        lines.append([method, str(len(group)), f"{answers:,}", f"{undecided:,}", f"{wrong:,}", mark])
     return boxed(pack.matrix, lines, None, [], "--format csv")

@@ -171,7 +171,10 @@ def print_reports(console: Console, reports: Sequence[Report]) -> None:
         if report.failed:
             failed += 1
     methods = "1 method" if len(reports) == 1 else f"{len(reports)} methods"
-    console.print(f"{failed} of {methods} failed" if failed else f"{methods} checked: all passed")
+    if failed:
+        console.print(f"{failed} of {methods} failed")
+    else:
+        console.print(f"{methods} checked: all passed")
     scope = (
         "Random batches in float64 over 7 tokens, and 2 real processes. Not checked: whether a formula is that of "
         "its paper (for that, write a test in tests/baselines/test_methods.py), and whether it helps."

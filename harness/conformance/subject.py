@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.base.errors import UserError
 from harness.base.task import Answer, Judged, Verdict
-from harness.batch import Rollout, TokenBatch
+from harness.batch import TokenBatch
 from harness.composition import Method, Signal, Table, overrides
 from harness.conformance.probe import Outcome, Probe, compute_outcome, far, mixed, random_probe, with_step_marks
 from harness.tokens import metrics
@@ -169,7 +169,7 @@ def step_record(method: Method, probe: Probe, entropy: float | None = None) -> d
     batch, signal = probe.batch, outcome.signal
     verdicts = [Verdict.RIGHT if right else Verdict.WRONG for right in batch.right_B.tolist()]
     record = {
-        **metrics.of_rollouts(rollouts_of(batch), batch, [str(verdict) for verdict in verdicts]),
+        **metrics.of_rollouts(batch, [str(verdict) for verdict in verdicts]),
         **metrics.of_signal(signal, batch),
         **metrics.of_answers(judged_groups(batch, verdicts), batch.lengths_B.tolist(), signal, batch),
         **update_record(method, probe, signal),
@@ -181,15 +181,6 @@ def step_record(method: Method, probe: Probe, entropy: float | None = None) -> d
     if entropy is not None:
         record["entropy/mean"] = entropy
     return record
-
-
-def rollouts_of(batch: TokenBatch) -> list[list[Rollout]]:
-    """Return the groups of responses of a batch."""
-    groups: list[list[Rollout]] = [[] for _ in range(int(batch.groups_B[-1]) + 1)]
-    for row, sequence in enumerate(batch.sequences):
-        response = sequence[int(batch.prompt_lengths_B[row]) :].tolist()
-        groups[int(batch.groups_B[row])].append(Rollout([], response, [], bool(batch.finished_B[row])))
-    return groups
 
 
 def judged_groups(batch: TokenBatch, verdicts: list[Verdict]) -> list[list[Judged]]:

@@ -45,6 +45,9 @@ ADVICE = (
 )
 
 
+COLUMNS = ("index_T", "advantages_T", "weights_T", "gradient_TV")  # of the tokens of a rank
+
+
 def check_on_two_ranks(specs: Sequence[str], plugins: Sequence[str]) -> dict[str, Finding]:
     """Compare each method on two ranks with the same on one; return the findings by spec."""
     findings: dict[str, Finding] = {}
@@ -89,18 +92,18 @@ def compare_with_one(subject: Subject, parts: list[dict[str, dict[str, Any]]]) -
     """Compare the results of the ranks with those of one process that has all groups."""
     for name, probe in probes(subject).items():
         expected = compute_outcome(subject.make(), probe, UPDATES)
-        on_ranks = [part[name] for part in parts]
-        index_T = torch.cat([part["index_T"] for part in on_ranks])
+        joined: dict[str, torch.Tensor] = {}  # the columns of all ranks, one rank after the other
+        for column in COLUMNS:
+            joined[column] = torch.cat([part[name][column] for part in parts])
+        index_T = joined["index_T"]
         for column in ("advantages_T", "weights_T"):
-            expected_T = vars(expected.signal)[column][index_T]
-            actual_T = torch.cat([part[column] for part in on_ranks])
+            expected_T, actual_T = vars(expected.signal)[column][index_T], joined[column]
             title = column.removesuffix("_T")
             require_finite(f"one of the {title}", expected_T, actual_T)
             if not near(expected_T, actual_T):
                 raise Failed(f"{title} differ between {WORLD} ranks and one{name}")
-        loss = sum(part["loss"] for part in on_ranks)
-        gradient_TV = torch.cat([part["gradient_TV"] for part in on_ranks])
-        actual = Outcome(expected.signal, loss, gradient_TV)
+        loss = sum(part[name]["loss"] for part in parts)
+        actual = Outcome(expected.signal, loss, joined["gradient_TV"])
         require_equal(expected, actual, index_T, f"on {WORLD} ranks{name}")
     return f"{WORLD} processes, with half of the groups each, compute the same as one"
 

@@ -19,10 +19,11 @@ def check_overlaps() -> dict[str, dict[str, Any]]:
         if prepared is not None and "test" in prepared["problems"]:
             evaluated[name] = problem_rows(name)
     # All sets are matched in one call, since the n-grams of the training set are counted only once.
-    flat = []
+    flat, evaluated_texts = [], []
     for name, rows in evaluated.items():
-        flat += [(name, row) for row in rows]
-    evaluated_texts = [row["problem"] for _, row in flat]
+        for row in rows:
+            flat.append((name, row))
+            evaluated_texts.append(row["problem"])
     trained_texts = [row["problem"] for row in trained]
     matches_by_set: dict[str, list[overlap.Match]] = {name: [] for name in evaluated}
     for match in overlap.matches(evaluated_texts, trained_texts):

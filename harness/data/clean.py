@@ -29,7 +29,8 @@ ESCAPED = {
 COMMANDS: dict[str, str] = {}  # the whole command by its damaged text
 for control, names in ESCAPED.items():
     COMMANDS |= {control + name[1:]: name for name in names}
-COMMAND = re.compile(f"({'|'.join(map(re.escape, sorted(COMMANDS, key=len, reverse=True)))})(?![A-Za-z])")
+LONGEST_FIRST = sorted(COMMANDS, key=len, reverse=True)  # of alternatives, a pattern takes the first that fits
+COMMAND = re.compile(f"({'|'.join(map(re.escape, LONGEST_FIRST))})(?![A-Za-z])")
 # A form feed may also be the ligature "fi" of a PDF font: here in "find", "first", "define", "satisfies", "fitting".
 LIGATURE = re.compile(r"(?<!fi)\f(?=(?:nd|rst|ne|es|tting)\b)")
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -58,7 +59,8 @@ def unwrap(text: str) -> str:
 
 def repair(text: str) -> tuple[str, list[str]]:
     """Undo the damage of earlier conversions; return the text and the names of the repairs."""
-    repairs = sorted({rf"\{COMMANDS[command]} restored" for command in COMMAND.findall(text)})
+    damaged = set(COMMAND.findall(text))
+    repairs = sorted(rf"\{COMMANDS[command]} restored" for command in damaged)
     text = COMMAND.sub(lambda match: "\\" + COMMANDS[match[1]], text)
     for pattern, replacement, name in ((LIGATURE, "fi", UNLIGATED), (CONTROL, "", CONTROLLED)):
         text, number = pattern.subn(replacement, text)
@@ -81,7 +83,9 @@ def integer_answer(answer: str) -> str | None:
         return None
     # The result stays text: Python refuses integers of thousands of digits, and floats round those of more than 15.
     digits = match[2].replace(",", "").lstrip("0") or "0"
-    return "-" + digits if match[1] == "-" and digits != "0" else digits
+    if match[1] == "-" and digits != "0":
+        return "-" + digits
+    return digits
 
 
 def verbatim_answer(answer: str) -> str | None:

@@ -30,7 +30,10 @@ def matches(evaluated: Sequence[str], trained: Sequence[str]) -> list[Match]:
     share = ngram_shares(evaluated, trained)
     contained = set(containments(evaluated, trained))
     near = {pair for pair, value in share.items() if value >= NEAR}
-    return [Match(i, j, (i, j) in contained, share.get((i, j), 0.0)) for i, j in sorted(contained | near)]
+    overlapping = []
+    for pair in sorted(contained | near):
+        overlapping.append(Match(*pair, pair in contained, share.get(pair, 0.0)))
+    return overlapping
 
 
 def ngram_shares(evaluated: Sequence[str], trained: Sequence[str]) -> dict[tuple[int, int], float]:
@@ -54,23 +57,28 @@ def ngram_shares(evaluated: Sequence[str], trained: Sequence[str]) -> dict[tuple
     for j, ngrams_of_one in enumerate(hits):
         for ngram in ngrams_of_one:
             if frequency[ngram] <= COMMON:
-                common.update((i, j) for i in owners[ngram])
+                for i in owners[ngram]:
+                    common[i, j] += 1
     return {(i, j): number / size[i] for (i, j), number in common.items()}
 
 
 def ngrams(text: str) -> set[tuple[str, ...]]:
     words = WORD.findall(text.lower())
-    return {tuple(words[i : i + N]) for i in range(max(len(words) - N + 1, 1))}
+    last = max(len(words) - N, 0)  # a shorter text is one n-gram
+    return {tuple(words[i : i + N]) for i in range(last + 1)}
 
 
 def containments(evaluated: Sequence[str], trained: Sequence[str]) -> Iterator[tuple[int, int]]:
-    keys = [letters_and_digits(text) for text in trained]
+    keys = list(map(letters_and_digits, trained))
     # One search in the joined text first: almost all problems are contained in none.
     everything = "\n".join(keys)
     for i, text in enumerate(evaluated):
         letters = letters_and_digits(text)
-        if letters in everything:
-            yield from ((i, j) for j, other in enumerate(keys) if letters in other)
+        if letters not in everything:
+            continue
+        for j, other in enumerate(keys):
+            if letters in other:
+                yield i, j
 
 
 def letters_and_digits(text: str) -> str:

@@ -71,10 +71,10 @@ def rows_by_split(parts: Mapping[str, sources.Rows], splits: Sequence[str]) -> d
     """Join the rows of each split, found by the names of the parts if the set has several splits."""
     by_split: dict[str, sources.Rows] = {}
     for path, rows in parts.items():
-        # The Hub's split of a set with a single split may have any name: AIME 2024 is published as "train".
-        matching = splits if len(splits) == 1 else [split for split in splits if split in Path(path).name]
-        for split in matching:
-            by_split.setdefault(split, sources.Rows()).update(rows)
+        for split in splits:
+            # The Hub's split of a set with a single split may have any name: AIME 2024 is published as "train".
+            if len(splits) == 1 or split in Path(path).name:
+                by_split.setdefault(split, sources.Rows()).update(rows)
     if not by_split:
         raise UserError(f"{next(iter(parts))} is not named after a split; its name must contain {' or '.join(splits)}")
     return by_split

@@ -145,7 +145,9 @@ def local_files(name: str, path: Path) -> list[Path]:
             top.append(file)
         if is_named(name, str(file.relative_to(path))):
             deeper.append(file)
-    return top or deeper or (files if is_named(name, path.name) else [])
+    if top or deeper:
+        return top or deeper
+    return files if is_named(name, path.name) else []
 
 
 def is_named(source: str, text: str) -> bool:
@@ -166,7 +168,8 @@ def read_hub(source: Source, say: Callable[[str], None]) -> dict[str, Rows]:
         splits = datasets.load_dataset(source.hub_id, revision=source.revision, streaming=True, **source.options)
         rows_by_split = {}
         for split, dataset in splits.items():
-            rows_by_split[split] = count_rows(dataset.with_format("arrow").iter(BATCH), source.hub_id)
+            batches = dataset.with_format("arrow").iter(BATCH)
+            rows_by_split[split] = count_rows(batches, source.hub_id)
         return rows_by_split
     except UserError:
         raise
@@ -181,7 +184,9 @@ def read_hub(source: Source, say: Callable[[str], None]) -> dict[str, Rows]:
 def read_file(file: Path) -> Rows:
     # JSON is not read by `datasets`, whose type inference changes answers: one integer of more than 64 bits turns a
     # column into floats.
-    return count_rows(parquet_batches(file), str(file)) if file.suffix == ".parquet" else read_json_rows(file)
+    if file.suffix != ".parquet":
+        return read_json_rows(file)
+    return count_rows(parquet_batches(file), str(file))
 
 
 def read_json_rows(file: Path) -> Rows:

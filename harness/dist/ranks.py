@@ -248,8 +248,10 @@ def whole_on_first(state: Any) -> Any:
         return {key: whole_on_first(value) for key, value in state.items()}
     if not isinstance(state, DTensor):
         return state
-    gathered = whole_weight(state)
-    return gathered.cpu() if own_rank() == 0 else None
+    gathered = whole_weight(state)  # by all ranks, since it is a collective
+    if own_rank() != 0:
+        return None
+    return gathered.cpu()
 
 
 def here(weight: Tensor) -> Tensor:

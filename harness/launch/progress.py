@@ -28,7 +28,7 @@ NUMBERS = {"entropy": "entropy/mean", "reward": "reward/mean"}  # the metrics th
 
 def sparkline(values: Sequence[float]) -> str:
     """Return a bar for each value, scaled from the lowest to the highest; a blank for a value that is not finite."""
-    finite_values = [value for value in values if isfinite(value)]
+    finite_values = list(filter(isfinite, values))
     low, high = min(finite_values, default=0.0), max(finite_values, default=0.0)
 
     def bar(value: float) -> str:
@@ -64,8 +64,11 @@ class LiveView:
         self.console, self.todo = console, todo
         self.feeder = Feeder(uri, partial(console.print, style="yellow"))
         self.total, self.done, self.failed = len(cells), len(cells) - len(todo), 0
-        self.steps_before = {cell.id: Snapshot.take(cell).step for cell in todo}
-        self.steps_todo = sum(cell.config.train.steps - self.steps_before[cell.id] for cell in todo)
+        self.steps_before: dict[str, int] = {}
+        self.steps_todo = 0
+        for cell in todo:
+            self.steps_before[cell.id] = Snapshot.take(cell).step
+            self.steps_todo += cell.config.train.steps - self.steps_before[cell.id]
         self.steps_ended = 0
         self.last_line = time.monotonic()
         self.fed: dict[str, tuple[str | None, int]] = {}  # by cell, the attempt and step that MLflow was last fed
@@ -83,7 +86,9 @@ class LiveView:
     def __rich__(self) -> Group:
         """Return the picture. Rich draws it in its own thread, so the clock runs while the launcher is waiting."""
         text = Text(f"{duration(time.monotonic() - self.began)}: {self.headline}")
-        return Group(text, self.table) if self.table else Group(text)
+        if self.table is None:
+            return Group(text)
+        return Group(text, self.table)
 
     def __enter__(self) -> LiveView:
         if self.live:
@@ -132,8 +137,9 @@ class LiveView:
         averages = [value for key, value in progress.metrics.items() if key.endswith("/avg")]
         average = f"{averages[0]:.3f}" if averages else "?"
         entropy = progress.metrics.get("entropy/mean", float("nan"))
-        note = f", {progress.reason}" if progress.reason else ""
-        line = f"{cell.label}: Avg@K {average}, entropy {entropy:.3f}{note}"
+        line = f"{cell.label}: Avg@K {average}, entropy {entropy:.3f}"
+        if progress.reason:
+            line += f", {progress.reason}"
         self.console.print(Text.assemble(("done    ", "green"), line))
 
     def feed(self, snapshot: Snapshot, *, last: bool = False) -> None:
@@ -160,8 +166,10 @@ class LiveView:
         if self.first and steps > self.first[0]:
             seconds_per_step = (now - self.first[1]) / (steps - self.first[0])
             left = f"about {duration(seconds_per_step * (self.steps_todo - steps))} left"
-        failed = f", {self.failed} failed" if self.failed else ""
-        return f"{self.done} of {self.total} cells done{failed}, {len(running)} running, {waiting} waiting; {left}"
+        ended = f"{self.done} of {self.total} cells done"
+        if self.failed:
+            ended += f", {self.failed} failed"
+        return f"{ended}, {len(running)} running, {waiting} waiting; {left}"
 
     def draw(self, running: list[Snapshot], waiting: int) -> None:
         """Prepare the picture that is shown until the next tick."""
@@ -172,13 +180,14 @@ class LiveView:
         width = layout.width_of(self.console)
         kept = layout.fitting(lines, width, drop_order, between=2, around=0, folding=["now"]) or [0, 1]
         table = Table(box=None, header_style="dim", pad_edge=False)
-        for name in (header[i] for i in kept):
+        for i in kept:
+            name = header[i]
             title = "" if name in ("entropies", "rewards") else name  # a sparkline follows its number, without a title
             justify: JustifyMethod = "right" if name in ("step", *NUMBERS) else "left"
             # Only the text in the last column is cut where the terminal is narrow; every text stays on one line.
             table.add_column(title, justify=justify, no_wrap=name != "now")
         for line in lines[1:]:
-            table.add_row(*(Text(line[i], no_wrap=True, overflow="ellipsis") for i in kept))
+            table.add_row(*[Text(line[i], no_wrap=True, overflow="ellipsis") for i in kept])
         self.table = table if running else None
 
     def row(self, snapshot: Snapshot) -> list[str]:
@@ -190,4 +199,4 @@ class LiveView:
             number = f"{progress.metrics[key]:.3f}" if key in progress.metrics else ""
             texts += [number, sparkline(values)]
         row = [cell.label, f"{snapshot.step}/{cell.config.train.steps}", *texts, snapshot.phase]
-        return [layout.visible(text) for text in row]
+        return list(map(layout.visible, row))

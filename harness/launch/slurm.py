@@ -47,8 +47,9 @@ class Job:
     reason: str
 
     def __str__(self) -> str:
-        reason = f" ({self.reason})" if self.reason not in ("", "None") else ""
-        return f"{self.state.lower()}{reason}"
+        if self.reason in ("", "None"):
+            return self.state.lower()
+        return f"{self.state.lower()} ({self.reason})"
 
     @property
     def over(self) -> bool:
@@ -62,20 +63,27 @@ def squeue() -> dict[str, Job] | None:
         output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    fields = [line.split("|") for line in output.splitlines()]
-    return {job: Job(job_state, reason) for job, job_state, reason in fields}
+    jobs = {}
+    for line in output.splitlines():
+        job, job_state, reason = line.split("|")
+        jobs[job] = Job(job_state, reason)
+    return jobs
 
 
 def submitted_jobs(config: Config) -> dict[str, str]:
     """Return the id of the job that each cell was last submitted as, by the cell's id."""
     path = config.folder / JOBS
-    return files.read_json(path) if path.exists() else {}
+    if not path.exists():
+        return {}
+    return files.read_json(path)
 
 
 def queued_cells(config: Config) -> dict[str, Job]:
     """Return the jobs of cells that are in the queue now, by the cell's id."""
     jobs = submitted_jobs(config)
-    now = (squeue() or {}) if jobs else {}
+    if not jobs:  # most machines have no queue, and asking it may take a minute
+        return {}
+    now = squeue() or {}
     return {key: now[job] for key, job in jobs.items() if job in now and not now[job].over}
 
 
@@ -104,7 +112,9 @@ class SlurmCell:
 
     def waits(self) -> str | None:
         job = self.array.look(self.job)
-        return f"SLURM: {job}" if job is not None and job.state != "RUNNING" else None
+        if job is None or job.state == "RUNNING":
+            return None
+        return f"SLURM: {job}"
 
     def code(self) -> int | None:
         job = self.array.look(self.job)
@@ -114,7 +124,9 @@ class SlurmCell:
         if State.known(self.cell.folder).ended:
             return 0
         self.over_since = self.over_since or time.monotonic()
-        return 1 if time.monotonic() - self.over_since > SETTLING else None
+        if time.monotonic() - self.over_since <= SETTLING:
+            return None
+        return 1
 
     def reason(self) -> str:
         job = self.array.look(self.job)
@@ -154,7 +166,8 @@ class SlurmArray:
     ) -> None:
         if isinstance(error, KeyboardInterrupt) and error.args not in ((), (signal.SIGINT,)):
             return  # the terminal was closed, or the login node restarts: the array keeps running
-        cancel_jobs(*(cell.job for cell in self.cells if cell.code() is None))
+        running = [cell.job for cell in self.cells if cell.code() is None]
+        cancel_jobs(*running)
 
     def start(self, waiting: Sequence[Cell]) -> list[SlurmCell]:
         """Take over the jobs of an earlier run that are in the queue, and submit the other cells."""
@@ -170,9 +183,12 @@ class SlurmArray:
         for cell, submission in zip(new, self.submit(new), strict=True):
             jobs[cell.id] = submission.job_id
         files.write_json(self.config.folder / JOBS, jobs)
-        self.known |= {jobs[cell.id]: Job("PENDING", "") for cell in waiting}  # until the next look at the queue
         self.looked = float("-inf")
-        started = [SlurmCell(cell, jobs[cell.id], self) for cell in waiting]
+        started = []
+        for cell in waiting:
+            job = jobs[cell.id]
+            self.known[job] = Job("PENDING", "")  # until the next look at the queue
+            started.append(SlurmCell(cell, job, self))
         self.cells += started
         return started
 

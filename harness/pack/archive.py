@@ -82,25 +82,24 @@ class Pack:
 
 def write_pack(path: Path, matrix: str, summary: str, folders: Sequence[Path], protocol: Protocol) -> None:
     """Write the records of cells as one file; the same records give the same bytes."""
-    contents = {SUMMARY: summary.encode()}
+    summary_content = summary.encode()
+    sums = {SUMMARY: [len(summary_content), hashlib.sha256(summary_content).hexdigest()]}
     sources: dict[str, Path] = {}
     for folder in folders:
         for source in record_paths(folder):
-            sources[f"{CELLS}/{folder.name}/{source.relative_to(folder).as_posix()}"] = source
-    sums = {name: [len(content), hashlib.sha256(content).hexdigest()] for name, content in contents.items()}
-    for name, source in sources.items():
-        sums[name] = [source.stat().st_size, files.sha256_of(source)]
+            name = f"{CELLS}/{folder.name}/{source.relative_to(folder).as_posix()}"
+            sources[name] = source
+            sums[name] = [source.stat().st_size, files.sha256_of(source)]
     manifest = {
         "format": FORMAT,
         "matrix": matrix,
         "protocol": {"name": protocol.name, "definition": protocol.definition},
         "files": dict(sorted(sums.items())),
     }
-    contents[MANIFEST] = json.dumps(manifest, indent=1).encode()
     with files.temporary_path(path) as temporary:
         with zipfile.ZipFile(temporary, "w") as archive:
-            for name in (MANIFEST, SUMMARY):
-                add_member(archive, name, contents[name])
+            add_member(archive, MANIFEST, json.dumps(manifest, indent=1).encode())
+            add_member(archive, SUMMARY, summary_content)
             for name in sorted(sources):
                 add_member(archive, name, sources[name].read_bytes())
             archive.comment = bytes(END)  # of the right length, which is part of what is summed
@@ -115,7 +114,10 @@ def write_pack(path: Path, matrix: str, summary: str, folders: Sequence[Path], p
 
 def record_paths(folder: Path) -> list[Path]:
     """Return the records of a cell that a pack holds."""
-    return [path for pattern in RECORDS for path in sorted(folder.glob(pattern)) if path.is_file()]
+    paths: list[Path] = []
+    for pattern in RECORDS:
+        paths += filter(Path.is_file, sorted(folder.glob(pattern)))
+    return paths
 
 
 def add_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
@@ -168,14 +170,14 @@ def extracted(path: Path, folder: Path) -> dict[str, Any]:
     """Write the files of a pack into a folder, and return its manifest; refuse files that do not fit it."""
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {member.filename: member for member in archive.infolist()}
-            if sum(member.file_size for member in members.values()) > MOST_BYTES:
+            sizes = {member.filename: member.file_size for member in archive.infolist()}
+            if sum(sizes.values()) > MOST_BYTES:
                 raise Damaged(path, f"its files have more than {MOST_BYTES >> 30} GiB")
-            if MANIFEST not in members:
+            if MANIFEST not in sizes:
                 raise Damaged(path, f"it has no {MANIFEST}")
             manifest = checked_manifest(archive.read(MANIFEST), path)
             sums = manifest["files"]
-            if members.keys() - {MANIFEST} != sums.keys():
+            if sizes.keys() - {MANIFEST} != sums.keys():
                 raise Damaged(path, f"its files are not those of its {MANIFEST}")
             for name, (size, checksum) in sums.items():
                 if name != SUMMARY and not MEMBER.fullmatch(name):

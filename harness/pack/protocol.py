@@ -44,10 +44,13 @@ class Protocol:
         ours, theirs = dict(flat_values(self.definition)), dict(flat_values(other.definition))
         lines = []
         for key in {**ours, **theirs}:
-            values = theirs.get(key), ours.get(key)
-            if values[0] != values[1]:
-                short_enough = max(len(str(value)) for value in values) <= LONGEST_VALUE
-                lines.append(f"{key} ({shown(values[0])}, not {shown(values[1])})" if short_enough else key)
+            our_value, their_value = ours.get(key), theirs.get(key)
+            if our_value == their_value:
+                continue
+            if max(len(str(our_value)), len(str(their_value))) <= LONGEST_VALUE:
+                lines.append(f"{key} ({shown(their_value)}, not {shown(our_value)})")
+            else:
+                lines.append(key)
         return lines
 
 
@@ -97,10 +100,8 @@ def protocol_sections(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the sections of a configuration that are part of a protocol."""
     sections = {}
     for name in SECTIONS:
-        left_out, section = (
-            ELSEWHERE.get(name, ()),
-            settings.get(name, {}),
-        )  # an earlier version may have no such section
+        left_out = ELSEWHERE.get(name, ())
+        section = settings.get(name, {})  # an earlier version may have no such section
         sections[name] = {key: value for key, value in section.items() if key not in left_out}
     return sections
 
@@ -117,7 +118,7 @@ def departures(protocol: Protocol, spec: CellSpec) -> list[str]:
     sentences = []
     if spec.identity["task"] not in definition["tasks"]:
         sentences.append("it was trained on another task")
-    if any(each not in definition["evaluations"] for each in spec.identity["evaluation_tasks"]):
+    if any(task not in definition["evaluations"] for task in spec.identity["evaluation_tasks"]):
         sentences.append("it was evaluated on another task")
     if spec.key.seed not in definition["seeds"]:
         sentences.append(f"its seed is {spec.key.seed}")

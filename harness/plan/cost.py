@@ -83,10 +83,11 @@ def evaluation_responses(config: Config) -> dict[str, ResponseCount]:
 def check_problem_counts(variants: Sequence[Config]) -> None:
     """Refuse evaluations of more problems than their split has, if its size is known."""
     sizes: dict[tuple[str, str], tuple[int, bool]] = {}  # by task and split: Countdown takes 0.1 s to list its problems
-    evaluations_of = []
+    evaluations = []
     for config in variants:
-        evaluations_of += [(config, spec) for spec in config.eval.tasks or config.tasks]
-    for config, spec in evaluations_of:
+        for spec in config.eval.tasks or config.tasks:
+            evaluations.append((config, spec))
+    for config, spec in evaluations:
         task = tasks.build_task(spec, config.plugins)
         name = tasks.evaluation_name(task)
         settings = config.eval.of(name)
@@ -134,7 +135,9 @@ def problem_count(task: tasks.Task, split: str) -> tuple[int, bool]:
         return len(task.problems(split)), True
     part = "test" if split == "test" else "train"  # validation problems are part of train
     stated = card["problems"].get(part) if card else sets.SETS[task.name].splits[part].problems
-    return (stated, True) if stated else (UNKNOWN_SET, False)
+    if not stated:
+        return UNKNOWN_SET, False
+    return stated, True
 
 
 # Engines
@@ -217,15 +220,19 @@ def activation_bytes(shape: Shape, size: int, recompute: bool) -> int:
     layer += size * (4 * shape.mlp + 2 * heads) + FLOAT * shape.heads
     if shape.qk_norm:
         layer += (FLOAT + size) * heads + FLOAT * (shape.heads + shape.kv_heads)
-    layers = (shape.layers - 1) * FLOAT * shape.hidden + layer if recompute else shape.layers * layer
+    layers = shape.layers * layer
+    if recompute:
+        layers = (shape.layers - 1) * FLOAT * shape.hidden + layer
     return layers + 3 * FLOAT * shape.hidden + FLOAT
 
 
 def cast_bytes(shape: Shape, size: int, recompute: bool) -> int:
     """Return the bytes of weights in the compute type that the backward pass needs: those of all layers, or of the one
     that is recomputed, and of the head."""
+    if size == FLOAT:  # nothing is cast
+        return 0
     layers = shape.layer if recompute else shape.body
-    return 0 if size == FLOAT else size * (layers + shape.embedding)
+    return size * (layers + shape.embedding)
 
 
 def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engine: EngineLimits) -> Memory:
@@ -257,7 +264,8 @@ def memory_estimate(shape: Shape, config: Config, needs: Needs, size: int, engin
         training["gathered"] = FLOAT * (2 * shape.layer + edges)  # one layer, and the next one in transfer
         training["whole gradients"] = FLOAT * (shape.layer + edges)  # before they are reduced
     counts = [draws_per_step(config)[0], *evaluation_responses(config).values(), *filter_responses(config).values()]
-    decoded = min(engine.at_once, max(per_rank(count.responses, config) for count in counts))
+    most = max(count.responses for count in counts)
+    decoded = min(engine.at_once, per_rank(most, config))
     model = {"engine": size * shape.parameters}
     needed_cache = {"KV cache": decoded * longest * cache_bytes_per_token(shape, size)}
     reserved_cache = {} if engine.cache is None else {"KV cache": engine.cache}

@@ -111,7 +111,10 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
     assumption = Assumption(config, shapes, needs, engines, kind, size)
     assumed = assumption.seconds(missing)  # also used to judge whether a CPU is too slow
     measured, unmeasured = measured_time(config, progress)
-    obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, size, assumed)
+    lacks = []
+    if missing:
+        obstacles = Obstacles(settled, machine, missing, models, chosen_engines, needs, footprints, size, assumed)
+        lacks = list(obstacles.sentences())
     return Plan(
         config,
         kind,
@@ -121,7 +124,7 @@ def plan_for(config: Config, matrix: Sequence[Cell], machine: Machine, at_once: 
         measured,
         assumption.seconds(unmeasured),
         assumed,
-        list(obstacles.sentences()) if missing else [],
+        lacks,
         at_once or machine.at_once(settled),
         progress,
     )

@@ -168,11 +168,14 @@ class Obstacles:
 
     def not_prepared(self) -> Iterator[str]:
         specs = [*self.config.tasks, *self.config.eval.tasks]
-        names_of_sets = {tasks.build_task(spec, self.config.plugins).name for spec in specs} & sets.SETS.keys()
-        absent = sorted(name for name in names_of_sets if cache.find_card(name) is None)
+        absent = set()
+        for spec in specs:
+            name = tasks.build_task(spec, self.config.plugins).name
+            if name in sets.SETS and cache.find_card(name) is None:
+                absent.add(name)
         if absent:
-            command = f"entrobench data prepare {' '.join(absent)}"
-            yield f"problem sets are not prepared: {', '.join(absent)} (`{command}`)"
+            command = f"entrobench data prepare {' '.join(sorted(absent))}"
+            yield f"problem sets are not prepared: {', '.join(sorted(absent))} (`{command}`)"
 
     def not_usable(self, model: Model, engine: str) -> Iterator[str]:
         shape = model.shape()

@@ -51,8 +51,8 @@ def work_lines(config: Config) -> Iterator[str]:
         )
     times = cost.evaluation_count(config)
     responses = sum(count.responses for count in evaluation.values())
-    sets = ", ".join(f"{name} {problems_text(count)}" for name, count in evaluation.items())
-    yield f"evaluation, a cell: {times} x ({sets}), {short_count(times * responses * new)} tokens at most"
+    sets = [f"{name} {problems_text(count)}" for name, count in evaluation.items()]
+    yield f"evaluation, a cell: {times} x ({', '.join(sets)}), {short_count(times * responses * new)} tokens at most"
     for name, count in cost.filter_responses(config).items():
         yield (
             f"difficulty filter of {name}, once for each model: {problems_text(count)}, "
@@ -69,14 +69,14 @@ def time_lines(plan: Plan) -> Iterator[str]:
     """Yield the time of the missing cells: by finished cells of the same size, or assumed."""
     if not plan.missing:
         return
-    ranks, measured = plan.config.hardware.ranks, plan.measured
+    ranks, measured, rest = plan.config.hardware.ranks, plan.measured, plan.missing
     if measured is not None:
         yield (
             f"time: {plural(measured.cells, 'cell')} to run, {about_duration(measured.seconds)} of "
             f"{plural(ranks, 'process', 'processes')}; measured on {plural(measured.finished, 'finished cell')} of the "
             f"same size in {plan.config.folder}"
         )
-    rest = plan.missing - (measured.cells if measured else 0)
+        rest = plan.missing - measured.cells
     if rest and plan.unmeasured is not None:
         speed = SPEEDS[plan.kind]
         device = speed.of if ranks == 1 else f"{ranks} processes, each on {speed.of},"

@@ -1,8 +1,10 @@
 """The embedded engine: batched decoding in this process with the weights of a Llama-shaped model and a KV cache.
 
-Each prompt runs through the model once, and its keys and values are copied to its n samples. Prompts are padded on the
-right, so that under causal attention no real token sees padding. All responses start at the same slot of the cache, and
-the padding before it is masked. Sequences that have ended leave the batch.
+Each prompt runs through the model once, and so does everything that samples of a prompt have in common: samples with
+the same tokens so far are one state, a row of the batch and of the cache, which is copied where they part. A policy of
+low entropy has few states. Prompts are padded on the right, so that under causal attention no real token sees padding.
+All responses start at the same slot of the cache, and the padding before it is masked. Samples that have ended leave
+their states, and states without samples leave the batch.
 """
 
 from __future__ import annotations
@@ -31,10 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # their frequencies do not depend on the length
-COMPACT_BELOW = 0.75  # share of unfinished sequences at which the cache is compacted
 ROTATED = re.compile(r"\.[qk]_(proj|norm)\.")  # weights whose outputs get the rotary embedding
 BLOCK = 16  # slots; attention over fewer is slower on a CPU, and CUDA kernels need masks aligned to it
-CUDA_LOOK_EVERY = 8  # steps between checks for finished sequences; each check waits for the device
 
 # From a layer's number and its queries, keys and values, each [N, heads, head_dim], to outputs [N, heads * head_dim].
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -59,21 +59,22 @@ def uniforms(seed: int, n: int, length: int) -> Tensor:
     return torch.rand(n, length, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def sample_tokens(logits_BV: Tensor, temperature: float, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw tokens from softmax(logits / temperature) and return them with their log-probabilities.
+def sample_tokens(logits_SV: Tensor, temperature: float, state_B: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw tokens from softmax(logits / temperature) of each sample's state; return them with log-probabilities.
 
     The token is the first whose cumulative probability exceeds u * total. There is one because u < 1, and its
     probability is not 0 because the sum increases there. At temperature 0 the most likely token has log-probability 0.
     """
     if temperature == 0:
-        tokens_B = logits_BV.argmax(-1)
+        tokens_B = logits_SV.argmax(-1)[state_B]
         return tokens_B, torch.zeros_like(tokens_B, dtype=torch.float32)
-    logp_BV = torch.log_softmax(logits_BV / temperature, dim=-1)
-    cumulative_BV = logp_BV.double().exp_().cumsum(-1)
+    logp_SV = torch.log_softmax(logits_SV / temperature, dim=-1)
+    cumulative_BV = logp_SV.double().exp_().cumsum(-1)[state_B]
     thresholds_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
     # NaN logits lead past the end. The token is then wrong, but its log-probability is NaN, which generate() reports.
-    tokens_B1 = torch.searchsorted(cumulative_BV, thresholds_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
-    return tokens_B1.squeeze(1), logp_BV.gather(1, tokens_B1).squeeze(1)
+    tokens_B1 = torch.searchsorted(cumulative_BV, thresholds_B1, right=True).clamp_(max=logits_SV.shape[1] - 1)
+    tokens_B = tokens_B1.squeeze(1)
+    return tokens_B, logp_SV[state_B, tokens_B]
 
 
 def pairs_together(rows: Tensor, head_dim: int) -> Tensor:
@@ -103,20 +104,21 @@ def attend_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return scores.softmax(-1) @ v
 
 
-def drop_ended(cache: Tensor, alive_B: Tensor, used: int) -> Tensor | None:
-    """Move the last unfinished sequences of the cache to the places of finished ones, and return the new order.
+def grown(state_B: Tensor, tokens_B: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the states after one more token: the parent and the last token of each, and the new state of each sample.
 
-    While more than COMPACT_BELOW of the sequences are unfinished, move nothing and return None.
+    Samples that were in one state and drew the same token are in one state again. The first state that grows out of a
+    parent takes its place, as far as there are places, so that the cache is copied only where samples part.
     """
-    living = alive_B.nonzero().squeeze(1)
-    count = len(living)
-    if count > COMPACT_BELOW * len(alive_B):
-        return None
-    holes, movers = (~alive_B[:count]).nonzero().squeeze(1), living[living >= count]
-    cache[:, :, holes, :, :used] = cache[:, :, movers, :, :used]
-    order = torch.arange(count, device=cache.device)
-    order[holes] = movers
-    return order
+    keys, number_B = (state_B * vocabulary + tokens_B).unique(return_inverse=True)
+    parents, tokens, count = keys // vocabulary, keys % vocabulary, len(keys)
+    first = parents.diff(prepend=parents.new_tensor([-1])) > 0  # keys are sorted, so equal parents are neighbors
+    stays = first & (parents < count)
+    free = torch.ones_like(stays)
+    free[parents[stays]] = False
+    places = parents.masked_scatter(~stays, free.nonzero())
+    order = places.argsort()
+    return parents[order], tokens[order], places[number_B]
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
@@ -146,7 +148,6 @@ class EmbeddedEngine:
     ) -> None:
         self.on_progress = on_progress
         self.eos, self.device, self.dtype, self.max_sequences = eos, device, dtype, max_sequences
-        self.look_every = CUDA_LOOK_EVERY if torch.device(device).type == "cuda" else 1
         self.buffers: dict[str, Tensor] = {}
         self.held: dict[str, Tensor] = {}  # the view of each parameter in a buffer
 
@@ -257,35 +258,38 @@ class EmbeddedEngine:
         # The last token is sampled but never read, so it needs no slot.
         capacity = math.ceil((longest + budget - 1) / BLOCK) * BLOCK
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
-        lengths_B = lengths_P.repeat_interleave(n)
         slots = torch.arange(capacity, device=self.device)
         rotations = torch.polar(self.rotary_scale, slots[:, None] * self.inv_freq)
         # A token may read its prompt and the slots that are filled, but not the padding after the prompt.
-        bias_BL = torch.zeros(batch, capacity, dtype=self.dtype, device=self.device)
-        bias_BL = bias_BL.masked_fill_(slots >= lengths_B[:, None], -torch.inf)
+        bias_SL = torch.zeros(len(prompts), capacity, dtype=self.dtype, device=self.device)
+        bias_SL = bias_SL.masked_fill_(slots >= lengths_P[:, None], -torch.inf)
         shape = (len(self.layers), 2, batch, self.kv_heads, capacity, self.head_dim)
         cache = torch.empty(shape, dtype=self.dtype, device=self.device)
-        # The first BLOCK slots are always read, empty ones with weight 0; uninitialized memory could hold NaN.
-        cache[..., longest:BLOCK, :] = 0
+        # The first BLOCK slots are always read, empty ones with weight 0; uninitialized memory could hold NaN. Rows of
+        # later states are copies of these.
+        cache[:, :, : len(prompts), :, longest:BLOCK] = 0
 
         uniforms_TB = torch.cat(draws).to(self.device).T.contiguous()
         tokens_TB = torch.full((budget, batch), self.eos, device=self.device)
         logp_TB = torch.zeros(budget, batch, device=self.device)
-        rows, alive = torch.arange(batch, device=self.device), torch.ones(batch, dtype=torch.bool, device=self.device)
-        logits = self._prefill(cache, prompts, lengths_P, rotations).repeat_interleave(n, 0)
+        rows = torch.arange(batch, device=self.device)  # of the samples that have not ended
+        state_B = rows // n  # at first all samples of a prompt are in one state
+        lengths_S = lengths_P
+        logits = self._prefill(cache, prompts, lengths_P, rotations)
         for t in range(budget):
-            tokens, logp = sample_tokens(logits, temperature, uniforms_TB[t, rows])
+            tokens, logp = sample_tokens(logits, temperature, state_B, uniforms_TB[t, rows])
             tokens_TB[t, rows], logp_TB[t, rows] = tokens, logp
-            alive &= tokens != self.eos
-            if t + 1 == budget:
+            alive = tokens != self.eos
+            rows = rows[alive]
+            if t + 1 == budget or not len(rows):
                 break
-            if (t + 1) % self.look_every == 0 and (order := drop_ended(cache, alive, longest + t)) is not None:
-                rows, tokens, alive = rows[order], tokens[order], alive[order]
-                bias_BL = bias_BL[order]
-                if not len(rows):
-                    break
-            bias_BL[:, longest + t] = 0
-            logits = self._step(cache, tokens, longest + t, rotations[lengths_B[rows] + t], bias_BL)
+            parents, last, state_B = grown(state_B[alive], tokens[alive], logits.shape[1])
+            copied = (parents != torch.arange(len(parents), device=self.device)).nonzero().squeeze(1)
+            filled = max(longest + t, BLOCK)
+            cache[:, :, copied, :, :filled] = cache[:, :, parents[copied], :, :filled]
+            lengths_S, bias_SL = lengths_S[parents], bias_SL[parents]
+            bias_SL[:, longest + t] = 0
+            logits = self._step(cache, last, longest + t, rotations[lengths_S + t], bias_SL)
         if not logp_TB.isfinite().all():
             raise FloatingPointError("the model's logits are not finite")
         return self._rollouts(prompts, n, tokens_TB, logp_TB)
@@ -302,14 +306,14 @@ class EmbeddedEngine:
         return [rollouts[start : start + n] for start in range(0, len(rollouts), n)]
 
     def _prefill(self, cache: Tensor, prompts: list[Sequence[int]], lengths_P: Tensor, rotations: Tensor) -> Tensor:
-        """Fill the cache with the prompts, copied to all their samples; return the logits after each prompt."""
+        """Fill the first rows of the cache with the prompts; return the logits after each one."""
         count, longest = len(prompts), max(len(prompt) for prompt in prompts)
         ids_PL = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(self.device)
 
         def attend(layer: int, *qkv: Tensor) -> Tensor:
             q, k, v = (x.unflatten(0, (count, longest)).transpose(1, 2) for x in qkv)
             for ours, theirs in zip(cache[layer], (k, v), strict=True):
-                ours.unflatten(0, (count, -1))[..., :longest, :] = theirs[:, None]
+                ours[:count, :, :longest] = theirs
             read = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
             return read.transpose(1, 2).reshape(count * longest, -1)
 
@@ -317,17 +321,17 @@ class EmbeddedEngine:
         last = torch.arange(count, device=self.device) * longest + lengths_P - 1
         return wide_product(hidden[last], self.head.T)
 
-    def _step(self, cache: Tensor, tokens_B: Tensor, slot: int, rotation_B: Tensor, bias_BL: Tensor) -> Tensor:
-        """Read one token of each sequence into a slot of the cache; return the logits of the next token."""
-        batch, seen = len(tokens_B), max(slot + 1, BLOCK)
+    def _step(self, cache: Tensor, tokens_S: Tensor, slot: int, rotation_S: Tensor, bias_SL: Tensor) -> Tensor:
+        """Read one token of each state into a slot of the cache; return the logits of the next token."""
+        states, seen = len(tokens_S), max(slot + 1, BLOCK)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = cache[layer, :, :batch, :, :seen]
+            keys, values = cache[layer, :, :states, :, :seen]
             keys[:, :, slot], values[:, :, slot] = k, v
             grouped = q.unflatten(1, (self.kv_heads, -1))
-            return attend_one(grouped, keys, values, bias_BL[:, None, None, :seen]).reshape(batch, -1)
+            return attend_one(grouped, keys, values, bias_SL[:, None, None, :seen]).reshape(states, -1)
 
-        return wide_product(self._hidden(tokens_B, rotation_B, attend), self.head.T)
+        return wide_product(self._hidden(tokens_S, rotation_S, attend), self.head.T)
 
     def _hidden(self, tokens_N: Tensor, rotation_N: Tensor, attend: Attend) -> Tensor:
         x = F.embedding(tokens_N, self.embedding)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -154,7 +155,10 @@ class Assessment:
 
 def over_problems(x_J: Floats) -> Estimate:
     """Return the mean share of one model, with Student's interval over problems."""
-    return near_bound(mean_interval(x_J), len(x_J)) if len(x_J) > 1 else mean_interval(x_J)
+    interval = mean_interval(x_J)
+    if len(x_J) == 1:
+        return interval
+    return near_bound(interval, len(x_J))
 
 
 class EngineOnDemand:
@@ -303,7 +307,9 @@ def print_assessments(console: Console, assessments: Sequence[Assessment]) -> No
             passes.append(f"Pass@{k}")
     names = ["problems", "K", "Avg@K", *passes, "maj@K", *DIVERSITY, "truncated", "length"]
     lines = [cells_of(assessment, ks) for assessment in assessments]
-    columns = [Column("task"), *(Column(name, right=True) for name in names)]
+    columns = [Column("task")]
+    for name in names:
+        columns.append(Column(name, right=True))
     # The columns that a narrow terminal drops, first to last. The last Pass@K tells most, so it stays.
     dropped_first = ["length", "truncated", *reversed(DIVERSITY), *passes[:-1], "problems"]
     goes = [[name] for name in dropped_first]
@@ -312,9 +318,9 @@ def print_assessments(console: Console, assessments: Sequence[Assessment]) -> No
     console.print("distinct right: distinct right answers to a problem; solutions found: their share of all solutions.")
     for assessment in assessments:
         task = assessment.evaluation.task
-        verdicts = sorted(assessment.evaluation.verdicts.items(), key=lambda item: -item[1])
-        counts = ", ".join(f"{number:,} {verdict}" for verdict, number in verdicts)
-        console.print(f"{task}: {counts}")
+        verdicts = Counter(assessment.evaluation.verdicts).most_common()
+        counts = [f"{number:,} {verdict}" for verdict, number in verdicts]
+        console.print(f"{task}: {', '.join(counts)}")
         for note in assessment.flags + assessment.notes:
             console.print(f"{task}: {note}", style="yellow")
 
@@ -323,9 +329,10 @@ def cells_of(assessment: Assessment, ks: Sequence[int]) -> list[str]:
     """Return the line of an assessment in the table, with a column for each k."""
     evaluation, samples = assessment.evaluation, assessment.settings["samples"]
     metrics = evaluation.metrics
-    passes = []
-    for k in ks:
-        passes.append(format_estimate(assessment.pass_at_k(k)) if k <= samples else "")
+    passes = [""] * len(ks)
+    for column, k in enumerate(ks):
+        if k <= samples:
+            passes[column] = format_estimate(assessment.pass_at_k(k))
     return [
         evaluation.task,
         str(len(evaluation.problems)),

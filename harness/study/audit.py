@@ -75,12 +75,14 @@ def audit_cell(folder: Path, pack: Pack, verifier: Verifier, library: TaskLibrar
     if identities.key(spec.identity) != spec.id or not folder.name.endswith(spec.id):
         audit.findings.append(f"its identity has the hash {identities.key(spec.identity)}, and its record {spec.id}")
     try:
-        audit.findings += [f"by the protocol of the pack, {sentence}" for sentence in departures(pack.protocol, spec)]
+        for sentence in departures(pack.protocol, spec):
+            audit.findings.append(f"by the protocol of the pack, {sentence}")
         state = State.read(folder)
         if state.state != "done":
             audit.notes.append(f"it is {state.state}, so it has no row")
             return audit
-        audit.findings += [str(damage) for damage, _ in checksums.changed_records(folder)]
+        for damage, _ in checksums.changed_records(folder):
+            audit.findings.append(str(damage))
         check_records(audit, state)
         audit_answers(audit, verifier, library)
     except Damaged as damage:
@@ -166,15 +168,16 @@ def audit_evaluation(
             findings.append(f"{where}: the prompt of {problem.id} is another one")
         results = judged(task, verifier, problem, sample["responses"])
         audit.answers += len(results)
+        answers, right = [], []
         for place, (kept, result) in enumerate(zip(verdicts, results, strict=True)):
+            answers.append(result.text)
+            right.append(int(kept == Verdict.RIGHT))
             if kept == result.verdict:
                 continue
             if Verdict(kept) in FAILURES or result.verdict in FAILURES:
                 audit.undecided += 1
             else:
                 findings.append(f"{where}: answer {place + 1} to {problem.id} is {result.verdict}, stored as {kept}")
-        answers = [result.text for result in results]
-        right = [int(verdict == Verdict.RIGHT) for verdict in verdicts]
         if right != record["right"][number]:
             findings.append(f"{where}: the counts of {problem.id} do not follow from its verdicts")
         if distinct_right(verdicts, answers) != record["right_distinct"][number]:
@@ -182,5 +185,6 @@ def audit_evaluation(
         counted = solutions(task, problem)
         if counted is not None and (record["solutions"] or [])[number : number + 1] != [counted]:
             findings.append(f"{where}: {problem.id} has {counted} right answers, and another number is stored")
-    more = f"{where}: and {len(findings) - LISTED} more"
-    audit.findings += findings if len(findings) <= LISTED else [*findings[:LISTED], more]
+    audit.findings += findings[:LISTED]
+    if len(findings) > LISTED:
+        audit.findings.append(f"{where}: and {len(findings) - LISTED} more")

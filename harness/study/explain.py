@@ -53,8 +53,8 @@ def batch_of(trainer: Trainer, step: int, temperature: float | None = None) -> T
     """Sample a step's batch from the present policy, at the configured temperature unless another is given."""
     collected = trainer.collector.sample(step, Stopwatch(), temperature=temperature)
     budget = trainer.config.rollout.max_new_tokens
-    device, answers = trainer.policy.device, collected.answers
-    return TokenBatch.of(collected.groups, collected.rewards, budget, device, answers=answers)
+    device, copies, answers = trainer.policy.device, collected.copies, collected.answers
+    return TokenBatch.of(collected.groups, collected.rewards, budget, device, answers=answers, copies=copies)
 
 
 def batches_of_grpo(trainer: Trainer, batches: int) -> Iterator[tuple[TokenBatch, TokenStats]]:

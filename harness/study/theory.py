@@ -87,9 +87,10 @@ def distributions(policy: Policy, batch: TokenBatch) -> Tensor:
     p_TV = torch.empty(len(batch.index_T), len(head.weight_VD), dtype=torch.float64)
     with torch.no_grad():
         for part in policy.micro_batches(batch):
-            hidden_TD = hidden_states(policy.module.base_model, part, policy.device)
+            once, place_T = part.without_copies()
+            hidden_TD = hidden_states(policy.module.base_model, once, policy.device)
             logits_TV = (hidden_TD.float() @ head.weight_VD.T).double() / policy.temperature
-            p_TV[part.index_T.cpu()] = logits_TV.softmax(dim=-1).cpu()
+            p_TV[part.index_T.cpu()] = logits_TV.softmax(dim=-1)[place_T].cpu()
     return p_TV
 
 

@@ -47,7 +47,9 @@ class Candidate:
 def tuning_matrix(config: Config) -> Config:
     """Return the matrix of the candidates; refuse a configuration in which methods are not tuned alike."""
     check_candidates(config)
-    specs = [config.baseline, *(spec for method in config.methods for spec in config.tune.candidates[method])]
+    specs = [config.baseline]
+    for method in config.methods:
+        specs += config.tune.candidates[method]
     return dataclasses.replace(
         config,
         name=f"{config.name}{configs.TUNE_SUFFIX}",
@@ -77,10 +79,9 @@ def check_candidates(config: Config) -> None:
         if len(specs) > MOST_CANDIDATES:
             raise UserError(f"tune.candidates.{method} has {len(specs)}; allowed: up to {MOST_CANDIDATES}")
         check_parts(method, specs, table)
-    numbers = {method: len(specs) for method, specs in candidates.items()}
-    if len(set(numbers.values())) > 1:
-        listed = ", ".join(f"{number} of {method}" for method, number in numbers.items())
-        raise UserError(f"tune.candidates has {listed}; each method needs as many as the others")
+    counts = [f"{len(specs)} of {method}" for method, specs in candidates.items()]
+    if len(set(map(len, candidates.values()))) > 1:
+        raise UserError(f"tune.candidates has {', '.join(counts)}; each method needs as many as the others")
     shared = sorted({*config.seeds} & {*config.tune.seeds})
     if shared:
         raise UserError(f"tune.seeds and seeds both have {shared[0]}; candidates need seeds that no result uses")
@@ -92,11 +93,11 @@ def check_candidates(config: Config) -> None:
 def check_parts(method: str, specs: Sequence[str], table: Table) -> None:
     """Refuse a candidate that is not its method with other options."""
     parts = part_names(method, table)
+    with_options = "+".join(f"{name}(...)" for name in parts)
     for number, spec in enumerate(specs):
         if part_names(spec, table) != parts:
             raise UserError(
-                f"tune.candidates.{method} has {shown(spec)}; allowed: {method} with options, as "
-                f"{'+'.join(f'{name}(...)' for name in parts)}"
+                f"tune.candidates.{method} has {shown(spec)}; allowed: {method} with options, as {with_options}"
             )
         if spec in specs[:number]:
             raise UserError(f"tune.candidates.{method} names {shown(spec)} twice")
@@ -112,24 +113,26 @@ def part_names(spec: str, table: Table) -> list[str]:
 
 def candidates_of(config: Config, rows: Sequence[LeaderboardRow]) -> list[Candidate]:
     """Return the candidates of all methods with their scores; `rows`: the table of their matrix."""
-    scores = {spec: mean_scores(spec, rows) for specs in config.tune.candidates.values() for spec in specs}
     candidates = []
     for method in config.methods:
         for spec in config.tune.candidates[method]:
-            candidates.append(Candidate(method, spec, *scores[spec]))
+            candidates.append(Candidate(method, spec, *mean_scores(spec, rows)))
     return candidates
 
 
 def mean_scores(spec: str, rows: Sequence[LeaderboardRow]) -> tuple[float, float] | tuple[None, None]:
     """Return the mean Avg@K and Pass@K of a method over the tables; None if not every seed of each is done."""
-    own = [row for row in rows if row.method == spec]
     averages, passes = [], []
-    for row in own:
+    for row in rows:
+        if row.method != spec:
+            continue
         if row.avg_at_k is None or row.seeds_done < row.seeds_expected:
             return None, None
         averages.append(row.avg_at_k.mean)
         passes.append(row.pass_at_k[row.k].mean)
-    return (fmean(averages), fmean(passes)) if own else (None, None)
+    if not averages:
+        return None, None
+    return fmean(averages), fmean(passes)
 
 
 def chosen_candidates(candidates: Sequence[Candidate], baseline_avg: float, slack: float) -> dict[str, Candidate]:
@@ -184,10 +187,8 @@ def choose(config: Config, rows: Sequence[LeaderboardRow]) -> tuple[list[list[st
 def write_choice(config: Config, lines: Sequence[Sequence[str]], choice: Mapping[str, Candidate]) -> Path:
     """Write the choice, and next to it the table that it follows from; return the path of the choice."""
     path = configs.choice_path(config)
-    record = {
-        "methods": {method: candidate.spec for method, candidate in choice.items()},
-        **configs.tuning_rules(config),
-    }
+    methods = {method: candidate.spec for method, candidate in choice.items()}
+    record = {"methods": methods, **configs.tuning_rules(config)}
     heading = (
         "# The choice of `entrobench tune`; `ruleset: tuned` runs these methods. The rule: the highest Pass@K among\n"
         "# the candidates whose Avg@K is at most `slack` below the baseline's; if there is none, the highest Avg@K.\n"

@@ -61,11 +61,15 @@ def render_data(parts: Sequence[Part], how: str, sort: str | None, comparing: bo
             comparisons += [replace(comparison, experiment=name) for comparison in part.comparisons()]
         else:
             rows += [replace(row, experiment=name) for row in sorted_part(part, sort)]
-    return compare.render_comparisons(comparisons, how) if comparing else render.render_rows(rows, how)
+    if comparing:
+        return compare.render_comparisons(comparisons, how)
+    return render.render_rows(rows, how)
 
 
 def sorted_part(part: Part, sort: str | None) -> list[LeaderboardRow]:
-    return columns.sorted_rows(part.rows(), sort) if sort else part.rows()
+    if sort:
+        return columns.sorted_rows(part.rows(), sort)
+    return part.rows()
 
 
 def check_any_done(parts: Sequence[Part]) -> None:

@@ -92,8 +92,9 @@ class Board:
     def of_config(cls, config: Config, matrix: Sequence[Cell]) -> Board:
         expected = list(map(expected_cell, matrix))
         ks = {}
-        for task in set().union(*(cell.eval_tasks for cell in expected)):
-            ks[task] = config.eval.of(task).k
+        for cell in expected:
+            for task in cell.eval_tasks:
+                ks[task] = config.eval.of(task).k
         settings = dataclasses.asdict(config)
         del settings["tracking"]  # its URI may hold a password
         return cls(config.name, config.baseline, ks, expected, settings)
@@ -202,7 +203,8 @@ def evaluations_by_task(runs: Sequence[Run], outcomes: Outcomes) -> dict[str, di
     """Return the evaluation tasks and their K, by training task."""
     ks_by_task: dict[str, dict[str, int]] = {}
     for run in runs:
-        for evaluated, record in outcomes.get(run.tags["cell"], {}).get("tasks", {}).items():
+        records = outcomes.get(run.tags["cell"], {}).get("tasks", {})
+        for evaluated, record in records.items():
             ks_by_task.setdefault(run.tags["task"], {})[evaluated] = record["k"]
     return ks_by_task
 
@@ -213,8 +215,9 @@ def cells_with_a_run(runs: Sequence[Run], ks_by_task: Mapping[str, Mapping[str, 
     cells = []
     for run in counting_runs(runs, names):
         cell, task, model = run.tags["cell"], run.tags["task"], run.tags["model"]
-        sources = {part: newest[part] for part in sources_in(run.tags) or {}}
-        evaluations, seed = [*ks_by_task.get(task, {})], int(run.tags["seed"])
+        of_run = sources_in(run.tags) or {}
+        sources = {part: newest[part] for part in of_run}
+        evaluations, seed = list(ks_by_task.get(task, {})), int(run.tags["seed"])
         made_of = run.tags.get("made_of")
         cells.append(Expected(names[cell], task, evaluations, model, seed, cell, sources, run.params, made_of))
     return cells
@@ -279,8 +282,10 @@ def method_names(runs: Sequence[Run]) -> dict[str, str]:
     names = {}
     for run in runs:
         method = run.tags["method"]
-        varied = differing_keys(options[method])
-        values = [f"{key.rpartition('.')[2]}={run.params.get(key)}" for key in varied]
+        values = []
+        for key in differing_keys(options[method]):
+            option = key.rpartition(".")[2]
+            values.append(f"{option}={run.params.get(key)}")
         names[run.tags["cell"]] = f"{method} ({', '.join(values)})" if values else method
     return names
 

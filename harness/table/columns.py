@@ -154,9 +154,9 @@ def collapse_text(row: LeaderboardRow) -> str:
     """Say how many seeds ended early, since their entropy was too low, and at which steps."""
     if not row.collapsed:
         return ""
-    steps = ", ".join(str(row.collapsed[seed]) for seed in sorted(row.collapsed))
-    word = "step" if len(row.collapsed) == 1 else "steps"
-    return f"{len(row.collapsed)} of {row.seeds_done} at {word} {steps}"
+    steps = [str(step) for _, step in sorted(row.collapsed.items())]
+    word = "step" if len(steps) == 1 else "steps"
+    return f"{len(steps)} of {row.seeds_done} at {word} {', '.join(steps)}"
 
 
 def table_lines(
@@ -174,14 +174,18 @@ def table_lines(
     further: dict[str, None] = {}  # axes, in their order
     for row in rows:
         further |= dict.fromkeys(row.setting)
-    names = header_names(rows, "Pass@k" if "k" in varied else f"Pass@{rows[0].k}")
+    headline = "Pass@k" if "k" in varied else f"Pass@{rows[0].k}"
+    names = header_names(rows, headline)
     chosen = list(map(COLUMNS.__getitem__, columns))
-    headers = [column.header.format(**names) for column in chosen]
-    lines = [["method", *further, *varied, *headers]]
+    lines = [["method", *further, *varied]]
+    for column in chosen:
+        lines[0].append(column.header.format(**names))
     for row in rows:
-        settings = [row.setting.get(key, "") for key in further]
-        axes = [str(getattr(row, axis)) for axis in varied]
-        line = [method_text(row.method, row.mixed), *settings, *axes]
+        line = [method_text(row.method, row.mixed)]
+        for key in further:
+            line.append(row.setting.get(key, ""))
+        for axis in varied:
+            line.append(str(getattr(row, axis)))
         for column in chosen:
             line.append(column.text(row) if intervals else short_text(column, row))
         lines.append(line)
@@ -208,14 +212,21 @@ def header_names(rows: Sequence[LeaderboardRow], headline: str) -> dict[str, str
 
 def device_name(rows: Sequence[LeaderboardRow]) -> str:
     """Name the device of hours: a core counts as a CPU."""
-    names = {"cpu": "CPU", "cuda": "GPU"}
-    devices = {names.get(row.device, "device") for row in rows if row.device}
-    return devices.pop() if len(devices) == 1 else "device"
+    devices = {row.device for row in rows if row.device}
+    if devices == {"cpu"}:
+        return "CPU"
+    if devices == {"cuda"}:
+        return "GPU"
+    return "device"  # several, or unknown
 
 
 def columns_help() -> str:
     """Return the names of all columns with their headers, a line each."""
-    return "\n".join(f"{name:<18} {column.header.format(**GENERAL_NAMES)}" for name, column in COLUMNS.items())
+    lines = []
+    for name, column in COLUMNS.items():
+        header = column.header.format(**GENERAL_NAMES)
+        lines.append(f"{name:<18} {header}")
+    return "\n".join(lines)
 
 
 def check_columns(option: str, names: Sequence[str]) -> list[str]:
@@ -233,8 +244,10 @@ def sorted_rows(rows: Sequence[LeaderboardRow], column: str) -> list[Leaderboard
         trained, value = row.method != BASE_MODEL, COLUMNS[column].value(row)
         if isinstance(value, Estimate):
             value = value.mean
-        if value is None or value != value:
+        if value is None or value != value:  # NaN is unequal to itself
             return (trained, True, 0.0, "")
-        return (trained, False, 0.0, value) if isinstance(value, str) else (trained, False, -value, "")
+        if isinstance(value, str):
+            return (trained, False, 0.0, value)
+        return (trained, False, -value, "")
 
     return sorted(rows, key=place)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -38,6 +37,7 @@ from harness.table.leaderboard import mixed_rows, place_text, scores_near_bound
 from harness.table.render import doubt_near_bound, render_document, two_seeds
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from pandas import DataFrame
 
 ALL_TASKS = "all tasks"
@@ -82,25 +82,33 @@ def scores_by_seed(frames: Frames, tasks: Sequence[DataFrame], ks: Sequence[int 
 
     `tasks`: its cells of each task, `ks`: the k of Pass@k there, None for Avg@K.
     """
-    done = [done_cells(cells).set_index("seed", drop=False) for cells in tasks]
-    seeds = sorted(set.intersection(*(set(cells.index) for cells in done)))
+    done_by_task = [done_cells(cells).set_index("seed", drop=False) for cells in tasks]
+    shared_seeds = set(done_by_task[0].index)
+    for cells in done_by_task:
+        shared_seeds &= set(cells.index)
+    seeds = sorted(shared_seeds)
     scores: SeedScores = {seed: [] for seed in seeds}
-    if seeds:
-        for cells, k in zip(done, ks, strict=True):
-            for seed, x_J in zip(seeds, frames.scores(cells.loc[seeds], k), strict=True):
-                scores[seed].append(x_J)
+    if not seeds:
+        return scores
+    for cells, k in zip(done_by_task, ks, strict=True):
+        x_SJ = frames.scores(cells.loc[seeds], k)
+        for seed, x_J in zip(seeds, x_SJ, strict=True):
+            scores[seed].append(x_J)
     return scores
 
 
 def stacked(scores: SeedScores, seeds: Collection[int]) -> list[Floats]:
     """Return the scores of some of the seeds, as seed by problem for each task."""
-    return [np.stack(of_task) for of_task in zip(*map(scores.__getitem__, seeds), strict=True)]
+    by_task = zip(*map(scores.__getitem__, seeds), strict=True)
+    return list(map(np.stack, by_task))
 
 
 def paired_scores(ours: SeedScores, theirs: SeedScores) -> tuple[list[Floats], list[Floats]] | None:
     """Return both scores on the seeds that both have done; None where there are none."""
     shared = [seed for seed in ours if seed in theirs]
-    return (stacked(ours, shared), stacked(theirs, shared)) if shared else None
+    if not shared:
+        return None
+    return stacked(ours, shared), stacked(theirs, shared)
 
 
 def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Comparison]:
@@ -109,34 +117,45 @@ def comparisons(frames: Frames, baseline: str, ks: Mapping[str, int]) -> list[Co
     `ks`: the K of the headline Pass@K, by evaluation task. The base model is compared as well, but not ranked.
     """
     frames = with_base_models(frames)
-    trainings: dict[tuple[str, str, str], list[Axes]] = {}
-    for axes in frames.tables:
-        task, _, model, pairs = axes
-        trainings.setdefault((task, model, setting_text(pairs)), []).append(axes)
     mixed = mixed_rows(frames, baseline)
     results = []
-    for (trained_on, model, setting), tables in trainings.items():
-        trained_tasks = {task for task, *place in trainings if place == [model, setting]}
-        of_all = f"{ALL_TASKS} (trained on {trained_on})" if len(trained_tasks) > 1 else ALL_TASKS
-        selections = [[axes] for axes in tables]
-        if len(tables) > 1:
-            selections.append(tables)
-        for chosen in selections:
-            label = of_all if len(chosen) > 1 else label_of(chosen[0], frames.tables)
-            for score, score_ks in scores_of_tables(chosen, ks):
-                for result in compare_tables(frames, chosen, score_ks, baseline):
-                    sentences: dict[str, None] = {}
-                    for axes in chosen:
-                        sentences |= dict.fromkeys(mixed.get((result.method, axes), []))
-                    labeled = replace(result, task=label, model=model, score=score, setting=setting)
-                    results.append(replace(labeled, mixed=list(sentences)))
+    for label, tables in labeled_tables(frames):
+        _, _, model, pairs = tables[0]
+        for score, score_ks in scores_of_tables(tables, ks):
+            for result in compare_tables(frames, tables, score_ks, baseline):
+                sentences: dict[str, None] = {}
+                for axes in tables:
+                    sentences |= dict.fromkeys(mixed.get((result.method, axes), []))
+                labeled = replace(result, task=label, model=model, score=score, setting=setting_text(pairs))
+                results.append(replace(labeled, mixed=list(sentences)))
     return results
+
+
+def labeled_tables(frames: Frames) -> list[tuple[str, list[Axes]]]:
+    """Return each table with its label and, after those of one training task, all of them together."""
+    by_training: dict[tuple[str, str, str], list[Axes]] = {}
+    trained_tasks: dict[tuple[str, str], set[str]] = {}  # by model and setting
+    for axes in frames.tables:
+        trained_on, _, model, pairs = axes
+        setting = setting_text(pairs)
+        by_training.setdefault((trained_on, model, setting), []).append(axes)
+        trained_tasks.setdefault((model, setting), set()).add(trained_on)
+    labeled = []
+    for (trained_on, model, setting), tables in by_training.items():
+        for axes in tables:
+            labeled.append((label_of(axes, frames.tables), [axes]))
+        if len(tables) > 1:
+            several = len(trained_tasks[model, setting]) > 1
+            label = f"{ALL_TASKS} (trained on {trained_on})" if several else ALL_TASKS
+            labeled.append((label, tables))
+    return labeled
 
 
 def scores_of_tables(tables: Sequence[Axes], ks: Mapping[str, int]) -> list[tuple[str, list[int | None]]]:
     """Return the two scores by name, with their k on each task."""
     of_pass: list[int | None] = [ks[evaluated] for _, evaluated, *_ in tables]
-    headline = f"Pass@{of_pass[0]}" if len({*of_pass}) == 1 else "Pass@k"
+    same_k = len(set(of_pass)) == 1
+    headline = f"Pass@{of_pass[0]}" if same_k else "Pass@k"
     return [("Avg@K", [None] * len(tables)), (headline, of_pass)]
 
 
@@ -159,30 +178,32 @@ def compare_tables(frames: Frames, tables: Sequence[Axes], ks: Sequence[int | No
 def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comparison]:
     """Return each method's comparison with the baseline, and its ranks among all trained methods."""
     base = scores.get(baseline)
-    done = [name for name in scores if scores[name]]
     means: dict[str, Estimate] = {}
-    differences: dict[str, Floats | None] = {}
+    differences: dict[str, Floats] = {}
     p_values: dict[str, float] = {}
-    for name in done:
-        means[name] = share_interval(pooled(stacked(scores[name], scores[name])))
-        if base is not None and name != baseline:
-            x_SJ = paired_difference(scores[name], base)
-            differences[name] = x_SJ
-            p = difference_p_value(x_SJ)
-            if p is not None:
-                p_values[name] = p
+    for name, ours in scores.items():
+        if not ours:  # no seed is done
+            continue
+        means[name] = share_interval(pooled(stacked(ours, ours)))
+        x_SJ = None if base is None or name == baseline else paired_difference(ours, base)
+        if x_SJ is None:
+            continue
+        differences[name] = x_SJ
+        p = crossed_p_value(x_SJ)
+        if p is not None:
+            p_values[name] = p
     # The base model is the start of all methods: it competes with none of them.
-    tested = [name for name in p_values if name != BASE_MODEL]
-    adjusted = dict(zip(tested, holm(list(map(p_values.__getitem__, tested))), strict=True))
-    trained = [name for name in done if name != BASE_MODEL]
-    beats_MM = np.zeros((len(trained), len(trained)), dtype=bool)
-    for (i, name), (j, other) in itertools.product(enumerate(trained), repeat=2):
-        beats_MM[i, j] = beats(scores[name], scores[other])
+    tested = {name: p for name, p in p_values.items() if name != BASE_MODEL}
+    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+    trained = [name for name in means if name != BASE_MODEL]
+    beats_MM = beats_matrix([scores[name] for name in trained])
     ranks_by_method = dict(zip(trained, ranks(beats_MM), strict=True))
     best = set()
     if trained:
         highest = int(np.argmax([means[name].mean for name in trained]))
-        best = {name for name, is_beaten in zip(trained, beats_MM[highest], strict=True) if not is_beaten}
+        for name, is_beaten in zip(trained, beats_MM[highest], strict=True):
+            if not is_beaten:
+                best.add(name)
     results = []
     for name, ours in scores.items():
         x_SJ = differences.get(name)
@@ -194,7 +215,8 @@ def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comp
             improvement = probability_of_improvement(*pair)
         if x_SJ is not None:
             difference, least_detectable = difference_interval(x_SJ), detectable(x_SJ)
-            needed = seeds_needed(x_SJ) if len(x_SJ) == 2 else None
+            if len(x_SJ) == 2:
+                needed = seeds_needed(x_SJ)
         rank_best, rank_worst = ranks_by_method.get(name, (None, None))
         results.append(
             Comparison(
@@ -221,21 +243,30 @@ def compare_scores(scores: Mapping[str, SeedScores], baseline: str) -> list[Comp
     return results
 
 
-def difference_p_value(x_SJ: Floats | None) -> float | None:
-    return None if x_SJ is None else crossed_p_value(x_SJ)
-
-
 def paired_difference(ours: SeedScores, theirs: SeedScores) -> Floats | None:
     """Return the differences by seed and problem, of the seeds that both have done."""
     pair = paired_scores(ours, theirs)
-    return None if pair is None else pooled(list(map(np.subtract, *pair)))
+    if pair is None:
+        return None
+    return pooled(list(map(np.subtract, *pair)))
+
+
+def beats_matrix(scores: Sequence[SeedScores]) -> NDArray[np.bool_]:
+    """Return which method (row) beats which (column)."""
+    beats_MM = np.zeros((len(scores), len(scores)), dtype=bool)
+    for row, ours in enumerate(scores):
+        for column, theirs in enumerate(scores):
+            beats_MM[row, column] = beats(ours, theirs)
+    return beats_MM
 
 
 def beats(ours: SeedScores, theirs: SeedScores) -> bool:
     """Return whether the 95 % interval of the difference lies above 0."""
     x_SJ = paired_difference(ours, theirs)
-    p = difference_p_value(x_SJ)
-    return x_SJ is not None and p is not None and p < 0.05 and x_SJ.mean() > 0
+    if x_SJ is None:
+        return False
+    p = crossed_p_value(x_SJ)
+    return p is not None and p < 0.05 and x_SJ.mean() > 0
 
 
 def probability_of_improvement(ours: Sequence[Floats], theirs: Sequence[Floats]) -> Estimate:
@@ -255,10 +286,11 @@ def pooled(of_tasks: Sequence[Floats]) -> Floats:
     if len(of_tasks) == 1:
         return of_tasks[0]
     means = list(map(np.mean, of_tasks))
-    mean_size = sum(x_SJ.shape[1] for x_SJ in of_tasks) / len(of_tasks)
+    sizes = [x_SJ.shape[1] for x_SJ in of_tasks]
+    mean_size = sum(sizes) / len(sizes)
     weighted = []
-    for x_SJ, mean in zip(of_tasks, means, strict=True):
-        weighted.append((x_SJ - mean) * (mean_size / x_SJ.shape[1]))
+    for x_SJ, mean, size in zip(of_tasks, means, sizes, strict=True):
+        weighted.append((x_SJ - mean) * (mean_size / size))
     return np.mean(means) + np.hstack(weighted)
 
 
@@ -287,11 +319,7 @@ def render_comparisons(results: Sequence[Comparison], how: str, width: int | Non
 
 
 def comparison_line(result: Comparison, methods: int) -> list[str]:
-    rank, name = "", method_text(result.method, result.mixed)
-    if result.rank_best is not None:
-        same = result.rank_best == result.rank_worst
-        among = f"{result.rank_best}" if same else f"{result.rank_best}-{result.rank_worst}"
-        rank = f"{among} of {methods}"
+    name, rank = method_text(result.method, result.mixed), rank_text(result, methods)
     if result.method == result.baseline:
         return [name, format_estimate(result.iqm), "baseline", *[""] * 4, rank, str(result.seeds)]
     mark = NEAR_BOUND if result.near_bound else ""
@@ -306,6 +334,14 @@ def comparison_line(result: Comparison, methods: int) -> list[str]:
         rank,
         str(result.seeds),
     ]
+
+
+def rank_text(result: Comparison, methods: int) -> str:
+    if result.rank_best is None:
+        return ""
+    if result.rank_best == result.rank_worst:
+        return f"{result.rank_best} of {methods}"
+    return f"{result.rank_best}-{result.rank_worst} of {methods}"
 
 
 def format_p(p: float | None) -> str:
@@ -326,26 +362,31 @@ def comparison_notes(results: Sequence[Comparison]) -> list[str]:
         "rank: the ranks that the paired intervals of all pairs allow; methods that do not differ significantly share "
         "ranks.",
     ]
-    methods = {result.method for result in results}
-    if BASE_MODEL in methods:
-        notes.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
-    mixed: dict[str, None] = {}
-    for result in results:
-        mixed |= dict.fromkeys(f"{MIXED} {result.task}, {result.where}: {why}." for why in result.mixed)
-    notes += mixed
-    if any(result.seeds == 1 for result in results):
-        notes.append("One seed cannot tell how much seeds differ: it gives no interval, no p-value, and any rank.")
+    has_base_model = one_seed = near_bound = not_done = all_tasks = False
+    mixed: dict[str, None] = {}  # sentences in their order, each once
     needed: dict[str, dict[str, int | None]] = {}
     for result in results:
+        has_base_model |= result.method == BASE_MODEL
+        one_seed |= result.seeds == 1
+        near_bound |= result.near_bound
+        not_done |= result.mean is None
+        all_tasks |= result.task.startswith(ALL_TASKS)
+        for why in result.mixed:
+            mixed[f"{MIXED} {result.task}, {result.where}: {why}."] = None
         if result.seeds == 2 and result.p is not None:
             where = place_text(result.method, result.task, result.where)
             needed.setdefault(where, {})[result.score] = result.seeds_needed
+    if has_base_model:
+        notes.append(f"{BASE_MODEL}: the model before training; it has no rank and no part in Holm's adjustment.")
+    notes += mixed
+    if one_seed:
+        notes.append("One seed cannot tell how much seeds differ: it gives no interval, no p-value, and any rank.")
     if needed:
         notes.append(two_seeds(needed))
-    if any(result.near_bound for result in results):
+    if near_bound:
         notes.append(doubt_near_bound(baseline))
-    if any(result.mean is None for result in results):
+    if not_done:
         notes.append("Methods without a rank have no seed that is done.")
-    if any(result.task.startswith(ALL_TASKS) for result in results):
+    if all_tasks:
         notes.append(f"{ALL_TASKS}: each task counts the same, for any number of problems.")
     return notes

@@ -39,9 +39,12 @@ def describe(rows: Sequence[LeaderboardRow], note: str) -> str:
 
 def shortest_list(rows: Sequence[LeaderboardRow], room: int) -> list[LeaderboardRow]:
     """Return the base models, the baselines, and as many others as there is room for, the best Pass@K first."""
-    fixed = [row for row in rows if row.method in (BASE_MODEL, row.baseline)]
-    others = [row for row in sorted_rows(rows, "pass_at_k") if row not in fixed]
-    shown = [*fixed, *others]
+    shown: list[LeaderboardRow] = []
+    others: list[LeaderboardRow] = []
+    for row in rows:
+        is_fixed = row.method in (BASE_MODEL, row.baseline)
+        (shown if is_fixed else others).append(row)
+    shown += sorted_rows(others, "pass_at_k")
     while len(shown) > 1 and len(tables_markdown(shown, NARROW)) > room:
         shown.pop()
     return shown
@@ -53,7 +56,8 @@ def tables_markdown(rows: Sequence[LeaderboardRow], columns: Sequence[str]) -> s
     for row in rows:
         ruleset = f"ruleset {row.ruleset}" if row.ruleset else ""
         sections.setdefault(place_text(row.task, row.model, ruleset), []).append(row)
-    return "\n".join(as_markdown(title, table_lines(section, columns)) for title, section in sections.items())
+    tables = [as_markdown(title, table_lines(section, columns)) for title, section in sections.items()]
+    return "\n".join(tables)
 
 
 def score_metrics(rows: Sequence[LeaderboardRow]) -> dict[str, float]:
@@ -61,7 +65,7 @@ def score_metrics(rows: Sequence[LeaderboardRow]) -> dict[str, float]:
     several = len({(row.task, row.where) for row in rows}) > 1
     metrics = {}
     for row in rows:
-        own_name = place_text(row.method, *((row.task, row.where) if several else ()))
+        own_name = place_text(row.method, row.task, row.where) if several else row.method
         scores: dict[str, Estimate | None] = {
             "avg_at_k": row.avg_at_k,
             f"pass_at_{row.k}": row.pass_at_k.get(row.k),
@@ -98,7 +102,9 @@ def write_scores(client: MlflowClient, run: str, rows: Sequence[LeaderboardRow],
     from mlflow.entities import Metric
 
     present = client.get_run(run).data.metrics
-    changed = {name: value for name, value in score_metrics(rows).items() if present.get(name) != value}
-    metrics = [Metric(name, value, now, 0) for name, value in changed.items()]
-    for start in range(0, len(metrics), METRICS_PER_CALL):
-        client.log_batch(run, metrics[start : start + METRICS_PER_CALL])
+    changed = []
+    for name, value in score_metrics(rows).items():
+        if present.get(name) != value:
+            changed.append(Metric(name, value, now, 0))
+    for start in range(0, len(changed), METRICS_PER_CALL):
+        client.log_batch(run, changed[start : start + METRICS_PER_CALL])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,16 +15,8 @@ COLLAPSED_BELOW = 0.1  # the entropy at the last step as a share of that at the 
 EXPLODED_ABOVE = 3.0
 
 
-@dataclass(frozen=True)
-class Endings:
-    """The shares of the seeds of a row that collapsed and that exploded; None if no seed has both entropies."""
-
-    collapsed: float | None
-    exploded: float | None
-
-
-def endings_of(done: DataFrame) -> Endings:
-    """Return the shares for cells that are done.
+def collapsed_and_exploded(done: DataFrame) -> tuple[float, float] | tuple[None, None]:
+    """Return the shares of the seeds of a row that collapsed and that exploded; None if no seed has both entropies.
 
     A cell that stop.entropy_below has ended has collapsed, too. A seed without an entropy at an end is not counted.
     """
@@ -33,7 +24,7 @@ def endings_of(done: DataFrame) -> Endings:
     stopped = done["collapsed"].notna().to_numpy()
     known = (np.isfinite(first) & np.isfinite(last) & (first > 0)) | stopped
     if not known.any():
-        return Endings(None, None)
+        return None, None
     collapsed = stopped | (last < COLLAPSED_BELOW * first)
     exploded = ~stopped & (last > EXPLODED_ABOVE * first)
-    return Endings(float(collapsed[known].mean()), float(exploded[known].mean()))
+    return float(collapsed[known].mean()), float(exploded[known].mean())

@@ -33,9 +33,13 @@ class Experiment:
                 "`entrobench sync` makes it" + hint
             )
         self.source, self.name, self.uri = source, name, uri
-        runs = source.runs(known[name])
-        self.summaries = [run for run in runs if run.tags.get(board.KIND) == board.SUMMARY]
-        self.runs = [run for run in runs if run.tags.keys() >= board.OF_CELLS]
+        self.summaries: list[Run] = []
+        self.runs: list[Run] = []  # of cells
+        for run in source.runs(known[name]):
+            if run.tags.get(board.KIND) == board.SUMMARY:
+                self.summaries.append(run)
+            elif run.tags.keys() >= board.OF_CELLS:
+                self.runs.append(run)
         self.outcomes: dict[str, Outcome] = {}
 
     @property
@@ -46,7 +50,8 @@ class Experiment:
     @property
     def newest(self) -> dict[str, Run]:
         """The run of each cell that has begun: its newest complete attempt, or else the newest."""
-        return {run.tags["cell"]: run for run in self.runs} | self.done
+        latest = {run.tags["cell"]: run for run in self.runs}
+        return latest | self.done
 
     @cached_property
     def copies(self) -> dict[str, Outcome]:
@@ -54,17 +59,19 @@ class Experiment:
         copies: dict[str, Outcome] = {}
         for text in self.source.texts(self.summaries, board.OUTCOMES):
             copies |= parsed_object(text)
-        return {digest: outcome for digest, outcome in copies.items() if identities.hash_of(outcome) == digest}
+        return {digest: copy for digest, copy in copies.items() if identities.hash_of(copy) == digest}
 
     def boards(self) -> list[Board]:
         """Return the matrices of the experiment's runs, the newest first."""
-        texts = self.source.texts(self.summaries, board.FILE)
-        boards = [Board.of_json(text) for text in texts if text is not None]
+        boards = []
         summarized_cells, summarized_settings = set(), set()
-        for summarized in boards:
-            cells, settings = cells_and_settings(summarized)
-            summarized_cells |= cells
-            summarized_settings |= settings
+        for text in self.source.texts(self.summaries, board.FILE):
+            if text is not None:
+                summarized = Board.of_json(text)
+                cells, settings = cells_and_settings(summarized)
+                boards.append(summarized)
+                summarized_cells |= cells
+                summarized_settings |= settings
         others = []
         for run in self.runs:
             if run.tags["cell"] not in summarized_cells and board.settings_of(run.params) not in summarized_settings:
@@ -90,10 +97,12 @@ class Experiment:
         return {} if spec is None else spec.settings
 
     def specs(self, runs: Sequence[Run]) -> list[CellSpec | None]:
-        specs = []
+        specs: list[CellSpec | None] = []
         for run, text in zip(runs, self.source.texts(runs, SPEC), strict=True):
-            path = Path(f"{SPEC} of the run {run.name!r} of {self.name!r}")
-            specs.append(None if text is None else CellSpec.parse(text, path))
+            if text is None:
+                specs.append(None)
+            else:
+                specs.append(CellSpec.parse(text, Path(f"{SPEC} of the run {run.name!r} of {self.name!r}")))
         return specs
 
     def others(self, of: Board) -> list[Run]:
@@ -134,7 +143,10 @@ class Experiment:
 def cells_and_settings(matrix: Board) -> tuple[set[str], set[board.Pairs]]:
     """Return the hashes of the cells of a matrix, and the settings that all of them share."""
     hashes = {cell.cell for cell in matrix.expected}
-    return hashes, {board.settings_of(cell.params) for cell in matrix.expected[:1]}
+    settings = set()
+    if matrix.expected:
+        settings.add(board.settings_of(matrix.expected[0].params))
+    return hashes, settings
 
 
 def parsed_object(text: bytes | None) -> dict[str, Any]:

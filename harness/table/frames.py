@@ -127,7 +127,9 @@ class Frames:
         """Return Avg@K (k is None) or Pass@k by seed and problem."""
         right_SJ = self.counts(cells, "right")
         samples = int(self.counts(cells.iloc[:1], "samples")[0, 0])
-        return right_SJ / samples if k is None else pass_at_k(samples, right_SJ, k)
+        if k is None:
+            return right_SJ / samples
+        return pass_at_k(samples, right_SJ, k)
 
     @cached_property
     def rows(self) -> dict[tuple[str, Axes], DataFrame]:
@@ -174,18 +176,17 @@ def label_of(axes: Axes, tables: Collection[Axes]) -> str:
 def read_frames(experiment: Experiment, expected: Sequence[Expected], baseline: str) -> Frames:
     """Return the frames of the expected cells that MLflow has; refuse cells that cannot be compared."""
     outcomes = experiment.outcomes_of([cell.cell for cell in expected])
-    states = {key: run.tags["status"] for key, run in experiment.newest.items()}
-    runs = experiment.done
+    newest, runs = experiment.newest, experiment.done
     rows: list[dict[str, Any]] = []
     answers: list[Answers] = []
     for cell in expected:
         outcome = outcomes.get(cell.cell)
+        state = newest[cell.cell].tags["status"] if cell.cell in newest else NO_RUN
+        if outcome is None and state == DONE:
+            state = NO_RUN  # an outcome of another digest than the run's tag is not of this cell: it has no numbers
         for evaluated in cell.eval_tasks:
-            row = {**key_columns(cell), "evaluated": evaluated, "state": states.get(cell.cell, NO_RUN)}
-            if outcome is None:
-                # A run that is marked done, but has an outcome of another digest than its tag, has no numbers.
-                row["state"] = NO_RUN if row["state"] == DONE else row["state"]
-            else:
+            row = {**key_columns(cell), "evaluated": evaluated, "state": state}
+            if outcome is not None:
                 record = record_of(outcome, evaluated, cell.cell)
                 row |= {"state": DONE, **measures_of(outcome, record, runs[cell.cell], cell.sources)}
                 answers += answers_of(record, cell.cell, evaluated)
@@ -225,20 +226,26 @@ def measures_of(
     `sources`: the present hashes of its components' source; None if nothing is to be compared with them.
     """
     first, last = outcome["entropy"] or (None, None)
+    flags = list(record["flags"])
     other_source = None if sources is None else by_another_source(sources_in(run.tags), sources)
-    return {
+    if other_source:
+        flags.append(other_source)
+    measures = {
         "entropy_first": first,
         "entropy_last": last,
-        **{name: record[name] for name in EVALUATION_MEASURES},
-        **{name: outcome[name] for name in CELL_MEASURES},
         "collapsed": int(run.tags["collapsed"]) if run.tags.get("collapsed") else None,
-        "flags": [*record["flags"], *filter(None, [other_source])],
+        "flags": flags,
         "device": run.tags.get("device", ""),
         "version": version_text(run.tags),
         "harness": run.tags.get(HARNESS_TAG, ""),
         "base_model": run.tags.get(BASE_MODEL_TAG, "")[:SHOWN],
         "checked": run.tags.get(CHECKED_TAG, ""),
     }
+    for name in EVALUATION_MEASURES:
+        measures[name] = record[name]
+    for name in CELL_MEASURES:
+        measures[name] = outcome[name]
+    return measures
 
 
 def version_text(tags: Mapping[str, str]) -> str:
@@ -255,13 +262,15 @@ def answers_of(record: Mapping[str, Any], cell: str, evaluated: str) -> Iterator
         moments.append((BEFORE, record["before"], record["right_distinct_before"]))
     problems = len(record["problems"])
     unknown = [np.nan] * problems
+    solutions = unknown if record["solutions"] is None else record["solutions"]
     for moment, lines, distinct in moments:
+        right = [line.count("1") for line in lines]  # a line has 1 or 0 for each sample
         columns = {
             "problem": record["problems"],
-            "right": [line.count("1") for line in lines],
-            "samples": [len(line) for line in lines],
+            "right": right,
+            "samples": list(map(len, lines)),
             "right_distinct": unknown if distinct is None else distinct,
-            "solutions": unknown if record["solutions"] is None else record["solutions"],
+            "solutions": solutions,
         }
         yield (cell, evaluated, moment), columns
 
@@ -284,27 +293,26 @@ def answers_frame(answers: Sequence[Answers]) -> DataFrame:
     """Return the frame of answers."""
     import pandas
 
-    sizes = [len(columns["problem"]) for _, columns in answers]
-
-    def joined(name: str) -> list[Any]:
-        values: list[Any] = []
-        for _, columns in answers:
-            values.extend(columns[name])
-        return values
-
-    frame = {}
-    for place, name in enumerate(("cell", "evaluated", "moment")):
-        values = np.array([key[place] for key, _ in answers], dtype=object)
-        frame[name] = pandas.Series(np.repeat(values, sizes), dtype="object")
-    frame["problem"] = pandas.Series(joined("problem"), dtype="object").astype("category")
-    for name, kind in (
-        ("right", "int64"),
-        ("samples", "int64"),
-        ("right_distinct", "float64"),
-        ("solutions", "float64"),
-    ):
-        frame[name] = pandas.Series(joined(name), dtype=kind)
-    return pandas.DataFrame(frame)
+    types = {
+        "cell": "object",
+        "evaluated": "object",
+        "moment": "object",
+        "problem": "object",
+        "right": "int64",
+        "samples": "int64",
+        "right_distinct": "float64",
+        "solutions": "float64",
+    }
+    columns: dict[str, list[Any]] = {name: [] for name in types}
+    for (cell, evaluated, moment), of_cell in answers:
+        problems = len(of_cell["problem"])
+        columns["cell"] += [cell] * problems
+        columns["evaluated"] += [evaluated] * problems
+        columns["moment"] += [moment] * problems
+        for name, values in of_cell.items():
+            columns[name].extend(values)
+    series = {name: pandas.Series(columns[name], dtype=kind) for name, kind in types.items()}
+    return pandas.DataFrame(series).astype({"problem": "category"})
 
 
 # The base model, and what is comparable
@@ -318,14 +326,17 @@ def with_base_models(frames: Frames) -> Frames:
     """
     import pandas
 
-    waiting = {axes: base_model_cells(frames, methods) for axes, methods in frames.tables.items()}
-    pieces = []
+    if not frames.rows:
+        return frames
+    pieces, begun_tables = [], set()
     for (_, axes), cells in frames.rows.items():
-        base = waiting.pop(axes, None)
-        if base is not None and not done_cells(base).empty:
-            pieces.append(base)
+        if axes not in begun_tables:
+            begun_tables.add(axes)
+            base = base_model_cells(frames, frames.tables[axes])
+            if not done_cells(base).empty:
+                pieces.append(base)
         pieces.append(cells)
-    return Frames(pandas.concat(pieces, ignore_index=True), frames.answers) if pieces else frames
+    return Frames(pandas.concat(pieces, ignore_index=True), frames.answers)
 
 
 def base_model_cells(frames: Frames, methods: Mapping[str, DataFrame]) -> DataFrame:
@@ -345,7 +356,8 @@ def before_training(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of the base model that a cell began from."""
     kept = (*TABLE, "seed", "cell", "state", "entropy_first", "flags", "version", "harness", "base_model", "ruleset")
     # The entropy of the first step is that of the model before its first update.
-    return {name: row[name] for name in kept} | {"method": BASE_MODEL, "moment": BEFORE}
+    of_cell = {name: row[name] for name in kept}
+    return of_cell | {"method": BASE_MODEL, "moment": BEFORE}
 
 
 def check_comparable(frames: Frames, cells: DataFrame, reference: DataFrame) -> None:

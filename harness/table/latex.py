@@ -13,18 +13,26 @@ from harness.table.columns import is_symmetric
 from harness.table.compare import Comparison
 from harness.terminal.layout import visible
 
-SPECIAL = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "[": "{[}",  # at the beginning of a row it would belong to the end of the one before, and so would a star
-    "*": "{*}",
-    "\n": " ",
-}
+SPECIAL = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "[": "{[}",  # at the beginning of a row it would belong to the end of the one before, and so would a star
+        "*": "{*}",
+        "\n": " ",
+    }
+)
 MIXED_MARK = r"$^\ddagger$"  # behind a method whose cells, or the baseline's, are not of one experiment
 
 
@@ -33,7 +41,8 @@ def render_latex(results: Sequence[Comparison]) -> str:
     by_place: dict[str, list[Comparison]] = {}
     for result in results:
         by_place.setdefault(result.where, []).append(result)
-    return "\n".join(latex_table(where, section) for where, section in by_place.items())
+    tables = [latex_table(where, section) for where, section in by_place.items()]
+    return "\n".join(tables)
 
 
 def latex_table(where: str, results: Sequence[Comparison]) -> str:
@@ -43,7 +52,8 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
     for result in results:
         by_method.setdefault(result.method, {})[result.task, result.score] = result
         columns[result.task, result.score] = None
-        mixed |= dict.fromkeys(f"% Marked: {as_comment(why)}." for why in result.mixed)
+        for why in result.mixed:
+            mixed[f"% Marked: {as_comment(why)}."] = None
     tasks, scores = zip(*columns, strict=True)
     groups, rules = task_groups(tasks)
     lines = [
@@ -58,8 +68,9 @@ def latex_table(where: str, results: Sequence[Comparison]) -> str:
         r"\midrule",
     ]
     for method, of_method in by_method.items():
-        is_mixed = any(result.mixed for result in of_method.values())
-        name = as_latex(method) + (MIXED_MARK if is_mixed else "")
+        name = as_latex(method)
+        if any(result.mixed for result in of_method.values()):
+            name += MIXED_MARK
         lines.append(latex_row([name, *map(latex_cell, map(of_method.get, columns))]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
@@ -84,7 +95,9 @@ def latex_cell(result: Comparison | None) -> str:
     if result is None or result.mean is None:
         return "--"
     number = latex_estimate(result.mean)
-    return rf"$\mathbf{{{number}}}$" if result.best else f"${number}$"
+    if result.best:
+        return rf"$\mathbf{{{number}}}$"
+    return f"${number}$"
 
 
 def latex_estimate(estimate: Estimate) -> str:
@@ -97,7 +110,7 @@ def latex_estimate(estimate: Estimate) -> str:
 
 def as_latex(text: str) -> str:
     """Return a text in which no sign is a command."""
-    return "".join(SPECIAL.get(sign, sign) for sign in visible(text))
+    return visible(text).translate(SPECIAL)
 
 
 def as_comment(text: str) -> str:

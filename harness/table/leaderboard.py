@@ -23,7 +23,7 @@ from harness.statistics import (
     seeds_needed,
     share_interval,
 )
-from harness.table.endings import endings_of
+from harness.table.endings import collapsed_and_exploded
 from harness.table.frames import (
     BASE_MODEL,
     Axes,
@@ -139,45 +139,58 @@ def mixed_rows(frames: Frames, baseline: str) -> dict[tuple[str, Axes], list[str
 def row_of(frames: Frames, cells: DataFrame, baseline_cells: DataFrame, baseline: str, k: int) -> LeaderboardRow:
     """Return the row of some cells of one method, without its label."""
     first, done = cells.iloc[0], done_cells(cells)
-    ks = ks_of(frames, done, k)
+    is_base_model = first["method"] == BASE_MODEL
+    avg = entropy_initial = entropy_final = None
+    if not done.empty:
+        avg = share_interval(frames.scores(done, None))
+        entropy_initial = geometric_interval(done["entropy_first"].to_numpy())
+        if not is_base_model:
+            entropy_final = geometric_interval(done["entropy_last"].to_numpy())
     pairs = paired_cells(done, done_cells(baseline_cells))
     paired = not pairs[0].empty
-    scores_by_name = {"Avg@K": None, f"Pass@{k}": k} if paired and first["method"] != baseline else {}
+    avg_difference = None
+    if paired:
+        avg_difference = difference_interval(difference_SJ(frames, pairs, None))
     passes, pass_differences = {}, {}
-    for score_k in ks:
+    for score_k in ks_of(frames, done, k):
         passes[score_k] = share_interval(frames.scores(done, score_k))
         if paired:
             pass_differences[score_k] = difference_interval(difference_SJ(frames, pairs, score_k))
-    near_bound = [name for name, score_k in scores_by_name.items() if both_near_bound(frames, pairs, score_k)]
-    collapsed = done[done["collapsed"].notna()]
-    collapsed_at = dict(
-        zip(collapsed["seed"].astype(int).tolist(), collapsed["collapsed"].astype(int).tolist(), strict=True)
-    )
-    is_base_model = first["method"] == BASE_MODEL
-    endings = endings_of(done.iloc[:0] if is_base_model else done)
+    near_bound: list[str] = []
+    needed: dict[str, int | None] = {}
+    if paired and first["method"] != baseline:
+        for name, of_score in (("Avg@K", None), (f"Pass@{k}", k)):
+            if both_near_bound(frames, pairs, of_score):
+                near_bound.append(name)
+            if len(pairs[0]) == 2:
+                needed[name] = seeds_needed(difference_SJ(frames, pairs, of_score))
+    collapsed = done.dropna(subset="collapsed").astype({"collapsed": int})
+    collapsed_share = exploded_share = None
+    if not is_base_model:  # which has no end
+        collapsed_share, exploded_share = collapsed_and_exploded(done)
     return LeaderboardRow(
         method=first["method"],
         task=first["evaluated"],
         model=first["model"],
         k=k,
         baseline=baseline,
-        avg_at_k=None if done.empty else share_interval(frames.scores(done, None)),
+        avg_at_k=avg,
         pass_at_k=passes,
-        entropy_initial=None if done.empty else geometric_interval(done["entropy_first"].to_numpy()),
-        entropy_final=None if done.empty or is_base_model else geometric_interval(done["entropy_last"].to_numpy()),
-        delta_to_baseline=difference_interval(difference_SJ(frames, pairs, None)) if paired else None,
+        entropy_initial=entropy_initial,
+        entropy_final=entropy_final,
+        delta_to_baseline=avg_difference,
         delta_pass_at_k=pass_differences,
         seeds_done=len(done),
         seeds_expected=len(cells),
         flags=sorted(set(itertools.chain(*done["flags"]))),
         setting=dict(first["setting"]),
         made_of=next(filter(None, cells["made_of"]), None),  # unknown for a cell without a run
-        collapsed=collapsed_at,
+        collapsed=collapsed.set_index("seed")["collapsed"].to_dict(),
         near_bound=near_bound,
-        seeds_needed=needed_seeds(frames, pairs, scores_by_name),
+        seeds_needed=needed,
         ruleset=first["ruleset"] or None,
-        collapsed_share=endings.collapsed,
-        exploded_share=endings.exploded,
+        collapsed_share=collapsed_share,
+        exploded_share=exploded_share,
         checked=mark_of_row(done["checked"]),
         **measures(frames, done),
     )
@@ -188,7 +201,8 @@ def ks_of(frames: Frames, done: DataFrame, k: int) -> list[int]:
     if done.empty:
         return []
     samples = int(frames.counts(done.iloc[:1], "samples")[0, 0])
-    return sorted({k} | {2**i for i in range(samples.bit_length())})
+    powers = {2**i for i in range(samples.bit_length())}
+    return sorted(powers | {k})
 
 
 Pairs = tuple["DataFrame", "DataFrame"]  # cells of two methods with the same seeds, in the same order
@@ -196,7 +210,7 @@ Pairs = tuple["DataFrame", "DataFrame"]  # cells of two methods with the same se
 
 def paired_cells(ours: DataFrame, theirs: DataFrame) -> Pairs:
     """Return the cells of the seeds that both methods have done."""
-    ours, theirs = (cells.set_index("seed", drop=False) for cells in (ours, theirs))
+    ours, theirs = ours.set_index("seed", drop=False), theirs.set_index("seed", drop=False)
     # The order of a sum decides its last digits. The order of a set of integers keeps them as in all published tables.
     shared = list(set(ours["seed"].tolist()) & set(theirs["seed"].tolist()))
     return ours.loc[shared], theirs.loc[shared]
@@ -210,18 +224,12 @@ def difference_SJ(frames: Frames, pairs: Pairs, k: int | None) -> Floats:
 
 def both_near_bound(frames: Frames, pairs: Pairs, k: int | None) -> bool:
     """Return whether both methods are within a few problems of 0 or 1."""
-    return all(scores_near_bound(frames.scores(cells, k)) for cells in pairs)
+    ours, theirs = pairs
+    return scores_near_bound(frames.scores(ours, k)) and scores_near_bound(frames.scores(theirs, k))
 
 
 def scores_near_bound(x_SJ: Floats) -> bool:
     return is_near_bound(float(x_SJ.mean()), x_SJ.shape[1])
-
-
-def needed_seeds(frames: Frames, pairs: Pairs, scores_by_name: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Return the seeds that each difference needs to be significant, if there are two now."""
-    if len(pairs[0]) != 2:
-        return {}
-    return {name: seeds_needed(difference_SJ(frames, pairs, k)) for name, k in scores_by_name.items()}
 
 
 def measures(frames: Frames, done: DataFrame) -> dict[str, Any]:
@@ -244,7 +252,9 @@ def measured_mean(values: Series, *, is_share: bool) -> Estimate | None:
     if known.empty:
         return None
     estimate = mean_interval(known.to_numpy())
-    return clipped(estimate, 0, 1) if is_share else estimate
+    if is_share:
+        return clipped(estimate, 0, 1)
+    return estimate
 
 
 def mean_over_problems(x_SJ: Floats, most: float) -> Estimate | None:
@@ -258,4 +268,6 @@ def entropy_kept(ends: Sequence[tuple[float, float]] | np.ndarray) -> Estimate |
     """Return the geometric mean of the shares, with its 95 % interval. A seed without entropy at an end has none."""
     kept = np.array(ends).reshape(-1, 2)
     kept = kept[(np.isfinite(kept) & (kept > 0)).all(axis=1)]
-    return geometric_interval(kept[:, 1] / kept[:, 0]) if len(kept) else None
+    if not len(kept):
+        return None
+    return geometric_interval(kept[:, 1] / kept[:, 0])

@@ -35,8 +35,8 @@ def leaderboard_frame(rows: Sequence[LeaderboardRow]) -> LeaderboardFrame:
     """Return the rows as a frame; a missing value is NaN."""
     frame = records_frame(rows).infer_objects()
     columns = {}
-    for name in frame:
-        columns[name] = [float("nan") if value is None else value for value in frame[name]]
+    for name, column in frame.items():
+        columns[name] = column.where(column.notna(), float("nan")).tolist()  # as lists, so that types are inferred
     table = LeaderboardFrame(columns)
     table.rows = list(rows)
     return table

@@ -32,11 +32,8 @@ def mixtures(methods: Mapping[str, DataFrame], baseline: str) -> list[tuple[str,
     A row is concerned if its cells, together with the baseline's, differ. `methods`: the cells of a table by method.
     The base model borrows the cells of others, so it can be concerned but never named.
     """
-    done, trained = {}, {}
-    for method, cells in methods.items():
-        done[method] = with_code(done_cells(cells))
-        if method != BASE_MODEL:
-            trained[method] = done[method]
+    done = {method: with_code(done_cells(cells)) for method, cells in methods.items()}
+    trained = {method: cells for method, cells in done.items() if method != BASE_MODEL}
     sentences = []
     for kind, beginning in KINDS.items():
         seeds = seeds_by_value(trained, kind)
@@ -60,8 +57,11 @@ def names_of_values(methods: Mapping[str, DataFrame], kind: str) -> dict[str, st
     names = {}
     for cells in methods.values():
         for value, version, harness in zip(cells[kind], cells["version"], cells["harness"], strict=True):
-            digits = f"(harness {harness[:HARNESS_DIGITS]})" if harness else ""
-            names[value] = " ".join(filter(None, (version, digits))) if kind == "code" else value
+            if kind == "code":
+                digits = f"(harness {harness[:HARNESS_DIGITS]})" if harness else ""
+                names[value] = " ".join(filter(None, (version, digits)))
+            else:
+                names[value] = value
     return names
 
 
@@ -77,9 +77,9 @@ def concerned_rows(methods: Mapping[str, DataFrame], baseline: str, kind: str) -
 
 def seeds_by_value(methods: Mapping[str, DataFrame], kind: str) -> dict[str, SeedsByMethod]:
     """Return the cells of each value, in the order of the seeds."""
-    triples = []
+    triples: list[tuple[int, str, str]] = []
     for method, cells in methods.items():
-        triples += [(seed, method, value) for seed, value in zip(cells["seed"], cells[kind], strict=True)]
+        triples += zip(cells["seed"], [method] * len(cells), cells[kind], strict=True)
     seeds: dict[str, SeedsByMethod] = {}
     for seed, method, value in sorted(triples, key=lambda triple: triple[0]):
         if value:
@@ -98,7 +98,8 @@ def seeds_text(by_method: SeedsByMethod, methods: Mapping[str, DataFrame]) -> st
         of_all = len(names) == len(methods) > 1
         owners = "all methods" if of_all else ", ".join(names)
         word = "seed" if len(seeds) == 1 else "seeds"
-        parts.append(f"{owners}: {word} {', '.join(map(str, seeds))}")
+        listed = ", ".join(map(str, seeds))
+        parts.append(f"{owners}: {word} {listed}")
     return "; ".join(parts)
 
 
@@ -112,7 +113,8 @@ def reference_notes(present: Iterable[tuple[str, str | None]], reference: Path |
     """
     by_model: dict[str, set[str]] = {}
     for model, digests in present:
-        by_model.setdefault(model, set()).update(digests.split(", ") if digests else ())
+        if digests:
+            by_model.setdefault(model, set()).update(digests.split(", "))
     notes = []
     for model, known in kept_base_models(reference or REFERENCE).items():
         others = sorted(by_model.get(model, set()) - known.keys())

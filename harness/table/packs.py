@@ -41,7 +41,7 @@ class PackReader:
     @cached_property
     def board(self) -> Board:
         """The matrix of the first pack, with the cells that the others add."""
-        first, *others = [board_of_pack(pack) for pack in self.packs]
+        first, *others = map(board_of_pack, self.packs)
         for other in others:
             first = dataclasses.replace(first, expected=[*first.expected, *added_cells(first, other)])
         return first
@@ -62,11 +62,10 @@ class PackReader:
         marks: dict[str, str] = {}
         for pack in reversed(self.packs):
             marks |= marks_of_pack(pack)
+        started = {cell: started_at(folder) for cell, folder in self.folders.items()}
         runs = []
-        for cell, folder in self.folders.items():
-            runs.append(run_of_packed_cell(folder, marks.get(cell, REPORTED)))
-        started = {run.id: started_at(self.folders[run.id]) for run in runs}
-        runs.sort(key=lambda run: (started[run.id], run.id))
+        for cell in sorted(started, key=lambda cell: (started[cell], cell)):
+            runs.append(run_of_packed_cell(self.folders[cell], marks.get(cell, REPORTED)))
         tags = {board.KIND: board.SUMMARY, board.KEY: self.board.key}
         return [*runs, Run(SUMMARY_RUN, "leaderboard", tags, {}, "", {})]
 
@@ -80,13 +79,15 @@ class PackReader:
         if path == OUTCOME:
             spec, lines = CellSpec.read(folder), MetricsLog(folder).read()
             return json.dumps(cell_outcome(folder, spec, lines)).encode()
-        file = folder / path
-        return file.read_bytes() if file.is_file() else None
+        if (folder / path).is_file():
+            return (folder / path).read_bytes()
+        return None
 
     def listed(self, run: Run, folder: str) -> list[str]:
         if run.id == SUMMARY_RUN:
             return [SUMMARY]
-        return sorted(f"{folder}/{path.name}" for path in (self.folders[run.id] / folder).glob("*"))
+        paths = (self.folders[run.id] / folder).glob("*")
+        return sorted(f"{folder}/{path.name}" for path in paths)
 
     def curves(self, runs: Sequence[Run], wanted: Callable[[str], object]) -> list[Curves]:
         return [self.curves_of_run(run, wanted) for run in runs]
@@ -116,20 +117,22 @@ def added_cells(ours: Board, theirs: Board) -> list[Expected]:
 
     A method that both have with different options gets the name of the other matrix behind its own, for all seeds.
     """
-    present = {each.cell for each in ours.expected}
-    places = {place_of(each) for each in ours.expected}
-    new = [each for each in theirs.expected if each.cell not in present]
-    doubled = {each.method for each in new if place_of(each) in places}
-    cells = []
-    for each in new:
-        name = f"{each.method} ({theirs.experiment})" if each.method in doubled else each.method
-        cells.append(dataclasses.replace(each, method=name))
-    return cells
+    present, places = set(), set()
+    for cell in ours.expected:
+        present.add(cell.cell)
+        places.add(place_of(cell))
+    new = [cell for cell in theirs.expected if cell.cell not in present]
+    doubled = {cell.method for cell in new if place_of(cell) in places}
+    renamed = []
+    for cell in new:
+        name = f"{cell.method} ({theirs.experiment})" if cell.method in doubled else cell.method
+        renamed.append(dataclasses.replace(cell, method=name))
+    return renamed
 
 
-def place_of(each: Expected) -> tuple[Any, ...]:
+def place_of(cell: Expected) -> tuple[Any, ...]:
     """Return the values of a cell at all axes."""
-    return (each.method, each.task, each.model, each.seed, *each.setting.items())
+    return (cell.method, cell.task, cell.model, cell.seed, *cell.setting.items())
 
 
 def started_at(folder: Path) -> float:
@@ -143,8 +146,7 @@ def run_of_packed_cell(folder: Path, mark: str) -> Run:
     tags = {
         "cell": spec.id,
         "matrix": spec.matrix,
-        **spec.key.tags(),
-        **(made.tags() if made else {"attempt": ""}),
+        "attempt": "",
         "status": state.state,
         "reason": state.reason or "",
         "device": state.device,
@@ -152,6 +154,9 @@ def run_of_packed_cell(folder: Path, mark: str) -> Run:
         "baseline": str(spec.settings.get("baseline", "")),
         CHECKED_TAG: mark,
     }
+    tags |= spec.key.tags()
+    if made is not None:
+        tags |= made.tags()
     if spec.made_of:
         tags["made_of"] = spec.made_of
     return Run(spec.id, spec.key.run_name, tags, params_of(spec), "", {})
@@ -161,5 +166,6 @@ def run_of_packed_cell(folder: Path, mark: str) -> Run:
 def opened_packs(paths: Sequence[Path]) -> Iterator[Experiment]:
     """Open packs, check them, and yield their cells as one experiment."""
     with ExitStack() as stack:
-        reader = PackReader([stack.enter_context(unpacked(path)) for path in paths])
+        packs = [stack.enter_context(unpacked(path)) for path in paths]
+        reader = PackReader(packs)
         yield Experiment(reader, reader.board.experiment, ", ".join(map(str, paths)))

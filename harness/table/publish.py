@@ -74,8 +74,8 @@ def write_summary(
     artifacts = Artifacts(client, client.get_run(run), experiment.uri)
     artifacts.bring_home()
     artifacts.write(board.FILE, plan.as_json())
-    outcomes = experiment.outcomes_of([cell.cell for cell in plan.expected])
-    by_digest = {identities.hash_of(outcome): outcome for outcome in outcomes.values()}
+    outcomes = experiment.outcomes_of([cell.cell for cell in plan.expected]).values()
+    by_digest = dict(zip(map(identities.hash_of, outcomes), outcomes, strict=True))
     artifacts.write(board.OUTCOMES, json.dumps(by_digest))
     artifacts.write("leaderboard.md", render_rows(rows, "md"))
     artifacts.write("leaderboard.html", as_html(plan.experiment, rows))
@@ -105,10 +105,7 @@ def as_mlflow_table(rows: Sequence[LeaderboardRow]) -> str:
             else:
                 line |= estimate_columns(header, value)
         lines.append(line)
-    columns = {}
-    for name in lines[0]:
-        columns[name] = [line[name] for line in lines]
-    table = pandas.DataFrame(columns, dtype="object")
+    table = pandas.DataFrame(lines, dtype="object")
     return json.dumps(table.to_dict("split", index=False), allow_nan=False)
 
 
@@ -116,8 +113,11 @@ def estimate_columns(header: str, estimate: Estimate | None) -> dict[str, float 
     """Return the three columns of an estimate; a number that JSON cannot hold is missing."""
     if estimate is None:
         return dict.fromkeys((header, f"{header}, low", f"{header}, high"))
-    ends = {header: estimate.mean, f"{header}, low": estimate.low, f"{header}, high": estimate.high}
-    return {name: None if value != value else value for name, value in ends.items()}
+    columns = {}
+    for suffix, value in (("", estimate.mean), (", low", estimate.low), (", high", estimate.high)):
+        is_nan = value != value  # as no other value
+        columns[header + suffix] = None if is_nan else value
+    return columns
 
 
 def as_html(title: str, rows: Sequence[LeaderboardRow]) -> str:
@@ -172,18 +172,18 @@ def final_metrics(plan: Board, frames: Frames) -> dict[str, dict[str, float]]:
         k = plan.ks[evaluated]
         for name, score_k in (("avg_at_k", None), (f"pass_at_{k}", k)):
             scores: list[tuple[int, str, float]] = []
-            baseline: dict[int, float] = {}  # the score of its cell, by seed
+            of_baseline: dict[int, float] = {}  # by seed
             for method, cells in methods.items():
                 of_method = cell_scores(frames, cells, score_k)
                 scores += of_method
                 if method == plan.baseline:
-                    baseline = {seed: score for seed, _, score in of_method}
+                    of_baseline = {seed: score for seed, _, score in of_method}
             for seed, cell, score in scores:
                 prefix = FINAL if evaluations[cell] == 1 else metric_name(f"{FINAL}{evaluated}/")
                 metrics = finals.setdefault(cell, {})
                 metrics[f"{prefix}{name}"] = score
-                if seed in baseline:
-                    metrics[f"{prefix}delta_{name}"] = score - baseline[seed]
+                if seed in of_baseline:
+                    metrics[f"{prefix}delta_{name}"] = score - of_baseline[seed]
     return finals
 
 

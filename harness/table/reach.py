@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness.table.frames import BASE_MODEL, Axes, Frames, done_cells, label_of, setting_text, with_base_models
@@ -59,14 +59,16 @@ def tokens_until(scores: Mapping[int, float], tokens: Mapping[int, float], targe
     for step in sorted(scores):
         # Before training, no method has done anything.
         if step > 0 and scores[step] >= target - ROUNDING:
-            return sum(number for at, number in tokens.items() if at <= step)
+            sampled = [number for at, number in tokens.items() if at <= step]
+            return sum(sampled)
     return math.inf
 
 
 def profile_score(ratios: Sequence[float]) -> float:
     """Return the mean of rho(r) over r from 1 to 4; `ratios`: to the best method, of each table."""
-    inside = [min(ratio, LARGEST_RATIO) for ratio in ratios]
-    return statistics.fmean((LARGEST_RATIO - ratio) / (LARGEST_RATIO - 1) for ratio in inside)
+    # rho is a step from 0 to 1 at each ratio: its mean is the share of the range that lies beyond the ratio.
+    beyond = [LARGEST_RATIO - min(ratio, LARGEST_RATIO) for ratio in ratios]
+    return statistics.fmean(length / (LARGEST_RATIO - 1) for length in beyond)
 
 
 def profile_scores(by_table: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -75,9 +77,20 @@ def profile_scores(by_table: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for tokens in by_table:
         best = min(tokens.values(), default=math.inf)
         if math.isfinite(best):
-            counted.append({method: number / best if best else 1.0 for method, number in tokens.items()})
-    methods = dict.fromkeys(method for ratios in counted for method in ratios)
-    return {method: profile_score([ratios.get(method, math.inf) for ratios in counted]) for method in methods}
+            counted.append(ratios_to_best(tokens, best))
+    methods: dict[str, None] = {}
+    for ratios in counted:
+        methods |= dict.fromkeys(ratios)
+    scores = {}
+    for method in methods:
+        scores[method] = profile_score([ratios.get(method, math.inf) for ratios in counted])
+    return scores
+
+
+def ratios_to_best(tokens: Mapping[str, float], best: float) -> dict[str, float]:
+    if best == 0:
+        return dict.fromkeys(tokens, 1.0)
+    return {method: number / best for method, number in tokens.items()}
 
 
 def reaches(frames: Frames, experiment: Experiment, baseline: str, ks: Mapping[str, int], gain: float) -> list[Reach]:
@@ -94,12 +107,13 @@ def reaches(frames: Frames, experiment: Experiment, baseline: str, ks: Mapping[s
         place = (each.task, each.model, each.setting)
         avg_tables.setdefault(place, {})[each.method] = or_never(each.tokens_to_avg)
         pass_tables.setdefault(place, {})[each.method] = or_never(each.tokens_to_pass)
-    of_avg, of_pass = profile_scores(list(avg_tables.values())), profile_scores(list(pass_tables.values()))
-    return [with_profiles(each, of_avg.get(each.method), of_pass.get(each.method)) for each in rows]
-
-
-def with_profiles(each: Reach, profile_avg: float | None, profile_pass: float | None) -> Reach:
-    return Reach(**{**vars(each), "profile_avg": profile_avg, "profile_pass": profile_pass})
+    avg_profiles = profile_scores(list(avg_tables.values()))
+    pass_profiles = profile_scores(list(pass_tables.values()))
+    with_profiles = []
+    for each in rows:
+        avg, of_pass = avg_profiles.get(each.method), pass_profiles.get(each.method)
+        with_profiles.append(replace(each, profile_avg=avg, profile_pass=of_pass))
+    return with_profiles
 
 
 def or_never(tokens: float | None) -> float:
@@ -118,9 +132,10 @@ def reaches_of_table(
     """Return a row for each method of one table."""
     _, evaluated, model, setting = axes
     avg_targets = seed_scores(frames, done[baseline], None)
-    base_cells = done.get(BASE_MODEL)
-    pass_targets = {} if base_cells is None else seed_scores(frames, base_cells, k)
-    pass_targets = {seed: score + gain for seed, score in pass_targets.items()}
+    pass_targets: dict[int, float] = {}
+    if BASE_MODEL in done:
+        for seed, score in seed_scores(frames, done[BASE_MODEL], k).items():
+            pass_targets[seed] = score + gain
     avg_name, pass_name = metric_name(f"eval/{evaluated}/avg"), metric_name(f"eval/{evaluated}/pass@{k}")
     rows = []
     for method, all_cells in done.items():
@@ -161,15 +176,19 @@ def seed_scores(frames: Frames, cells: DataFrame, k: int | None) -> dict[int, fl
 
 def tokens_of_curves(curves: Curves, name: str, target: float) -> float:
     """Return the tokens that one run had sampled when a metric reached the target."""
-    scores = {point.step: point.value for point in curves.get(name, [])}
-    tokens = {point.step: point.value for point in curves.get(TOKENS, [])}
-    return tokens_until(scores, tokens, target)
+    return tokens_until(values_by_step(curves, name), values_by_step(curves, TOKENS), target)
+
+
+def values_by_step(curves: Curves, name: str) -> dict[int, float]:
+    return {point.step: point.value for point in curves.get(name, [])}
 
 
 def finite_median(tokens: Sequence[float]) -> float | None:
     """Return the median; None if it is infinite."""
     middle = statistics.median(tokens)
-    return middle if math.isfinite(middle) else None
+    if math.isinf(middle):
+        return None
+    return middle
 
 
 # For people
@@ -186,7 +205,7 @@ def render_reaches(reached: Sequence[Reach], gain: float, how: str, width: int |
         pass_header = "tokens to Pass@K" if target is None else f"tokens to Pass@K {target:.3f}"
         avg_header = f"tokens to Avg@K {rows[0].target_avg:.3f}"
         header = ["method", avg_header, "seeds", "profile", pass_header, "seeds", "profile"]
-        lines = [header, *(reach_line(each) for each in rows)]
+        lines = [header, *map(reach_line, rows)]
         tables.append((f"{task}, {where}", lines, []))
     notes = [
         f"Targets, seed by seed: the final Avg@K of the baseline, and the base model's Pass@K + {gain:g}; headers have "
@@ -203,11 +222,15 @@ def reach_line(each: Reach) -> list[str]:
         each.method,
         tokens_text(each.tokens_to_avg),
         f"{each.seeds_to_avg} of {each.seeds}",
-        "" if each.profile_avg is None else f"{each.profile_avg:.2f}",
+        profile_text(each.profile_avg),
         tokens_text(each.tokens_to_pass),
         f"{each.seeds_to_pass} of {each.seeds}",
-        "" if each.profile_pass is None else f"{each.profile_pass:.2f}",
+        profile_text(each.profile_pass),
     ]
+
+
+def profile_text(profile: float | None) -> str:
+    return "" if profile is None else f"{profile:.2f}"
 
 
 def tokens_text(tokens: float | None) -> str:

@@ -45,21 +45,27 @@ def render_rows(
     tables: list[Table] = []
     notes = row_notes(rows)
     for (task, model), section in sections.items():
-        mark = FLAG if any(row.flags for row in section) else ""
+        title = f"{task}, {model}"
+        if any(row.flags for row in section):
+            title += FLAG
         lines = table_lines(section, columns)
         if how == "table" and width is not None:
             short_lines = table_lines(section, columns, intervals=False)
             if columns_that_fit(short_lines, width) > columns_that_fit(lines, width) > 0:
                 lines = short_lines
-                notes = [WITHOUT_INTERVALS, *notes] if WITHOUT_INTERVALS not in notes else notes
-        tables.append((f"{task}, {model}{mark}", lines, drop_order(lines[0])))
+                if WITHOUT_INTERVALS not in notes:
+                    notes.insert(0, WITHOUT_INTERVALS)
+        tables.append((title, lines, drop_order(lines[0])))
     return render_document(rows, tables, notes, how, width)
 
 
 def columns_that_fit(lines: list[list[str]], width: int) -> int:
     """Return the number of columns, apart from seeds, that fit into a terminal; 0 if not even a table fits."""
     kept = layout.fitting_boxed(lines, width, drop_order(lines[0]))
-    return 0 if kept is None else sum(lines[0][column] != "seeds" for column in kept)
+    if kept is None:
+        return 0
+    headers = [lines[0][column] for column in kept]
+    return len(headers) - headers.count("seeds")
 
 
 def render_document(
@@ -73,24 +79,32 @@ def render_document(
         return json.dumps(plain, indent=2, allow_nan=False) + "\n"
     if how == "csv":
         return as_csv(records)
-    if how == "md":
-        parts = [as_markdown(title, lines) for title, lines, _ in tables]
-        sentences = [f"- {as_prose(note)}" for note in notes]
-    else:
-        parts = [layout.boxed(title, lines, width, order, "--format csv") for title, lines, order in tables]
-        sentences = [layout.folded(layout.visible(note), width) for note in notes]
-    return "\n".join([*parts, *sentences, ""])
+    parts = []
+    for title, lines, order in tables:
+        if how == "md":
+            parts.append(as_markdown(title, lines))
+        else:
+            parts.append(layout.boxed(title, lines, width, order, "--format csv"))
+    for note in notes:
+        if how == "md":
+            parts.append(f"- {as_prose(note)}")
+        else:
+            parts.append(layout.folded(layout.visible(note), width))
+    return "\n".join([*parts, ""])
 
 
 def finite_values(value: Any) -> Any:
     """Return the value with null for numbers that JSON cannot hold, such as the entropy of a run that diverged."""
     if isinstance(value, dict):
         return {key: finite_values(child) for key, child in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def as_csv(records: Sequence[Any]) -> str:
     frame = records_frame(records)
+    # Not by DataFrame.map, which would turn a column of integers and missing values into floats.
     cells = {name: list(map(as_csv_cell, frame[name])) for name in frame}
     text: str = type(frame)(cells, dtype="object").to_csv(index=False, lineterminator="\n")
     return text
@@ -99,9 +113,12 @@ def as_csv(records: Sequence[Any]) -> str:
 def as_csv_cell(value: Any) -> Any:
     """Return a text that a spreadsheet shows as it is: with an apostrophe in front if it would be a formula."""
     if isinstance(value, str):
-        return layout.visible(f"'{value}" if value.startswith(FORMULA) else value)
+        apostrophe = "'" if value.startswith(FORMULA) else ""
+        return layout.visible(apostrophe + value)
     # pandas leaves missing values and NaN empty, but an entropy that is NaN was measured.
-    return "nan" if isinstance(value, float) and math.isnan(value) else value
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"
+    return value
 
 
 def records_frame(records: Sequence[Any]) -> DataFrame:
@@ -112,6 +129,7 @@ def records_frame(records: Sequence[Any]) -> DataFrame:
     names: dict[str, None] = {}
     for line in sorted(lines, key=len, reverse=True):  # a row without results has few columns
         names |= dict.fromkeys(line)
+    # Not from the lines at once: pandas would write NaN for a missing value.
     columns = {}
     for name in names:
         columns[name] = [line.get(name) for line in lines]
@@ -138,36 +156,45 @@ def row_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
         "excludes 0; without a mark the data do not tell the two apart.",
         "Distinct right: how many distinct right answers to a problem its samples hold, mean over problems.",
     ]
-    texts += ruleset_notes(rows)
-    if any(row.near_bound for row in rows):
-        texts.append(doubt_near_bound(rows[0].baseline))
-    if any(row.method == BASE_MODEL for row in rows):
-        texts.append(f"{BASE_MODEL}: the model before training, by its evaluation at step 0.")
-    compositions: dict[str, None] = {}
+    near_bound = has_base_model = one_seed = incomplete = nan_entropy = False
+    compositions: dict[str, None] = {}  # sentences in their order, each once, as in `mixed`
     mixed: dict[str, None] = {}
-    flags = set()
+    needed, base_models, collapses, flags = {}, [], [], set()
     for row in rows:
+        base_models.append((row.model, row.base_model))
+        near_bound |= bool(row.near_bound)
+        has_base_model |= row.method == BASE_MODEL
+        one_seed |= row.seeds_done == 1
+        incomplete |= row.seeds_done < row.seeds_expected
+        nan_entropy |= has_nan_entropy(row)
         if row.made_of:
             compositions[f"{row.method} = {row.made_of}"] = None
-        mixed |= dict.fromkeys(f"{MIXED} {row.task}, {row.where}: {why}." for why in row.mixed)
-        flags |= {f"{FLAG.strip()} {row.task}: {flag}" for flag in row.flags}
-    texts += [*compositions, *mixed]
-    texts += reference_notes((row.model, row.base_model) for row in rows)
-    if any(row.seeds_done == 1 for row in rows):
-        texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
-    needed = {row_place(row): row.seeds_needed for row in rows if row.seeds_needed}
-    if needed:
-        texts.append(two_seeds(needed))
-    if any(row.seeds_done < row.seeds_expected for row in rows):
-        texts.append("Not every expected cell is done; differences use the seeds that both have.")
-    if any(has_nan_entropy(row) for row in rows):
-        texts.append("nan: at a seed of the row the entropy was no number, or was not recorded; `report` shows where.")
-    for row in rows:
+        for why in row.mixed:
+            mixed[f"{MIXED} {row.task}, {row.where}: {why}."] = None
+        for flag in row.flags:
+            flags.add(f"{FLAG.strip()} {row.task}: {flag}")
+        if row.seeds_needed:
+            needed[row_place(row)] = row.seeds_needed
         if row.collapsed:
-            texts.append(
+            collapses.append(
                 f"{row_place(row)}: the entropy of {collapse_text(row)} fell so low that training ended there."
             )
-    return texts + sorted(flags)
+    texts += ruleset_notes(rows)
+    if near_bound:
+        texts.append(doubt_near_bound(rows[0].baseline))
+    if has_base_model:
+        texts.append(f"{BASE_MODEL}: the model before training, by its evaluation at step 0.")
+    texts += [*compositions, *mixed]
+    texts += reference_notes(base_models)
+    if one_seed:
+        texts.append("One seed cannot tell how much seeds differ: rows with one seed have no interval and no mark.")
+    if needed:
+        texts.append(two_seeds(needed))
+    if incomplete:
+        texts.append("Not every expected cell is done; differences use the seeds that both have.")
+    if nan_entropy:
+        texts.append("nan: at a seed of the row the entropy was no number, or was not recorded; `report` shows where.")
+    return [*texts, *collapses, *sorted(flags)]
 
 
 RULESETS = {
@@ -178,16 +205,18 @@ RULESETS = {
 
 def ruleset_notes(rows: Sequence[LeaderboardRow]) -> list[str]:
     """Return sentences on how options were chosen, and on how far the rows of packs were verified."""
-    rulesets = dict.fromkeys(row.ruleset for row in rows if row.ruleset)
-    notes = [f"Ruleset {name}: {RULESETS[name]}." for name in rulesets]
-    by_mark: dict[str, list[str]] = {}
+    sentences: dict[str, None] = {}  # in their order, each once
+    methods_by_mark: dict[str, dict[str, None]] = {}
     for row in rows:
-        if row.checked and row.method not in by_mark.setdefault(row.checked, []):
-            by_mark[row.checked].append(row.method)
-    if by_mark:
-        parts = [f"{mark}: {', '.join(methods)}" for mark, methods in by_mark.items()]
-        notes.append(f"Rows of packs, as far as `entrobench verify` has checked them: {'; '.join(parts)}.")
-    return notes
+        if row.ruleset:
+            sentences[f"Ruleset {row.ruleset}: {RULESETS[row.ruleset]}."] = None
+        if row.checked:
+            methods_by_mark.setdefault(row.checked, {})[row.method] = None
+    if not methods_by_mark:
+        return list(sentences)
+    parts = [f"{mark}: {', '.join(methods)}" for mark, methods in methods_by_mark.items()]
+    of_packs = f"Rows of packs, as far as `entrobench verify` has checked them: {'; '.join(parts)}."
+    return [*sentences, of_packs]
 
 
 def row_place(row: LeaderboardRow) -> str:
@@ -211,7 +240,10 @@ def two_seeds(needed: Mapping[str, Mapping[str, int | None]]) -> str:
     """Return the note on rows with two seeds; `needed`: by row and score, the seeds that would tell the difference."""
     parts = []
     for row, by_score in needed.items():
-        counts = [f"{'no number' if count is None else count} by {score}" for score, count in by_score.items()]
+        counts = []
+        for score, count in by_score.items():
+            number = "no number" if count is None else count
+            counts.append(f"{number} by {score}")
         parts.append(f"{row}: {', '.join(counts)}")
     if len(parts) > LISTED:
         parts[LISTED:] = [f"of {len(parts) - LISTED} more, `seeds_needed` in --format csv"]
@@ -226,9 +258,11 @@ def as_markdown(title: str, lines: Sequence[Sequence[str]]) -> str:
     """Return a table of Markdown; pandas' own needs one more package, and has other padding and escapes."""
     header, *body = lines
     rule = ["---", *["---:"] * (len(header) - 1)]
+    rows = [list(map(as_cell, header)), rule]
+    for line in body:
+        rows.append(list(map(as_cell, line)))
     text = f"**{as_cell(title)}**\n\n"
-    for line in (header, None, *body):
-        row = rule if line is None else map(as_cell, line)
+    for row in rows:
         text += f"| {' | '.join(row)} |\n"
     return text
 
@@ -253,11 +287,5 @@ def drop_order(header: Sequence[str]) -> list[list[str]]:
 
     The difference of Pass@K and the final entropy stay longest, since they are the main results.
     """
-    differences = [name for name in header if " - " in name]
-    return [
-        ["seeds"],
-        ["entropy, start"],
-        ["distinct right"],
-        *([name] for name in differences[:-1]),
-        ["entropy, end"],
-    ]
+    differences = [[name] for name in header if " - " in name]
+    return [["seeds"], ["entropy, start"], ["distinct right"], *differences[:-1], ["entropy, end"]]

@@ -100,8 +100,12 @@ def part_of_board(board: Board, experiment: Experiment, where: Params, baseline:
         conditions_of_kind[key] = value
     visible = {cell.method for cell in board.expected if meets(cell, on_methods)}
     compared = {*visible, board.baseline}
-    expected = [cell for cell in board.expected if cell.method in compared and meets(cell, on_others)]
-    if not any(cell.method in visible for cell in expected):
+    expected, any_visible = [], False
+    for cell in board.expected:
+        if cell.method in compared and meets(cell, on_others):
+            expected.append(cell)
+            any_visible |= cell.method in visible
+    if not any_visible:
         listed = " and ".join(f"--where {key}={value}" for key, value in where.items())
         raise UserError(f"no cell meets all of {listed}")
     frames = read_frames(experiment, expected, board.baseline)
@@ -144,7 +148,11 @@ def board_titles(boards: Sequence[Board]) -> list[str]:
     titles = [board_title(board, shared) for board in boards]
     numbered = []
     for place, title in enumerate(titles):
-        numbered.append(f"{title} ({titles[place:].count(title)})" if titles.count(title) > 1 else title)
+        if titles.count(title) == 1:
+            numbered.append(title)
+        else:
+            age = titles[place:].count(title)  # the last is the oldest, and number 1
+            numbered.append(f"{title} ({age})")
     return numbered
 
 
@@ -152,16 +160,22 @@ def board_title(board: Board, shared: Sequence[Params]) -> str:
     """Name a matrix; `shared`: the parameters of each matrix that are the same in all of its cells."""
     own_params = shared_params(board)
     values = []
-    for key in sorted(set().union(*shared)):
-        differs = len({params.get(key) for params in shared}) > 1
-        if differs and key in own_params and not is_of_method(key):
-            values.append(f"{key}={own_params[key]}")
-    return f"{board.experiment}: {', '.join(values)}" if values else board.experiment
+    for key, value in sorted(own_params.items()):
+        differs = any(params.get(key) != value for params in shared)
+        if differs and not is_of_method(key):
+            values.append(f"{key}={value}")
+    if not values:
+        return board.experiment
+    return f"{board.experiment}: {', '.join(values)}"
 
 
 def shared_params(board: Board) -> dict[str, str]:
     """Return the parameters that are the same in all cells."""
-    return dict(set.intersection(*(set(cell.params.items()) for cell in board.expected)))
+    first, *others = board.expected
+    shared = set(first.params.items())
+    for cell in others:
+        shared &= set(cell.params.items())
+    return dict(shared)
 
 
 # Missing cells
@@ -172,15 +186,7 @@ def check_any_run(board: Board, experiment: Experiment) -> None:
     expected = {cell.cell for cell in board.expected}
     if not experiment.runs or expected & experiment.newest.keys():
         return
-    least = least_differences(experiment.runs, board.expected)
-    differences = [f"{key} ({shown(theirs)}, not {shown(ours)})" for key, (theirs, ours) in least.items()]
-    listed = ", ".join(differences[:KEYS_LISTED])
-    more = f" and {len(least) - KEYS_LISTED} more" if len(least) > KEYS_LISTED else ""
-    why = (
-        f"in {listed}{more}"
-        if differences
-        else "in something that is not a parameter: a version of a method, task or model"
-    )
+    why = differences_text(least_differences(experiment.runs, board.expected))
     number = len(experiment.runs)
     nearest_differ = "the nearest differs" if number == 1 else "the nearest differ"
     raise UserError(
@@ -189,13 +195,23 @@ def check_any_run(board: Board, experiment: Experiment) -> None:
     )
 
 
+def differences_text(differences: Differences) -> str:
+    """Return in what a run differs from a cell, as the end of a sentence."""
+    if not differences:
+        return "in something that is not a parameter: a version of a method, task or model"
+    parts = [f"{key} ({shown(theirs)}, not {shown(ours)})" for key, (theirs, ours) in differences.items()]
+    text = f"in {', '.join(parts[:KEYS_LISTED])}"
+    if len(parts) > KEYS_LISTED:
+        text += f" and {len(parts) - KEYS_LISTED} more"
+    return text
+
+
 def least_differences(runs: Sequence[Run], expected: Sequence[Expected]) -> Differences:
     """Return the differences between the run and the cell that are nearest to each other.
 
     The settings are compared first, of which there are few, and then the seeds.
     """
-    our_seeds = seeds_by_settings(cell.params for cell in expected)
-    their_seeds = seeds_by_settings(run.params for run in runs)
+    our_seeds, their_seeds = seeds_by_settings(expected), seeds_by_settings(runs)
     least: Differences = {}
     best: tuple[int, bool] | None = None
     for theirs, seeds in their_seeds.items():
@@ -209,12 +225,13 @@ def least_differences(runs: Sequence[Run], expected: Sequence[Expected]) -> Diff
     return least
 
 
-def seeds_by_settings(every: Iterable[Params]) -> dict[Settings, set[str]]:
+def seeds_by_settings(cells: Iterable[Expected | Run]) -> dict[Settings, set[str]]:
     """Return the seeds of each set of parameters."""
     seeds: dict[Settings, set[str]] = {}
-    for params in every:
-        settings = tuple(pair for pair in params.items() if pair[0] != "seed")
-        seeds.setdefault(settings, set()).add(params.get("seed", ""))
+    for cell in cells:
+        settings = dict(cell.params)
+        seed = settings.pop("seed", "")
+        seeds.setdefault(tuple(settings.items()), set()).add(seed)
     return seeds
 
 
@@ -230,13 +247,17 @@ def missing_sentences(board: Board, experiment: Experiment) -> list[str]:
     """Return sentences on cells that are not done, and on information that is missing."""
     newest = experiment.newest
     counts: Counter[str] = Counter()
+    methods = set()
     for cell in board.expected:
-        counts[newest[cell.cell].tags["status"] if cell.cell in newest else NO_RUN] += 1
+        run = newest.get(cell.cell)
+        state = NO_RUN if run is None else run.tags["status"]
+        counts[state] += 1
+        methods.add(cell.method)
     sentences = []
     if counts["done"] < len(board.expected):
         listed = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
         sentences.append(f"Of {len(board.expected)} cells: {listed}.")
-    if board.baseline not in {cell.method for cell in board.expected}:
+    if board.baseline not in methods:
         sentences.append(f"No cell is of the baseline {board.baseline}, so nothing is compared with it.")
     if board.config is None:
         sentences.append(
@@ -251,6 +272,6 @@ def runs_left_out(board: Board, experiment: Experiment) -> list[str]:
     number = len(experiment.others(board))
     if not number:
         return []
-    runs = "1 run of another cell" if number == 1 else f"{number} runs of other cells"
-    verb = "is" if number == 1 else "are"
-    return [f"{runs} with the same settings {verb} left out."]
+    if number == 1:
+        return ["1 run of another cell with the same settings is left out."]
+    return [f"{number} runs of other cells with the same settings are left out."]

@@ -38,7 +38,9 @@ def marks_of_pack(pack: Pack) -> dict[str, str]:
     cells = record.get("cells") if isinstance(record, dict) else None
     if not isinstance(cells, dict) or not set(cells.values()) <= set(MARKS):
         raise Damaged(path, "it must hold sha256, and a mark of each cell; `entrobench verify` writes it")
-    return cells if record.get("sha256") == pack.digest else {}
+    if record.get("sha256") != pack.digest:
+        return {}
+    return cells
 
 
 def mark_of_row(marks: Iterable[str]) -> str | None:
@@ -51,4 +53,6 @@ def mark_of_row(marks: Iterable[str]) -> str | None:
         return None
     if REPORTED in known:
         return REPORTED
-    return REPLAYED if REPLAYED in known else JUDGED
+    if REPLAYED in known:
+        return REPLAYED
+    return JUDGED

@@ -45,7 +45,10 @@ class SafeConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(visible(segment.text), segment.style)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class Column:
 
 def width_of(console: Console) -> int | None:
     """Return the width of the terminal; None if the output is not a terminal and is never cut."""
-    return console.width if console.is_terminal else None
+    if not console.is_terminal:
+        return None
+    return console.width
 
 
 def fitting(
@@ -100,7 +105,9 @@ def fitting(
             return None
         dropped = order.pop(0)
         kept = [i for i in kept if i not in dropped]
-    return kept if len(kept) >= min(FEWEST, len(every)) else None
+    if len(kept) < min(FEWEST, len(every)):
+        return None
+    return kept
 
 
 def column_sizes(lines: Sequence[Sequence[str]]) -> list[int]:
@@ -133,7 +140,9 @@ def further(header: Sequence[str], kept: Collection[int], where: str) -> str:
 
 def folded(text: str, width: int | None) -> str:
     """Return a text wrapped at word boundaries; unchanged if `width` is None."""
-    return text if width is None else textwrap.fill(text, width)
+    if width is None:
+        return text
+    return textwrap.fill(text, width)
 
 
 def show_table(
@@ -180,7 +189,7 @@ def show_table(
 def add_lines(table: Table, lines: Sequence[Sequence[str]], kept: Sequence[int]) -> None:
     """Add the kept columns of some lines to a table, as texts without markup."""
     for line in lines:
-        table.add_row(*(Text(line[i]) for i in kept))
+        table.add_row(*[Text(line[i]) for i in kept])
 
 
 def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str) -> str:
@@ -190,7 +199,7 @@ def aligned(lines: Sequence[Sequence[str]], columns: Sequence[Column], edge: str
     for line in lines:
         padded = []
         for text, size, column in zip(line, sizes, columns, strict=True):
-            padding = " " * (size - cell_len(text))
+            padding = " " * (size - cell_len(text))  # not str.ljust, which counts characters: some fill two cells
             padded.append(padding + text if column.right else text + padding)
         texts.append(f"{edge}{'  '.join(padded)}".rstrip() + "\n")
     return "".join(texts)
@@ -216,11 +225,14 @@ def boxed(
         table.add_column(Text(lines[0][i]), justify="right" if i else "left", no_wrap=True)
     add_lines(table, lines[1:], kept)
     text, note = printed(table, FULL), further(lines[0], kept, where)
-    return f"{text}\n{folded(note, width)}\n" if note else text
+    if not note:
+        return text
+    return f"{text}\n{folded(note, width)}\n"
 
 
 def printed(renderable: RenderableType, width: int) -> str:
     """Return the text that a terminal of this width shows, without colors and trailing spaces."""
     file = io.StringIO()
     Console(file=file, width=width, color_system=None).print(renderable)
-    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().rstrip().splitlines())
+    lines = [line.rstrip() for line in file.getvalue().rstrip().splitlines()]
+    return "\n".join([*lines, ""])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.base.task import Judged
-from harness.batch import Rollout, TokenBatch
+from harness.batch import TokenBatch
 from harness.cells.heartbeat import Heartbeat
 from harness.composition import Signal
 from harness.config import Correction
@@ -43,17 +43,17 @@ def share_of_true(mask: Tensor) -> float:
     return mask.double().mean().item()
 
 
-def of_rollouts(groups: list[list[Rollout]], batch: TokenBatch, verdicts: list[str]) -> dict[str, float]:
+def of_rollouts(batch: TokenBatch, verdicts: list[str]) -> dict[str, float]:
     """Return the metrics of rewards, responses and verdicts, before any method shapes rewards."""
     rewards_GN = batch.grouped(batch.rewards_B)
-    distinct = [len({tuple(r.response) for r in group}) / len(group) for group in groups]
-    finished = [rollout.finished for group in groups for rollout in group]
+    copy_of_GN = batch.grouped(batch.copy_of_B)
+    distinct = [len(set(copies)) / len(copies) for copies in copy_of_GN.tolist()]
     record = {
         "reward/mean": batch.rewards_B.mean().item(),
         "reward/groups_without_signal": share_of_true((rewards_GN == rewards_GN[:, :1]).all(dim=1)),
         "responses/distinct": sum(distinct) / len(distinct),
         "responses/length": batch.lengths_B.double().mean().item(),
-        "responses/truncated": 1 - sum(finished) / len(finished),
+        "responses/truncated": 1 - int(batch.finished_B.sum()) / len(batch),
     }
     for name in sorted(set(verdicts)):
         record[f"verdicts/{name}"] = verdicts.count(name) / len(verdicts)

@@ -101,8 +101,11 @@ class DatabaseReader:
         if None in folders:  # the database is local, but the files are on a server or in object storage
             with store(self.uri, write=False) as client:
                 return ClientReader(client, self.uri).texts(runs, path)
-        files = [folder / path for folder in folders if folder is not None]
-        return [file.read_bytes() if file.is_file() else None for file in files]
+        texts = []
+        for folder in filter(None, folders):
+            file = folder / path
+            texts.append(file.read_bytes() if file.is_file() else None)
+        return texts
 
     def listed(self, run: Run, folder: str) -> list[str]:
         artifacts = artifact_folder(run.artifacts, self.uri)

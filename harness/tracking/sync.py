@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +109,12 @@ def status_tags(spec: CellSpec, state: State) -> dict[str, str]:
     }
     if spec.made_of:
         tags["made_of"] = spec.made_of
-    return {key: value[:LONGEST_VALUE] for key, value in tags.items()}
+    return cut_for_mlflow(tags)
+
+
+def cut_for_mlflow(values: Mapping[str, object]) -> dict[str, str]:
+    """Return values as texts that MLflow does not refuse as too long."""
+    return {key: str(value)[:LONGEST_VALUE] for key, value in values.items()}
 
 
 def holds_records(run: Run, spec: CellSpec, lines: Lines, uri: str) -> bool:
@@ -120,10 +124,11 @@ def holds_records(run: Run, spec: CellSpec, lines: Lines, uri: str) -> bool:
     """
     if SOURCE not in run.data.tags:  # the first sync was interrupted: its tags vouch for nothing yet
         return True
-    points = set()
+    steps_of: dict[str, set[int]] = {}  # by metric; a step that was repeated counts once
     for line in lines:
-        points |= {(metric_name(key), line["step"]) for key in line["metrics"]}
-    steps_by_name = Counter(name for name, _ in points)
+        for key in line["metrics"]:
+            steps_of.setdefault(metric_name(key), set()).add(line["step"])
+    steps_by_name = {name: len(steps) for name, steps in steps_of.items()}
     if not params_of(spec).keys() <= run.data.params.keys():
         return False
     if not steps_by_name.keys() <= run.data.metrics.keys():
@@ -184,7 +189,9 @@ def known_run(kept: Path) -> str | None:
     except (FileNotFoundError, Damaged):
         return None
     run_id = record.get("run") if isinstance(record, dict) else None
-    return run_id if isinstance(run_id, str) and run_id else None
+    if not isinstance(run_id, str):
+        return None
+    return run_id or None
 
 
 def run_by_id(client: MlflowClient, run_id: str) -> Run | None:
@@ -202,14 +209,15 @@ def run_by_id(client: MlflowClient, run_id: str) -> Run | None:
 def new_run(client: MlflowClient, experiment: str, spec: CellSpec, made: Made | None, lines: Lines) -> Run:
     """Create the run of a cell; its start is that of the attempt, or else the time of the first line."""
     tags = {"cell": spec.id, "matrix": spec.matrix, **spec.key.tags()}
-    tags |= made.tags() if made else {"attempt": ""}
-    tags = {key: value[:LONGEST_VALUE] for key, value in tags.items()}
     start = None
     if made is not None:
+        tags |= made.tags()
         start = int(made.started * 1000)
-    elif lines:
-        start = int(lines[0]["time"] * 1000)
-    return client.create_run(experiment, start, tags, run_name=spec.key.run_name)
+    else:
+        tags["attempt"] = ""
+        if lines:
+            start = int(lines[0]["time"] * 1000)
+    return client.create_run(experiment, start, cut_for_mlflow(tags), run_name=spec.key.run_name)
 
 
 def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
@@ -239,10 +247,11 @@ def experiment_of(client: MlflowClient, matrix: str, uri: str) -> str:
 
 def points_in_run(client: MlflowClient, run: Run, lines: Lines) -> set[tuple[str, int]]:
     """Return the points of these steps that a run has, by name and step."""
-    steps = {line["step"] for line in lines}
+    steps: set[int] = set()
     names: set[str] = set()
     for line in lines:
-        names |= {metric_name(key) for key in line["metrics"]}
+        steps.add(line["step"])
+        names.update(map(metric_name, line["metrics"]))
     present = set()
     for name in sorted(names):
         for point in client.get_metric_history(run.info.run_id, name):
@@ -295,7 +304,7 @@ def params_of(spec: CellSpec) -> dict[str, str]:
         factors["axes"] = ", ".join(axes)
     if (ruleset := spec.settings.get("ruleset", PUBLISHED)) != PUBLISHED:  # of which older runs have no parameter
         factors["ruleset"] = ruleset
-    return {key: str(value)[:LONGEST_VALUE] for key, value in factors.items()}
+    return cut_for_mlflow(factors)
 
 
 def send_origin(client: MlflowClient, run: Run, spec: CellSpec, made: Made | None) -> None:
@@ -316,4 +325,4 @@ def send_origin(client: MlflowClient, run: Run, spec: CellSpec, made: Made | Non
 def send_tags(client: MlflowClient, run_id: str, tags: dict[str, str]) -> None:
     from mlflow.entities import RunTag
 
-    client.log_batch(run_id, tags=[RunTag(key, value[:LONGEST_VALUE]) for key, value in tags.items()])
+    client.log_batch(run_id, tags=[RunTag(key, value) for key, value in cut_for_mlflow(tags).items()])

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,12 +25,12 @@ import torch
 
 from harness.base import files, seeds
 from harness.base.task import Answer, Judged
-from harness.batch import Rollout
+from harness.batch import Rollout, distinct_responses
 from harness.dist import ranks
 from harness.rollout.rendering import render_prompt
 from harness.tokens.metrics import Stopwatch
 from harness.train.parts import Parts
-from harness.verify.background import BackgroundJudge, judge_rollouts
+from harness.verify.background import BackgroundJudge, JudgedRollout, judge_rollouts
 from harness.verify.pool import TooManyFailures, check_failures
 from tasks import Problem, Verdict
 
@@ -48,6 +48,7 @@ class Answered:
     rollouts: list[Rollout]
     judged: list[Judged]
     answer_tokens: list[int]  # of each response, up to the end of its answer
+    copy_of: list[int]  # of each response, the number of its text: equal ones have the same one, from 0
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -89,6 +90,11 @@ class Collected:
     @property
     def groups(self) -> list[list[Rollout]]:
         return [group.rollouts for group in self.answered]
+
+    @property
+    def copies(self) -> list[list[int]]:
+        """The numbers of the texts of each group."""
+        return [group.copy_of for group in self.answered]
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -177,7 +183,8 @@ class Collector:
                 "resample/reward_mean": sum(rewards) / len(rewards),
             }
         # A rank need not train on the groups that it sampled: they are shared out by tokens, and then moved.
-        mine = [kept[slot] for slot in self.own_slots([tokens[place] for place in kept])]
+        tokens_of_kept = [tokens[place] for place in kept]
+        mine = [kept[slot] for slot in self.own_slots(tokens_of_kept)]
         moving = of_all(groups_at(drawn, set(kept).difference(mine)))
         share = groups_at([*drawn, *moving], mine)
         assert len(share) == len(self.slots)
@@ -206,12 +213,15 @@ class Collector:
         train, problems = self.config.train, self.parts.pool.problems
         superset = train.prompts if train.resample is None else train.resample.superset(train.prompts)
         size, start = len(problems), (step - 1) * superset
-        row = [start + place for place in places]
         orders = {}  # of the problems, by the number of the pass
-        for number in {place // size for place in row}:
-            generator = np.random.default_rng(seeds.derive("order", self.parts.seed, number))
-            orders[number] = generator.permutation(size)
-        return [problems[orders[place // size][place % size]] for place in row]
+        at_places = []
+        for place in places:
+            number, place_in_pass = divmod(start + place, size)
+            if number not in orders:
+                generator = np.random.default_rng(seeds.derive("order", self.parts.seed, number))
+                orders[number] = generator.permutation(size)
+            at_places.append(problems[orders[number][place_in_pass]])
+        return at_places
 
     def answer(
         self, step: int, places: Sequence[int], watch: Stopwatch, temperature: float | None = None
@@ -221,22 +231,27 @@ class Collector:
         parts = self.parts
         with BackgroundJudge(partial(judge_rollouts, parts.task, parts.verifier, parts.tokenizer, problems)) as judging:
             with watch.phase("rollout"):
+                prompts, seeds_of_groups = [], []
+                for place, problem in zip(places, problems, strict=True):
+                    prompts.append(self.prompt(problem))
+                    seeds_of_groups.append(seeds.derive("rollout", self.parts.seed, step, place))
                 groups = self.parts.engine.generate(
-                    [self.prompt(problem) for problem in problems],
+                    prompts,
                     self.config.train.group,
-                    seeds=[seeds.derive("rollout", self.parts.seed, step, place) for place in places],
+                    seeds=seeds_of_groups,
                     temperature=rollout.temperature if temperature is None else temperature,
                     max_new_tokens=rollout.max_new_tokens,
                     on_group=judging.add,
                 )
             with watch.phase("verify"):  # only the part of judging that was not done during sampling
-                results = judging.results()
+                results = iter(judging.results())
         before = watch.seconds.get("time/judging_s", 0.0)
         watch.seconds["time/judging_s"] = before + judging.seconds  # during sampling and after it
-        assert len(results) == sum(map(len, groups))
-        judged = [result.judged for result in results]
-        answer_tokens = [result.answer_tokens for result in results]
-        return in_groups(places, problems, groups, judged, answer_tokens)
+        answered = []
+        for place, problem, group in zip(places, problems, groups, strict=True):
+            of_group = list(islice(results, len(group)))
+            answered.append(answered_group(place, problem, group, of_group))
+        return answered
 
     def prompt(self, problem: Problem) -> list[int]:
         return render_prompt(self.parts.tokenizer, problem.prompt, self.parts.chat)
@@ -255,7 +270,8 @@ class Collector:
         """Write the texts of a step's first groups, for people."""
         lines = []
         for group in answered[:SHOWN_PROBLEMS]:
-            texts = self.parts.tokenizer.batch_decode([rollout.response for rollout in group.rollouts])
+            responses = [rollout.response for rollout in group.rollouts]
+            texts = self.parts.tokenizer.batch_decode(responses)
             problem = group.problem
             lines.append(
                 {"problem": problem.id, "prompt": problem.prompt, "responses": texts, "verdicts": group.verdicts}
@@ -282,20 +298,21 @@ class Collector:
         """Return this rank's share of the packed groups of all ranks, of which there may have been fewer or more."""
         n = self.config.train.group
         ends = list(accumulate(packed["lengths"], initial=0))
-        mine = self.own_slots([end - start for start, end in pairwise(ends[::n])])
+        tokens_of_groups = [end - start for start, end in pairwise(ends[::n])]
+        mine = self.own_slots(tokens_of_groups)
         places = [packed["places"][slot] for slot in mine]
         problems = self.problems(step, places)
-        groups, judged, answer_tokens = [], [], []
-        for slot, problem in zip(mine, problems, strict=True):
-            prompt, group = self.prompt(problem), []
+        answered = []
+        for slot, place, problem in zip(mine, places, problems, strict=True):
+            prompt, group, judged = self.prompt(problem), [], []
+            rows = slice(slot * n, (slot + 1) * n)
             for row in range(slot * n, (slot + 1) * n):
                 own = slice(ends[row], ends[row + 1])
                 response, logp = packed["tokens"][own].tolist(), packed["logp"][own].tolist()
                 group.append(Rollout(prompt, response, logp, packed["finished"][row]))
                 judged.append(unpacked_judged(*packed["judged"][row]))
-                answer_tokens.append(packed["answer_tokens"][row])
-            groups.append(group)
-        answered = in_groups(places, problems, groups, judged, answer_tokens)
+            copy_of = distinct_responses(group).copy_of
+            answered.append(Answered(place, problem, group, judged, packed["answer_tokens"][rows], copy_of))
         return Collected(answered, packed["generated"], packed["lag"], packed["record"])
 
 
@@ -315,15 +332,24 @@ def packed_groups(collected: Collected) -> dict[str, Any]:
     Problems and prompts are left out, since step and places determine them.
     """
     answered = sorted(of_all(collected.answered), key=lambda group: group.place)
-    rollouts = flattened(group.rollouts for group in answered)
-    tokens = flattened(rollout.response for rollout in rollouts)
-    logp = flattened(rollout.logp for rollout in rollouts)
+    places, judged, answer_tokens = [], [], []
+    lengths, finished, tokens, logp = [], [], [], []
+    for group in answered:
+        places.append(group.place)
+        for response in group.judged:
+            judged.append(packed_judged(response))
+        answer_tokens += group.answer_tokens
+        for rollout in group.rollouts:
+            lengths.append(len(rollout.response))
+            finished.append(rollout.finished)
+            tokens += rollout.response
+            logp += rollout.logp
     return {
-        "places": [group.place for group in answered],
-        "judged": [packed_judged(response) for group in answered for response in group.judged],
-        "answer_tokens": flattened(group.answer_tokens for group in answered),
-        "lengths": [len(rollout.response) for rollout in rollouts],
-        "finished": [rollout.finished for rollout in rollouts],
+        "places": places,
+        "judged": judged,
+        "answer_tokens": answer_tokens,
+        "lengths": lengths,
+        "finished": finished,
         "tokens": torch.tensor(tokens, dtype=torch.int32),
         "logp": torch.tensor(logp, dtype=torch.float32),  # the type that a batch has
         "generated": collected.generated,
@@ -343,26 +369,22 @@ def unpacked_judged(verdict: str, answer: Sequence[Any] | None, goes_on: bool) -
     return Judged(Verdict(verdict), None if answer is None else Answer(*answer), goes_on)
 
 
-def in_groups(
-    places: Sequence[int],
-    problems: Sequence[Problem],
-    groups: Sequence[list[Rollout]],
-    judged: Sequence[Judged],
-    answer_tokens: Sequence[int],
-) -> list[Answered]:
-    """Return each group with its problem and its judgments, which are given in one list for all groups."""
-    answered, start = [], 0
-    for place, problem, group in zip(places, problems, groups, strict=True):
-        own = slice(start, start + len(group))
-        answered.append(Answered(place, problem, group, list(judged[own]), list(answer_tokens[own])))
-        start += len(group)
-    return answered
+def answered_group(place: int, problem: Problem, rollouts: list[Rollout], results: Sequence[JudgedRollout]) -> Answered:
+    """Return a group with its problem and its judgments."""
+    assert len(results) == len(rollouts)
+    judged, answer_tokens, copy_of = [], [], []
+    for result in results:
+        judged.append(result.judged)
+        answer_tokens.append(result.answer_tokens)
+        copy_of.append(result.copy_of)
+    return Answered(place, problem, rollouts, judged, answer_tokens, copy_of)
 
 
 def groups_at(answered: Sequence[Answered], places: Collection[int]) -> list[Answered]:
     """Return the groups at these places, in the order of places."""
     wanted = set(places)
-    return sorted((group for group in answered if group.place in wanted), key=lambda group: group.place)
+    groups = [group for group in answered if group.place in wanted]
+    return sorted(groups, key=lambda group: group.place)
 
 
 def kept_places(signal: Mapping[int, bool], prompts: int) -> tuple[list[int], int]:
@@ -370,9 +392,15 @@ def kept_places(signal: Mapping[int, bool], prompts: int) -> tuple[list[int], in
 
     The first groups with signal are kept; if there are too few, the first ones without signal fill up.
     """
-    able = [place for place in sorted(signal) if signal[place]][:prompts]
-    idle = [place for place in sorted(signal) if not signal[place]][: prompts - len(able)]
-    return sorted(able + idle), len(idle)
+    with_signal, without_signal = [], []
+    for place in sorted(signal):
+        if signal[place]:
+            with_signal.append(place)
+        else:
+            without_signal.append(place)
+    kept = with_signal[:prompts]
+    filled = without_signal[: prompts - len(kept)]
+    return sorted(kept + filled), len(filled)
 
 
 def sampled_slots(prompts: int, updates: int) -> list[int]:
@@ -396,7 +424,8 @@ def shared_out(tokens: Sequence[int], updates: int, world: int) -> list[int]:
     for start in range(0, len(tokens), size):
         load, lacking = [0] * world, [size // world] * world
         for slot in sorted(range(start, start + size), key=lambda slot: -tokens[slot]):
-            rank = min((rank for rank in range(world) if lacking[rank]), key=load.__getitem__)
+            allowed = [rank for rank in range(world) if lacking[rank]]
+            rank = min(allowed, key=load.__getitem__)
             owners[slot] = rank
             load[rank] += tokens[slot]
             lacking[rank] -= 1

@@ -85,7 +85,8 @@ class Sampler:
 
         The division into batches depends on the problems alone, so that kept ones are found again.
         """
-        self.check_room(task.name, [len(self.rendered(problem.prompt)) for problem in problems], budget)
+        lengths = [len(self.rendered(problem.prompt)) for problem in problems]
+        self.check_room(task.name, lengths, budget)
         settings: dict[str, Any] = {"n": n, "temperature": temperature, "budget": budget}
         sample = self.helped or partial(self.sample, task, verifier)
         if self.kept is None:
@@ -126,10 +127,14 @@ class Sampler:
     ) -> list[Record]:
         """Return n responses to each problem, judged while others are sampled."""
         with BackgroundJudge(partial(judge_rollouts, task, verifier, self.tokenizer, problems)) as reading:
+            prompts, seeds_of_problems = [], []
+            for problem in problems:
+                prompts.append(self.rendered(problem.prompt))
+                seeds_of_problems.append(seeds.derive(self.seed, problem.id))
             groups = self.engine.generate(
-                [self.rendered(problem.prompt) for problem in problems],
+                prompts,
                 n,
-                seeds=[seeds.derive(self.seed, problem.id) for problem in problems],
+                seeds=seeds_of_problems,
                 temperature=temperature,
                 max_new_tokens=budget,
                 on_group=reading.add,
@@ -142,14 +147,21 @@ class Sampler:
 
     def record(self, problem: Problem, group: Sequence[Rollout], results: Sequence[JudgedRollout]) -> Record:
         """Return the record of the responses to one problem."""
+        texts, lengths, finished, distinct, judged_group = [], [], [], set(), []
+        for rollout, result in zip(group, results, strict=True):
+            texts.append(result.text)
+            lengths.append(len(rollout.response))
+            finished.append(rollout.finished)
+            distinct.add(result.copy_of)
+            judged_group.append(result.judged)
         return {
             "problem": problem.id,
             "prompt": problem.prompt,
-            "responses": [result.text for result in results],
-            "lengths": [len(rollout.response) for rollout in group],
-            "finished": [rollout.finished for rollout in group],
-            "distinct": len({tuple(rollout.response) for rollout in group}),
-            **of_judged([result.judged for result in results]),
+            "responses": texts,
+            "lengths": lengths,
+            "finished": finished,
+            "distinct": len(distinct),
+            **of_judged(judged_group),
         }
 
     def check_room(self, task: str, lengths: Sequence[int], budget: int) -> None:
@@ -173,11 +185,12 @@ class Sampler:
 
 def of_judged(responses: Sequence[Judged]) -> Record:
     """Return the part of a record that depends on the rules of judging."""
-    return {
-        "verdicts": [response.verdict for response in responses],
-        "answers": [response.text for response in responses],
-        "goes_on": [response.goes_on for response in responses],
-    }
+    verdicts, answers, goes_on = [], [], []
+    for response in responses:
+        verdicts.append(response.verdict)
+        answers.append(response.text)
+        goes_on.append(response.goes_on)
+    return {"verdicts": verdicts, "answers": answers, "goes_on": goes_on}
 
 
 def known_records(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
@@ -189,16 +202,22 @@ def known_records(path: Path, batch: Sequence[Problem]) -> list[Record] | None:
     except Damaged as damage:
         raise UserError(f"{damage}; remove this file, and the same command asks for its responses again") from damage
     by_problem = {record["problem"]: record for record in records}
+    of_batch = []
     for problem in batch:
-        if problem.id not in by_problem or by_problem[problem.id]["prompt"] != problem.prompt:
+        record = by_problem.get(problem.id)
+        if record is None or record["prompt"] != problem.prompt:
             return None
-    return [by_problem[problem.id] for problem in batch]
+        of_batch.append(record)
+    return of_batch
 
 
 def rejudge(path: Path, records: Sequence[Record]) -> None:
     """Write new verdicts into a kept file, which may hold more problems than this evaluation has."""
     by_problem = {record["problem"]: record for record in records}
-    files.write_lines(path, [by_problem.get(kept["problem"], kept) for kept in files.read_lines(path)])
+    lines = []
+    for kept in files.read_lines(path):
+        lines.append(by_problem.get(kept["problem"], kept))
+    files.write_lines(path, lines)
 
 
 class EngineLM(LM):
@@ -210,17 +229,23 @@ class EngineLM(LM):
         self.records: dict[str, Record] = {}  # by problem
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        repeats = Counter(request.doc["id"] for request in requests)
-        problems = {request.doc["id"]: problem_of(request.doc) for request in requests}
+        repeats = Counter[str]()
+        problems: dict[str, Problem] = {}
+        for request in requests:
+            assert request.args[0] == request.doc["prompt"], "a prompt is the problem's"
+            problem = problem_of(request.doc)
+            repeats[problem.id] += 1
+            problems[problem.id] = problem
         settings = requests[0].args[1]
-        assert all(request.args[0] == request.doc["prompt"] for request in requests), "a prompt is the problem's"
         assert len(set(repeats.values())) == 1, "every problem has the same number of samples"
         assert not settings["until"], "the engine stops at the end of a sequence and nowhere else"
         samples = repeats[requests[0].doc["id"]]
         temperature, budget = settings["temperature"], settings["max_gen_toks"]
         records = self.sampler.ask(self.task, self.verifier, list(problems.values()), samples, temperature, budget)
-        self.records = {record["problem"]: record for record in records}
-        texts = {record["problem"]: iter(record["responses"]) for record in records}
+        self.records, texts = {}, {}
+        for record in records:
+            self.records[record["problem"]] = record
+            texts[record["problem"]] = iter(record["responses"])
         return [next(texts[request.doc["id"]]) for request in requests]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
@@ -272,9 +297,15 @@ def evaluate_task(
         result = lm_evaluate(model, {**loaded, "groups": {}}, bootstrap_iters=0, log_samples=True)
     assert result is not None
     rows = sorted(result["samples"][task.name], key=lambda row: row["doc_id"])
-    records = [model.records[row["doc"]["id"]] for row in rows]
+    problem_ids, records, counts = [], [], []
     right, right_distinct, verdicts = [], [], Counter[str]()
-    for record in records:
+    for row in rows:
+        record = model.records[row["doc"]["id"]]
+        problem_ids.append(record["problem"])
+        records.append(record)
+        count = solutions(task, problem_of(row["doc"]))
+        if count is not None:
+            counts.append(count)
         right.append([int(Verdict(verdict).reward) for verdict in record["verdicts"]])
         right_distinct.append(distinct_right(record["verdicts"], record["answers"]))
         verdicts.update(record["verdicts"])
@@ -283,13 +314,12 @@ def evaluate_task(
     for key, value in result["results"][task.name].items():
         if key.endswith(f",{FILTER}") and "_stderr" not in key:
             metrics[key.removesuffix(f",{FILTER}")] = value
-    counts = [solutions(task, problem_of(row["doc"])) for row in rows]
     return EvaluationResult(
         task=task.name,
-        problems=[record["problem"] for record in records],
+        problems=problem_ids,
         right=right,
         right_distinct=right_distinct,
-        solutions=[count for count in counts if count is not None] or None,
+        solutions=counts or None,
         verdicts=dict(verdicts),
         metrics=metrics | of_tokens(records),
         samples=records,

@@ -80,8 +80,10 @@ class Asker:
 
     def verdicts(self, problems: Sequence[Problem], *, n: int, key: str) -> list[list[Verdict]]:
         """Return the verdicts on n responses to each problem; they do not depend on the other problems."""
-        prompts = [self.prompt(problem) for problem in problems]
-        seeds_of_problems = [seeds.derive("filter", key, problem.id) for problem in problems]
+        prompts, seeds_of_problems = [], []
+        for problem in problems:
+            prompts.append(self.prompt(problem))
+            seeds_of_problems.append(seeds.derive("filter", key, problem.id))
         with BackgroundJudge(partial(judge_rollouts, self.task, self.verifier, self.tokenizer, problems)) as judging:
             self.engine.generate(
                 prompts,

@@ -65,7 +65,8 @@ def hidden_after_shared_prompts(backbone: PreTrainedModel, batch: TokenBatch, de
     _, prompt_B, sizes_P = batch.groups_B.unique_consecutive(return_inverse=True, return_counts=True)
     first_P = sizes_P.cumsum(0) - sizes_P
     lengths_B, lengths = batch.prompt_lengths_B, batch.prompt_lengths_B.tolist()
-    prompts = padded([batch.sequences[row][: lengths[row]] for row in first_P.tolist()], device)
+    prompts_of_groups = [batch.sequences[row][: lengths[row]] for row in first_P.tolist()]
+    prompts = padded(prompts_of_groups, device)
     responses = []
     for sequence, prompt_length in zip(batch.sequences, lengths, strict=True):
         responses.append(sequence[prompt_length:-1])  # from the last token nothing is predicted

@@ -43,7 +43,7 @@ class PackedRow:
         """Return the row of a batch; a prompt is in it once for all neighboring responses of its group."""
         prompts, groups = batch.prompt_lengths_B.tolist(), batch.groups_B.tolist()
         lengths = [len(sequence) - 1 for sequence in batch.sequences]
-        tokens, places, whole, back, predicting = (list[Tensor]() for _ in range(5))
+        tokens, places, whole, back, predicting = [], [], [], [], []
         row_end = attention_end = 0  # of the sequences so far: in the row, and in attention's input
         prompt_start = 0  # of the present group's prompt, in the row
         for number, (sequence, prompt, length) in enumerate(zip(batch.sequences, prompts, lengths, strict=True)):

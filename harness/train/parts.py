@@ -63,7 +63,9 @@ def source_classes(spec: CellSpec) -> dict[str, type]:
     config = spec.config
     methods = baselines.table(config.plugins)
     method = Method.of(spec.key.method, methods, config.method_options)
-    built = [tasks.build_task(name, config.plugins) for name in (spec.key.task, *config.eval.tasks)]
+    built = []
+    for name in (spec.key.task, *config.eval.tasks):
+        built.append(tasks.build_task(name, config.plugins))
     components = [*method.components, *built]
     return provenance.component_classes(components, method_classes(methods), tasks.task_table(config.plugins))
 
@@ -142,7 +144,8 @@ def unread(parts: Parts, spec: CellSpec) -> str | None:
     would teach nothing: UserError.
     """
     problems = parts.pool.problems
-    prompts = [problem.prompt for problem in problems[:: -(-len(problems) // LOOKED_AT)]]
+    stride = -(-len(problems) // LOOKED_AT)  # rounded up
+    prompts = [problem.prompt for problem in problems[::stride]]
     some, everything = count_unread(parts.tokenizer, prompts, parts.chat)
     if everything == len(prompts):
         raise UserError(

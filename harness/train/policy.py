@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from harness.batch import TokenBatch, TokenStats
 from harness.cells.heartbeat import no_progress
 from harness.config import Hardware, Train
 from harness.dist import ranks
-from harness.tokens.head import Head
+from harness.tokens.head import Head, wide
 from harness.tokens.statistics import token_stats
 from harness.train import invariants, packing, weights
 from harness.train.hidden import hidden_states, response_tokens
@@ -62,8 +62,9 @@ class Learner:
             network.to(device)
         self.weights = dict(self.module.named_parameters())  # a tied head once
         # The tensors that the optimizer updates: the weights, or with offload copies on the CPU, where its moments lie.
-        copies = {name: ranks.on_cpu(x) for name, x in self.weights.items()} if hardware.offload else None
-        self.masters: Mapping[str, Tensor] = copies or self.weights
+        self.masters: Mapping[str, Tensor] = self.weights
+        if hardware.offload:
+            self.masters = {name: ranks.on_cpu(x) for name, x in self.weights.items()}
         self.optimizer = torch.optim.AdamW(
             self.masters.values(),
             lr=lr,
@@ -85,14 +86,8 @@ class Learner:
         Each pass gathers weights from all ranks, so all must make the same number of passes.
         """
         parts = list(batch.micro_batches(self.micro, packing=self.packing))
-        return parts + [batch.idle()] * (ranks.most(len(parts)) - len(parts))
-
-    def flat(self, batch: TokenBatch, of_tokens: Callable[[TokenBatch], Tensor]) -> Tensor:
-        """Return a function of each token, without gradient, computed micro-batch by micro-batch."""
-        result = torch.empty(len(batch.index_T), device=self.device)
-        for part in self.micro_batches(batch):
-            result[part.index_T] = of_tokens(part)
-        return result
+        lacking = ranks.most(len(parts)) - len(parts)
+        return parts + [batch.idle()] * lacking if lacking else parts
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a loss; a loss that is not finite ends the cell before it reaches a weight."""
@@ -148,7 +143,11 @@ class Learner:
                 "exp_avg": torch.empty_like(master),
                 "exp_avg_sq": torch.empty_like(master),
             }
-            self.optimizer.state[master] = {kind: x for kind, x in moments.items() if f"{kind}.{name}" in names}
+            state: dict[str, Tensor] = {}
+            for kind, x in moments.items():
+                if f"{kind}.{name}" in names:
+                    state[kind] = x
+            self.optimizer.state[master] = state
         fill(self.state())
         self.publish()
 
@@ -196,9 +195,13 @@ class Scorer(nn.Module):
         sum_p2: bool = False,
         min_p: bool = False,
     ) -> tuple[Tensor | None, ...]:
-        """Return the columns of TokenStats as a tuple: in a dataclass FSDP finds no tensors with a gradient."""
-        hidden_TD = hidden_states(self.model.base_model, batch, self.device)
-        head, targets_T = head_of(self.model), response_tokens(batch, self.device)
+        """Return the columns of TokenStats as a tuple: in a dataclass FSDP finds no tensors with a gradient.
+
+        Equal responses are computed once, and their statistics spread to all copies, whose gradients add up.
+        """
+        once, place_T = batch.without_copies()
+        hidden_TD = hidden_states(self.model.base_model, once, self.device)
+        head, targets_T = head_of(self.model), response_tokens(once, self.device)
         stats = token_stats(
             hidden_TD,
             head,
@@ -209,8 +212,24 @@ class Scorer(nn.Module):
             sum_p2=sum_p2,
             min_p=min_p,
         )
-        # Copies, since FSDP hangs its backward hooks on the outputs, and these must not be views.
-        return tuple(None if column_T is None else column_T.clone() for column_T in vars(stats).values())
+        columns: list[Tensor | None] = []
+        for column_T in vars(stats).values():
+            columns.append(None if column_T is None else to_all_copies(column_T, place_T))
+        return tuple(columns)
+
+
+def order_of(parts: Sequence[TokenBatch]) -> Tensor:
+    """Return the places of tokens in all parts, in the order of the batch: parts may be sorted by length."""
+    return torch.cat([part.index_T for part in parts]).argsort()
+
+
+def to_all_copies(of_distinct_T: Tensor, place_T: Tensor) -> Tensor:
+    """Return the number of each token, given those of the tokens of distinct responses.
+
+    A copy even where all are distinct, since FSDP hangs its backward hooks on outputs, and these must not be views. Not
+    indexing, of which the gradient is added up by several threads in any order, and so rounded differently each time.
+    """
+    return of_distinct_T.index_select(0, place_T)
 
 
 class Policy(Learner):
@@ -242,8 +261,7 @@ class Policy(Learner):
         which = {"entropy": entropy, "sum_p2": "sum_p2" in needs, "min_p": "min_p" in needs}
         with torch.no_grad():
             by_part = [self._forward(part, **which) for part in parts]
-        order_T = torch.cat([part.index_T for part in parts]).argsort()  # micro-batches may be sorted by length
-        return TokenStats.cat(by_part).at(order_T)
+        return TokenStats.cat(by_part).at(order_of(parts))
 
     def current(self, batch: TokenBatch, needs: frozenset[str]) -> TokenStats:
         """Return the statistics of the present policy, with gradient."""
@@ -254,7 +272,8 @@ class Policy(Learner):
         """Save the model, and others such as its tokenizer, as a folder in the format of transformers."""
         tied = dict(self.module.named_parameters(remove_duplicate=False)).keys() - self.weights.keys()
         held = ranks.local_weights(self.module)
-        whole = ranks.whole_on_first({name: x for name, x in held.items() if name not in tied})
+        without_tied = {name: x for name, x in held.items() if name not in tied}
+        whole = ranks.whole_on_first(without_tied)
         if ranks.own_rank() == 0:
             with files.atomic_folder(folder) as place:
                 self.module.save_pretrained(place, state_dict=whole)
@@ -279,10 +298,11 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        hidden_TD = hidden_states(self.body, batch, self.device)
-        # In float32: values are rewards of 0 to 1, of which bfloat16 keeps two or three digits.
+        once, place_T = batch.without_copies()
+        hidden_TD = hidden_states(self.body, once, self.device)
+        # In float32 at least: values are rewards of 0 to 1, of which bfloat16 keeps two or three digits.
         with torch.autocast(hidden_TD.device.type, enabled=False):
-            return self.head(hidden_TD.float()).squeeze(-1).clone()
+            return to_all_copies(self.head(wide(hidden_TD)).squeeze(-1), place_T)
 
 
 class Critic(Learner):
@@ -302,8 +322,11 @@ class Critic(Learner):
         super().__init__(self.module, folder, train, lr, device, dtype, hardware, on_progress)
 
     def values(self, batch: TokenBatch) -> Tensor:
+        """Return the value of each token's context, without gradient, in the order of the batch's tokens."""
+        parts = self.micro_batches(batch)
         with torch.no_grad():
-            return self.flat(batch, self.current)
+            values_T = torch.cat([self.current(part) for part in parts])
+        return values_T[order_of(parts)]
 
     def current(self, batch: TokenBatch) -> Tensor:
         with self.autocast():

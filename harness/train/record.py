@@ -53,8 +53,9 @@ def record_of_step(
     `signal` is the one before the importance correction: its weights say what the method drops, for any
     rounding of the engine. The order of the keys is that of the lines in metrics.jsonl.
     """
+    verdicts = list(map(str, collected.verdicts))
     return {
-        **metrics.of_rollouts(collected.groups, batch, [str(verdict) for verdict in collected.verdicts]),
+        **metrics.of_rollouts(batch, verdicts),
         **mismatch,
         **metrics.of_signal(signal, batch),
         **metrics.of_answers(collected.judged, collected.answer_tokens, signal, batch),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from harness.base.distinct import Distinct
 from harness.base.task import Judged, Problem, Task, Verifier, judge_responses
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class JudgedRollout:
     text: str  # without the end of the sequence
     judged: Judged
     answer_tokens: int  # up to the end of the answer; all tokens if it has no answer
+    copy_of: int  # the number of its text: equal responses of a group have the same one, from 0
 
 
 def judge_rollouts(
@@ -91,24 +93,33 @@ def judge_rollouts(
 
     Equal responses to a problem are decoded and judged once: for easy problems, most are equal.
     """
-    keys = [(number, tuple(rollout.response)) for number, group in groups.items() for rollout in group]
-    distinct = list(dict.fromkeys(keys))
+    by_group: list[Distinct] = []
+    numbers: list[int] = []  # of the problems of all distinct responses
+    responses: list[list[int]] = []
+    for number, group in groups.items():
+        distinct = Distinct.of([tuple(rollout.response) for rollout in group])
+        by_group.append(distinct)
+        numbers += [number] * len(distinct.first)
+        responses += [rollout.response for rollout in distinct.once(group)]
     # Special tokens other than the end of the sequence stay in the text: if they were skipped, a policy could fill its
     # responses with tokens that leave no text, such as padding.
-    decoded = tokenizer.batch_decode([response for _, response in distinct], skip_special_tokens=False)
+    decoded = tokenizer.batch_decode(responses, skip_special_tokens=False)
     texts = [text.removesuffix(tokenizer.eos_token) for text in decoded]
-    pairs = [(problems[number], text) for (number, _), text in zip(distinct, texts, strict=True)]
-    results = {}
-    for key, text, with_end, judged in zip(
-        distinct, texts, decoded, judge_responses(task, verifier, pairs), strict=True
-    ):
-        response = key[1]
-        answer_tokens = len(response)
-        if judged.answer is not None:
-            body = response if text == with_end else response[:-1]
-            answer_tokens = len(body) - tail_tokens(tokenizer, body, text[judged.answer.end :])
-        results[key] = JudgedRollout(text, judged, answer_tokens)
-    return [results[key] for key in keys]
+    pairs = [(problems[number], text) for number, text in zip(numbers, texts, strict=True)]
+    judgments = iter(judge_responses(task, verifier, pairs))
+    of_distinct = iter(zip(responses, decoded, texts, strict=True))
+    results: list[JudgedRollout] = []
+    for distinct in by_group:
+        own = []
+        for copy_of in range(len(distinct.first)):
+            judged, (response, with_end, text) = next(judgments), next(of_distinct)
+            answer_tokens = len(response)
+            if judged.answer is not None:
+                body = response if text == with_end else response[:-1]
+                answer_tokens = len(body) - tail_tokens(tokenizer, body, text[judged.answer.end :])
+            own.append(JudgedRollout(text, judged, answer_tokens, copy_of))
+        results += distinct.spread(own)
+    return results
 
 
 def tail_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], tail: str) -> int:

@@ -27,7 +27,7 @@ from transformers import (
 
 from harness.base.errors import UserError
 from harness.batch import Rollout
-from harness.rollout.embedded import EmbeddedEngine, drop_ended, sample_tokens, uniforms
+from harness.rollout.embedded import EmbeddedEngine, grown, sample_tokens, uniforms
 from harness.rollout.protocol import Engine
 
 EOS = 3
@@ -207,7 +207,7 @@ def test_load_takes_over_changed_weights_into_the_same_buffers(name: str) -> Non
     assert tokens_of(generate(engine)) != tokens_of(before)
 
 
-def test_prompts_are_read_once_and_ended_sequences_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_and_all_that_samples_have_in_common_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(shared("qwen2-tied")[0])
     read: list[int] = []
     hidden = engine._hidden
@@ -217,12 +217,14 @@ def test_prompts_are_read_once_and_ended_sequences_leave(monkeypatch: pytest.Mon
         return hidden(tokens, *rest)
 
     monkeypatch.setattr(engine, "_hidden", counted)
-    lengths = [len(r.response) for group in generate(engine, n=40) for r in group]
+    groups = [[r.response for r in group] for group in generate(engine, n=40)]
+    lengths = [len(response) for group in groups for response in group]
     assert read[0] == len(PROMPTS) * max(map(len, PROMPTS))
     assert len(read) == max(lengths)
     for step, rows in enumerate(read[1:], start=1):
-        going = sum(length > step for length in lengths)
-        assert going <= rows <= going / 0.75
+        states = [{tuple(response[:step]) for response in group if len(response) > step} for group in groups]
+        assert rows == sum(map(len, states))
+    assert max(read[1:]) < len(lengths)
 
 
 def test_uninitialised_memory_is_never_read() -> None:
@@ -239,33 +241,46 @@ def test_uninitialised_memory_is_never_read() -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def test_dropping_ended_sequences_keeps_each_living_one_with_its_cache() -> None:
-    alive = torch.tensor([False, True, False, True, True, False, True, False])
-    cache = torch.arange(8.0)[None, None, :, None, None, None].expand(2, 2, 8, 1, 3, 4).clone()
-    order = drop_ended(cache, alive, used=2)
-    assert order is not None
-    assert sorted(order.tolist()) == [1, 3, 4, 6]
-    assert torch.equal(cache[:, :, :4, 0, :2, 0], order.float()[None, None, :, None].expand(2, 2, 4, 2))
-    assert drop_ended(cache, torch.tensor([True] * 7 + [False]), used=2) is None
-    nobody = drop_ended(cache, torch.zeros(8, dtype=torch.bool), used=2)
-    assert nobody is not None
-    assert nobody.tolist() == []
+def test_samples_are_in_one_state_until_their_tokens_differ() -> None:
+    """Against sets of samples by their tokens so far, with a cache that holds each state's own tokens."""
+    generator = torch.Generator().manual_seed(0)
+    samples = 40
+    states_B = torch.arange(samples) % 4  # four prompts
+    seen: list[tuple[int, ...]] = [(prompt,) for prompt in states_B.tolist()]
+    cache = torch.full((samples, 12), -1)
+    cache[:4, 0] = torch.arange(4)
+    moved = 0
+    for t in range(1, 12):
+        ends = torch.rand(len(seen), generator=generator) < 0.1
+        tokens_B = torch.randint(3, (len(seen),), generator=generator)
+        seen = [(*before, token) for before, token in zip(seen, tokens_B.tolist(), strict=True)]
+        seen = [tokens for tokens, ended in zip(seen, ends.tolist(), strict=True) if not ended]
+        parents, last, states_B = grown(states_B[~ends], tokens_B[~ends], vocabulary=3)
+        assert len(parents) == len(last) == len(set(seen))
+        copied = (parents != torch.arange(len(parents))).nonzero().squeeze(1)
+        moved += len(copied)
+        cache[copied, :t] = cache[parents[copied], :t]
+        cache[: len(parents), t] = last
+        assert [tuple(row) for row in cache[states_B, : t + 1].tolist()] == seen
+    assert moved < 40, "most states stay in their places"
+    alone = grown(torch.tensor([5]), torch.tensor([1]), vocabulary=3)
+    assert [x.tolist() for x in alone] == [[5], [1], [0]]
 
 
 def test_a_token_of_probability_zero_is_never_sampled() -> None:
     row = torch.tensor([-torch.inf, 0.0, -torch.inf, -torch.inf, 1.0, -torch.inf])
     p = 1 / (1 + np.e)
     edges = torch.tensor([0.0, 5e-324, p - 1e-6, p + 1e-6, 1 - 2**-53], dtype=torch.float64)
-    tokens, logp = sample_tokens(row.expand(5, -1), 1.0, edges)
+    tokens, logp = sample_tokens(row[None], 1.0, torch.zeros(5, dtype=torch.long), edges)
     assert tokens.tolist() == [1, 1, 1, 4, 4]
     assert logp.tolist() == pytest.approx([np.log(p)] * 3 + [np.log(1 - p)] * 2, abs=1e-6)
-    many = sample_tokens(row.expand(10_000, -1), 0.5, uniforms(0, 1, 10_000)[0])[0]
+    many = sample_tokens(row[None], 0.5, torch.zeros(10_000, dtype=torch.long), uniforms(0, 1, 10_000)[0])[0]
     assert set(many.tolist()) == {1, 4}
 
 
 def test_the_largest_number_stays_inside_any_vocabulary() -> None:
     logits = torch.randn(200, 1000, generator=torch.Generator().manual_seed(0))
-    tokens, logp = sample_tokens(logits, 1.0, torch.full((200,), 1 - 2**-53, dtype=torch.float64))
+    tokens, logp = sample_tokens(logits, 1.0, torch.arange(200), torch.full((200,), 1 - 2**-53, dtype=torch.float64))
     assert set(tokens.tolist()) == {999}
     assert logp.tolist() == pytest.approx(torch.log_softmax(logits.double(), -1)[:, -1].tolist(), abs=1e-5)
 

@@ -12,7 +12,7 @@ import pytest
 from answered import answered_pack
 from boards import made_up_frames, told
 
-from harness.table.endings import endings_of
+from harness.table.endings import collapsed_and_exploded
 from harness.table.leaderboard import leaderboard_rows
 from harness.table.reach import profile_score, profile_scores, tokens_until
 
@@ -61,12 +61,12 @@ def ended(first: list[float], last: list[float], collapsed: list[float]) -> pand
 
 def test_collapsed_and_exploded_seeds() -> None:
     nan = math.nan
-    found = endings_of(ended([1.0, 1.0, 1.0, 1.0], [0.09, 0.1, 3.0, 3.01], [nan] * 4))
-    assert (found.collapsed, found.exploded) == (0.25, 0.25)
-    stopped = endings_of(ended([1.0, 1.0], [0.5, nan], [7.0, nan]))
-    assert (stopped.collapsed, stopped.exploded) == (1.0, 0.0)
-    unknown = endings_of(ended([nan], [nan], [nan]))
-    assert (unknown.collapsed, unknown.exploded) == (None, None)
+    some = ended([1.0, 1.0, 1.0, 1.0], [0.09, 0.1, 3.0, 3.01], [nan] * 4)
+    assert collapsed_and_exploded(some) == (0.25, 0.25)
+    stopped = ended([1.0, 1.0], [0.5, nan], [7.0, nan])
+    assert collapsed_and_exploded(stopped) == (1.0, 0.0)
+    unknown = ended([nan], [nan], [nan])
+    assert collapsed_and_exploded(unknown) == (None, None)
 
 
 def test_the_shares_are_columns_of_rows() -> None:

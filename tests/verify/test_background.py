@@ -12,6 +12,7 @@ from harness.batch import Rollout
 from harness.verify.background import judge_rollouts, tail_tokens
 from harness.verify.pool import VerifierPool
 from tasks import Problem, base_model, build_task
+from tasks.countdown import Countdown
 from tasks.countdown.recipe import CountdownRecipe
 
 
@@ -70,3 +71,31 @@ def test_the_answer_ends_with_the_token_that_closes_its_box(text: str, tokens: i
         assert found.text == text
         without_answer = found.judged.answer is None
         assert found.answer_tokens == tokens + (without_answer and bool(end))
+
+
+def test_equal_responses_to_a_problem_are_judged_once_and_numbered() -> None:
+    """Two problems with responses in common, against a judgment of each response alone."""
+    task, tokenizer = Countdown(), TOKENIZERS["characters"]
+    problems = task.problems("train")[:2]
+    texts = [r"\boxed{1+2}", r"\boxed{1+2} 3", "", r"\boxed{1+2}", r"\boxed{1+2} 3", r"\boxed{1+2}"]
+    groups = {
+        number: [Rollout([1], tokenizer(f"{text}<eos>")["input_ids"], [], True) for text in order]
+        for number, order in ((1, texts), (0, texts[::-1]))
+    }
+    seen: list[int] = []
+
+    class Counting(Countdown):
+        def verdicts(self, pairs, verifier):  # type: ignore[no-untyped-def]
+            seen.append(len(pairs))
+            return super().verdicts(pairs, verifier)
+
+    together = judge_rollouts(Counting(), VerifierPool(), tokenizer, problems, groups)
+    assert seen == [6], "three texts for each problem"
+    assert [found.copy_of for found in together] == [0, 1, 2, 0, 1, 0, 0, 1, 0, 2, 1, 0]
+    alone = [
+        judge_rollouts(task, VerifierPool(), tokenizer, problems, {number: [rollout]})[0]
+        for number, group in groups.items()
+        for rollout in group
+    ]
+    for one, other in zip(together, alone, strict=True):
+        assert (one.text, one.judged, one.answer_tokens) == (other.text, other.judged, other.answer_tokens)
