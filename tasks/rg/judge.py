@@ -23,7 +23,7 @@ FULL_SCORE = 1.0
 
 
 @cache
-def environment(env: str, seed: int, size: int) -> ProceduralDataset:
+def environment_of(env: str, seed: int, size: int) -> ProceduralDataset:
     return reasoning_gym.create_dataset(env, seed=seed, size=size)
 
 
@@ -33,7 +33,7 @@ def write_questions() -> None:
     if env not in DATASETS:
         sys.exit(f"reasoning-gym has no such environment; {nearest(env, DATASETS)}")
     with contextlib.redirect_stdout(sys.stderr):  # some environments print
-        made = environment(env, seed, size)
+        made = environment_of(env, seed, size)
         questions = [made[index]["question"] for index in range(size)]
     json.dump(questions, sys.stdout)
 
@@ -43,7 +43,7 @@ def judge_puzzle(line: bytes) -> Reply:
     puzzle, answer = json.loads(line)
     env, seed, size, index = json.loads(puzzle)
     try:
-        made = environment(env, seed, size)
+        made = environment_of(env, seed, size)
         entry = made[index]
     except Exception as error:  # environments raise many types; the verdict reports it
         return "error", f"the puzzle cannot be made: {type(error).__name__}: {str(error)[:200]}"
