@@ -24,6 +24,7 @@ from tasks.dapo_math import DapoMath
 from tasks.gsm8k import GSM8K
 from tasks.math500 import MATH500
 from tasks.plugins import check_task_plugin, read_lm_eval_file
+from tasks.rg import Rg
 
 __all__ = [
     "RECIPES",
@@ -53,6 +54,7 @@ TASKS: dict[str, type[Task]] = {
     "dapo_math": DapoMath,
     "gsm8k": GSM8K,
     "math500": MATH500,
+    "rg": Rg,
 }
 
 RECIPES: dict[str, type[Recipe]] = {

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import pytest
 from servers import guarded_server, mlflow_server
 
+from harness.rollout import templates
 from harness.tracking import store
 
 PROGRAMS = Path(sys.executable).parent
@@ -85,4 +86,5 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         patch.setattr(subprocess.Popen, "__init__", tools_alone)
         patch.setattr(BaseProcess, "start", refuse)
         patch.setattr(os, "fork", refuse)
+        patch.setattr(templates, "renderer", refuse)  # an earlier test may have started its process
         return (yield)

@@ -50,10 +50,14 @@ SPLITS = ("train", "validation", "test")
 
 
 class Verifier(Protocol):
-    """A verifier of mathematical answers, such as harness.verify.pool; its owner, a cell or a command, closes it."""
+    """A verifier of answers, such as harness.verify.pool; its owner, a cell or a command, closes it."""
 
     def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         r"""Judge pairs of a gold answer and a response with its answer in a \boxed{}."""
+        ...
+
+    def judged_by(self, judge: str, questions: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Judge pairs of a gold answer and an answer in processes of a module of the task, which may be killed."""
         ...
 
 

@@ -1,23 +1,15 @@
 """The process that compares answers in LaTeX with math-verify and sympy.
 
-harness.verify.pool starts it by calling `main`; nothing else imports this module. The parent loads sympy once (about a
-second) and forks. The child reads one question per line; the kernel's timer may kill it at any moment, or it may run
-out of memory. The parent never sees an answer, so no answer can damage it: it reports the timeout or the error on the
-child's behalf and forks the next child in a few milliseconds.
+harness.verify.pool starts it by calling `main`; nothing else imports this module. Loading sympy takes about a second.
 """
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import logging
 import math
-import os
 import re
-import resource
-import signal
-import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +29,8 @@ from sympy.core.cache import clear_cache
 from sympy.core.evalf import PrecisionExhausted
 from sympy.core.function import AppliedUndef
 
+from harness.verify.server import limit_process, serve
+
 Size = tuple[int, float]  # sign (0: not known) and log10 of the absolute value
 
 # Units are removed before, by the stricter rule of harness.verify.text.
@@ -46,7 +40,6 @@ TOO_LARGE = 10_000_000  # decimal digits; larger numbers are not evaluated
 PLACES = 6  # decimals that must agree in an approximate answer
 EXACT_PLACES = 12  # if the gold answer is an integer, which needs no approximation
 CERTAIN_DIGITS = 1000  # exact values that agree to this many digits of their largest term count as equal
-SUSPECT_STATE = 75  # exit code of a child that reported an error: an exception may leave sympy in a broken state
 HUNDREDTH = sympy.UnevaluatedExpr(Rational(1, 100))  # the factor by which the parser represents a percent sign
 INEXACT = (  # parts of expressions that cannot be computed to any precision, or are not numbers
     *(Float, sympy.UnevaluatedExpr, ExprWithLimits, sympy.Limit, sympy.Derivative, AppliedUndef),
@@ -447,50 +440,9 @@ def answer_question(line: bytes) -> tuple[str, str]:
         return "error", str(error)
 
 
-def write_reply(out: int, verdict: str, reason: str) -> None:
-    os.write(out, json.dumps([verdict, reason]).encode() + b"\n")
-
-
-def answer_questions(out: int, limit_s: float) -> int:
-    """Answer questions until the input ends; one that takes longer than the limit ends the process."""
-    # By its default action SIGALRM ends the process at once. A Python handler would wait for the end of the current
-    # instruction, which may be hours away in integer arithmetic. The signal may have been blocked by an ancestor.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-    for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_REAL, limit_s)
-        verdict, reason = answer_question(line)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        write_reply(out, verdict, reason)
-        if verdict == "error":
-            return SUSPECT_STATE
-    return 0
-
-
 def main(limit_s: float, memory: int) -> None:
-    # Replies have a file descriptor of their own: a library that prints to standard output must not write a reply.
-    out = os.dup(1)
-    os.dup2(2, 1)
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a killed child leaves no core file in the user's directory
+    out = limit_process(memory)
     patch_libraries()
     for text in WARM_UP:
         judge_answer(text, text)
-    # The collector writes to the objects that it visits. Frozen ones stay in memory pages that children share.
-    gc.collect()
-    gc.freeze()
-    write_reply(out, "ready", "")
-    while True:
-        child = os.fork()
-        if child == 0:
-            os._exit(answer_questions(out, limit_s))
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code == 0:
-            return
-        if code == -signal.SIGALRM:
-            write_reply(out, "timeout", f"more than {limit_s:g} s")
-        elif code != SUSPECT_STATE:  # else the child has already replied
-            cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            write_reply(out, "error", f"the process ended by {cause}")
+    serve(answer_question, out, limit_s)

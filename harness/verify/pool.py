@@ -2,7 +2,7 @@ r"""Verdicts on responses: a comparison of the last \boxed{} with the gold answe
 
 Integers, and answers that are spelled alike, are judged in this process. All others go to worker processes
 (harness/verify/judge.py): if one hangs, crashes or runs out of memory, it costs one verdict. docs/verification.md
-defines which answers count as equal.
+defines which answers count as equal. A task can have judges of its own for such processes (`judged_by`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import queue
 import select
 import signal
 import subprocess
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 
 from harness.base.errors import CellFailure
@@ -32,14 +34,16 @@ FEWEST_FAILURES = 5  # fewer say nothing about their share
 MEMORY = 2 << 30  # bytes of address space of a worker
 LATEST_START_S = 120.0  # the import of sympy takes about a second, but longer on a busy machine or a network disk
 PATIENCE_S = 30.0  # after the time limit, which a worker enforces itself; then the whole worker is replaced
+MATHEMATICS = "harness.verify.judge"
 LONGEST = 1000  # characters of an answer; the answers of MATH have at most 53
 
 
 class Worker:
-    """A process of harness/verify/judge.py, started at its first question."""
+    """A process of a judge, started at its first question."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, judge: str = MATHEMATICS) -> None:
         self.limit_s = limit_s
+        self.judge = judge  # a module whose function `main` serves questions, as that of harness/verify/judge.py
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, gold: str, answer: str) -> tuple[Verdict, str]:
@@ -63,7 +67,7 @@ class Worker:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            python_command(f"from harness.verify import judge; judge.main({self.limit_s!r}, {MEMORY})"),
+            python_command(f"from {self.judge} import main; main({self.limit_s!r}, {MEMORY})"),
             bufsize=0,  # poll sees the pipe, not a buffer of Python: an unexpected reply must stay in the pipe
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -112,18 +116,40 @@ class VerifierPool:
     def __init__(
         self, workers: int = Settings.workers, limit_s: float = Settings.limit_s, longest: int = LONGEST
     ) -> None:
+        self.size, self.limit_s = workers, limit_s
         self.longest = longest  # characters of an answer
-        # Last in, first out: a few answers keep using the workers that have started already.
-        self.idle: queue.LifoQueue[Worker] = queue.LifoQueue()
-        for _ in range(workers):
-            self.idle.put(Worker(limit_s))
-        self.workers = list(self.idle.queue)
         self.threads = ThreadPoolExecutor(workers, "verify")
+        self.workers: list[Worker] = []
+        self.idle_by_judge: dict[str, queue.LifoQueue[Worker]] = {}
+        self.lock = threading.Lock()
+        self.idle(MATHEMATICS)
 
     @classmethod
     def of(cls, settings: Settings) -> VerifierPool:
         """Return a pool with the settings of a configuration."""
         return cls(settings.workers, settings.limit_s)
+
+    def idle(self, judge: str) -> queue.LifoQueue[Worker]:
+        """Return the queue of idle workers of a judge."""
+        with self.lock:
+            if judge not in self.idle_by_judge:
+                # Last in, first out: a few answers keep using the workers that have started already.
+                waiting: queue.LifoQueue[Worker] = queue.LifoQueue()
+                for _ in range(self.size):
+                    self.workers.append(Worker(self.limit_s, judge))
+                    waiting.put(self.workers[-1])
+                self.idle_by_judge[judge] = waiting
+            return self.idle_by_judge[judge]
+
+    def judged_by(self, judge: str, questions: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Return the verdicts of another judge, a module's name, on pairs of gold answer and answer.
+
+        Equal pairs are judged once.
+        """
+        distinct = dict.fromkeys(questions)
+        verdicts = self.threads.map(partial(self.judge, judge=judge), distinct)
+        by_question = dict(zip(distinct, verdicts, strict=True))
+        return [by_question[question] for question in questions]
 
     def verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Judge pairs of gold answer and response; equal pairs are judged once."""
@@ -137,9 +163,8 @@ class VerifierPool:
             else:
                 assert answer is not None
                 slow[gold, answer] = (tidy(gold), tidy(answer))
-        questions = dict.fromkeys(slow.values())
-        by_question = dict(zip(questions, self.threads.map(self.judge, questions), strict=True))
-        return [quick.get(key) or by_question[slow[key]] for key in answered]
+        by_key = dict(zip(slow, self.judged_by(MATHEMATICS, list(slow.values())), strict=True))
+        return [quick.get(key) or by_key[key] for key in answered]
 
     def quickly(self, gold: str, answer: str | None) -> Verdict | None:
         """Return the verdict if it needs no worker."""
@@ -147,12 +172,13 @@ class VerifierPool:
             return Verdict.UNPARSED
         return quick_verdict(tidy(gold), tidy(answer))
 
-    def judge(self, pair: tuple[str, str]) -> Verdict:
-        worker = self.idle.get()
+    def judge(self, pair: tuple[str, str], judge: str = MATHEMATICS) -> Verdict:
+        idle = self.idle(judge)
+        worker = idle.get()
         try:
             verdict, reason = worker.ask(*pair)
         finally:
-            self.idle.put(worker)
+            idle.put(worker)
         if verdict in FAILURES:
             log.warning("%s: %s, on %.200r against %.200r", verdict, reason, pair[1], pair[0])
         return verdict

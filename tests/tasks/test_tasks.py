@@ -47,7 +47,7 @@ from tasks.scoring import majority, metric_list
 pytestmark = pytest.mark.slow
 
 REPEATS = {"aime24": 32, "aime25": 32, "amc23": 32, "coloring": 32, "countdown": 32}
-REPEATS |= {"dapo500": 8, "dapo_math": 8, "gsm8k": 8, "math500": 8}
+REPEATS |= {"dapo500": 8, "dapo_math": 8, "gsm8k": 8, "math500": 8, "rg": 8}
 EMBEDDED = {"coloring": 16, "countdown": 32}  # most tokens of a response
 ENCODER = base_model.tokenizer(CountdownRecipe())
 
@@ -73,6 +73,8 @@ def test_the_file_of_a_task_asks_for_what_is_scored(name: str, prepared: Path, m
     rows = [{"id": split, "problem": split, "answer": answer} for split, answer in everything.items()]
     monkeypatch.setattr(cache, "problem_rows", lambda name, split: rows)
     monkeypatch.setattr("tasks.math.held_out", lambda problem: problem == "validation")
+    monkeypatch.setattr("tasks.rg.questions", lambda *_: list(enumerate(everything)))
+    monkeypatch.setattr("tasks.rg.question_split", str)
     with quiet():
         loaded = TaskManager(include_path=REPOSITORY / "tasks", include_defaults=False).load([name])
     (said,) = (task.config for task in loaded["tasks"].values())
@@ -251,6 +253,7 @@ def test_a_task_says_what_a_reader_must_know(monkeypatch: pytest.MonkeyPatch) ->
         assert tasks.build_task("amc23").flags(trained_on) == []
 
 
+@pytest.mark.processes
 def test_contamination_is_reported_for_the_training_set(
     trainer: Trainer, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +342,7 @@ def test_a_task_with_options_has_files_metrics_and_scores_of_its_own(
 # Verdicts and votes
 
 
+@pytest.mark.processes
 def test_a_verifier_that_fails_too_often_stops_training(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     hard = asked(trainer, 7)[:3]
 

@@ -564,6 +564,19 @@ def test_a_cell_owns_a_verifier_and_closes_it_when_it_fails(
     assert gone(pid)
 
 
+@pytest.mark.processes
+def test_another_judge_has_workers_of_its_own_whose_failures_cost_one_verdict_each() -> None:
+    with VerifierPool(workers=2, limit_s=3.0) as verifier:
+        questions = [("5", answer) for answer in ("5", "6", "hang", "die", "eat", "5")]
+        verdicts = verifier.judged_by("obedient_judge", questions)
+        failures = [Verdict.TIMEOUT, Verdict.ERROR, Verdict.ERROR]
+        assert verdicts == [Verdict.RIGHT, Verdict.WRONG, *failures, Verdict.RIGHT]
+        assert verifier.verdicts(boxed("1+4")) == [Verdict.RIGHT]
+        pids = [running(worker) for worker in verifier.workers if worker.process]
+        assert {worker.judge for worker in verifier.workers} == {"obedient_judge", "harness.verify.judge"}
+    assert all(map(gone, pids))
+
+
 # The share of failures
 
 
