@@ -29,11 +29,13 @@ from harness.page.content import (
     page_cells,
 )
 from harness.table.board import Board, Expected
+from harness.table.compare import comparisons
 from harness.table.experiment import Experiment
 from harness.table.frames import read_frames, setting_text
 from harness.table.leaderboard import leaderboard_rows
 from harness.table.packs import opened_packs
 from harness.table.select import runs_left_out
+from harness.tracking.artifacts import artifact_folder
 from harness.tracking.reader import reader
 from harness.tracking.runs import Curves, Run
 
@@ -64,7 +66,8 @@ def content_of_config(config: Config, matrix: Sequence[Cell], command: str | Non
             notes.append(f"{OTHER_SOURCE} {labels[key]}: {reason}; `entrobench run` runs it again.")
         marked = renamed_methods(board, names)
         settings = dataclasses.asdict(config)
-        return content_of_board(experiment, marked, notes=notes, command=command, settings=settings)
+        folders = {cell.id: cell.folder for cell in matrix}
+        return content_of_board(experiment, marked, notes=notes, command=command, settings=settings, folders=folders)
 
 
 def content_of_experiment(uri: str, name: str) -> PageContent:
@@ -85,7 +88,8 @@ def content_of_packs(paths: Sequence[Path]) -> PageContent:
     with opened_packs(paths) as experiment:
         [board] = experiment.boards()
         source = f"the files {', '.join(path.name for path in paths)}"
-        return content_of_board(experiment, board, notes=[], origin=source)
+        # The files of a pack lie in a temporary folder, which no link may lead to.
+        return content_of_board(experiment, board, notes=[], origin=source, folders={})
 
 
 def outdated_cells(experiment: Experiment, board: Board) -> dict[str, str]:
@@ -114,10 +118,12 @@ def content_of_board(
     command: str | None = None,
     settings: Mapping[str, Any] | None = None,
     origin: str | None = None,
+    folders: Mapping[str, Path] | None = None,
 ) -> PageContent:
     """Return the content of a matrix's page.
 
-    `settings` default to the newest run's. `origin` is the source of the runs; the default is MLflow.
+    `settings` default to the newest run's. `origin` is the source of the runs; the default is MLflow. `folders` of
+    the cells default to the folders of their runs' artifacts, where these are on this machine.
     """
     expected = {cell.cell for cell in board.expected}
     runs = {}
@@ -133,6 +139,10 @@ def content_of_board(
             record |= run_fields(runs[cell.cell], curves[cell.cell])
             spec = specs[cell.cell]
             record["identity"] = {} if spec is None else spec.identity
+            if folders is None:
+                record["folder"] = artifact_folder(runs[cell.cell].artifacts, experiment.uri)
+            else:
+                record["folder"] = folders.get(cell.cell)
         records.append(record)
 
     page_notes = list(notes)  # more are added as the samples are read
@@ -153,6 +163,7 @@ def content_of_board(
         curves_frame(curves),
         evaluations_of_runs(experiment, runs),
         leaderboard_rows(frames, board.baseline, board.ks),
+        comparisons(frames, board.baseline, board.ks),
         samples,
         name=board.experiment,
         source=origin or f"MLflow at {visible_address(experiment.uri)}",

@@ -13,6 +13,8 @@ from harness.table.columns import BETTER, MIXED, WORSE, format_estimate, sign_ma
 from harness.table.frames import BASE_MODEL
 from harness.table.leaderboard import LeaderboardRow
 
+LISTED = 12  # methods that a sentence names; the tables name all
+
 
 def summary(content: PageContent) -> list[tuple[str, list[str]]]:
     """Return the titles of the summary, each with its sentences; the first, on everything, has no title."""
@@ -157,6 +159,8 @@ def time_ratios(table: ScoreTable, cells: DataFrame, baseline: str) -> dict[str,
 
 
 def enumeration(words: Sequence[str]) -> str:
-    """Return words as in a sentence: `a, b and c`."""
+    """Return words as in a sentence: `a, b and c`; of many only the first, and how many more there are."""
+    if len(words) > LISTED:
+        words = [*words[:LISTED], f"{len(words) - LISTED} more"]
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last
