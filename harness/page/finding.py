@@ -65,8 +65,9 @@ def score_sentence(score: str, compared: Sequence[Comparison]) -> str:
     if not better and not worse:
         none = f"none of {len(tested)} methods differs significantly from {baseline}"
         return f"{score}: {none} {correction}; {extremes}.{without}"
-    counts = f"{len(better)} of {len(tested)} methods {'is' if len(better) == 1 else 'are'} significantly better than"
-    return f"{score}: {counts} {baseline} and {len(worse)} worse {correction}; {extremes}.{without}"
+    verb = "is" if len(better) < 2 else "are"
+    counts = f"{len(better) or 'none'} of {len(tested)} methods {verb} significantly better than {baseline}"
+    return f"{score}: {counts}, {len(worse) or 'none'} worse {correction}; {extremes}.{without}"
 
 
 def relation(comparison: Comparison) -> str:

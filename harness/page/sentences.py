@@ -104,7 +104,12 @@ def difference_sentence(name: str, differences: dict[str, Estimate | None], base
     """Say of one score which methods are better and worse than the baseline, and which are neither."""
     by_mark: dict[str, list[str]] = {BETTER: [], WORSE: [], "": []}
     without = []
-    for method, difference in differences.items():
+
+    def size(item: tuple[str, Estimate | None]) -> float:
+        return 0.0 if item[1] is None else -abs(item[1].mean)
+
+    # The largest first, since a sentence names only the first of many.
+    for method, difference in sorted(differences.items(), key=size):
         if difference is None or not has_interval(difference):
             without.append(method)
             continue

@@ -69,7 +69,7 @@ const drawFigure = (() => {
     return decades.filter((_, i) => i % every === 0);
   }
 
-  function numberScale(values, { log, ends, ticks, most, zero }) {
+  function numberScale(values, { log, ends, ticks, most, zero, whole }) {
     const known = log ? values.filter((value) => value > 0) : values;
     let [low, high] = ends ?? [Math.min(...known), Math.max(...known)];
     if (!known.length && !ends) [low, high] = log ? [0.1, 1] : [0, 1];
@@ -79,7 +79,8 @@ const drawFigure = (() => {
     let [first, last] = [shape(low) - margin, shape(high) + margin];
     if (zero && !log && low >= 0) first = Math.max(first, -margin);
     const back = log ? (value) => 10 ** value : (value) => value;
-    const marks = ticks ?? (log ? logTicks : linearTicks)(back(first), back(last), most);
+    let marks = ticks ?? (log ? logTicks : linearTicks)(back(first), back(last), most);
+    if (whole) marks = marks.filter(Number.isInteger);
     return {
       place: (value) => (log && !(value > 0) ? NaN : (shape(value) - first) / (last - first)),
       ticks: marks.map((tick) => ({ value: tick, text: readable(tick) })),
@@ -149,7 +150,7 @@ const drawFigure = (() => {
       const right = colored.length ? Math.min(130, 0.3 * element.clientWidth) : 12;
       const most = element.clientWidth < 500 ? 5 : 8;
       const x = options.names ? nameScale([...new Set(figure.series.flatMap((each) => each.x))])
-        : numberScale(finite(figure.series.flatMap((each) => each.x)), { log: options.log_x, ticks: options.ticks, most });
+        : numberScale(finite(figure.series.flatMap((each) => each.x)), { log: options.log_x, ticks: options.ticks, most, whole: figure.x === "step" });
       const ends = options.cut && values.length ? [Math.max(Math.min(...values), 0), Math.min(Math.max(...values), 1)] : undefined;
       const y = numberScale(values, { log: options.log_y && values.some((value) => value > 0), ends, most: 6, zero: true });
       const made = frame(element, figure, x, y, { height: figure.small ? 250 : 340, right });
