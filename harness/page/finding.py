@@ -180,9 +180,10 @@ def place_on(axis: tuple[float, float], value: float) -> float:
 
 
 def nice_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return the round numbers between two ends: at most `most` multiples of 1, 2 or 5 times a power of ten."""
+    """Return the round numbers between two ends: at most `most`, the multiples of a round step."""
     power = 10.0 ** math.floor(math.log10((high - low) / most))
-    for step in (power, 2 * power, 5 * power, 10 * power):
+    # No step is more than twice the one before: with 5 after 2 an axis could be left with one tick.
+    for step in (power, 2 * power, 2.5 * power, 5 * power, 10 * power):
         first, last = math.ceil(low / step), math.floor(high / step)
         if last - first < most:
             break

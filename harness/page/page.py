@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 from pandas import DataFrame
 
@@ -22,6 +23,7 @@ from harness.page.figures import Figure
 from harness.page.finding import colored_methods, finding_sentences, forest
 from harness.page.links import files_of_method, files_of_unfinished
 from harness.page.sections import sections_of
+from harness.statistics import geometric_interval
 from harness.table import columns, render
 from harness.terminal.layout import visible
 from harness.terminal.units import plural
@@ -59,8 +61,12 @@ def write_pictures(content: PageContent, folder: Path) -> None:
         entropy = series_by_method(of_training[of_training["metric"] == "entropy/mean"], "value", methods)
         first = cells.iloc[0]
         label = picture_label(first["task"], first["where"], several)
-        svg = plot(entropy, f"Entropy while training on {label}", "nats a token", "log")
+        svg = plot(entropy, f"Entropy while training on {label}", "nats a token", "log", average=geometric_mean)
         files.write_text(folder / f"entropy-{file_name(label)}.svg", svg)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return geometric_interval(np.array(values)).mean
 
 
 def picture_label(task: str, where: str, several: bool) -> str:

@@ -12,6 +12,7 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -113,6 +114,41 @@ def test_a_configuration_and_an_experiment_alone_give_the_same_page(
         for name in ("base model", "grpo", "clip_b")
     }
     assert "Avg@K over train.lr" in page.render_page(here)
+
+
+def test_rows_link_to_the_files_of_their_cells(tmp_path: Path, mlflow_uri: str) -> None:
+    settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
+    config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
+    matrix = cells(config)
+    for cell in matrix:
+        if (cell.method, cell.seed) == ("clip_b", 1):
+            fail(cell.folder, cell.spec, "no memory")
+        else:
+            fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
+        (cell.folder / "log.txt").write_text("started\n")
+        sync.sync(cell.folder, mlflow_uri)
+    of_config = gather.content_of_config(config, matrix, None)
+    of_experiment = content_of_experiment(mlflow_uri, "matrix")
+    folders = {(cell.method, cell.seed): cell.folder for cell in matrix}
+    names = ["config.yaml", "metrics.jsonl", "log.txt"]
+    answers = f"samples/evaluate-countdown-{STEPS:06d}.jsonl"
+    in_order = [("grpo", 0), ("grpo", 1), ("clip_b", 0)]
+    expected = [folders[key] / name for key in in_order for name in [*names, answers]]
+    expected += [folders["clip_b", 1] / name for name in names]
+    for of, place in ((of_config, config.folder / "report/report.html"), (of_config, tmp_path / "a page.html")):
+        assert linked_files(page.write_page(of, place)) == expected
+    artifacts = linked_files(page.write_page(of_experiment, tmp_path / "page.html"))
+    assert [path.name for path in artifacts] == [Path(name).name for name in ["config.yaml", answers] * 3 + names[:1]]
+    assert linked_files(None, page.render_page(of_config)) == []
+
+
+def linked_files(path: Path | None, text: str = "") -> list[Path]:
+    """Return the files that a page links to, in the order of its links."""
+    seen = Elements(path.read_text() if path else text)
+    links = [str(attributes["href"]) for attributes in seen.named("a")]
+    files = [(path or Path()).parent / unquote(link) for link in links if not link.startswith("#")]
+    assert all(file.is_file() for file in files)
+    return [file.resolve() for file in files]
 
 
 def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow_uri: str) -> None:
@@ -290,6 +326,20 @@ def test_the_bands_of_pass_at_k_are_those_of_the_table(told: PageContent) -> Non
             assert values(figure, key)[row.method] == [
                 None if each is None else pytest.approx(each, rel=1e-4) for each in expected
             ]
+
+
+def test_scores_over_steps_have_the_intervals_of_the_table(told: PageContent) -> None:
+    for name, score_of in (
+        ("Avg@K", lambda row: row.avg_at_k),
+        ("Pass@2", lambda row: row.pass_at_k[2]),
+        ("Distinct right answers", lambda row: row.right_distinct),
+    ):
+        figure = titled(told, f"{name} over steps")
+        for row in told.rows[1:]:
+            estimate = score_of(row)
+            assert values(figure, "x")[row.method] == [0, 2, STEPS]
+            for key, of in (("y", "mean"), ("low", "low"), ("high", "high")):
+                assert values(figure, key)[row.method][-1] == pytest.approx(getattr(estimate, of), rel=1e-4)
 
 
 def test_entropy_kept_is_of_each_seed(told: PageContent) -> None:

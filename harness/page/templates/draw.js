@@ -47,7 +47,7 @@ const drawFigure = (() => {
 
   function linearTicks(low, high, most) {
     const power = 10 ** Math.floor(Math.log10((high - low) / most));
-    const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => Math.floor(high / size) - Math.ceil(low / size) < most);
+    const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => Math.floor(high / size) - Math.ceil(low / size) < most);
     const ticks = [];
     for (let i = Math.ceil(low / step); i <= Math.floor(high / step); i += 1) ticks.push(Number((i * step).toPrecision(12)));
     return ticks;
