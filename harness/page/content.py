@@ -247,7 +247,7 @@ def by_problem(records: Sequence[Record]) -> dict[str, Record]:
 def method_answers(method: str | None, record: Record) -> Record:
     """Return the answers of one method to one problem; of the model before training, for which the method is None."""
     texts, verdicts = record["responses"], record["verdicts"]
-    times = Counter(texts)
+    times: Counter[str] = Counter(texts)
     verdict_of = dict(zip(texts, verdicts, strict=True))
     shown, longest = [], 0
     for text, number in times.most_common(ANSWERS):  # of equally frequent ones the first comes first

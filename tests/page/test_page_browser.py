@@ -121,7 +121,7 @@ def test_names_and_answers_do_nothing_and_are_shown_as_they_are(written: dict[st
     with Opened(browser, written["hostile"]) as opened:
         opened.page.on("dialog", lambda dialog: opened.said.append(f"dialog {dialog.message}"))
         opened.draw_all()
-        opened.page.hover(".plot.points .marker >> nth=0")
+        opened.page.hover(".plot.points .marker >> nth=0", force=True)
         assert opened.page.locator(".tip:visible").count() == 1
         assert opened.said == []
         assert opened.page.locator("main img, main script, main b").count() == 0

@@ -92,7 +92,8 @@ const drawFigure = (() => {
     ticks: names.map((name) => ({ value: name, text: short(name, 28) })),
   });
 
-  const textWidth = (text) => 6.6 * [...text].length; // of the axes' font, about
+  const SIGN = 7.3; // pixels of a character of the axes' font, at most on average
+  const textWidth = (text) => SIGN * [...text].length;
 
   function frame(element, figure, x, y, { height, right = 12, rows = false }) {
     const width = Math.max(element.clientWidth, 200);
@@ -116,7 +117,7 @@ const drawFigure = (() => {
     for (const tick of y.ticks) {
       const at = toY(tick.value);
       axes.append(node("line", { x1: left, x2: left + area.width, y1: at, y2: at }));
-      const text = rows ? short(tick.text, Math.floor((left - 12) / 6.6)) : tick.text;
+      const text = rows ? short(tick.text, Math.floor((left - 8) / SIGN)) : tick.text;
       axes.append(node("text", { x: left - 6, y: at + 4, "text-anchor": "end", class: "y-tick" }, text));
     }
     axes.append(node("text", { x: left + area.width / 2, y: height - 6, "text-anchor": "middle", class: "title" }, figure.x));
@@ -173,7 +174,7 @@ const drawFigure = (() => {
         made.svg.append(group);
       }
       spread(labels, made.area.top + 4, made.area.top + made.area.height);
-      for (const label of labels) made.svg.append(node("text", { x: label.x, y: label.y + 4, class: "label" }, short(label.name, Math.max(6, Math.floor((right - 10) / 6.2)))));
+      for (const label of labels) made.svg.append(node("text", { x: label.x, y: label.y + 4, class: "label" }, short(label.name, Math.max(6, Math.floor((right - 10) / SIGN)))));
       return made;
     },
 
