@@ -20,7 +20,8 @@ from harness.base.addresses import without_secrets
 from harness.page import figures, sentences
 from harness.page.content import ANSWERS, QUESTIONS, PageContent
 from harness.page.figures import Figure
-from harness.page.finding import colored_methods, finding_sentences, forest
+from harness.page.finding import colored_methods, finding_sentences
+from harness.page.forest import forest_plot
 from harness.page.links import files_of_method, files_of_unfinished
 from harness.page.sections import sections_of
 from harness.statistics import geometric_interval
@@ -142,7 +143,7 @@ def findings_of(content: PageContent, pareto: Mapping[str, list[tuple[str, Figur
             {
                 "title": title,
                 "sentences": finding_sentences(table),
-                "forest": forest(table),
+                "forest": forest_plot(table),
                 "figures": pareto.get(title, []),
             }
         )

@@ -12,9 +12,10 @@ import pytest
 from boards import made_up_frames
 from pandas import DataFrame
 
-from harness.page import finding, scores
+from harness.page import scores
 from harness.page.content import ScoreTable
-from harness.page.finding import COLORS, colored_methods, finding_sentences, forest, nice_ticks
+from harness.page.finding import COLORS, colored_methods, finding_sentences
+from harness.page.forest import TICKS, forest_plot, nice_ticks
 from harness.statistics import Estimate, crossed_p_value, difference_interval
 from harness.table.columns import format_estimate
 from harness.table.compare import Comparison, comparisons
@@ -95,7 +96,7 @@ def test_the_sentence_is_what_loops_over_the_answers_give(
 
 def test_the_forest_has_the_numbers_of_compare(rights: dict[str, dict[int, np.ndarray]]) -> None:
     frames = made_up_frames(rights)
-    drawn = forest(table_of(frames))
+    drawn = forest_plot(table_of(frames))
     assert drawn is not None
     assert [score["name"] for score in drawn["scores"]] == ["Avg@K", "Pass@2"]
     compared = {(one.score, one.method): one for one in comparisons(frames, "grpo", {"countdown": K})}
@@ -150,13 +151,13 @@ BASELINE = compared("grpo", None, None)
         ([compared("a", Estimate(0.2), None)], "Avg@K: a cannot be told from grpo (+0.200)."),
         (
             [compared("a", Estimate(0.2), None), compared("b", Estimate(0.3), None), compared("c", None, None)],
-            "Avg@K: no significance is known for any of 2 methods; the highest difference is b's (+0.300), the lowest "
-            "a's (+0.200). One seed gives no interval.",
+            "Avg@K: no difference of 2 methods from grpo has an interval; the highest difference is b's (+0.300), the "
+            "lowest a's (+0.200).",
         ),
         (
             [compared("a", TIE, 0.9), compared("b", UP, 0.06), compared("c", Estimate(0.0), None)],
             "Avg@K: none of 2 methods differs significantly from grpo (Holm's correction for 2 comparisons, 5 %); the "
-            "highest difference is b's (+0.100 ±0.050), the lowest c's (+0.000). 1 more has no interval.",
+            "highest difference is b's (+0.100 ±0.050), the lowest c's (+0.000); 1 more without an interval.",
         ),
         (
             [compared("a", TIE, 0.9), compared("b", UP, 0.04), compared("base model", DOWN, 0.01)],
@@ -175,8 +176,10 @@ def test_each_kind_of_outcome_has_its_sentence(others: list[Comparison], sentenc
     assert finding_sentences(table) == [sentence]
 
 
-def test_a_table_without_differences_has_no_forest() -> None:
-    assert forest(ScoreTable("countdown, tiny", [], DataFrame(), [], [BASELINE, compared("a", None, None)])) is None
+def test_a_table_without_differences_has_no_forest_plot() -> None:
+    assert (
+        forest_plot(ScoreTable("countdown, tiny", [], DataFrame(), [], [BASELINE, compared("a", None, None)])) is None
+    )
 
 
 def test_few_methods_are_all_in_color_and_of_many_the_extremes() -> None:
@@ -205,13 +208,13 @@ def test_few_methods_are_all_in_color_and_of_many_the_extremes() -> None:
     ],
 )
 def test_ticks_are_round_numbers_within_the_axis(low: float, high: float, ticks: list[float]) -> None:
-    assert nice_ticks(low, high, finding.TICKS) == ticks
+    assert nice_ticks(low, high, TICKS) == ticks
 
 
 def test_every_axis_has_two_to_four_ticks() -> None:
     drawn = np.random.default_rng(1)
     for low, size in zip(-drawn.random(500), 10 ** drawn.uniform(-4, 1, 500), strict=True):
-        ticks = nice_ticks(low * size, (low + 1) * size, finding.TICKS)
+        ticks = nice_ticks(low * size, (low + 1) * size, TICKS)
         assert 2 <= len(ticks) <= 4, (low, size)
         assert all(low * size <= tick <= (low + 1) * size for tick in ticks)
 
