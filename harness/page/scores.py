@@ -38,9 +38,8 @@ def pareto_figure(table: ScoreTable) -> Figure | None:
     headline = f"Pass@{table.k}"
     figure = points_figure(
         f"Avg@K against {headline}",
-        "One point a method, and one of the base model. Bars are the table's 95 % intervals over seeds and problems, "
-        "of each method alone; whether two methods differ is a question for the paired differences. The line joins the "
-        "methods on the front: no other method has a higher mean of both scores.",
+        "Bars are the table's 95 % intervals, of each method alone; whether two methods differ is a question for the "
+        "paired differences. The dashed line is the front: the methods that no other beats in both means.",
         ("Avg@K", headline),
         [(row, row.avg_at_k, row.pass_at_k[row.k]) for row in rows],
     )
