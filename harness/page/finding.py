@@ -11,7 +11,7 @@ from harness.table.frames import BASE_MODEL
 from harness.terminal.units import plural
 
 SIGNIFICANT = 0.05  # the chance, over all methods of a table, of any difference that is called significant by mistake
-COLORS = 8  # of the palette: as many methods can be told apart by color alone
+COLORS = 8  # of the palette; colors of further methods repeat
 
 
 def finding_sentences(table: ScoreTable) -> list[str]:
@@ -75,7 +75,7 @@ def score_sentence(score: str, compared: Sequence[Comparison]) -> str:
 def relation(comparison: Comparison) -> str:
     """Return how the only method of a table relates to the baseline, as the middle of a sentence."""
     if comparison.p_holm is None:
-        return "cannot be told from"
+        return "has no interval of its difference to"
     if not is_significant(comparison):
         return "does not differ significantly from"
     return "is significantly better than" if difference_of(comparison) > 0 else "is significantly worse than"

@@ -15,7 +15,7 @@ from harness.page.finding import compared_by_score, difference_text, is_signific
 from harness.statistics import Estimate
 from harness.table.compare import Comparison
 
-TICKS = 4  # at most so many fit on an axis of a phone's width
+TICKS = 4  # at most; more do not fit on an axis of a phone's width
 MARGIN = 0.04  # of an axis on either side, so that the ends of intervals are seen
 
 Axis = tuple[float, float]  # its ends

@@ -148,7 +148,7 @@ BASELINE = compared("grpo", None, None)
         ([compared("a", UP, 0.01)], "Avg@K: a is significantly better than grpo (+0.100 ±0.050)."),
         ([compared("a", DOWN, 0.01)], "Avg@K: a is significantly worse than grpo (-0.100 ±0.050)."),
         ([compared("a", TIE, 0.9)], "Avg@K: a does not differ significantly from grpo (+0.010 ±0.210)."),
-        ([compared("a", Estimate(0.2), None)], "Avg@K: a cannot be told from grpo (+0.200)."),
+        ([compared("a", Estimate(0.2), None)], "Avg@K: a has no interval of its difference to grpo (+0.200)."),
         (
             [compared("a", Estimate(0.2), None), compared("b", Estimate(0.3), None), compared("c", None, None)],
             "Avg@K: no difference of 2 methods from grpo has an interval; the highest difference is b's (+0.300), the "

@@ -457,7 +457,7 @@ def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told:
     assert kept.lines[1] == ["clip_b", "0.350 ±0.300", ""]
     said = page.render_page(of)
     assert 'id="axes"' in said
-    assert 'aria-label="Entropy kept over train.updates, train.lr=1e-06. train.updates and Entropy kept.' in said
+    assert 'aria-label="Entropy kept over train.updates, train.lr=1e-06, train.updates: countdown, tiny, train.lr=1e-06. ' in said
 
 
 def test_an_axis_of_names_keeps_the_order_of_the_configuration(told: PageContent) -> None:
