@@ -44,6 +44,7 @@ CELL_DEFAULTS: dict[str, Any] = {
     "identity": {},
     "made": {},  # the recorded code and machine
     "folder": None,  # of its files on this machine
+    "address": None,  # of its run on an MLflow server
     "times": None,  # of its first and its last record
 }
 CURVES = ["cell", "metric", "step", "value"]

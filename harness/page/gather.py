@@ -13,7 +13,7 @@ import pandas
 from pandas import DataFrame
 
 from harness.base import files
-from harness.base.addresses import visible_address
+from harness.base.addresses import may_be_written, visible_address
 from harness.base.errors import Damaged, UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.provenance import by_another_source, sources_in
@@ -38,6 +38,7 @@ from harness.table.select import runs_left_out
 from harness.tracking.artifacts import artifact_folder
 from harness.tracking.reader import reader
 from harness.tracking.runs import Curves, Run
+from harness.tracking.store import is_server
 
 DRAWN_METRICS = re.compile(
     r"entropy/(mean|answer)|reward/(mean|groups_without_signal)|ratio/clipped_(low|high)"
@@ -143,6 +144,7 @@ def content_of_board(
                 record["folder"] = artifact_folder(runs[cell.cell].artifacts, experiment.uri)
             else:
                 record["folder"] = folders.get(cell.cell)
+            record["address"] = run_address(experiment.uri, experiment.id, runs[cell.cell].id)
         records.append(record)
 
     page_notes = list(notes)  # more are added as the samples are read
@@ -204,6 +206,13 @@ def run_fields(run: Run, curves: Curves) -> dict[str, Any]:
         "made": origin_of_run(run),
         "times": first_and_last_time(curves),
     }
+
+
+def run_address(uri: str, experiment: str, run: str) -> str | None:
+    """Return the address of a run's files on an MLflow server; None for other stores and for addresses with secrets."""
+    if not is_server(uri) or not may_be_written(uri):
+        return None
+    return f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run}/artifacts"
 
 
 def origin_of_run(run: Run) -> dict[str, Any]:

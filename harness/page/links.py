@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,35 +20,44 @@ Link = tuple[str, str]  # text and address
 
 
 def files_of_method(cells: DataFrame, table: ScoreTable, method: str, folder: Path) -> list[tuple[str, list[Link]]]:
-    """Return the links of each seed behind a row of a table; seeds without any file here have none."""
-    folders: Mapping[str, Path | None] = dict(zip(cells["cell"], cells["folder"], strict=True))
+    """Return the links of each seed behind a row of a table; seeds without any have no entry."""
     behind = table.answers[table.answers["method"] == method].drop_duplicates("cell")
+    places = cells[["cell", "folder", "address"]]
     by_seed = []
-    for cell, seed, evaluated in zip(behind["cell"], behind["seed"], behind["evaluated"], strict=True):
-        links = file_links(folders[cell], [evaluated], folder)
+    for cell in behind.merge(places, on="cell").itertuples():
+        links = cell_links(cell.folder, cell.address, cell.evaluated, folder)
         if links:
-            by_seed.append((f"seed {seed}", links))
+            by_seed.append((f"seed {cell.seed}", links))
     return by_seed
 
 
 def files_of_unfinished(cells: DataFrame, folder: Path | None) -> list[list[Link]]:
     """Return the links of each cell that is not done."""
-    folders = cells.loc[cells["state"] != "done", "folder"]
-    return [[] if folder is None else file_links(path, [], folder) for path in folders]
+    links: list[list[Link]] = []
+    for cell in cells[cells["state"] != "done"].itertuples():
+        links.append([] if folder is None else cell_links(cell.folder, cell.address, None, folder))
+    return links
 
 
-def file_links(of_cell: Path | None, evaluated: Sequence[str], folder: Path) -> list[Link]:
-    """Return the links to the files of a cell that exist here, relative to the page's folder."""
-    if of_cell is None:
-        return []
-    paths = {text: of_cell / name for text, name in FILES.items()}
-    for task in evaluated:
-        answers = sorted((of_cell / "samples").glob(f"evaluate-{glob.escape(task)}-*.jsonl"))
-        if answers:
-            paths["answers"] = answers[-1]
+def cell_links(of_cell: Path | None, address: str | None, evaluated: str | None, folder: Path) -> list[Link]:
+    """Return the links to the files of a cell that exist here, relative to the page's folder, and to its run."""
     links = []
-    for text, path in paths.items():
+    for text, path in cell_files(of_cell, evaluated).items():
         if path.is_file():
             relative = Path(os.path.relpath(path, folder))
             links.append((text, quote(relative.as_posix())))
+    if address is not None:
+        links.append(("run in MLflow", address))
     return links
+
+
+def cell_files(of_cell: Path | None, evaluated: str | None) -> dict[str, Path]:
+    """Return the files of a cell by the texts of their links; the answers are of the last evaluation of a task."""
+    if of_cell is None:
+        return {}
+    paths = {text: of_cell / name for text, name in FILES.items()}
+    if evaluated is not None:
+        answers = sorted((of_cell / "samples").glob(f"evaluate-{glob.escape(evaluated)}-*.jsonl"))
+        if answers:
+            paths["answers"] = answers[-1]
+    return paths

@@ -41,7 +41,7 @@ from harness.cells.provenance import Made
 from harness.commands import report
 from harness.config import Config
 from harness.matrix import cells
-from harness.page import content, figures, gather, page, sections, sentences
+from harness.page import content, figures, gather, links, page, sections, sentences
 from harness.page.content import CURVES, EVALUATIONS, OF_CELL, PageContent, ScoreTable, page_cells
 from harness.page.gather import content_of_experiment
 from harness.statistics import Estimate, mean_interval
@@ -142,11 +142,20 @@ def test_rows_link_to_the_files_of_their_cells(tmp_path: Path, mlflow_uri: str) 
     assert linked_files(None, page.render_page(of_config)) == []
 
 
+def test_runs_on_a_server_have_a_link_unless_its_address_may_hold_a_secret() -> None:
+    address = "http://server:5000/#/experiments/3/runs/abc/artifacts"
+    assert gather.run_address("http://server:5000/", "3", "abc") == address
+    assert links.cell_links(None, address, "countdown", Path()) == [("run in MLflow", address)]
+    for uri in ("http://user:word@server:5000", "http://server:5000?key=1", "sqlite:////tmp/mlflow.db", "a.zip"):
+        assert gather.run_address(uri, "3", "abc") is None
+
+
 def linked_files(path: Path | None, text: str = "") -> list[Path]:
     """Return the files that a page links to, in the order of its links."""
     seen = Elements(path.read_text() if path else text)
-    links = [str(attributes["href"]) for attributes in seen.named("a")]
-    files = [(path or Path()).parent / unquote(link) for link in links if not link.startswith("#")]
+    addresses = [str(attributes["href"]) for attributes in seen.named("a")]
+    outward = [address for address in addresses if not address.startswith("#")]
+    files = [(path or Path()).parent / unquote(address) for address in outward]
     assert all(file.is_file() for file in files)
     return [file.resolve() for file in files]
 
@@ -457,7 +466,8 @@ def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told:
     assert kept.lines[1] == ["clip_b", "0.350 ±0.300", ""]
     said = page.render_page(of)
     assert 'id="axes"' in said
-    assert 'aria-label="Entropy kept over train.updates, train.lr=1e-06, train.updates: countdown, tiny, train.lr=1e-06. ' in said
+    name = "Entropy kept over train.updates, train.lr=1e-06, train.updates: countdown, tiny, train.lr=1e-06"
+    assert f'aria-label="{name}. train.updates and Entropy kept.' in said
 
 
 def test_an_axis_of_names_keeps_the_order_of_the_configuration(told: PageContent) -> None:
