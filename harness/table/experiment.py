@@ -32,11 +32,12 @@ class Experiment:
                 f"the MLflow store at {visible_address(uri)} has no experiment {name!r}; `entrobench run` or "
                 "`entrobench sync` makes it" + hint
             )
-        self.source, self.name, self.uri, self.id = source, name, uri, known[name]
+        self.source, self.name, self.uri = source, name, uri
         runs = source.runs(known[name])
         self.summaries = [run for run in runs if run.tags.get(board.KIND) == board.SUMMARY]
         self.runs = [run for run in runs if run.tags.keys() >= board.OF_CELLS]
         self.outcomes: dict[str, Outcome] = {}
+        self.id = known[name]
 
     @property
     def done(self) -> dict[str, Run]:
