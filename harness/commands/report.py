@@ -1,4 +1,4 @@
-"""entrobench report: one self-contained HTML page with the table, the curves and the answers."""
+"""entrobench report: one self-contained HTML page with the finding, the table, the curves and the answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = (
 
 
 def add(commands: Commands) -> None:
-    text = "one self-contained HTML page: the table, the curves and the answers"
+    text = "one self-contained HTML page: the finding, the table, the curves and the answers"
     parser = command(commands, "report", text, EXAMPLES)
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a YAML file, or the name of one in configs/")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="a value in place of the file's")

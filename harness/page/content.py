@@ -14,6 +14,8 @@ group within which curves may share a figure.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +24,9 @@ import pandas
 from pandas import DataFrame
 
 from harness.base.errors import UserError
-from harness.statistics import pass_at_k
-from harness.table.leaderboard import LeaderboardRow, place_text
+from harness.statistics import Estimate, pass_at_k, share_interval
+from harness.table.compare import Comparison
+from harness.table.leaderboard import LeaderboardRow, mean_over_problems, place_text
 
 Record = dict[str, Any]  # a line of samples/evaluate-*.jsonl, or a part of the page for its template
 Samples = Callable[[str, str, int], list[Record]]  # of a cell, an evaluation task and a step
@@ -40,6 +43,8 @@ CELL_DEFAULTS: dict[str, Any] = {
     "device": "",
     "identity": {},
     "made": {},  # the recorded code and machine
+    "folder": None,  # of its files on this machine
+    "address": None,  # of its run on an MLflow server
     "times": None,  # of its first and its last record
 }
 CURVES = ["cell", "metric", "step", "value"]
@@ -49,7 +54,7 @@ OF_CELL = ["cell", "method", "task", "seed", "where", "training"]  # columns of 
 JUDGING = "time/judging_s"  # is spent within other phases, and so belongs to no sum
 QUESTIONS = 3  # problems whose answers are shown next to each other
 FORMULA = 40  # characters of an answer that fits into a narrow column
-ANSWERS = 16  # to a problem that are shown, of each method
+ANSWERS = 16  # distinct responses to a problem that are shown, of each method
 LONGEST_ANSWER = 300  # characters; of a longer one the middle is left out
 
 
@@ -61,6 +66,7 @@ class ScoreTable:
     rows: list[LeaderboardRow]
     answers: DataFrame  # the evaluations of the cells that are done, with OF_CELL
     questions: list[Record]
+    comparisons: list[Comparison]  # of both scores, in the order of the rows
 
     @property
     def k(self) -> int:
@@ -78,6 +84,18 @@ class ScoreTable:
             line["Distinct right answers"] = float(evaluation["right_distinct"].to_numpy().mean())
             lines.append(line)
         return DataFrame(lines, columns=["method", "seed", "step", *self.score_names])
+
+    def estimates(self, evaluations: DataFrame) -> dict[str, Estimate]:
+        """Return the scores of a method at a step over its seeds and problems, as the table computes them."""
+        by_seed = evaluations.pivot(index="seed", columns="problem", values=["right", "right_distinct"])
+        right_SJ = by_seed["right"].to_numpy(dtype="int64")
+        samples = int(evaluations["samples"].iloc[0])
+        distinct = mean_over_problems(by_seed["right_distinct"].to_numpy(dtype="float64"), most=math.inf)
+        estimates = {
+            "Avg@K": share_interval(right_SJ / samples),
+            f"Pass@{self.k}": share_interval(pass_at_k(samples, right_SJ, self.k)),
+        }
+        return estimates if distinct is None else {**estimates, "Distinct right answers": distinct}
 
     @property
     def score_names(self) -> list[str]:
@@ -129,6 +147,7 @@ def assemble_content(
     curves: DataFrame,
     evaluations: DataFrame,
     rows: list[LeaderboardRow],
+    comparisons: list[Comparison],
     samples: Samples,
     **fields: Any,
 ) -> PageContent:
@@ -143,7 +162,8 @@ def assemble_content(
     for (label, where), rows_of_table in rows_by_table.items():
         behind = answers_behind(label, where, answers)
         questions = chosen_questions(behind, samples) if len(behind) else []
-        tables.append(ScoreTable(f"{label}, {where}", rows_of_table, behind, questions))
+        compared = [comparison for comparison in comparisons if (comparison.task, comparison.where) == (label, where)]
+        tables.append(ScoreTable(f"{label}, {where}", rows_of_table, behind, questions, compared))
     return PageContent(rows=rows, cells=cells, curves=curves, tables=tables, **fields)
 
 
@@ -228,13 +248,13 @@ def by_problem(records: Sequence[Record]) -> dict[str, Record]:
 def method_answers(method: str | None, record: Record) -> Record:
     """Return the answers of one method to one problem; of the model before training, for which the method is None."""
     texts, verdicts = record["responses"], record["verdicts"]
+    times: Counter[str] = Counter(texts)
+    verdict_of = dict(zip(texts, verdicts, strict=True))
     shown, longest = [], 0
-    for place, (text, verdict) in enumerate(zip(texts[:ANSWERS], verdicts, strict=False)):
+    for text, number in times.most_common(ANSWERS):  # of equally frequent ones the first comes first
         start, left_out, end = shortened(text)
-        # A key with the name of a method of dict, such as copy, is the method in a template.
-        repeated = text in texts[:place]
         longest = max(longest, len(start))
-        shown.append({"start": start, "left_out": left_out, "end": end, "verdict": verdict, "repeated": repeated})
+        shown.append({"start": start, "left_out": left_out, "end": end, "verdict": verdict_of[text], "times": number})
     right_answers = set()
     for answer, verdict in zip(record["answers"], verdicts, strict=True):
         if verdict == "right":
@@ -242,6 +262,7 @@ def method_answers(method: str | None, record: Record) -> Record:
     return {
         "method": method,
         "shown": shown,
+        "more": len(times) - len(shown),  # distinct responses that are not shown
         "longest": longest,  # characters
         "total": len(texts),
         "distinct": distinct_answers(record),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pandas import DataFrame
 
 from harness.page.content import phase_times
-from harness.page.figures import Figure, Styles, by_method, over_steps, page_numbers
+from harness.page.figures import Figure, by_method, over_steps, page_numbers
+from harness.statistics import geometric_interval
 
 QUADRANTS = {  # a token's advantage, and the place of its S*
     "positive_above": "A > 0, S* > N",
@@ -16,7 +18,6 @@ QUADRANTS = {  # a token's advantage, and the place of its S*
     "negative_below": "A < 0, S* < N",
 }
 PHASES = ("rollout", "verify", "stats", "update", "critic", "sync", "dynamics", "evaluate")  # the order of bars
-BAR_STYLES = 8  # colors of bars, which repeat
 CLIPS = {
     "ratio/clipped_low": "Ratio clipped low",
     "ratio/clipped_high": "Ratio clipped high",
@@ -26,14 +27,14 @@ CLIPS = {
 }
 
 
-def training_figures(curves: DataFrame, styles: Styles) -> dict[str, list[Figure]]:
+def training_figures(curves: DataFrame, methods: Sequence[str]) -> dict[str, list[Figure]]:
     """Return the figures over the training steps by the titles of their groups; metrics without a value have none."""
     by_metric = dict(list(curves.groupby("metric")))
 
     def of(metric: str, title: str, y: str, note: str = "", *, small: bool = True, **options: Any) -> list[Figure]:
         if metric not in by_metric:
             return []
-        return [over_steps(title, note, y, by_metric[metric], styles, small=small, **options)]
+        return [over_steps(title, note, y, by_metric[metric], methods, small=small, **options)]
 
     quadrants = []
     for quadrant, label in QUADRANTS.items():
@@ -49,7 +50,9 @@ def training_figures(curves: DataFrame, styles: Styles) -> dict[str, list[Figure
                 "entropy/mean",
                 "Entropy over steps",
                 "nats a token",
-                "Full vocabulary, at the sampling temperature, of the policy before the update.",
+                "Full vocabulary, at the sampling temperature, of the policy before the update; geometric means over "
+                "seeds, as in the table.",
+                interval=geometric_interval,
                 small=False,
                 log_y=True,
             ),
@@ -57,7 +60,8 @@ def training_figures(curves: DataFrame, styles: Styles) -> dict[str, list[Figure
                 "entropy/answer",
                 "Entropy up to the end of the answer",
                 "nats a token",
-                "Without the tokens after an answer; all tokens of a response without one.",
+                "Without the tokens after an answer; all tokens of a response without one. Geometric means over seeds.",
+                interval=geometric_interval,
                 log_y=True,
             ),
         ],
@@ -78,28 +82,27 @@ def training_figures(curves: DataFrame, styles: Styles) -> dict[str, list[Figure
             *of("responses/distinct_answers", "Distinct answers", "per response of a group"),
             *of("responses/after_answer", "Text after the answer", "share of responses"),
         ],
-        "Time": time_figures(curves, styles),
+        "Time": time_figures(curves, methods),
     }
     return {title: of_group for title, of_group in figures.items() if of_group}
 
 
-def time_figures(curves: DataFrame, styles: Styles) -> list[Figure]:
+def time_figures(curves: DataFrame, methods: Sequence[str]) -> list[Figure]:
     """Return the seconds of a step by phase, as bars on each other."""
-    seconds = seconds_by_phase(curves, styles)
+    seconds = seconds_by_phase(curves, methods)
     recorded = set().union(*seconds.values())
     phases = [phase for phase in PHASES if phase in recorded]
     phases += sorted(recorded - set(PHASES))
     if not phases:
         return []
-    methods, lines = [], []
+    lines = []
     for method, by_phase in seconds.items():
-        methods.append({"name": method, "style": styles[method]})
         columns = [f"{by_phase.get(phase, 0.0):.3f}" for phase in phases]
         lines.append([method, *columns, f"{sum(by_phase.values()):.3f}"])
     series = []
-    for place, phase in enumerate(phases):
+    for phase in phases:
         x = page_numbers(by_phase.get(phase, 0.0) for by_phase in seconds.values())
-        series.append({"name": phase, "style": place % BAR_STYLES, "x": x, "methods": methods})
+        series.append({"name": phase, "x": x, "methods": list(seconds)})
     note = (
         "Seconds of a training step, mean over steps and seeds; evaluations are spread over the steps. Work that was "
         "repeated after an interruption is not counted, nor is loading."
@@ -108,10 +111,10 @@ def time_figures(curves: DataFrame, styles: Styles) -> list[Figure]:
     return [Figure("Time per phase", note, "bars", "seconds a step", "", series, header, lines)]
 
 
-def seconds_by_phase(curves: DataFrame, styles: Styles) -> dict[str, dict[str, float]]:
+def seconds_by_phase(curves: DataFrame, methods: Sequence[str]) -> dict[str, dict[str, float]]:
     """Return the seconds of a step in each phase, mean over the steps of all cells, by method and phase."""
     seconds = {}
-    for method, of_method in by_method(curves, styles):
+    for method, of_method in by_method(curves, methods):
         steps = of_method.groupby("cell")["step"].max().sum()
         totals = phase_times(of_method).groupby("metric")["value"].sum()
         if steps and len(totals):

@@ -1,12 +1,12 @@
 """The figures of the page as plain data: the series, their meaning, and the same numbers as a table.
 
-A series names a method; `style` is its place among the methods, which determines color, dashes and marker.
+A series has the name of a method, by which the page's script colors it, and lists of numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +14,12 @@ import numpy as np
 from pandas import DataFrame
 
 from harness.page.content import PageContent
-from harness.statistics import Estimate
+from harness.statistics import Estimate, mean_interval
 from harness.table.frames import BASE_MODEL
 from harness.terminal.layout import visible
 
-Series = dict[str, Any]  # name, style, and lists of numbers
-Styles = Mapping[str, int]
-BAND = {"y": "mean", "low": "min", "high": "max"}  # of a series, from the values of the seeds at a step
+Series = dict[str, Any]  # name, and lists of numbers
+Interval = Callable[[np.ndarray], Estimate]  # of the values of the seeds
 
 
 @dataclass(frozen=True)
@@ -63,41 +62,76 @@ def over_steps(
     note: str,
     y: str,
     curves: DataFrame,
-    styles: Styles,
+    methods: Sequence[str],
+    *,
+    interval: Interval = mean_interval,
+    small: bool = False,
+    **options: Any,
+) -> Figure:
+    """Return the figure of a metric: the mean over the seeds that have a number at a step, with its 95 % interval.
+
+    `curves`: a row for each method, seed and step.
+    """
+    estimates = {}
+    for method, of_method in by_method(curves[np.isfinite(curves["value"])], methods):
+        estimates[method] = estimates_by_step(of_method, interval)
+    return estimates_over_steps(title, note, y, estimates, small=small, **options)
+
+
+def estimates_by_step(of_method: DataFrame, interval: Interval) -> dict[int, Estimate]:
+    """Return the estimate over the seeds at each step."""
+    ordered = of_method.sort_values("step", kind="stable")
+    # Without groupby: a matrix has a hundred thousand such groups, and pandas takes long for each.
+    steps, starts = np.unique(ordered["step"].to_numpy(), return_index=True)
+    values = np.split(ordered["value"].to_numpy(dtype="float64"), starts[1:])
+    return {int(step): interval(of_step) for step, of_step in zip(steps, values, strict=True)}
+
+
+def estimates_over_steps(
+    title: str,
+    note: str,
+    y: str,
+    estimates: Mapping[str, Mapping[int, Estimate]],
     *,
     small: bool = False,
     **options: Any,
 ) -> Figure:
-    """Return the figure of a metric: the mean over the seeds that have a number at a step, and their range.
-
-    `curves`: a row for each method, seed and step.
-    """
+    """Return the figure of estimates by method and step."""
     series, lines = [], []
-    for method, of_method in by_method(curves[np.isfinite(curves["value"])], styles):
-        by_step = of_method.groupby("step")["value"].agg(["mean", "min", "max"])
-        drawn = {"name": method, "style": styles[method], "x": by_step.index.tolist()}
-        for key, column in BAND.items():
-            drawn[key] = page_numbers(by_step[column])
-        series.append(drawn)
-        first, last = by_step.iloc[0], by_step.iloc[-1]
+    for method, by_step in estimates.items():
+        series.append({"name": method, "x": list(by_step), **estimate_band(by_step.values())})
+        means = [estimate.mean for estimate in by_step.values()]
+        first, last = min(by_step), max(by_step)
         lines.append(
             [
                 method,
-                f"{short_number(first['mean'])} (step {first.name})",
-                f"{short_number(last['mean'])} (step {last.name})",
-                f"{short_number(last['min'])} to {short_number(last['max'])}",
-                short_number(by_step["mean"].min()),
-                short_number(by_step["mean"].max()),
+                f"{short_number(means[0])} (step {first})",
+                f"{short_number(means[-1])} (step {last})",
+                interval_text(by_step[last]),
+                short_number(min(means)),
+                short_number(max(means)),
             ]
         )
-    header = ["method", "first mean", "last mean", "seeds at the last step", "lowest mean", "highest mean"]
+    header = ["method", "first mean", "last mean", "its 95 % interval", "lowest mean", "highest mean"]
     return Figure(title, note, "lines", "step", y, series, header, lines, small, options)
 
 
-def by_method(frame: DataFrame, styles: Styles) -> Iterator[tuple[str, DataFrame]]:
+def estimate_band(estimates: Collection[Estimate]) -> dict[str, list[float | None]]:
+    """Return the means and the limits of estimates as series."""
+    return {"y": page_numbers(estimate.mean for estimate in estimates), **limits(estimates)}
+
+
+def interval_text(estimate: Estimate) -> str:
+    """Return the limits of an interval; empty if there is none."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"{short_number(estimate.low)} to {short_number(estimate.high)}"
+
+
+def by_method(frame: DataFrame, methods: Sequence[str]) -> Iterator[tuple[str, DataFrame]]:
     """Yield the rows of each method, sorted by seed, in the order of the methods."""
     groups = dict(list(frame.groupby("method")))
-    for method in styles:
+    for method in methods:
         if method in groups:
             yield method, groups[method].sort_values("seed", kind="stable")
 
@@ -106,15 +140,13 @@ def short_number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def styles_of(content: PageContent) -> dict[str, int]:
-    """Return the place of each method; the base model comes last if a table has it."""
-    methods = list(content.methods)
+def drawn_methods(content: PageContent) -> list[str]:
+    """Return the names that a series may have: the methods, and the base model if a table has it."""
     rows = list(content.rows)
     for table in content.tables:
         rows += table.rows
-    if any(row.method == BASE_MODEL for row in rows):
-        methods.append(BASE_MODEL)
-    return {method: place for place, method in enumerate(methods)}
+    has_base_model = any(row.method == BASE_MODEL for row in rows)
+    return [*content.methods, BASE_MODEL] if has_base_model else list(content.methods)
 
 
 def payload(figure: Figure) -> dict[str, Any]:

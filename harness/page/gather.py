@@ -13,7 +13,7 @@ import pandas
 from pandas import DataFrame
 
 from harness.base import files
-from harness.base.addresses import visible_address
+from harness.base.addresses import may_be_written, visible_address
 from harness.base.errors import Damaged, UserError
 from harness.cells.outcome import right_distinct
 from harness.cells.provenance import by_another_source, sources_in
@@ -29,13 +29,16 @@ from harness.page.content import (
     page_cells,
 )
 from harness.table.board import Board, Expected
+from harness.table.compare import comparisons
 from harness.table.experiment import Experiment
 from harness.table.frames import read_frames, setting_text
 from harness.table.leaderboard import leaderboard_rows
 from harness.table.packs import opened_packs
 from harness.table.select import runs_left_out
+from harness.tracking.artifacts import artifact_folder
 from harness.tracking.reader import reader
 from harness.tracking.runs import Curves, Run
+from harness.tracking.store import is_server
 
 DRAWN_METRICS = re.compile(
     r"entropy/(mean|answer)|reward/(mean|groups_without_signal)|ratio/clipped_(low|high)"
@@ -64,7 +67,8 @@ def content_of_config(config: Config, matrix: Sequence[Cell], command: str | Non
             notes.append(f"{OTHER_SOURCE} {labels[key]}: {reason}; `entrobench run` runs it again.")
         marked = renamed_methods(board, names)
         settings = dataclasses.asdict(config)
-        return content_of_board(experiment, marked, notes=notes, command=command, settings=settings)
+        folders = {cell.id: cell.folder for cell in matrix}
+        return content_of_board(experiment, marked, notes=notes, command=command, settings=settings, folders=folders)
 
 
 def content_of_experiment(uri: str, name: str) -> PageContent:
@@ -85,7 +89,8 @@ def content_of_packs(paths: Sequence[Path]) -> PageContent:
     with opened_packs(paths) as experiment:
         [board] = experiment.boards()
         source = f"the files {', '.join(path.name for path in paths)}"
-        return content_of_board(experiment, board, notes=[], origin=source)
+        # The files of a pack lie in a temporary folder, which no link may lead to.
+        return content_of_board(experiment, board, notes=[], origin=source, folders={})
 
 
 def outdated_cells(experiment: Experiment, board: Board) -> dict[str, str]:
@@ -114,10 +119,12 @@ def content_of_board(
     command: str | None = None,
     settings: Mapping[str, Any] | None = None,
     origin: str | None = None,
+    folders: Mapping[str, Path] | None = None,
 ) -> PageContent:
     """Return the content of a matrix's page.
 
-    `settings` default to the newest run's. `origin` is the source of the runs; the default is MLflow.
+    `settings` default to the newest run's. `origin` is the source of the runs; the default is MLflow. `folders` of
+    the cells default to the folders of their runs' artifacts, where these are on this machine.
     """
     expected = {cell.cell for cell in board.expected}
     runs = {}
@@ -133,6 +140,11 @@ def content_of_board(
             record |= run_fields(runs[cell.cell], curves[cell.cell])
             spec = specs[cell.cell]
             record["identity"] = {} if spec is None else spec.identity
+            if folders is None:
+                record["folder"] = artifact_folder(runs[cell.cell].artifacts, experiment.uri)
+            else:
+                record["folder"] = folders.get(cell.cell)
+            record["address"] = run_address(experiment.uri, experiment.id, runs[cell.cell].id)
         records.append(record)
 
     page_notes = list(notes)  # more are added as the samples are read
@@ -153,6 +165,7 @@ def content_of_board(
         curves_frame(curves),
         evaluations_of_runs(experiment, runs),
         leaderboard_rows(frames, board.baseline, board.ks),
+        comparisons(frames, board.baseline, board.ks),
         samples,
         name=board.experiment,
         source=origin or f"MLflow at {visible_address(experiment.uri)}",
@@ -193,6 +206,13 @@ def run_fields(run: Run, curves: Curves) -> dict[str, Any]:
         "made": origin_of_run(run),
         "times": first_and_last_time(curves),
     }
+
+
+def run_address(uri: str, experiment: str, run: str) -> str | None:
+    """Return the address of a run's files on an MLflow server; None for other stores and for addresses with secrets."""
+    if not is_server(uri) or not may_be_written(uri):
+        return None
+    return f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run}/artifacts"
 
 
 def origin_of_run(run: Run) -> dict[str, Any]:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 from pandas import DataFrame
 
 from harness.base import files
 from harness.base.addresses import without_secrets
-from harness.page import curves, figures, scores, sentences
-from harness.page.content import ANSWERS, QUESTIONS, PageContent, ScoreTable
-from harness.page.figures import Figure, Styles
+from harness.page import figures, sentences
+from harness.page.content import ANSWERS, QUESTIONS, PageContent
+from harness.page.figures import Figure
+from harness.page.finding import colored_methods, finding_sentences
+from harness.page.forest import forest_plot
+from harness.page.links import files_of_method, files_of_unfinished
+from harness.page.sections import sections_of
+from harness.statistics import geometric_interval
 from harness.table import columns, render
-from harness.table.leaderboard import LeaderboardRow
 from harness.terminal.layout import visible
 from harness.terminal.units import plural
 
@@ -29,20 +33,15 @@ if TYPE_CHECKING:
     from harness.page.plots import Series
 
 TEMPLATES = Path(__file__).parent / "templates"
-PAGE, STYLE, SCRIPT = "page.html.j2", "page.css", "page.js"
-SEEDS = "Lines are means over seeds; bands are the range of the seeds, from lowest to highest, and no interval."
+PAGE, STYLE, SCRIPTS = "page.html.j2", "page.css", ("draw.js", "page.js")
 AXES_OF_CELLS = ("method", "task", "evaluation_tasks", "model", "seed")  # keys of an identity
 LEADING_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
-TitledFigures = tuple[str, list[Figure]]
-# Of the page: id, title, text, groups (each with one legend: a title, empty where none is needed, and figures with
-# their ids), and the names of all series.
-Section = dict[str, Any]
 TableCell = dict[str, Any]  # text; mark: BETTER, WORSE or nothing; value: that it is sorted by, None for its text
 
 
 def write_page(content: PageContent, path: Path) -> Path:
-    files.write_text(path, render_page(content))
+    files.write_text(path, render_page(content, path.parent))
     return path
 
 
@@ -50,31 +49,35 @@ def write_pictures(content: PageContent, folder: Path) -> None:
     """Write the two curves that documents show, as SVG: Pass@k and the entropy over steps."""
     from harness.page.plots import plot
 
-    styles = figures.styles_of(content)
+    methods = figures.drawn_methods(content)
     several = content.cells["where"].nunique() > 1
     split = content.settings["eval"]["split"]
     for table in content.tables:
         headline = f"Pass@{table.k}"
-        passed = series_by_method(table.scores, headline, styles)
+        passed = series_by_method(table.scores, headline, methods)
         label = picture_label(table.rows[0].task, table.rows[0].where, several)
         svg = plot(passed, f"{headline} on {label}, {split} problems", headline)
         files.write_text(folder / f"pass_at_{table.k}-{file_name(label)}.svg", svg)
     for _, cells, of_training in content.trainings():
-        entropy = series_by_method(of_training[of_training["metric"] == "entropy/mean"], "value", styles)
+        entropy = series_by_method(of_training[of_training["metric"] == "entropy/mean"], "value", methods)
         first = cells.iloc[0]
         label = picture_label(first["task"], first["where"], several)
-        svg = plot(entropy, f"Entropy while training on {label}", "nats a token", "log")
+        svg = plot(entropy, f"Entropy while training on {label}", "nats a token", "log", average=geometric_mean)
         files.write_text(folder / f"entropy-{file_name(label)}.svg", svg)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return geometric_interval(np.array(values)).mean
 
 
 def picture_label(task: str, where: str, several: bool) -> str:
     return f"{task}-{where}" if several else task
 
 
-def series_by_method(frame: DataFrame, column: str, styles: Styles) -> dict[str, Series]:
+def series_by_method(frame: DataFrame, column: str, methods: Sequence[str]) -> dict[str, Series]:
     """Return the values of the seeds at each step, by method."""
     series = {}
-    for method, of_method in figures.by_method(frame, styles):
+    for method, of_method in figures.by_method(frame, methods):
         series[method] = of_method.groupby("step")[column].agg(list).to_dict()
     return series
 
@@ -84,9 +87,9 @@ def file_name(text: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", text)
 
 
-def render_page(content: PageContent) -> str:
+def render_page(content: PageContent, folder: Path | None = None) -> str:
+    """Return the page; links to the files of cells are relative to `folder`, and left out without it."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from plotly.offline import get_plotlyjs
 
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -96,40 +99,55 @@ def render_page(content: PageContent) -> str:
         finalize=visible_text,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    sections = sections_of(content)
-    tables = []
-    for table in content.tables:
-        tables.append((table.title, *page_table(table.rows)))
-    components = {}
-    for method in content.methods:
-        components[method] = method_parts(content.cells, method)
+    finding, *others = sections_of(content)
     drawn = {}
-    for section in sections:
+    for section in (finding, *others):
         for _, of_group in section["groups"]:
             for figure_id, figure in of_group:
                 drawn[figure_id] = figures.payload(figure)
+    components = {}
+    for method in content.methods:
+        components[method] = method_parts(content.cells, method)
+    methods = figures.drawn_methods(content)
     return environment.get_template(PAGE).render(
         content=content,
-        styles=figures.styles_of(content),
+        methods=methods,
+        colored=colored_methods(content, methods),
+        findings=findings_of(content, dict(finding["groups"])),
         summary=sentences.summary(content),
-        tables=tables,
+        tables=page_tables(content, folder),
         notes=render.row_notes(content.rows),
-        sections=sections,
+        sections=others,
         drawn=drawn,
         unfinished=content.cells[content.cells["state"] != "done"],
+        unfinished_files=files_of_unfinished(content.cells, folder),
         components=components,
         differences=setting_differences(content.cells),
         settings=without_secrets(yaml.safe_dump(content.settings, sort_keys=False, allow_unicode=True)),
         origin=origin_lines(content.cells),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=version("entrobench"),
-        plotly_version=version("plotly"),
         questions=QUESTIONS,
         answers=ANSWERS,
         style=(TEMPLATES / STYLE).read_text(),
-        script=(TEMPLATES / SCRIPT).read_text(),
-        library=get_plotlyjs(),
+        scripts=[(TEMPLATES / name).read_text() for name in SCRIPTS],
     )
+
+
+def findings_of(content: PageContent, pareto: Mapping[str, list[tuple[str, Figure]]]) -> list[dict[str, Any]]:
+    """Return the finding of each table with its pictures."""
+    findings = []
+    for table in content.tables:
+        title = table.title if len(content.tables) > 1 else ""
+        findings.append(
+            {
+                "title": title,
+                "sentences": finding_sentences(table),
+                "forest": forest_plot(table),
+                "figures": pareto.get(title, []),
+            }
+        )
+    return findings
 
 
 def visible_text(value: Any) -> Any:
@@ -137,70 +155,17 @@ def visible_text(value: Any) -> Any:
     return visible(value) if type(value) is str else value
 
 
-def sections_of(content: PageContent) -> list[Section]:
-    """Return the sections that consist of figures, without empty ones."""
-    styles, numbers = figures.styles_of(content), itertools.count(1)
-    trainings = {}
-    for title, _, of_training in content.trainings():
-        trainings[title] = curves.training_figures(of_training, styles)
-
-    def section(id: str, title: str, text: str, groups: Sequence[TitledFigures]) -> Section:
-        numbered, names = [], set()
-        for name, of_group in groups:
-            if of_group:
-                with_ids = []
-                for figure in of_group:
-                    with_ids.append((f"figure-{next(numbers)}", figure))
-                    names |= {series["name"] for series in figure.series}
-                numbered.append((name if len(groups) > 1 else "", with_ids))
-        return {"id": id, "title": title, "text": text, "groups": numbered, "names": names}
-
-    def of_tables(draw: Callable[[ScoreTable, Styles], list[Figure]]) -> list[TitledFigures]:
-        return [(table.title, draw(table, styles)) for table in content.tables]
-
-    def training(group: str) -> list[TitledFigures]:
-        return [(title, by_group.get(group, [])) for title, by_group in trainings.items()]
-
-    sections = [
-        section("scores", "Scores", "", of_tables(scores.score_figures)),
-        section(
-            "axes",
-            "Scores over settings",
-            "The further axes of the configuration, apart from methods, tasks, models and seeds, one at a time. All "
-            "other settings are the same within a figure.",
-            scores.axis_groups(content.rows, styles),
-        ),
-        section("progress", "Scores over steps", SEEDS, of_tables(scores.progress_figures)),
-        section("entropy", "Entropy", SEEDS, training("Entropy")),
-        section("rewards", "Rewards", SEEDS, training("Rewards")),
-        section(
-            "quadrants",
-            "Quadrants",
-            "A token's quadrant is given by the sign of its advantage A, and by whether its S* lies above or below its "
-            "expectation N. To first order A > 0 with S* > N and A < 0 with S* < N lower the entropy, the other two "
-            "raise it. Push: what the tokens of a quadrant that were not dropped add to the predicted change. " + SEEDS,
-            training("Quadrants"),
-        ),
-        section("clips", "Clips", SEEDS, training("Clips")),
-        section("lengths", "Responses", f"Of the training batches. {SEEDS}", training("Lengths")),
-        section("time", "Time", "", training("Time")),
-        section(
-            "problems",
-            "Problems lost and won",
-            "Each point is a problem: how often the model solved it before any training, and how often after; on the "
-            "line nothing changed. Squares were lost: solved at least once before, never after. Triangles were won: "
-            "never before, at least once after.",
-            of_tables(scores.problem_figures),
-        ),
-        section("seeds", "Seeds", "", of_tables(scores.seed_figures)),
-    ]
-    return [candidate for candidate in sections if candidate["groups"]]
-
-
-def page_table(rows: Sequence[LeaderboardRow]) -> tuple[list[str], list[list[TableCell]]]:
-    """Return the header and the lines of a table of scores."""
-    header, *lines = columns.table_lines(rows)
-    return header, [list(map(table_cell, line)) for line in lines]
+def page_tables(content: PageContent, folder: Path | None) -> list[dict[str, Any]]:
+    """Return the tables of scores, with links to the files of the cells behind each row."""
+    tables = []
+    for table in content.tables:
+        header, *lines = columns.table_lines(table.rows)
+        rows = []
+        for row, line in zip(table.rows, lines, strict=True):
+            files_of_row = [] if folder is None else files_of_method(content.cells, table, row.method, folder)
+            rows.append({"method": row.method, "cells": list(map(table_cell, line)), "files": files_of_row})
+        tables.append({"title": table.title, "header": header, "rows": rows})
+    return tables
 
 
 def table_cell(text: str) -> TableCell:

@@ -1,53 +1,84 @@
-"""The figures of a table of scores: over k, along axes, over steps, by seed and by problem."""
+"""The figures of a table of scores: one against another, over k, along axes, over steps, by seed and by problem."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from pandas import DataFrame
 
 from harness.page.content import ScoreTable, last_answers
-from harness.page.figures import Figure, Styles, by_method, limits, over_steps, page_number, page_numbers
+from harness.page.figures import (
+    Figure,
+    Series,
+    by_method,
+    estimate_band,
+    estimates_over_steps,
+    limits,
+    page_number,
+    page_numbers,
+)
 from harness.statistics import Estimate
 from harness.table.columns import format_estimate
-from harness.table.frames import setting_text
+from harness.table.frames import BASE_MODEL, setting_text
 from harness.table.leaderboard import LeaderboardRow, place_text
 from harness.terminal.units import plural
 
 LISTED_PROBLEMS = 12  # problems that a table names
 
 
-def score_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
-    """Return Avg@K against Pass@k, distinct right answers and the entropy that is kept, and Pass@k over k."""
+def pareto_figure(table: ScoreTable) -> Figure | None:
+    """Return Avg@K against Pass@K with the base model; None before any cell is done."""
+    rows = [row for row in table.rows if row.avg_at_k is not None]
+    if not rows:
+        return None
+    headline = f"Pass@{table.k}"
+    figure = points_figure(
+        f"Avg@K against {headline}",
+        "Bars are the table's 95 % intervals, of each method alone; whether two methods differ is a question for the "
+        "paired differences. The dashed line is the front: the methods that no other beats in both means.",
+        ("Avg@K", headline),
+        [(row, row.avg_at_k, row.pass_at_k[row.k]) for row in rows],
+    )
+    front = front_methods(figure.series)
+    header = [*figure.header, "on the front"]
+    lines = []
+    for line in figure.lines:
+        lines.append([*line, "yes" if line[0] in front else ""])
+    return dataclasses.replace(figure, header=header, lines=lines, options={"front": front})
+
+
+def front_methods(series: Sequence[Series]) -> list[str]:
+    """Return the trained methods whose point no other has at its upper right, from the highest Avg@K down."""
+    points = [(*one["x"], *one["y"], one["name"]) for one in series if one["name"] != BASE_MODEL]
+    front = []
+    highest = -math.inf
+    for _, y, name in sorted(points, key=lambda point: (-point[0], -point[1])):
+        if y > highest:
+            front.append(name)
+            highest = y
+    return front
+
+
+def score_figures(table: ScoreTable) -> list[Figure]:
+    """Return Avg@K against distinct right answers and the entropy that is kept, and Pass@k over k."""
     rows = [row for row in table.rows if row.avg_at_k is not None]
     if not rows:
         return []
-    headline = f"Pass@{table.k}"
-    against_pass, against_distinct, over_entropy = [], [], []
+    against_distinct, over_entropy = [], []
     for row in rows:
-        against_pass.append((row, row.avg_at_k, row.pass_at_k[row.k]))
         against_distinct.append((row, row.avg_at_k, row.right_distinct))
         over_entropy.append((row, row.entropy_kept, row.avg_at_k))
     return [
-        points_figure(
-            f"Avg@K against {headline}",
-            "One point a method, and one of the base model. Bars are the table's 95 % intervals over seeds and "
-            "problems. They are of each method alone; whether two differ is a question for the paired differences of "
-            "the table.",
-            ("Avg@K", headline),
-            against_pass,
-            styles,
-        ),
         points_figure(
             "Avg@K against distinct right answers",
             "Distinct right answers: the number to a problem, of all its samples. Bars are 95 % intervals over seeds "
             "and problems, of each method alone.",
             ("Avg@K", "distinct right answers"),
             against_distinct,
-            styles,
         ),
         points_figure(
             "Avg@K against entropy kept",
@@ -55,9 +86,8 @@ def score_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
             "seeds. Horizontal bars are its 95 % intervals, vertical ones the table's.",
             ("entropy kept", "Avg@K"),
             over_entropy,
-            styles,
         ),
-        over_k(rows, styles),
+        over_k(rows),
     ]
 
 
@@ -66,7 +96,6 @@ def points_figure(
     note: str,
     names: tuple[str, str],
     points: Sequence[tuple[LeaderboardRow, Estimate | None, Estimate | None]],
-    styles: Styles,
 ) -> Figure:
     """Return a point with its intervals for each row that has both numbers; `names`: of x and y."""
     series, lines = [], []
@@ -75,7 +104,6 @@ def points_figure(
             series.append(
                 {
                     "name": row.method,
-                    "style": styles[row.method],
                     "x": [page_number(x.mean)],
                     "y": [page_number(y.mean)],
                     "x_limits": limits([x]),
@@ -86,12 +114,12 @@ def points_figure(
     return Figure(title, note, "points", *names, series, ["method", *names], lines)
 
 
-def over_k(rows: Sequence[LeaderboardRow], styles: Styles) -> Figure:
+def over_k(rows: Sequence[LeaderboardRow]) -> Figure:
     ks = sorted(set().union(*(row.pass_at_k for row in rows)))
     series, lines = [], []
     for row in rows:
-        drawn = {"name": row.method, "style": styles[row.method], "x": list(row.pass_at_k)}
-        series.append({**drawn, **estimate_band(row.pass_at_k.values())})
+        band = estimate_band(row.pass_at_k.values())
+        series.append({"name": row.method, "x": list(row.pass_at_k), **band})
         lines.append([row.method, *estimate_texts(row.pass_at_k, ks)])
     return Figure(
         "Pass@k over k",
@@ -106,17 +134,12 @@ def over_k(rows: Sequence[LeaderboardRow], styles: Styles) -> Figure:
     )
 
 
-def estimate_band(estimates: Collection[Estimate]) -> dict[str, list[float | None]]:
-    """Return the means and the limits of estimates as series."""
-    return {"y": page_numbers(estimate.mean for estimate in estimates), **limits(estimates)}
-
-
 def estimate_texts(estimates: Mapping[Any, Estimate | None], keys: Sequence[Any]) -> list[str]:
     """Return the estimates as the cells of a line; a missing one is empty."""
     return [format_estimate(estimates.get(key)) for key in keys]
 
 
-def axis_groups(rows: Sequence[LeaderboardRow], styles: Styles) -> list[tuple[str, list[Figure]]]:
+def axis_groups(rows: Sequence[LeaderboardRow]) -> list[tuple[str, list[Figure]]]:
     """Return the scores over the values of each further axis of a matrix.
 
     Each task, each model, and each combination of values at the other axes has figures of its own.
@@ -133,11 +156,11 @@ def axis_groups(rows: Sequence[LeaderboardRow], styles: Styles) -> list[tuple[st
         for (task, model, held), of_group in alike.items():
             if len({row.setting[axis] for row in of_group}) > 1:
                 title = place_text(f"{axis}: {task}", model, held)
-                groups.append((title, over_axis(axis, held, of_group, styles)))
+                groups.append((title, over_axis(axis, held, of_group)))
     return groups
 
 
-def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow], styles: Styles) -> list[Figure]:
+def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow]) -> list[Figure]:
     """Return the scores over the values of one axis; `held`: the values at the others, as text."""
     values, numbers, options = axis_values(axis, rows)
     scores: dict[str, tuple[dict[str, Any], Callable[[LeaderboardRow], Estimate | None]]] = {
@@ -161,7 +184,7 @@ def over_axis(axis: str, held: str, rows: Sequence[LeaderboardRow], styles: Styl
                     x.append(numbers.get(value, value))
                     drawn.append(estimate)
             if drawn:
-                series.append({"name": method, "style": styles[method], "x": x, **estimate_band(drawn)})
+                series.append({"name": method, "x": x, **estimate_band(drawn)})
         if series:
             title = place_text(f"{name} over {axis}", held)
             note = "Points are rows of the table, bands its 95 % intervals."
@@ -197,20 +220,23 @@ def finite_number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def progress_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
+def progress_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
     """Return the scores over the steps, where more than the beginning and the end was evaluated."""
     if table.answers["step"].nunique() < 3:
         return []
-    scores = table.scores
+    by_score: dict[str, dict[str, dict[int, Estimate]]] = {name: {} for name in table.score_names}
+    for method, of_method in by_method(table.answers, methods):
+        for step, evaluations in of_method.groupby("step"):
+            for name, estimate in table.estimates(evaluations).items():
+                by_score[name].setdefault(method, {})[int(step)] = estimate
+    note = "Of the evaluation problems, with the intervals of the table: over seeds and problems."
     figures = []
-    for name in table.score_names:
-        note = "Of the evaluation problems, mean over them."
-        curves = scores.assign(value=scores[name])
-        figures.append(over_steps(f"{name} over steps", note, name, curves, styles))
+    for name, estimates in by_score.items():
+        figures.append(estimates_over_steps(f"{name} over steps", note, name, estimates))
     return figures
 
 
-def seed_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
+def seed_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
     """Return the scores of each seed."""
     scores = table.scores
     is_last = scores["step"] == scores.groupby(["method", "seed"])["step"].transform("max")
@@ -220,7 +246,7 @@ def seed_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
     figures = []
     for name in table.score_names:
         series, lines = [], []
-        for method, of_method in by_method(last_scores, styles):
+        for method, of_method in by_method(last_scores, methods):
             values = of_method.set_index("seed")[name]
             line, text = [method], []
             for seed, seed_name in zip(seeds, seed_names, strict=True):
@@ -229,7 +255,7 @@ def seed_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
                     text.append(seed_name)
                 else:
                     line.append("")
-            series.append({"name": method, "style": styles[method], "x": page_numbers(values), "text": text})
+            series.append({"name": method, "x": page_numbers(values), "text": text})
             lines.append(line)
         note = "One marker a seed, of the last evaluation; the mean over its problems."
         header = ["method", *seed_names]
@@ -237,22 +263,20 @@ def seed_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
     return figures
 
 
-def problem_figures(table: ScoreTable, styles: Styles) -> list[Figure]:
+def problem_figures(table: ScoreTable, methods: Sequence[str]) -> list[Figure]:
     """Return a figure for each method: the pass rate of each problem before training and after it."""
     before = table.answers[table.answers["step"] == 0]
     last = last_answers(table.answers)
     after = dict(list(last[last["cell"].isin(before["cell"])].groupby("method")))
     figures = []
-    for method, of_method in by_method(before, styles):
+    for method, of_method in by_method(before, methods):
         seeds = of_method["seed"].nunique()
         rates_after = mean_rates(after[method].sort_values("seed", kind="stable"))
-        figures.append(rates_figure(method, mean_rates(of_method), rates_after, seeds, styles))
+        figures.append(rates_figure(method, mean_rates(of_method), rates_after, seeds))
     return figures
 
 
-def rates_figure(
-    method: str, before: Mapping[str, float], after: Mapping[str, float], seeds: int, styles: Styles
-) -> Figure:
+def rates_figure(method: str, before: Mapping[str, float], after: Mapping[str, float], seeds: int) -> Figure:
     """Return the figure of the problems of one method by their rates before and after training."""
     groups: dict[str, list[str]] = {"other problems": [], "lost": [], "won": []}
     less_often = more_often = equally_often = 0
@@ -272,7 +296,7 @@ def rates_figure(
     for name, problems in groups.items():
         x = page_numbers(map(before.__getitem__, problems))
         y = page_numbers(map(after.__getitem__, problems))
-        series.append({"name": name, "style": styles[method], "x": x, "y": y, "text": problems})
+        series.append({"name": name, "x": x, "y": y, "text": problems})
     lost, won = groups["lost"], groups["won"]
     lines = [
         ["lost", str(len(lost)), listed_problems(lost)],

@@ -13,6 +13,8 @@ from harness.table.columns import BETTER, MIXED, WORSE, format_estimate, sign_ma
 from harness.table.frames import BASE_MODEL
 from harness.table.leaderboard import LeaderboardRow
 
+LISTED = 12  # methods that a sentence names; the tables name all
+
 
 def summary(content: PageContent) -> list[tuple[str, list[str]]]:
     """Return the titles of the summary, each with its sentences; the first, on everything, has no title."""
@@ -102,7 +104,12 @@ def difference_sentence(name: str, differences: dict[str, Estimate | None], base
     """Say of one score which methods are better and worse than the baseline, and which are neither."""
     by_mark: dict[str, list[str]] = {BETTER: [], WORSE: [], "": []}
     without = []
-    for method, difference in differences.items():
+
+    def size(item: tuple[str, Estimate | None]) -> float:
+        return 0.0 if item[1] is None else -abs(item[1].mean)
+
+    # The largest first, since a sentence names only the first of many.
+    for method, difference in sorted(differences.items(), key=size):
         if difference is None or not has_interval(difference):
             without.append(method)
             continue
@@ -157,6 +164,8 @@ def time_ratios(table: ScoreTable, cells: DataFrame, baseline: str) -> dict[str,
 
 
 def enumeration(words: Sequence[str]) -> str:
-    """Return words as in a sentence: `a, b and c`."""
+    """Return words as in a sentence: `a, b and c`; of many only the first, and how many more there are."""
+    if len(words) > LISTED:
+        words = [*words[:LISTED], f"{len(words) - LISTED} more"]
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last

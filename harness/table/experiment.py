@@ -41,6 +41,7 @@ class Experiment:
             elif run.tags.keys() >= board.OF_CELLS:
                 self.runs.append(run)
         self.outcomes: dict[str, Outcome] = {}
+        self.id = known[name]
 
     @property
     def done(self) -> dict[str, Run]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from harness.base import files
 from harness.cells import checksums, evaluation_files
@@ -22,6 +24,8 @@ BEGAN = 1.0e9  # seconds since 1970
 PROBLEMS = ["easy", "lost", "won", "never"]
 SAMPLES = 4
 SOLUTIONS = [4, 4, 8, 1]
+MANY_PROBLEMS = [f"problem {i}" for i in range(40)]
+FIFTY = ["grpo", *(f"method_{i}(an_option={i})" for i in range(1, 50))]
 QUADRANTS = [f"{sign}_{side}" for sign in ("positive", "negative") for side in ("above", "below")]
 HOSTILE = ["<script>alert(1)</script>", "$x^{$ %{y}", "größe-方法-🙂", '"quoted" & <b>bold</b>']
 HOSTILE_TEXT = "</script><script>alert(2)</script><img src=x onerror=alert(3)> $x^{$ 漢字"
@@ -42,11 +46,23 @@ def specs(
     return found
 
 
+RightAt = Callable[[int, int, int], list[list[int]]]  # of a level, a seed and a step
+
+
 def right_of(level: int, seed: int, step: int) -> list[list[int]]:
     """Return made-up verdicts on PROBLEMS: one always solved, one lost, one won, one never solved."""
     end = step == STEPS
     row = [int(sample <= level % 3 + seed % 2) for sample in range(SAMPLES)]
     return [[1] * SAMPLES, [0] * SAMPLES if end else row, row if end else [0] * SAMPLES, [0] * SAMPLES]
+
+
+def ranked_right(level: int, seed: int, step: int) -> list[list[int]]:
+    """Return made-up verdicts on MANY_PROBLEMS: each method has an ability, which only training brings out."""
+    drawn = np.random.default_rng([level if step else 0, seed, step])
+    difficulties = np.linspace(-2, 2, len(MANY_PROBLEMS))
+    ability = 0.04 * (level % 50 - 20) * step / STEPS
+    chances = 1 / (1 + np.exp(difficulties - ability))
+    return [(drawn.random(SAMPLES) < chance).astype(int).tolist() for chance in chances]
 
 
 def answers_of(level: int, problem: str) -> list[int]:
@@ -85,7 +101,14 @@ def metrics_of(level: int, seed: int, step: int) -> dict[str, float]:
 
 
 def fill(
-    folder: Path, spec: CellSpec, tasks: Sequence[str], level: int, text: str = "answer", began: float = BEGAN
+    folder: Path,
+    spec: CellSpec,
+    tasks: Sequence[str],
+    level: int,
+    text: str = "answer",
+    began: float = BEGAN,
+    problems: Sequence[str] = PROBLEMS,
+    right_at: RightAt = right_of,
 ) -> None:
     """Write the folder of a done cell; `level` makes its numbers differ from those of other methods."""
     spec.write(folder)
@@ -94,10 +117,10 @@ def fill(
     for step in range(1, STEPS + 1):
         log.append(step, began + 60.0 * step, metrics_of(level, spec.key.seed, step))
     for task, step in itertools.product(tasks, (0, 2, STEPS)):
-        right = right_of(level, spec.key.seed, step)
-        record = {"task": task, "step": step, "problems": PROBLEMS, "right": right, "flags": []}
-        distinct = [distinct_right(level, problem, row) for problem, row in zip(PROBLEMS, right, strict=True)]
-        record |= {"right_distinct": distinct, "solutions": SOLUTIONS}
+        right = right_at(level, spec.key.seed, step)
+        record = {"task": task, "step": step, "problems": [*problems], "right": right, "flags": []}
+        distinct = [distinct_right(level, problem, row) for problem, row in zip(problems, right, strict=True)]
+        record |= {"right_distinct": distinct, "solutions": (SOLUTIONS * len(problems))[: len(problems)]}
         evaluation_files.write_evaluation(folder, record)
         files.write_lines(
             folder / "samples" / f"evaluate-{task}-{step:06d}.jsonl",
@@ -109,7 +132,7 @@ def fill(
                     "answers": [str(answer) for answer in answers_of(level, problem)],
                     "verdicts": ["right" if each else "wrong" for each in verdicts],
                 }
-                for problem, verdicts in zip(PROBLEMS, right, strict=True)
+                for problem, verdicts in zip(problems, right, strict=True)
             ],
         )
     checksums.write_checksums(folder)
@@ -136,15 +159,19 @@ def experiment(
     seeds: Sequence[int] = (0, 1),
     failed: Sequence[tuple[str, int]] = (),
     text: str = "answer",
+    **options: Any,
 ) -> list[CellSpec]:
-    """Send a matrix to MLflow in which some methods and seeds failed; each task is evaluated separately."""
+    """Send a matrix to MLflow in which some methods and seeds failed; each task is evaluated separately.
+
+    `options`: of `fill`.
+    """
     cells = specs(name, methods, tasks, models, seeds)
     for spec in cells:
         folder = root / spec.id
         if (spec.key.method, spec.key.seed) in failed:
             fail(folder, spec, f"out of memory {text}")
         else:
-            fill(folder, spec, [spec.key.task], [*methods].index(spec.key.method), text)
+            fill(folder, spec, [spec.key.task], [*methods].index(spec.key.method), text, **options)
         sync.sync(folder, uri)
     return cells
 

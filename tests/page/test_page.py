@@ -12,9 +12,11 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
+import scipy.stats
 import yaml
 from matrices import (
     BEGAN,
@@ -39,7 +41,7 @@ from harness.cells.provenance import Made
 from harness.commands import report
 from harness.config import Config
 from harness.matrix import cells
-from harness.page import content, figures, gather, page, sentences
+from harness.page import content, figures, gather, links, page, sections, sentences
 from harness.page.content import CURVES, EVALUATIONS, OF_CELL, PageContent, ScoreTable, page_cells
 from harness.page.gather import content_of_experiment
 from harness.statistics import Estimate, mean_interval
@@ -64,7 +66,7 @@ def told_of(migrated: Path, root: Path, **given: Any) -> PageContent:
 
 
 def every_figure(of: PageContent) -> list[figures.Figure]:
-    return [figure for section in page.sections_of(of) for _, group in section["groups"] for _, figure in group]
+    return [figure for section in sections.sections_of(of) for _, group in section["groups"] for _, figure in group]
 
 
 def titled(of: PageContent, title: str) -> figures.Figure:
@@ -95,7 +97,9 @@ def test_a_configuration_and_an_experiment_alone_give_the_same_page(
     assert (here.command, there.command) == ("entrobench run smoke", None)
     for field in ("name", "baseline", "methods", "rows"):
         assert getattr(here, field) == getattr(there, field)
-    assert_frame_equal(here.cells, there.cells)
+    # A configuration knows the folders of its cells, an experiment alone those of its artifacts.
+    assert_frame_equal(here.cells.drop(columns="folder"), there.cells.drop(columns="folder"))
+    assert here.cells["folder"].tolist() == [cell.folder for cell in matrix]
     assert_frame_equal(here.curves, there.curves)
     for ours, theirs in zip(here.tables, there.tables, strict=True):
         assert_frame_equal(ours.answers, theirs.answers)
@@ -110,6 +114,50 @@ def test_a_configuration_and_an_experiment_alone_give_the_same_page(
         for name in ("base model", "grpo", "clip_b")
     }
     assert "Avg@K over train.lr" in page.render_page(here)
+
+
+def test_rows_link_to_the_files_of_their_cells(tmp_path: Path, mlflow_uri: str) -> None:
+    settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
+    config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
+    matrix = cells(config)
+    for cell in matrix:
+        if (cell.method, cell.seed) == ("clip_b", 1):
+            fail(cell.folder, cell.spec, "no memory")
+        else:
+            fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
+        (cell.folder / "log.txt").write_text("started\n")
+        sync.sync(cell.folder, mlflow_uri)
+    of_config = gather.content_of_config(config, matrix, None)
+    of_experiment = content_of_experiment(mlflow_uri, "matrix")
+    folders = {(cell.method, cell.seed): cell.folder for cell in matrix}
+    names = ["config.yaml", "metrics.jsonl", "log.txt"]
+    answers = f"samples/evaluate-countdown-{STEPS:06d}.jsonl"
+    in_order = [("grpo", 0), ("grpo", 1), ("clip_b", 0)]
+    expected = [folders[key] / name for key in in_order for name in [*names, answers]]
+    expected += [folders["clip_b", 1] / name for name in names]
+    for of, place in ((of_config, config.folder / "report/report.html"), (of_config, tmp_path / "a page.html")):
+        assert linked_files(page.write_page(of, place)) == expected
+    artifacts = linked_files(page.write_page(of_experiment, tmp_path / "page.html"))
+    assert [path.name for path in artifacts] == [Path(name).name for name in ["config.yaml", answers] * 3 + names[:1]]
+    assert linked_files(None, page.render_page(of_config)) == []
+
+
+def test_runs_on_a_server_have_a_link_unless_its_address_may_hold_a_secret() -> None:
+    address = "http://server:5000/#/experiments/3/runs/abc/artifacts"
+    assert gather.run_address("http://server:5000/", "3", "abc") == address
+    assert links.cell_links(None, address, "countdown", Path()) == [("run in MLflow", address)]
+    for uri in ("http://user:word@server:5000", "http://server:5000?key=1", "sqlite:////tmp/mlflow.db", "a.zip"):
+        assert gather.run_address(uri, "3", "abc") is None
+
+
+def linked_files(path: Path | None, text: str = "") -> list[Path]:
+    """Return the files that a page links to, in the order of its links."""
+    seen = Elements(path.read_text() if path else text)
+    addresses = [str(attributes["href"]) for attributes in seen.named("a")]
+    outward = [address for address in addresses if not address.startswith("#")]
+    files = [(path or Path()).parent / unquote(address) for address in outward]
+    assert all(file.is_file() for file in files)
+    return [file.resolve() for file in files]
 
 
 def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow_uri: str) -> None:
@@ -232,8 +280,8 @@ def test_the_problems_with_the_largest_difference_in_distinct_answers_are_shown(
     assert (first["problem"], first["seed"]) == ("won", 0)  # one answer of grpo, two of clip_b, as many of all else
     numbers = [(answers["method"], answers["distinct"], answers["total"]) for answers in first["answers"]]
     assert numbers == [(None, 1, 4), ("grpo", 1, 4), ("clip_b", 2, 4)]
-    assert [answer["repeated"] for answer in first["answers"][1]["shown"]] == [False, True, True, True]
-    assert [answer["repeated"] for answer in first["answers"][2]["shown"]] == [False, False, True, True]
+    copies = [[(answer["start"], answer["times"]) for answer in of["shown"]] for of in first["answers"]]
+    assert copies[1:] == [[("answer 0", 4)], [("answer 0", 2), ("answer 1", 2)]]
     assert [question["problem"] for question in table.questions[1:]] == PROBLEMS[:2]
     assert [answers["right"] for answers in first["answers"]] == [
         sum(right_of(0, 0, 0)[2]),
@@ -254,14 +302,28 @@ def test_of_a_long_answer_the_ends_are_kept(length: int) -> None:
 # Figures
 
 
-def test_curves_are_means_over_seeds_with_their_range(told: PageContent) -> None:
-    figure = titled(told, "Entropy over steps")
+@pytest.mark.parametrize(
+    ("title", "metric", "is_geometric"),
+    [("Entropy over steps", "entropy/mean", True), ("Mean reward", "reward/mean", False)],
+)
+def test_curves_are_means_over_seeds_with_their_intervals(
+    told: PageContent, title: str, metric: str, is_geometric: bool
+) -> None:
+    figure = titled(told, title)
     for level, method in enumerate(("grpo", "clip_b")):
-        each = [[metrics_of(level, seed, step)["entropy/mean"] for step in range(1, STEPS + 1)] for seed in SEEDS]
-        assert values(figure, "x")[method] == list(range(1, STEPS + 1))
-        assert values(figure, "y")[method] == pytest.approx(np.mean(each, axis=0), rel=1e-4)
-        assert values(figure, "low")[method] == pytest.approx(np.min(each, axis=0), rel=1e-4)
-        assert values(figure, "high")[method] == pytest.approx(np.max(each, axis=0), rel=1e-4)
+        steps = range(1, STEPS + 1)
+        each = np.array([[metrics_of(level, seed, step)[metric] for step in steps] for seed in SEEDS])
+        averaged = np.log(each) if is_geometric else each
+        means, deviations = averaged.mean(axis=0), averaged.std(axis=0, ddof=1)
+        half = scipy.stats.t.ppf(0.975, len(SEEDS) - 1) * deviations / np.sqrt(len(SEEDS))
+        back = np.exp if is_geometric else np.asarray
+        assert values(figure, "x")[method] == list(steps)
+        assert values(figure, "y")[method] == pytest.approx(back(means), rel=1e-4)
+        if deviations.any():
+            assert values(figure, "low")[method] == pytest.approx(back(means - half), rel=1e-4)
+            assert values(figure, "high")[method] == pytest.approx(back(means + half), rel=1e-4)
+        else:
+            assert values(figure, "low")[method] == values(figure, "high")[method] == [None] * STEPS
 
 
 def test_the_bands_of_pass_at_k_are_those_of_the_table(told: PageContent) -> None:
@@ -273,6 +335,20 @@ def test_the_bands_of_pass_at_k_are_those_of_the_table(told: PageContent) -> Non
             assert values(figure, key)[row.method] == [
                 None if each is None else pytest.approx(each, rel=1e-4) for each in expected
             ]
+
+
+def test_scores_over_steps_have_the_intervals_of_the_table(told: PageContent) -> None:
+    for name, score_of in (
+        ("Avg@K", lambda row: row.avg_at_k),
+        ("Pass@2", lambda row: row.pass_at_k[2]),
+        ("Distinct right answers", lambda row: row.right_distinct),
+    ):
+        figure = titled(told, f"{name} over steps")
+        for row in told.rows[1:]:
+            estimate = score_of(row)
+            assert values(figure, "x")[row.method] == [0, 2, STEPS]
+            for key, of in (("y", "mean"), ("low", "low"), ("high", "high")):
+                assert values(figure, key)[row.method][-1] == pytest.approx(getattr(estimate, of), rel=1e-4)
 
 
 def test_entropy_kept_is_of_each_seed(told: PageContent) -> None:
@@ -312,10 +388,7 @@ def test_problems_are_counted_as_lost_and_won(told: PageContent) -> None:
 
 def test_time_is_by_phase_and_counts_nothing_twice(told: PageContent) -> None:
     figure = titled(told, "Time per phase")
-    found = {
-        series["name"]: dict(zip((m["name"] for m in series["methods"]), series["x"], strict=True))
-        for series in figure.series
-    }
+    found = {series["name"]: dict(zip(series["methods"], series["x"], strict=True)) for series in figure.series}
     assert found == {
         "rollout": {"grpo": 1.0, "clip_b": 2.0},
         "update": {"grpo": 2.0, "clip_b": 2.0},
@@ -335,12 +408,12 @@ def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) ->
     told = content_of_experiment(mlflow_uri, "matrix")
     titles = {f"{task}, {model}" for task in ("one", "two") for model in ("tiny", "small")}
     assert {table.title for table in told.tables} == titles
-    for section in page.sections_of(told):
+    for section in sections.sections_of(told):
         assert {title for title, _ in section["groups"]} == titles, section["title"]
         for _, group in section["groups"]:
             for _, figure in group:
                 if figure.kind in ("lines", "points", "dots"):
-                    scores = section["id"] == "scores" and figure.title != "Avg@K against entropy kept"
+                    scores = section["id"] in ("finding", "scores") and figure.title != "Avg@K against entropy kept"
                     drawn = ["base model"] * scores + ["grpo", "clip_b"]
                     assert [series["name"] for series in figure.series] == drawn
     lows, highs = (values(titled_in(told, "one, small", "Entropy over steps"), key) for key in ("low", "high"))
@@ -360,7 +433,7 @@ def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told:
     rows = [row_at(method, i, train_lr=lr, train_updates=updates) for i, (lr, updates, method) in enumerate(grid)]
     rows[-1] = dataclasses.replace(rows[-1], avg_at_k=None, pass_at_k={}, entropy_kept=None)  # no cell is done
     of = dataclasses.replace(told, rows=rows)
-    [section] = [each for each in page.sections_of(of) if each["id"] == "axes"]
+    [section] = [each for each in sections.sections_of(of) if each["id"] == "axes"]
     names = ("Avg@K", "Pass@2", "Entropy kept")
     expected = {
         f"{axis}: countdown, tiny, {held}": [f"{name} over {axis}, {held}" for name in names]
@@ -393,7 +466,8 @@ def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told:
     assert kept.lines[1] == ["clip_b", "0.350 ±0.300", ""]
     said = page.render_page(of)
     assert 'id="axes"' in said
-    assert 'aria-label="Entropy kept over train.updates, train.lr=1e-06. train.updates and Entropy kept.' in said
+    name = "Entropy kept over train.updates, train.lr=1e-06, train.updates: countdown, tiny, train.lr=1e-06"
+    assert f'aria-label="{name}. train.updates and Entropy kept.' in said
 
 
 def test_an_axis_of_names_keeps_the_order_of_the_configuration(told: PageContent) -> None:
@@ -401,7 +475,7 @@ def test_an_axis_of_names_keeps_the_order_of_the_configuration(told: PageContent
     figure = titled(dataclasses.replace(told, rows=rows), "Avg@K over train.dtype")
     assert figure.options == {"names": True, "cut": True}
     assert values(figure, "x") == {"grpo": ["float32", "bfloat16"]}
-    assert [each["id"] for each in page.sections_of(told) if each["id"] == "axes"] == [], (
+    assert [each["id"] for each in sections.sections_of(told) if each["id"] == "axes"] == [], (
         "without axes there is no section"
     )
 
@@ -409,7 +483,7 @@ def test_an_axis_of_names_keeps_the_order_of_the_configuration(told: PageContent
 def titled_in(of: PageContent, group: str, title: str) -> figures.Figure:
     [found] = [
         figure
-        for section in page.sections_of(of)
+        for section in sections.sections_of(of)
         for name, drawn in section["groups"]
         for _, figure in drawn
         if name == group and figure.title == title
@@ -457,7 +531,7 @@ def row(method: str, avg: Estimate | None, passed: Estimate | None, **changes: o
 def said_of(*rows: LeaderboardRow) -> list[str]:
     answers = DataFrame(columns=[*EVALUATIONS, *OF_CELL[1:]])
     cells = page_cells([{"method": "grpo"}]).assign(seconds=0.0)
-    return sentences.table_sentences(ScoreTable("countdown, tiny", list(rows), answers, []), cells, "grpo")
+    return sentences.table_sentences(ScoreTable("countdown, tiny", list(rows), answers, [], []), cells, "grpo")
 
 
 UP, DOWN, TIE = Estimate(0.1, 0.05, 0.15), Estimate(-0.1, -0.15, -0.05), Estimate(0.01, -0.2, 0.22)
@@ -613,6 +687,7 @@ def test_a_matrix_that_only_failed_has_a_page() -> None:
         DataFrame(columns=CURVES),
         DataFrame(columns=EVALUATIONS),
         [empty],
+        [],
         lambda *_: [],
         name="matrix",
         source="",

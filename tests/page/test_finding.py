@@ -1,0 +1,234 @@
+"""The finding of a page: its sentences and its forest plot are those of the frames."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from boards import made_up_frames
+from pandas import DataFrame
+
+from harness.page import scores
+from harness.page.content import ScoreTable
+from harness.page.finding import COLORS, colored_methods, finding_sentences
+from harness.page.forest import TICKS, forest_plot, nice_ticks
+from harness.statistics import Estimate, crossed_p_value, difference_interval
+from harness.table.columns import format_estimate
+from harness.table.compare import Comparison, comparisons
+from harness.table.frames import Frames
+from harness.table.leaderboard import leaderboard_rows
+
+K, SAMPLES, PROBLEMS, SEEDS = 2, 6, 40, 4
+ABILITIES = {"grpo": 0.0, "best": 2.0, "better": 1.4, "same": 0.05, "worse": -1.6}
+
+
+@pytest.fixture(scope="module")
+def rights() -> dict[str, dict[int, np.ndarray]]:
+    """Verdicts by method, seed, problem and sample."""
+    drawn = np.random.default_rng(3)
+    difficulties_J = drawn.normal(size=PROBLEMS)
+    made: dict[str, dict[int, np.ndarray]] = {}
+    for method, ability in ABILITIES.items():
+        made[method] = {}
+        for seed in range(SEEDS):
+            chances_J = 1 / (1 + np.exp(difficulties_J - ability))
+            made[method][seed] = (drawn.random((PROBLEMS, SAMPLES)) < chances_J[:, None]).astype(int)
+    return made
+
+
+def table_of(frames: Frames) -> ScoreTable:
+    ks = {"countdown": K}
+    rows = leaderboard_rows(frames, "grpo", ks)
+    return ScoreTable("countdown, tiny", rows, DataFrame(), [], comparisons(frames, "grpo", ks))
+
+
+def scores_by_loop(right_JN: np.ndarray, score: str) -> list[float]:
+    """Return Avg@K or Pass@2 of each problem; the latter by listing all pairs of samples."""
+    if score == "Avg@K":
+        return [sum(row) / len(row) for row in right_JN.tolist()]
+    passed = []
+    for row in right_JN.tolist():
+        pairs = list(itertools.combinations(row, K))
+        passed.append(sum(any(pair) for pair in pairs) / len(pairs))
+    return passed
+
+
+def differences_by_loop(rights: Mapping[str, Mapping[int, np.ndarray]], score: str) -> dict[str, np.ndarray]:
+    """Return each method's differences to grpo by seed and problem."""
+    of_method = {}
+    for method, by_seed in rights.items():
+        of_method[method] = np.array([scores_by_loop(by_seed[seed], score) for seed in sorted(by_seed)])
+    return {method: x_SJ - of_method["grpo"] for method, x_SJ in of_method.items() if method != "grpo"}
+
+
+def significant_by_loop(differences: Mapping[str, np.ndarray]) -> set[str]:
+    """Return the methods that Holm's steps reject at 5 %: the smallest p-values, until the first that is too large."""
+    p_values = {method: crossed_p_value(x_SJ) for method, x_SJ in differences.items()}
+    rejected: set[str] = set()
+    for place, method in enumerate(sorted(p_values, key=lambda method: p_values[method] or 0.0)):
+        p = p_values[method]
+        assert p is not None
+        if p >= 0.05 / (len(p_values) - place):
+            break
+        rejected.add(method)
+    return rejected
+
+
+@pytest.mark.parametrize(("place", "score"), [(0, "Avg@K"), (1, "Pass@2")])
+def test_the_sentence_is_what_loops_over_the_answers_give(
+    place: int, score: str, rights: dict[str, dict[int, np.ndarray]]
+) -> None:
+    differences = differences_by_loop(rights, score)
+    rejected = significant_by_loop(differences)
+    better = sum(differences[method].mean() > 0 for method in rejected)
+    assert (better, len(rejected)) == (2, 3)  # or the test would show little
+    order = sorted(differences, key=lambda method: -differences[method].mean())
+    highest, lowest = (format_estimate(difference_interval(differences[order[end]]), "+") for end in (0, -1))
+    assert finding_sentences(table_of(made_up_frames(rights)))[place] == (
+        f"{score}: 2 of 4 methods are significantly better than grpo, 1 worse (Holm's correction for 4 comparisons, "
+        f"5 %); the highest difference is {order[0]}'s ({highest}), the lowest {order[-1]}'s ({lowest})."
+    )
+
+
+def test_the_forest_has_the_numbers_of_compare(rights: dict[str, dict[int, np.ndarray]]) -> None:
+    frames = made_up_frames(rights)
+    drawn = forest_plot(table_of(frames))
+    assert drawn is not None
+    assert [score["name"] for score in drawn["scores"]] == ["Avg@K", "Pass@2"]
+    compared = {(one.score, one.method): one for one in comparisons(frames, "grpo", {"countdown": K})}
+    means = differences_by_loop(rights, "Avg@K")
+    assert [line["method"] for line in drawn["lines"]] == sorted(means, key=lambda method: -means[method].mean())
+    for line, (place, score) in itertools.product(drawn["lines"], enumerate(drawn["scores"])):
+        cell, comparison = line["cells"][place], compared[score["name"], line["method"]]
+        difference = comparison.difference
+        assert difference is not None
+        assert comparison.p_holm is not None
+        assert cell["value"] == difference.mean
+        assert cell["text"] == format_estimate(difference, "+")
+        assert cell["significant"] == (comparison.p_holm < 0.05)
+        # Places are a straight line through those of the axis's ticks.
+        known = [(float(tick["text"]), tick["place"]) for tick in score["ticks"]]
+        (first, at_first), *_, (last, at_last) = known
+        for end in ("low", "mean", "high"):
+            value = getattr(difference, end)
+            expected = at_first + (value - first) / (last - first) * (at_last - at_first)
+            assert cell[end] == pytest.approx(expected, abs=0.05)
+            assert 0 <= cell[end] <= 100
+
+
+def compared(method: str, difference: Estimate | None, p_holm: float | None) -> Comparison:
+    no: dict[str, Any] = dict.fromkeys(("mean", "iqm", "improvement", "detectable", "rank_best", "rank_worst"))
+    return Comparison(
+        task="countdown",
+        model="tiny",
+        score="Avg@K",
+        method=method,
+        baseline="grpo",
+        seeds=2,
+        difference=difference,
+        p=None if p_holm is None else p_holm / 2,
+        p_holm=p_holm,
+        best=False,
+        **no,
+    )
+
+
+UP, DOWN, TIE = Estimate(0.1, 0.05, 0.15), Estimate(-0.1, -0.15, -0.05), Estimate(0.01, -0.2, 0.22)
+BASELINE = compared("grpo", None, None)
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ([], "Avg@K: no method can be compared with the baseline yet."),
+        ([compared("a", UP, 0.01)], "Avg@K: a is significantly better than grpo (+0.100 ±0.050)."),
+        ([compared("a", DOWN, 0.01)], "Avg@K: a is significantly worse than grpo (-0.100 ±0.050)."),
+        ([compared("a", TIE, 0.9)], "Avg@K: a does not differ significantly from grpo (+0.010 ±0.210)."),
+        ([compared("a", Estimate(0.2), None)], "Avg@K: a has no interval of its difference to grpo (+0.200)."),
+        (
+            [compared("a", Estimate(0.2), None), compared("b", Estimate(0.3), None), compared("c", None, None)],
+            "Avg@K: no difference of 2 methods from grpo has an interval; the highest difference is b's (+0.300), the "
+            "lowest a's (+0.200).",
+        ),
+        (
+            [compared("a", TIE, 0.9), compared("b", UP, 0.06), compared("c", Estimate(0.0), None)],
+            "Avg@K: none of 2 methods differs significantly from grpo (Holm's correction for 2 comparisons, 5 %); the "
+            "highest difference is b's (+0.100 ±0.050), the lowest c's (+0.000); 1 more without an interval.",
+        ),
+        (
+            [compared("a", TIE, 0.9), compared("b", UP, 0.04), compared("base model", DOWN, 0.01)],
+            "Avg@K: 1 of 2 methods is significantly better than grpo, none worse (Holm's correction for 2 "
+            "comparisons, 5 %); the highest difference is b's (+0.100 ±0.050), the lowest a's (+0.010 ±0.210).",
+        ),
+        (
+            [compared("a", TIE, 0.9), compared("b", DOWN, 0.04)],
+            "Avg@K: none of 2 methods is significantly better than grpo, 1 worse (Holm's correction for 2 "
+            "comparisons, 5 %); the highest difference is a's (+0.010 ±0.210), the lowest b's (-0.100 ±0.050).",
+        ),
+    ],
+)
+def test_each_kind_of_outcome_has_its_sentence(others: list[Comparison], sentence: str) -> None:
+    table = ScoreTable("countdown, tiny", [], DataFrame(), [], [BASELINE, *others])
+    assert finding_sentences(table) == [sentence]
+
+
+def test_a_table_without_differences_has_no_forest_plot() -> None:
+    assert (
+        forest_plot(ScoreTable("countdown, tiny", [], DataFrame(), [], [BASELINE, compared("a", None, None)])) is None
+    )
+
+
+def test_few_methods_are_all_in_color_and_of_many_the_extremes() -> None:
+    many = [compared(f"m{i}", Estimate(math.sin(i), -2, 2), 0.5) for i in range(20)]
+    table = ScoreTable("countdown, tiny", [], DataFrame(), [], [BASELINE, *many])
+
+    class Content:
+        tables, baseline = [table], "grpo"
+
+    names = ["grpo", *(one.method for one in many), "base model"]
+    values = {one.method: one.difference.mean for one in many if one.difference}
+    extremes = [max(values, key=values.__getitem__), min(values, key=values.__getitem__)]
+    assert colored_methods(Content(), names) == [*extremes, "grpo", "base model"]  # type: ignore[arg-type]
+    assert colored_methods(Content(), names[:COLORS]) == names[:COLORS]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (-0.26, 0.54, [-0.2, 0.0, 0.2, 0.4]),
+        (-1.04, 1.04, [-1.0, 0.0, 1.0]),
+        (-0.0042, 0.031, [0.0, 0.01, 0.02, 0.03]),
+        (-0.45, 0.4, [-0.25, 0.0, 0.25]),
+        (0.0, 7.0, [0.0, 2.0, 4.0, 6.0]),
+        (-1.0, 1.0, [-1.0, 0.0, 1.0]),
+    ],
+)
+def test_ticks_are_round_numbers_within_the_axis(low: float, high: float, ticks: list[float]) -> None:
+    assert nice_ticks(low, high, TICKS) == ticks
+
+
+def test_every_axis_has_two_to_four_ticks() -> None:
+    drawn = np.random.default_rng(1)
+    for low, size in zip(-drawn.random(500), 10 ** drawn.uniform(-4, 1, 500), strict=True):
+        ticks = nice_ticks(low * size, (low + 1) * size, TICKS)
+        assert 2 <= len(ticks) <= 4, (low, size)
+        assert all(low * size <= tick <= (low + 1) * size for tick in ticks)
+
+
+def test_the_front_has_the_methods_that_no_other_beats_in_both_scores() -> None:
+    drawn = np.random.default_rng(0)
+    distinct = dict.fromkeys((round(x, 1), round(y, 1)) for x, y in drawn.random((40, 2)))  # with many equal scores
+    points = {f"m{i}": point for i, point in enumerate(distinct)}
+    series = [{"name": name, "x": [x], "y": [y]} for name, (x, y) in points.items()]
+    series.append({"name": "base model", "x": [1.0], "y": [1.0]})
+    beaten = set()
+    for (name, (x, y)), (other_x, other_y) in itertools.product(points.items(), points.values()):
+        if other_x >= x and other_y >= y and (other_x, other_y) != (x, y):
+            beaten.add(name)
+    front = scores.front_methods(series)
+    assert {*front} == {*points} - beaten
+    assert [points[name][0] for name in front] == sorted((points[name][0] for name in front), reverse=True)
