@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from boards import Made
 from matrices import fill
+from patient_server import PatientServer
 from places import REPOSITORY
 
 from harness import cli
@@ -75,8 +76,7 @@ class Foreign:
 
             def log_message(self, *_: object) -> None: ...
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads, self.server.block_on_close = True, False
+        self.server = PatientServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.uri = f"http://127.0.0.1:{self.server.server_port}"
 
