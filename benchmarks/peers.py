@@ -99,7 +99,6 @@ def write_random_model(place: Place, folder: Path) -> None:
 
 def our_trainer(place: Place, model: Path, folder: Path, recompute: bool) -> Trainer:
     overrides = [
-        f"models=[{model}]",
         f"train.prompts={place.prompts}",
         f"train.group={GROUP}",
         f"train.updates={UPDATES}",
@@ -108,7 +107,7 @@ def our_trainer(place: Place, model: Path, folder: Path, recompute: bool) -> Tra
         f"hardware.recompute={str(recompute).lower()}",
         f"hardware.threads={torch.get_num_threads()}",
     ]
-    trainer = demo_trainer("grpo+random_reward", folder, overrides)
+    trainer = demo_trainer("grpo+random_reward", folder, overrides, str(model))
     trainer.engine.eos = NEVER  # type: ignore[attr-defined]
     return trainer
 
