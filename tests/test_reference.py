@@ -178,8 +178,8 @@ def test_the_time_of_the_demo() -> None:
     kept = (KEPT / "demo/leaderboard.md").read_text()
     [minutes, seconds] = re.findall(r"took (\d+) min (\d+) s with nothing else running", kept)[0]
     assert f"{minutes} min {seconds} s" in prose(section(DEMO, "Speed"))
-    assert minutes == "10"
-    assert "about ten minutes on two cores" in prose(section(README, "Run it"))
+    assert minutes == "6"
+    assert "about seven minutes on two cores" in prose(section(README, "Run it"))
 
 
 def test_the_curves_end_at_the_numbers_of_the_table() -> None:
