@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import ctypes
 import gc
-import itertools
 import os
 import random
 import statistics
@@ -24,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,7 @@ def peer_step(place: Place, model: Path, folder: Path, recompute: bool, steps: i
     peer._generate, peer.training_step = timed_generate, timed_step
     peer.train()
     marks.append(time.perf_counter())
-    whole = [after - before for before, after in itertools.pairwise(marks)]
+    whole = [after - before for before, after in pairwise(marks)]
     yield from zip(whole, sampling, strict=True)
 
 
@@ -245,16 +245,14 @@ def main(arguments: Sequence[str] = ()) -> None:
     columns = ["M, length, vocabulary", "trainer", "s", "range", "sampling, s", "times ours", "peak, MiB"]
     for threads in given.threads:
         torch.set_num_threads(threads)
-        rows = []
-        for parameters in given.parameters:
-            for length in given.lengths:
-                for vocabulary in given.vocabularies:
-                    place = Place(parameters, length, vocabulary)
-                    measured = measure(place, given.steps, given.rounds)
-                    ours = measured["entrobench"]
-                    rows += [row_of(place, rival, of_rival, ours) for rival, of_rival in measured.items()]
-        load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-        show(f"One step against trl, {threads} threads, median (load {load} at the end)", columns, rows)
+        for parameters, length, vocabulary in product(given.parameters, given.lengths, given.vocabularies):
+            place = Place(parameters, length, vocabulary)
+            measured = measure(place, given.steps, given.rounds)
+            ours = measured["entrobench"]
+            rows = [row_of(place, rival, of_rival, ours) for rival, of_rival in measured.items()]
+            load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+            # A table for each place, since the whole grid takes long.
+            show(f"One step against trl, threads: {threads}, median (load {load} at the end)", columns, rows)
 
 
 if __name__ == "__main__":
