@@ -40,7 +40,7 @@ from harness.base.errors import UserError
 from harness.cells.provenance import Made
 from harness.commands import report
 from harness.config import Config
-from harness.matrix import cells
+from harness.matrix import Cell, cells
 from harness.page import content, figures, gather, links, page, sections, sentences
 from harness.page.content import CURVES, EVALUATIONS, OF_CELL, PageContent, ScoreTable, page_cells
 from harness.page.gather import content_of_experiment
@@ -55,8 +55,8 @@ SEEDS = (0, 1)
 
 
 @pytest.fixture(scope="module")
-def told(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> PageContent:
-    return told_of(migrated, tmp_path_factory.mktemp("told"))
+def page_content(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> PageContent:
+    return told_of(migrated, tmp_path_factory.mktemp("page_content"))
 
 
 def told_of(migrated: Path, root: Path, **given: Any) -> PageContent:
@@ -77,19 +77,27 @@ def titled(of: PageContent, title: str) -> figures.Figure:
 # From the records to the story
 
 
+TWO_BY_TWO = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
+
+
+def fill_or_fail(cell: Cell, config: Config) -> bool:
+    """Write the records of a cell; one cell of the matrix has failed. Return whether it is done."""
+    if (cell.method, cell.seed) == ("clip_b", 1):
+        fail(cell.folder, cell.spec, "no memory")
+        return False
+    fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
+    return True
+
+
 def test_a_configuration_and_an_experiment_alone_give_the_same_page(
     tmp_path: Path, mlflow_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
-    settings += ["axes={train.lr: [1e-3, 1e-1]}"]
+    settings = [*TWO_BY_TWO, "axes={train.lr: [1e-3, 1e-1]}"]
     config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", "results=results"])
     matrix = cells(config)
     for cell in matrix:
-        if (cell.method, cell.seed) == ("clip_b", 1):
-            fail(cell.folder, cell.spec, "no memory")
-        else:
-            fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
+        if fill_or_fail(cell, config):
             Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
         sync.sync(cell.folder, mlflow_uri)
     here = gather.content_of_config(config, matrix, "entrobench run smoke")
@@ -117,14 +125,11 @@ def test_a_configuration_and_an_experiment_alone_give_the_same_page(
 
 
 def test_rows_link_to_the_files_of_their_cells(tmp_path: Path, mlflow_uri: str) -> None:
-    settings = ["name=matrix", "methods=[grpo,clip_b]", "seeds=[0,1]", "eval.k=2", "eval.samples=4"]
-    config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
+    places = [f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"]
+    config = configs.load_config("smoke", [*TWO_BY_TWO, *places])
     matrix = cells(config)
     for cell in matrix:
-        if (cell.method, cell.seed) == ("clip_b", 1):
-            fail(cell.folder, cell.spec, "no memory")
-        else:
-            fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
+        fill_or_fail(cell, config)
         (cell.folder / "log.txt").write_text("started\n")
         sync.sync(cell.folder, mlflow_uri)
     of_config = gather.content_of_config(config, matrix, None)
@@ -169,16 +174,16 @@ def test_answers_that_were_changed_are_left_out_and_named(tmp_path: Path, mlflow
         Made("attempt", BEGAN, None, None, None, cell.sources, {}, "a processor", "cpu").write(cell.folder)
         sync.sync(cell.folder, mlflow_uri)
 
-    def told() -> list[PageContent]:
+    def content_now() -> list[PageContent]:
         return [gather.content_of_config(config, matrix, None), content_of_experiment(mlflow_uri, "matrix")]
 
-    assert all(table.questions for each in told() for table in each.tables)
+    assert all(table.questions for each in content_now() for table in each.tables)
     name = f"evaluate-countdown-{STEPS:06d}.jsonl"
     here = matrix[1].folder / "samples" / name
     [there] = [path for path in tmp_path.glob(f"mlartifacts/**/{name}") if path.read_bytes() == here.read_bytes()]
     damaged = Path("clip_b s0/samples", name)  # as the run names it
     there.write_text(there.read_text().replace("answer", "Answer", 1))
-    for each in told():
+    for each in content_now():
         assert [table.questions for table in each.tables] == [[]]
         assert [note for note in each.notes if "left out" in note] == [
             f"Answers are left out: {damaged} is damaged: one of its lines does not fit its sum."
@@ -191,7 +196,7 @@ def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_ur
     config = configs.load_config("smoke", [*settings, f"tracking.uri={mlflow_uri}", f"results={tmp_path / 'results'}"])
     matrix = cells(config)
 
-    def told(edited: dict[str, str]) -> PageContent:
+    def content_now(edited: dict[str, str]) -> PageContent:
         for cell in matrix:
             fill(cell.folder, cell.spec, ["countdown"], config.methods.index(cell.method))
             sources = {**cell.sources, **(edited if (cell.method, cell.seed) == ("clip_b", 1) else {})}
@@ -205,7 +210,7 @@ def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_ur
     def named(of: PageContent) -> list[Any]:
         return [[line[0] for line in each.lines] for each in every_figure(of) if each.header[0] == "method"]
 
-    fresh, kept = told({}), told({"clip_b": "as it was"})
+    fresh, kept = content_now({}), content_now({"clip_b": "as it was"})
     assert (fresh.methods, fresh.baseline, fresh.notes) == (["grpo", "clip_b"], "clip_b", [])
     assert (kept.methods, kept.baseline) == (["grpo", "clip_b †"], "clip_b †")
     assert kept.notes == ["† clip_b seed 1: made by another version of clip_b; `entrobench run` runs it again."]
@@ -221,12 +226,16 @@ def test_what_another_source_made_is_drawn_with_a_mark(tmp_path: Path, mlflow_ur
     assert "<p>All 4 cells are done.</p>" in page_of
 
 
-def test_a_cell_knows_its_work_and_its_ends(told: PageContent) -> None:
-    [cell] = told.cells[(told.cells["method"] == "clip_b") & (told.cells["seed"] == 1)].itertuples()
+def test_a_cell_knows_its_work_and_its_ends(page_content: PageContent) -> None:
+    [cell] = page_content.cells[
+        (page_content.cells["method"] == "clip_b") & (page_content.cells["seed"] == 1)
+    ].itertuples()
     assert cell.step == STEPS
     # The evaluation before training, and two phases a step; judging happens inside them.
     assert cell.seconds == pytest.approx(0.5 + STEPS * (2.0 + 2.0))
-    entropy = told.curves[(told.curves["cell"] == cell.cell) & (told.curves["metric"] == "entropy/mean")]
+    entropy = page_content.curves[
+        (page_content.curves["cell"] == cell.cell) & (page_content.curves["metric"] == "entropy/mean")
+    ]
     assert entropy["value"].iloc[[0, -1]].tolist() == pytest.approx([2.0 + 0.11, 2.0 / STEPS + 0.11])
     assert cell.times == pytest.approx((BEGAN, BEGAN + 60 * STEPS))
 
@@ -240,20 +249,24 @@ def test_the_newest_run_that_is_done_counts(tmp_path: Path, mlflow_uri: str) -> 
     spec = dataclasses.replace(first, id="cell2")
     fail(tmp_path / spec.id, spec, "no memory")
     sync.sync(tmp_path / spec.id, mlflow_uri)
-    told = content_of_experiment(mlflow_uri, "matrix")
-    assert told.cells["state"].tolist() == ["done"]
-    entropy = told.curves[told.curves["metric"] == "entropy/mean"].set_index("step")["value"]
+    page_content = content_of_experiment(mlflow_uri, "matrix")
+    assert page_content.cells["state"].tolist() == ["done"]
+    entropy = page_content.curves[page_content.curves["metric"] == "entropy/mean"].set_index("step")["value"]
     assert entropy[1] == metrics_of(1, 0, 1)["entropy/mean"]
-    assert told.notes == ["2 runs of other cells with the same settings are left out."]
+    assert page_content.notes == ["2 runs of other cells with the same settings are left out."]
 
 
 def test_cells_without_a_run_are_planned(tmp_path: Path, mlflow_uri: str) -> None:
     first, *_ = specs("matrix", ["grpo", "clip_b"], ["countdown"], ["tiny"], [0])
     fill(tmp_path / "a", first, ["countdown"], 0)
     sync.sync(tmp_path / "a", mlflow_uri)
-    told = content_of_experiment(mlflow_uri, "matrix")
-    assert told.cells[["method", "state"]].values.tolist() == [["grpo", "done"], ["clip_b", "planned"]]
-    assert [(row.method, row.seeds_done) for row in told.rows] == [("base model", 1), ("grpo", 1), ("clip_b", 0)]
+    page_content = content_of_experiment(mlflow_uri, "matrix")
+    assert page_content.cells[["method", "state"]].values.tolist() == [["grpo", "done"], ["clip_b", "planned"]]
+    assert [(row.method, row.seeds_done) for row in page_content.rows] == [
+        ("base model", 1),
+        ("grpo", 1),
+        ("clip_b", 0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -274,8 +287,8 @@ def test_what_has_nothing_to_tell_is_one_sentence(name: str, words: str, tmp_pat
     assert "\n" not in str(error.value)
 
 
-def test_the_problems_with_the_largest_difference_in_distinct_answers_are_shown(told: PageContent) -> None:
-    [table] = told.tables
+def test_the_problems_with_the_largest_difference_in_distinct_answers_are_shown(page_content: PageContent) -> None:
+    [table] = page_content.tables
     first, *_ = table.questions
     assert (first["problem"], first["seed"]) == ("won", 0)  # one answer of grpo, two of clip_b, as many of all else
     numbers = [(answers["method"], answers["distinct"], answers["total"]) for answers in first["answers"]]
@@ -307,9 +320,9 @@ def test_of_a_long_answer_the_ends_are_kept(length: int) -> None:
     [("Entropy over steps", "entropy/mean", True), ("Mean reward", "reward/mean", False)],
 )
 def test_curves_are_means_over_seeds_with_their_intervals(
-    told: PageContent, title: str, metric: str, is_geometric: bool
+    page_content: PageContent, title: str, metric: str, is_geometric: bool
 ) -> None:
-    figure = titled(told, title)
+    figure = titled(page_content, title)
     for level, method in enumerate(("grpo", "clip_b")):
         steps = range(1, STEPS + 1)
         each = np.array([[metrics_of(level, seed, step)[metric] for step in steps] for seed in SEEDS])
@@ -326,9 +339,9 @@ def test_curves_are_means_over_seeds_with_their_intervals(
             assert values(figure, "low")[method] == values(figure, "high")[method] == [None] * STEPS
 
 
-def test_the_bands_of_pass_at_k_are_those_of_the_table(told: PageContent) -> None:
-    figure = titled(told, "Pass@k over k")
-    for row in told.rows:
+def test_the_bands_of_pass_at_k_are_those_of_the_table(page_content: PageContent) -> None:
+    figure = titled(page_content, "Pass@k over k")
+    for row in page_content.rows:
         assert values(figure, "x")[row.method] == list(row.pass_at_k)
         for key, of in (("y", "mean"), ("low", "low"), ("high", "high")):
             expected = [getattr(estimate, of) for estimate in row.pass_at_k.values()]
@@ -337,22 +350,22 @@ def test_the_bands_of_pass_at_k_are_those_of_the_table(told: PageContent) -> Non
             ]
 
 
-def test_scores_over_steps_have_the_intervals_of_the_table(told: PageContent) -> None:
+def test_scores_over_steps_have_the_intervals_of_the_table(page_content: PageContent) -> None:
     for name, score_of in (
         ("Avg@K", lambda row: row.avg_at_k),
         ("Pass@2", lambda row: row.pass_at_k[2]),
         ("Distinct right answers", lambda row: row.right_distinct),
     ):
-        figure = titled(told, f"{name} over steps")
-        for row in told.rows[1:]:
+        figure = titled(page_content, f"{name} over steps")
+        for row in page_content.rows[1:]:
             estimate = score_of(row)
             assert values(figure, "x")[row.method] == [0, 2, STEPS]
             for key, of in (("y", "mean"), ("low", "low"), ("high", "high")):
                 assert values(figure, key)[row.method][-1] == pytest.approx(getattr(estimate, of), rel=1e-4)
 
 
-def test_entropy_kept_is_of_each_seed(told: PageContent) -> None:
-    figure = titled(told, "Avg@K against entropy kept")
+def test_entropy_kept_is_of_each_seed(page_content: PageContent) -> None:
+    figure = titled(page_content, "Avg@K against entropy kept")
     ends = [[metrics_of(1, seed, step)["entropy/mean"] for seed in SEEDS] for step in (1, STEPS)]
     kept = mean_interval(np.log(np.array(ends[1]) / np.array(ends[0])))
     assert kept.low is not None
@@ -370,8 +383,8 @@ def test_a_method_without_any_entropy_left_has_no_share() -> None:
     assert entropy_kept([gone, (2.0, 0.5)]) == Estimate(0.25)
 
 
-def test_problems_are_counted_as_lost_and_won(told: PageContent) -> None:
-    figure = titled(told, "clip_b: 1 lost, 1 won")
+def test_problems_are_counted_as_lost_and_won(page_content: PageContent) -> None:
+    figure = titled(page_content, "clip_b: 1 lost, 1 won")
     points = values(figure, "text")
     assert points == {"other problems": ["easy", "never"], "lost": ["lost"], "won": ["won"]}
     before = np.mean([right_of(1, seed, 0) for seed in SEEDS], axis=(0, 2))
@@ -386,8 +399,8 @@ def test_problems_are_counted_as_lost_and_won(told: PageContent) -> None:
     }
 
 
-def test_time_is_by_phase_and_counts_nothing_twice(told: PageContent) -> None:
-    figure = titled(told, "Time per phase")
+def test_time_is_by_phase_and_counts_nothing_twice(page_content: PageContent) -> None:
+    figure = titled(page_content, "Time per phase")
     found = {series["name"]: dict(zip(series["methods"], series["x"], strict=True)) for series in figure.series}
     assert found == {
         "rollout": {"grpo": 1.0, "clip_b": 2.0},
@@ -396,8 +409,8 @@ def test_time_is_by_phase_and_counts_nothing_twice(told: PageContent) -> None:
     }
 
 
-def test_seeds_are_shown_one_by_one(told: PageContent) -> None:
-    figure = titled(told, "Avg@K of each seed")
+def test_seeds_are_shown_one_by_one(page_content: PageContent) -> None:
+    figure = titled(page_content, "Avg@K of each seed")
     expected = [float(np.mean(right_of(1, seed, STEPS))) for seed in SEEDS]
     assert values(figure, "x")["clip_b"] == pytest.approx(expected)
     assert values(figure, "text")["clip_b"] == ["seed 0", "seed 1"]
@@ -405,10 +418,10 @@ def test_seeds_are_shown_one_by_one(told: PageContent) -> None:
 
 def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri, tasks=["one", "two"], models=["tiny", "small"], seeds=[0])
-    told = content_of_experiment(mlflow_uri, "matrix")
+    page_content = content_of_experiment(mlflow_uri, "matrix")
     titles = {f"{task}, {model}" for task in ("one", "two") for model in ("tiny", "small")}
-    assert {table.title for table in told.tables} == titles
-    for section in sections.sections_of(told):
+    assert {table.title for table in page_content.tables} == titles
+    for section in sections.sections_of(page_content):
         assert {title for title, _ in section["groups"]} == titles, section["title"]
         for _, group in section["groups"]:
             for _, figure in group:
@@ -416,7 +429,7 @@ def test_tasks_and_models_never_share_a_line(tmp_path: Path, mlflow_uri: str) ->
                     scores = section["id"] in ("finding", "scores") and figure.title != "Avg@K against entropy kept"
                     drawn = ["base model"] * scores + ["grpo", "clip_b"]
                     assert [series["name"] for series in figure.series] == drawn
-    lows, highs = (values(titled_in(told, "one, small", "Entropy over steps"), key) for key in ("low", "high"))
+    lows, highs = (values(titled_in(page_content, "one, small", "Entropy over steps"), key) for key in ("low", "high"))
     assert lows == highs  # one seed, one task, one model: nothing to range over
 
 
@@ -428,11 +441,11 @@ def row_at(method: str, level: int, **setting: str) -> LeaderboardRow:
     return dataclasses.replace(row, entropy_kept=kept, setting=own)
 
 
-def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told: PageContent) -> None:
+def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(page_content: PageContent) -> None:
     grid = itertools.product(("1e-05", "1e-06"), ("2", "16"), ("grpo", "clip_b"))
     rows = [row_at(method, i, train_lr=lr, train_updates=updates) for i, (lr, updates, method) in enumerate(grid)]
     rows[-1] = dataclasses.replace(rows[-1], avg_at_k=None, pass_at_k={}, entropy_kept=None)  # no cell is done
-    of = dataclasses.replace(told, rows=rows)
+    of = dataclasses.replace(page_content, rows=rows)
     [section] = [each for each in sections.sections_of(of) if each["id"] == "axes"]
     names = ("Avg@K", "Pass@2", "Entropy kept")
     expected = {
@@ -470,12 +483,12 @@ def test_scores_are_drawn_over_an_axis_and_no_unlike_settings_share_a_line(told:
     assert f'aria-label="{name}. train.updates and Entropy kept.' in said
 
 
-def test_an_axis_of_names_keeps_the_order_of_the_configuration(told: PageContent) -> None:
+def test_an_axis_of_names_keeps_the_order_of_the_configuration(page_content: PageContent) -> None:
     rows = [row_at("grpo", i, train_dtype=dtype) for i, dtype in enumerate(("float32", "bfloat16"))]
-    figure = titled(dataclasses.replace(told, rows=rows), "Avg@K over train.dtype")
+    figure = titled(dataclasses.replace(page_content, rows=rows), "Avg@K over train.dtype")
     assert figure.options == {"names": True, "cut": True}
     assert values(figure, "x") == {"grpo": ["float32", "bfloat16"]}
-    assert [each["id"] for each in sections.sections_of(told) if each["id"] == "axes"] == [], (
+    assert [each["id"] for each in sections.sections_of(page_content) if each["id"] == "axes"] == [], (
         "without axes there is no section"
     )
 
@@ -493,16 +506,16 @@ def titled_in(of: PageContent, group: str, title: str) -> figures.Figure:
 
 def test_a_missing_number_leaves_a_step_out(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri)
-    told = content_of_experiment(mlflow_uri, "matrix")
-    cells = told.cells.loc[told.cells["method"] == "grpo", "cell"]
-    at_step_2 = (told.curves["metric"] == "reward/mean") & (told.curves["step"] == 2)
-    first, second = told.curves[at_step_2 & told.curves["cell"].isin(cells)].index
-    told.curves.loc[first, "value"] = float("nan")
-    figure = titled(told, "Mean reward")
+    page_content = content_of_experiment(mlflow_uri, "matrix")
+    cells = page_content.cells.loc[page_content.cells["method"] == "grpo", "cell"]
+    at_step_2 = (page_content.curves["metric"] == "reward/mean") & (page_content.curves["step"] == 2)
+    first, second = page_content.curves[at_step_2 & page_content.curves["cell"].isin(cells)].index
+    page_content.curves.loc[first, "value"] = float("nan")
+    figure = titled(page_content, "Mean reward")
     assert values(figure, "y")["grpo"] == pytest.approx([0.1, 0.2, 0.3, 0.4])  # of the other seed
-    told.curves.loc[second, "value"] = float("nan")
-    assert values(titled(told, "Mean reward"), "x")["grpo"] == [1, 3, 4]
-    page.render_page(told)
+    page_content.curves.loc[second, "value"] = float("nan")
+    assert values(titled(page_content, "Mean reward"), "x")["grpo"] == [1, 3, 4]
+    page.render_page(page_content)
 
 
 # Sentences
@@ -561,8 +574,8 @@ def test_the_summary_sorts_methods_by_what_their_intervals_say() -> None:
 
 def test_the_summary_of_one_seed_settles_nothing(tmp_path: Path, mlflow_uri: str) -> None:
     experiment(tmp_path, mlflow_uri, seeds=[0])
-    told = content_of_experiment(mlflow_uri, "matrix")
-    said = [sentence for _, each in sentences.summary(told) for sentence in each]
+    page_content = content_of_experiment(mlflow_uri, "matrix")
+    said = [sentence for _, each in sentences.summary(page_content) for sentence in each]
     assert any("significance are unknown" in sentence for sentence in said)
     assert "Avg@K: no interval of the difference: clip_b." in said
     assert not any("excludes 0" in sentence for sentence in said)
@@ -575,8 +588,8 @@ def test_the_summary_tells_what_is_missing(tmp_path: Path, mlflow_uri: str) -> N
     assert said[1].startswith("Not every expected seed is done for clip_b;")
 
 
-def test_costs_are_ratios_within_a_seed(told: PageContent) -> None:
-    [time, entropy] = sentences.cost_sentences(told.tables[0], told.cells, "grpo")
+def test_costs_are_ratios_within_a_seed(page_content: PageContent) -> None:
+    [time, entropy] = sentences.cost_sentences(page_content.tables[0], page_content.cells, "grpo")
     assert f"clip_b {(0.5 + 4 * 4) / (0.5 + 4 * 3):.2f}" in time
     assert entropy.startswith("Entropy at the last training step")
     assert "grpo 25%" in entropy
@@ -667,9 +680,9 @@ def test_reasons_of_failures_are_shown(hostile: str) -> None:
     assert "out of memory" in Elements(hostile).text
 
 
-def test_the_configuration_that_is_shown_is_the_one_that_ran(told: PageContent, tmp_path: Path) -> None:
-    (tmp_path / "again.yaml").write_text(settings_on(page.render_page(told)))
-    assert dataclasses.asdict(configs.load_config(str(tmp_path / "again.yaml"))) == told.settings
+def test_the_configuration_that_is_shown_is_the_one_that_ran(page_content: PageContent, tmp_path: Path) -> None:
+    (tmp_path / "again.yaml").write_text(settings_on(page.render_page(page_content)))
+    assert dataclasses.asdict(configs.load_config(str(tmp_path / "again.yaml"))) == page_content.settings
 
 
 def settings_on(text: str) -> str:
@@ -682,7 +695,7 @@ def test_a_matrix_that_only_failed_has_a_page() -> None:
     config = Config(name="matrix", seeds=[0])
     empty = row("grpo", None, None, avg_at_k=None, pass_at_k={}, entropy_initial=None, entropy_final=None, seeds_done=0)
     cell = {"method": "grpo", "task": "countdown", "model": "tiny", "state": "failed", "reason": "no memory"}
-    told = content.assemble_content(
+    page_content = content.assemble_content(
         page_cells([cell]),
         DataFrame(columns=CURVES),
         DataFrame(columns=EVALUATIONS),
@@ -696,7 +709,7 @@ def test_a_matrix_that_only_failed_has_a_page() -> None:
         methods=["grpo"],
         settings=dataclasses.asdict(config),
     )
-    text = Elements(page.render_page(told)).text
+    text = Elements(page.render_page(page_content)).text
     assert "0 of 1 cells are done, 1 failed." in text
     assert "No cell is done." in text
     assert "no memory" in text
