@@ -1,6 +1,9 @@
-"""All benchmarks that need no GPU: `make bench`."""
+"""All benchmarks that need no GPU, as Markdown: `make bench`.
 
-from benchmarks import data, demo, launchers, methods, padding, rollout, step, tokenstats, verify
+The versions of the demo are compared by `python -m benchmarks.demo --against COMMIT` alone.
+"""
 
-for benchmark in (rollout, step, padding, methods, tokenstats, data, verify, launchers, demo):
+from benchmarks import cells, data, demo, launchers, methods, padding, peers, phases, rollout, tokenstats, verify
+
+for benchmark in (rollout, phases, padding, methods, tokenstats, data, verify, launchers, cells, demo, peers):
     benchmark.main()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
 from transformers.utils import logging
 
 from harness import config
@@ -17,7 +16,6 @@ from harness.train import parts
 from harness.trainer import Trainer
 from harness.verify.pool import VerifierPool
 
-console = Console(width=120, highlight=False)
 logging.disable_progress_bar()
 logging.set_verbosity_error()
 
@@ -32,11 +30,25 @@ def demo_trainer(method: str, folder: Path, overrides: Sequence[str] = (), model
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table, and the machine it was measured on."""
-    table = Table(*columns, title=title, title_justify="left", box=None, header_style="dim")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print(f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores\n", style="dim")
+    """Print a table as Markdown, and the machine and the load under which it was measured."""
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    print(f"{title}\n")
+    for row in (columns, rule, *rows):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        print(f"| {' | '.join(cells)} |")
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    print(
+        f"\n{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {load} at the end\n",
+        flush=True,
+    )
+
+
+def processor() -> str:
+    """Return the name of this machine's processor, or its architecture where Linux does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()

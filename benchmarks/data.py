@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.common import console, show
+from benchmarks.common import show
 from harness.data.clean import WRAPPER
 
 REPEATS = 100  # the Hub's copy repeats its block of 17,917 rows this often
@@ -66,7 +66,7 @@ def main() -> None:
     folder = Path(os.environ.get("ENTROBENCH_DATA") or Path(__file__).parents[2] / "shared" / "data")
     copy = folder / "dapo_math_17k.jsonl"
     if not copy.is_file():
-        console.print("no local copy of DAPO-Math-17k here: set ENTROBENCH_DATA to a folder with dapo_math_17k.jsonl\n")
+        print("no local copy of DAPO-Math-17k here: set ENTROBENCH_DATA to a folder with dapo_math_17k.jsonl\n")
         return
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-from benchmarks.common import console, show
+from benchmarks.common import show
 from harness import config, matrix
 from harness.cells.log import MetricsLog
 from harness.matrix import Cell
@@ -165,7 +165,7 @@ def compare(commit: str, overrides: Sequence[str]) -> None:
             for side in SIDES if number % 2 == 0 else SIDES[::-1]:
                 run = train_cell(trees[side], cell, Path(results) / f"{number}-{side}", overrides)
                 runs[side].append(run)
-                console.print(f"{cell.label}, {side}: {run.cpu:.1f} CPU s, {run.wall:.1f} s, load {run.load:.1f}")
+                print(f"{cell.label}, {side}: {run.cpu:.1f} CPU s, {run.wall:.1f} s, load {run.load:.1f}", flush=True)
     pairs = list(zip(runs["then"], runs["now"], strict=True))
     show(f"The demo of {commit} (then) and of this tree (now)", TIMED, timed(cells, pairs))
     show("Seconds of each phase, all cells, by the clock", ["phase", "then", "now", "ratio"], by_phase(pairs))

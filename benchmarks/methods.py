@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import track
 
 from baselines import METHODS
-from benchmarks.common import console, demo_trainer, show
+from benchmarks.common import demo_trainer, show
 from harness.batch import TokenBatch, TokenStats
 from harness.composition import Method
 from harness.conformance.probe import Probe, compute_outcome, random_probe
@@ -47,7 +48,7 @@ def main(rounds: int = 3, methods: Sequence[str] = tuple(METHODS)) -> None:
         initial_state, tokens_of_grpo = copy.deepcopy(grpo.policy.state()), count_tokens(grpo)
         train, longest = grpo.config.train, grpo.config.rollout.max_new_tokens
         probe = random_probe(groups=train.prompts, size=train.group, longest=longest).to(torch.float32)
-        for name in track(methods, "methods", console=console, transient=True):
+        for name in track(methods, "methods", console=Console(stderr=True), transient=True):
             pair = {"grpo": grpo, "method": demo_trainer(name, Path(folder))}
             method = pair["method"].method
             tokens_of_grpo.clear()

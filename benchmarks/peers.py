@@ -1,12 +1,17 @@
 """A whole training step against trl's GRPOTrainer, over sizes of models, lengths of responses and vocabularies.
 
-    python -m benchmarks.peers                                  # everything, one and two threads
-    python -m benchmarks.peers --parameters 0.2 --lengths 20    # a part of it
+    python -m benchmarks.peers                                  # one axis at a time, one and two threads
+    python -m benchmarks.peers --all --threads 1                # the whole grid
+    python -m benchmarks.peers --all --parameters 0.2 --lengths 20
 
-Both train the same random weights on the same prompts, in groups of 4, with two updates per rollout batch and random
-rewards, so that no response can be skipped. All responses have the same length, and no two are equal. trl recomputes
-activations by default (`gradient_checkpointing`), and entrobench does not (`hardware.recompute`): both are shown with
-and without. Peak memory is that of the process beyond its memory before the step (Linux: VmHWM).
+Both train the same random weights on the same prompts, with two updates per rollout batch and random rewards. All
+responses have the same length, no two are equal, and entrobench trains those without an advantage, too, as trl does.
+trl recomputes activations by default (`gradient_checkpointing`), and entrobench does not (`hardware.recompute`): both
+are shown with and without. Peak memory is that of the process beyond its memory before the step (Linux: VmHWM).
+
+Most of a step is matrix products, which every trainer needs. Their time alone is shown for each place: two operations
+per weight and token for sampling and for the statistics each, and six for an update, at the rate of a product of the
+model's own shape on this machine.
 """
 
 from __future__ import annotations
@@ -15,7 +20,6 @@ import argparse
 import contextlib
 import ctypes
 import gc
-import os
 import random
 import statistics
 import tempfile
@@ -37,13 +41,16 @@ from harness.rollout import models
 from harness.tokens.metrics import Stopwatch
 from harness.trainer import Trainer
 
-GROUP, UPDATES = 4, 2
+UPDATES = 2
 # Hidden size, layers and heads by millions of parameters without embeddings.
 SHAPES = {0.2: (64, 4, 4), 5.0: (256, 6, 8), 50.0: (640, 10, 10)}
 LENGTHS = (20, 256, 1024)
 VOCABULARIES = (73, 8_192, 152_064)
-# Fewer responses of longer ones, so that a step fits into memory and into a minute: at least one group for each update.
-TOKENS = 4096
+CENTER = (5.0, 256, 8_192)
+LARGE = 8e6  # weights, head included; from here on a step has fewer tokens, so that it takes seconds
+TOKENS, TOKENS_OF_LARGE = 2048, 512
+SLOW = 1.0  # seconds of matrix products; one step alone is measured where they take longer, and no step to warm up
+TOO_SLOW = 60.0  # seconds of matrix products, from which on a place is left out
 NEVER = -1  # as the end token: no response ends before it has all its tokens
 
 
@@ -55,9 +62,42 @@ class Place:
     length: int  # tokens of each response
     vocabulary: int
 
+    def __str__(self) -> str:
+        responses = f"{self.responses} responses of {self.length} tokens"
+        return f"{self.parameters:g} M parameters, {responses}, vocabulary of {self.vocabulary:,}"
+
+    @property
+    def weights(self) -> float:
+        """The number of weights that each token is multiplied with, head included."""
+        hidden, layers, _ = SHAPES[self.parameters]
+        return layers * (4 * hidden**2 + 3 * hidden * 4 * hidden) + hidden * self.vocabulary
+
+    @property
+    def responses(self) -> int:
+        """The responses of a step: fewer of longer ones, but at least one group of two for each update."""
+        tokens = TOKENS_OF_LARGE if self.weights > LARGE else TOKENS
+        return max(tokens // self.length, 2 * UPDATES) // 8 * 8 or 2 * UPDATES
+
+    @property
+    def group(self) -> int:
+        return min(4, self.responses // UPDATES)
+
     @property
     def prompts(self) -> int:
-        return max(TOKENS // self.length // GROUP, UPDATES) // UPDATES * UPDATES
+        return self.responses // self.group
+
+    def products_alone(self) -> float:
+        """Return the seconds of the matrix products of a step, at the rate of one product measured now."""
+        hidden, _, _ = SHAPES[self.parameters]
+        rows = self.responses * self.length // UPDATES
+        x, weight = torch.randn(rows, hidden), torch.randn(hidden, 4 * hidden)
+        x @ weight
+        start, repeats = time.perf_counter(), 0
+        while time.perf_counter() - start < 0.5:
+            x @ weight
+            repeats += 1
+        rate = repeats * 2 * x.numel() * 4 * hidden / (time.perf_counter() - start)
+        return (2 + 2 + 6) * self.weights * self.responses * self.length / rate
 
 
 @dataclass
@@ -100,7 +140,7 @@ def write_random_model(place: Place, folder: Path) -> None:
 def our_trainer(place: Place, model: Path, folder: Path, recompute: bool) -> Trainer:
     overrides = [
         f"train.prompts={place.prompts}",
-        f"train.group={GROUP}",
+        f"train.group={place.group}",
         f"train.updates={UPDATES}",
         f"rollout.max_new_tokens={place.length}",
         "dynamics.every=0",
@@ -109,6 +149,8 @@ def our_trainer(place: Place, model: Path, folder: Path, recompute: bool) -> Tra
     ]
     trainer = demo_trainer("grpo+random_reward", folder, overrides, str(model))
     trainer.engine.eos = NEVER  # type: ignore[attr-defined]
+    # Else responses of groups with equal rewards would be left out, whose number is chance.
+    object.__setattr__(trainer.method, "contributing", lambda minibatch, signal: minibatch)
     return trainer
 
 
@@ -131,9 +173,9 @@ def peer_step(place: Place, model: Path, folder: Path, recompute: bool, steps: i
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=recompute,
-        per_device_train_batch_size=place.prompts * GROUP // UPDATES,
+        per_device_train_batch_size=place.responses // UPDATES,
         steps_per_generation=UPDATES,
-        num_generations=GROUP,
+        num_generations=place.group,
         max_completion_length=place.length,
         generation_kwargs={"min_new_tokens": place.length},
         learning_rate=7e-4,
@@ -201,6 +243,9 @@ def forget_peak() -> float:
 
 def measure(place: Place, steps: int, rounds: int) -> dict[str, Measured]:
     """Measure all rivals at a place of the grid by turns; the first step of each turn warms up and is left out."""
+    warm_up = 1
+    if place.products_alone() > SLOW:
+        warm_up, steps, rounds = 0, 1, 1
     measured = {name: Measured([], []) for name in RIVALS}
     with tempfile.TemporaryDirectory() as name:
         model = Path(name, "model")
@@ -212,28 +257,32 @@ def measure(place: Place, steps: int, rounds: int) -> dict[str, Measured]:
                 with contextlib.redirect_stdout(None):
                     times = list(run(place, model, Path(name, f"{turn} {rival}"), recompute, steps))
                 peak = memory_mib("VmHWM") - before
-                for seconds, sampling in times[1:]:
+                for seconds, sampling in times[warm_up:]:
                     measured[rival].add(seconds, sampling, peak)
     return measured
 
 
-def row_of(place: Place, rival: str, of_rival: Measured, ours: Measured) -> list[str]:
-    median, our_median = statistics.median(of_rival.seconds), statistics.median(ours.seconds)
-    spread = f"{min(of_rival.seconds):.2f} to {max(of_rival.seconds):.2f}"
-    sampling = statistics.median(of_rival.sampling)
-    return [
-        f"{place.parameters:g} M, {place.length}, {place.vocabulary:,}",
-        rival,
-        f"{median:.2f}",
-        spread,
-        f"{sampling:.2f}",
-        f"{median / our_median:.2f}",
-        f"{of_rival.peak_mib:,.0f}",
-    ]
+def row_of(of_rival: Measured) -> list[str]:
+    """Return seconds of a step with their range, those of sampling and of training, and the peak of memory."""
+    seconds, sampling = statistics.median(of_rival.seconds), statistics.median(of_rival.sampling)
+    spread = f"{min(of_rival.seconds):.2f} to {max(of_rival.seconds):.2f}" if len(of_rival.seconds) > 1 else ""
+    return [f"{seconds:.2f}", spread, f"{sampling:.2f}", f"{seconds - sampling:.2f}", f"{of_rival.peak_mib:,.0f}"]
+
+
+def places_of(given: argparse.Namespace) -> list[Place]:
+    """Return the whole grid, or the places that differ from its center in one axis at most."""
+    grid = product(given.parameters, given.lengths, given.vocabularies)
+    places = []
+    for axes in grid:
+        differences = sum(axis != center for axis, center in zip(axes, CENTER, strict=True))
+        if given.all or differences <= 1:
+            places.append(Place(*axes))
+    return places
 
 
 def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
+    parser.add_argument("--all", action="store_true", help="the whole grid, which takes half an hour with each thread")
     parser.add_argument("--parameters", type=float, nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--vocabularies", type=int, nargs="+", default=list(VOCABULARIES))
@@ -242,17 +291,19 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--rounds", type=int, default=2)
     given = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
-    columns = ["M, length, vocabulary", "trainer", "s", "range", "sampling, s", "times ours", "peak, MiB"]
+    columns = ["trainer", "s", "range", "sampling, s", "training, s", "peak, MiB"]
     for threads in given.threads:
         torch.set_num_threads(threads)
-        for parameters, length, vocabulary in product(given.parameters, given.lengths, given.vocabularies):
-            place = Place(parameters, length, vocabulary)
+        for place in places_of(given):
+            floor = place.products_alone()
+            if floor > TOO_SLOW:
+                print(f"{place} is left out: its matrix products alone take {floor:.0f} s\n")
+                continue
             measured = measure(place, given.steps, given.rounds)
-            ours = measured["entrobench"]
-            rows = [row_of(place, rival, of_rival, ours) for rival, of_rival in measured.items()]
-            load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+            rows = [[rival, *row_of(of_rival)] for rival, of_rival in measured.items()]
             # A table for each place, since the whole grid takes long.
-            show(f"One step against trl, threads: {threads}, median (load {load} at the end)", columns, rows)
+            title = f"{place}, threads: {threads}; matrix products alone {floor:.2f} s"
+            show(title, columns, rows)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,38 @@
-"""Time and memory of the token statistics at the vocabulary of Qwen2.5, against plain formulas and against trl.
+"""Time and memory of the token statistics at the vocabulary of Qwen2.5, against plain formulas, trl and Liger.
 
-Memory is the peak of the bytes of live tensors beyond the inputs, counted as they are allocated and freed.
+    python -m benchmarks.tokenstats                                     # 2,048 tokens, one and two threads
+    python -m benchmarks.tokenstats --tokens 8192 32768 --threads 2
+
+Shown are the statistics alone, as for a whole rollout batch, and with the gradient of log p, as in an update. Memory is
+the peak of the bytes of live tensors beyond the inputs, counted as they are allocated and freed; with a gradient, the
+gradients of hidden states and head are in it. Liger is measured where it is installed (`pip install liger-kernel`).
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import importlib.util
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import selective_log_softmax_and_entropy
 
 from benchmarks.common import show
 from harness.tokens.head import Head
 from harness.tokens.statistics import token_stats
 
-VOCABULARY = 152_064
+VOCABULARY, HIDDEN = 152_064, 896
+CHUNK = 32_768  # columns of trl's tiles: its own default
 FITS = 2**33  # bytes; formulas that need more are not run
-LOGP, ALL = "log-probabilities alone, streamed", "all statistics, streamed"
+ALONE = "log p alone, streamed"
 
 
 class LiveBytes(TorchDispatchMode):
@@ -52,11 +61,24 @@ class LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
+@dataclass(frozen=True)
+class Rival:
+    """A way to the statistics: its function gives log p, or a loss of it, as the first of its results."""
+
+    run: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+    copies: int = 0  # tensors of size tokens x vocabulary that it holds at least
+    only_gradient: bool = False  # it always computes the gradient
+
+    def fits(self, tokens: int) -> bool:
+        return 4 * self.copies * tokens * VOCABULARY <= FITS
+
+
 def plain_formulas(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> tuple[Tensor, ...]:
     logp_TV = torch.log_softmax(hidden_TD @ weight_VD.T, dim=-1)
+    logp_T = logp_TV.gather(1, targets_T[:, None]).squeeze(1)
+    logp_TV = logp_TV.detach()
     p_TV = logp_TV.exp()
     p_logp_TV = p_TV * logp_TV
-    logp_T = logp_TV.gather(1, targets_T[:, None]).squeeze(1)
     return logp_T, -p_logp_TV.sum(-1), (p_TV * p_TV).sum(-1), (p_TV * p_logp_TV).sum(-1)
 
 
@@ -64,60 +86,105 @@ def trl_statistics(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> t
     return selective_log_softmax_and_entropy(hidden_TD @ weight_VD.T, targets_T, entropy_requires_grad=False)
 
 
-def streamed(**which: bool) -> Callable[[Tensor, Tensor, Tensor], object]:
-    return lambda hidden_TD, weight_VD, targets_T: token_stats(hidden_TD, Head(weight_VD), targets_T, 1.0, **which)
+def trl_chunked(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> tuple[Tensor, ...]:
+    outputs = ("entropy", "log_sum_sq_probs")
+    return ChunkedLogProbFunction.apply(hidden_TD, weight_VD, None, targets_T, 1.0, CHUNK, None, 1.0, outputs)
 
 
-# The function of each rival, and the number of T x V tensors that it holds.
-RIVALS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], object], int]] = {
-    LOGP: (streamed(entropy=False), 0),
-    ALL: (streamed(sum_p2=True), 0),
-    "all statistics, plain formulas": (plain_formulas, 4),
-    "log-probabilities and entropy, trl": (trl_statistics, 1),
+def liger_chunked(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> tuple[Tensor, ...]:
+    """Return the loss of GRPO of responses of 256 tokens; Liger computes its gradient at once."""
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+
+    loss = LigerFusedLinearGRPOLoss(beta=0.0, compiled=False, use_ref_model=False)
+    targets_BL = targets_T.view(-1, 256)
+    rows = len(targets_BL)
+    hidden_BLD, advantages_B = hidden_TD.view(rows, 256, -1), torch.ones(rows)
+    return loss(hidden_BLD, weight_VD, targets_BL, torch.ones_like(targets_BL), advantages_B)[:1]
+
+
+def streamed(**which: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
+    def run(hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor) -> tuple[Tensor, ...]:
+        return (token_stats(hidden_TD, Head(weight_VD), targets_T, 1.0, **which).logp,)
+
+    return run
+
+
+RIVALS = {
+    ALONE: Rival(streamed(entropy=False)),
+    "all statistics, streamed": Rival(streamed(sum_p2=True)),
+    "all statistics, plain formulas": Rival(plain_formulas, copies=4),
+    "log p and entropy, trl": Rival(trl_statistics, copies=1),
+    "log p, entropy, sum of p², trl's chunks": Rival(trl_chunked),
 }
+if importlib.util.find_spec("liger_kernel"):
+    RIVALS["GRPO's loss, Liger's chunks"] = Rival(liger_chunked, only_gradient=True)
 
 
-def measure(hidden: int, tokens: int, repeats: int) -> list[list[str]]:
+@dataclass(frozen=True)
+class Inputs:
+    hidden_TD: Tensor
+    weight_VD: Tensor
+    targets_T: Tensor
+
+    @classmethod
+    def drawn(cls, tokens: int, gradient: bool) -> Inputs:
+        generator = torch.Generator().manual_seed(0)
+        hidden_TD = torch.randn(tokens, HIDDEN, generator=generator)
+        weight_VD = torch.randn(VOCABULARY, HIDDEN, generator=generator) * (4 / HIDDEN) ** 0.5
+        targets_T = torch.randint(VOCABULARY, (tokens,), generator=generator)
+        return cls(hidden_TD.requires_grad_(gradient), weight_VD.requires_grad_(gradient), targets_T)
+
+    def compute(self, rival: Rival) -> None:
+        """Run a rival, with its gradients if the inputs require them."""
+        first, *_ = rival.run(self.hidden_TD, self.weight_VD, self.targets_T)
+        if first.requires_grad:
+            first.sum().backward()
+        self.hidden_TD.grad = self.weight_VD.grad = None
+
+
+def measure(tokens: int, gradient: bool, repeats: int) -> list[list[str]]:
     """Return the row of each rival for this number of tokens."""
-    generator = torch.Generator().manual_seed(0)
-    hidden_TD = torch.randn(tokens, hidden, generator=generator)
-    weight_VD = torch.randn(VOCABULARY, hidden, generator=generator) * (4 / hidden) ** 0.5
-    targets_T = torch.randint(VOCABULARY, (tokens,), generator=generator)
+    inputs = Inputs.drawn(tokens, gradient)
     seconds: dict[str, float] = {}
     peak_bytes: dict[str, int] = {}
-    needed = {name: 4 * copies * tokens * VOCABULARY for name, (_, copies) in RIVALS.items()}
-    running = {name: run for name, (run, _) in RIVALS.items() if needed[name] <= FITS}
-    with torch.no_grad():
-        for name, run in running.items():
-            with LiveBytes() as live:
-                run(hidden_TD, weight_VD, targets_T)
-            peak_bytes[name] = live.peak
-        for _ in range(repeats):  # interleaved, since machines are noisy
-            for name, run in running.items():
-                start = time.perf_counter()
-                run(hidden_TD, weight_VD, targets_T)
-                seconds[name] = min(seconds.get(name, float("inf")), time.perf_counter() - start)
+    running = {name: rival for name, rival in RIVALS.items() if rival.fits(tokens)}
+    if not gradient:
+        running = {name: rival for name, rival in running.items() if not rival.only_gradient}
+    for name, rival in running.items():
+        with LiveBytes() as live:
+            inputs.compute(rival)
+        peak_bytes[name] = live.peak
+    for _ in range(repeats):  # interleaved, since machines are noisy
+        for name, rival in running.items():
+            start = time.perf_counter()
+            inputs.compute(rival)
+            seconds[name] = min(seconds.get(name, float("inf")), time.perf_counter() - start)
     rows = []
-    for name in RIVALS:
-        row = [name, f"{tokens:,}"]
-        if name in running:
-            row += [f"{seconds[name]:.2f}", f"{seconds[name] / seconds[LOGP]:.2f}", f"{peak_bytes[name] / 2**20:,.0f}"]
-        else:
-            row += ["", "", f"does not fit: {needed[name] / 2**20:,.0f} or more"]
-        rows.append(row)
+    for name in running:
+        ratio = seconds[name] / seconds[ALONE]
+        rows.append([name, f"{seconds[name]:.2f}", f"{ratio:.2f}", f"{peak_bytes[name] / 2**20:,.0f}"])
     return rows
 
 
-def main(hidden: int = 896, longest: int = 2**15) -> None:
-    rows = []
-    for tokens, repeats in ((2**11, 2), (2**13, 1), (2**15, 1)):
-        if tokens <= longest:
-            rows += measure(hidden, tokens, repeats)
-    title = (
-        f"Token statistics, vocabulary of {VOCABULARY:,}, hidden states of {hidden}, {torch.get_num_threads()} threads"
-    )
-    show(title, ["", "tokens", "s", "times log p alone", "MiB at most"], rows)
+def main(arguments: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tokenstats")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[2048])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=2)
+    given = parser.parse_args(arguments)
+    for threads in given.threads:
+        torch.set_num_threads(threads)
+        for tokens in given.tokens:
+            for gradient in (False, True):
+                title = (
+                    f"{tokens:,} tokens, vocabulary of {VOCABULARY:,}, hidden states of {HIDDEN}, threads: {threads}, "
+                    f"{'with' if gradient else 'without'} the gradient of log p"
+                )
+                columns = ["", "s", "times log p alone", "MiB at most"]
+                show(title, columns, measure(tokens, gradient, given.repeats))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    import sys
+
+    main(sys.argv[1:])

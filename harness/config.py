@@ -70,6 +70,7 @@ __all__ = [  # with the sections, so that other modules need only this one
     "find",
     "load_config",
     "scalars",
+    "shipped_configs",
     "setting_label",
     "tuning_rules",
     "variants",
@@ -86,12 +87,18 @@ NO_AXES = (
 )
 
 
+def shipped_configs(folder: Path = CONFIGS) -> dict[str, Path]:
+    """Return the configurations that come with entrobench by name, in the order of their names."""
+    paths = (*folder.glob("*.yaml"), *folder.glob("studies/*.yaml"))
+    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}
+
+
 def find(name: str, folder: Path = CONFIGS) -> Path:
-    """Return the path of a configuration: the path as it is, or the file of that name in configs/."""
+    """Return the path of a configuration: the path as it is, or the file of that name in configs/ or configs/studies/."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return path
-    shipped = {file.stem: file for file in folder.glob("*.yaml")}
+    shipped = shipped_configs(folder)
     if name not in shipped:
         raise UserError(
             f"no configuration is called {shown(name)}; {nearest(name, shipped)}, or the path of a YAML file"

@@ -110,9 +110,9 @@ def list_models(plugins: Plugins) -> dict[str, Rows]:
 
 def list_configs(plugins: Plugins) -> dict[str, Rows]:
     rows = []
-    for path in sorted(configs.CONFIGS.glob("*.yaml")):
+    for name, path in configs.shipped_configs().items():
         comment = path.read_text().splitlines()[0]
-        rows.append([path.stem, comment.removeprefix("#").strip()])
+        rows.append([name, comment.removeprefix("#").strip()])
     return {"configs": rows}
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from harness.base.errors import UserError, nearest, one_of, short, shown
 from harness.base.schema import KINDS
-from harness.config import CONFIGS
+from harness.config import shipped_configs
 
 MISSING = "the following arguments are required: "
 INVALID = re.compile(r"argument (\S+): invalid (\w+) value: (.+)")
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith(MISSING):
             names = message.removeprefix(MISSING)
-            shipped = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+            shipped = ", ".join(shipped_configs())
             sentence = f"{self.command} needs {names}"
             if "CONFIG" in names:
                 sentence += f"; CONFIG is a YAML file, or one of {shipped}"

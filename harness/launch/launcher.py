@@ -7,6 +7,7 @@ its folder, which the cell's process shares with this one.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Iterable, Sequence
@@ -225,6 +226,9 @@ def environment(threads: int) -> dict[str, str]:
     """Return the environment variables that a cell's process must have before its first import."""
     return {
         "OMP_NUM_THREADS": str(threads),
+        # Threads that spin while they wait take cores from other cells. Two cells of two threads each on two cores took
+        # ten times as long as one alone, and a third longer with this setting (docs/speed.md).
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
         "PYTHONSAFEPATH": "1",  # files in the current folder must not shadow modules
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",  # progress bars would fill the logs of cells
