@@ -70,8 +70,8 @@ __all__ = [  # with the sections, so that other modules need only this one
     "find",
     "load_config",
     "scalars",
-    "shipped_configs",
     "setting_label",
+    "shipped_configs",
     "tuning_rules",
     "variants",
 ]
@@ -94,7 +94,7 @@ def shipped_configs(folder: Path = CONFIGS) -> dict[str, Path]:
 
 
 def find(name: str, folder: Path = CONFIGS) -> Path:
-    """Return the path of a configuration: the path as it is, or the file of that name in configs/ or configs/studies/."""
+    """Return the path of a configuration: the path as it is, or the shipped file of that name."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return path
