@@ -203,3 +203,10 @@ def test_two_runs_on_one_folder_share_its_cells(tmp_path: Path) -> None:
         assert cell.label.partition(" ")[0] in tables[0]
     assert len(list((tmp_path / "smoke").glob("*/config.yaml"))) == len(cells), "no attempt was set aside"
     assert tables[0].partition("curves:")[0] == tables[1].partition("curves:")[0]
+
+
+def test_threads_of_a_cell_do_not_spin_unless_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert launcher.environment(2)["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert launcher.environment(2)["OMP_WAIT_POLICY"] == "active"
