@@ -1,4 +1,4 @@
-"""Several cells on few cores: seconds of a step of the demo alone, side by side, and beside other programs.
+"""Several cells on few cores: seconds of a step of the demo alone, with other cells, and with other programs.
 
     python -m benchmarks.cells
 
