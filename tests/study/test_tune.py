@@ -85,7 +85,7 @@ def test_the_rule_by_brute_force() -> None:
             "clip_b has 'ppo(lr=1e-4)+clip_b'; allowed: clip_b with options, as grpo(...)+clip_b(...)",
         ),
         ("tune.candidates={grpo: [grpo], clip_b: [clip_b(lr=1e-4)]}", "clip_b.lr is 0.0001, but the learning rate is"),
-        ("tune.candidates={grpo: [grpo], clip_b: [clip_b, clip_b]}", "names 'clip_b' twice"),
+        ("tune.candidates={grpo: [grpo, grpo(lr=1)], clip_b: [clip_b, clip_b]}", "names 'clip_b' twice"),
         ("tune.candidates={grpo: [grpo], clip_b: [a, b, c, d, e, f, g]}", "has 7; allowed: up to 6"),
         ("tune.seeds=[1,5]", "tune.seeds and seeds both have 1"),
         ("eval.tasks=[aime24]", "validation"),
