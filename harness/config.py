@@ -85,8 +85,8 @@ __all__ = [  # with the sections, so that other modules need only this one
 CONFIGS = Path(__file__).parent.parent / "configs"
 KEY = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")  # the part of an override before the =
 TUNE_SUFFIX = "-tune"  # of the matrix of the candidates
-# Of the matrix of the chosen methods. It has a folder of its own, since a chosen method may be a published one: its cell
-# would be shared, and belong to two rulesets.
+# Of the matrix of the chosen methods. It has a folder of its own, since a chosen method may be the published one: its
+# cell would be shared, and belong to two rulesets.
 TUNED_SUFFIX = "-tuned"
 CHOICE = "choice.yaml"
 # Keys that are never axes: results do not depend on them, or (ruleset, tune) only by way of the methods.

@@ -12,8 +12,8 @@ def lr_refusal(method: Method) -> str | None:
     if method.objective.lr is None:
         return None
     return (
-        f"sets the learning rate {method.objective.lr:g}, which the trainer's own optimizer would ignore; leave lr out, "
-        "and set the rate there (TRL: GRPOConfig.learning_rate, verl: actor_rollout_ref.actor.optim.lr)"
+        f"sets the learning rate {method.objective.lr:g}, which the trainer's own optimizer would ignore; leave lr "
+        "out, and set the rate there (TRL: GRPOConfig.learning_rate, verl: actor_rollout_ref.actor.optim.lr)"
     )
 
 
